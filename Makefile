@@ -1,0 +1,52 @@
+# Two commands matter: `make lab` opens the lessons, `make test` checks everything.
+# Each target creates .venv and installs what it needs. PYTHON chooses the interpreter, 3.10 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+LESSONS := $(wildcard notebooks/*.ipynb)
+OTHER_PYTHONS := 3.10 3.12 3.13
+
+.PHONY: lab test test-all test-floor lint bench lessons clean
+
+lab: .venv/.lab
+	$(BIN)/jupyter lab notebooks/05_1f1b.ipynb
+
+test: .venv/.test
+	$(BIN)/pytest tests
+	$(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=120 notebooks
+
+test-all: test test-floor
+	$(BIN)/pytest tests -m slow
+
+# The ground floor needs the standard library alone: its tests run on every Python that is at hand.
+test-floor: .venv/.test
+	@for version in $(OTHER_PYTHONS); do \
+	  python=$$(command -v python$$version || ls -d ~/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -n 1); \
+	  if [ -z "$$python" ]; then echo "no Python $$version here: skipped"; continue; fi; \
+	  echo "Python $$version"; \
+	  $$python -m venv .venv/floor-$$version && \
+	  .venv/floor-$$version/bin/pip install --quiet --constraint constraints.txt pytest pytest-timeout hypothesis && \
+	  PYTHONPATH=. .venv/floor-$$version/bin/pytest tests/core tests/zoo tests/papers || exit 1; \
+	done
+
+lint: .venv/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: .venv/.test
+	$(BIN)/python tests/bench.py
+
+# Run the lessons and keep what they show.
+lessons: .venv/.test
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
+	  --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
+
+clean:
+	rm -rf .venv artifacts .mypy_cache .pytest_cache .ruff_cache
+
+.venv/.%: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "ppedu needs Python 3.10 or newer; say which: make PYTHON=python3.12 $*"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,69 @@
+"""ppedu: learn, design and check pipeline parallelism.
+
+    import ppedu as pp
+    s = pp.schedule("1f1b", ranks=4, microbatches=8)
+    print(s)
+
+These are the names a notebook uses. Importing them loads the standard library alone; torch, matplotlib
+and Jupyter are loaded by the rooms that need them (`pp.run`, `pp.view`, `pp.notebook`), when first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from ppedu.core.actions import Action, B, F, I, Op, W
+from ppedu.core.check import Problem, check
+from ppedu.core.errors import (
+    CommunicationError,
+    ParseError,
+    PipelineError,
+    RankError,
+    ScheduleError,
+    SettingError,
+)
+from ppedu.core.placement import Placement
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import Span, Timeline
+from ppedu.zoo import register, schedule, schedules
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Action",
+    "B",
+    "CommunicationError",
+    "Costs",
+    "F",
+    "I",
+    "Op",
+    "ParseError",
+    "PipelineError",
+    "Placement",
+    "Problem",
+    "RankError",
+    "Schedule",
+    "ScheduleError",
+    "SettingError",
+    "Span",
+    "Timeline",
+    "W",
+    "check",
+    "register",
+    "schedule",
+    "schedules",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("run", "view", "notebook"):
+        return import_module(f"ppedu.{name}")
+    raise AttributeError(f"module 'ppedu' has no attribute {name!r}")
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """`%load_ext ppedu` makes `%%torchrun` known."""
+    from ppedu.notebook.magic import load
+
+    load(ipython)

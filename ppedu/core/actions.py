@@ -1,0 +1,127 @@
+"""The alphabet: what a rank can do, written in a few characters.
+
+    2F0                   stage 2 runs the forward of microbatch 0
+    2B0                   … its full backward; 2I0 and 2W0 are that backward's two halves:
+                          I for the input, W for the weights
+    1SEND_F3  2RECV_F3    stage 1 sends what its forward of microbatch 3 gave, stage 2 receives it
+    3SEND_B3  2RECV_B3    stage 3 sends the gradient of its input, stage 2 receives it
+    0UNSHARD  0RESHARD  0REDUCE_GRAD      for sharded weights: gather them, free them, sum gradients
+    (0F1;3B0)OVERLAP_F_B  a forward and a backward at the same time
+
+The grammar is the one of torch.distributed.pipelining, read strictly; OVERLAP_B_F is ours.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import NamedTuple
+
+from ppedu.core.errors import ParseError
+
+
+class Op(str, Enum):
+    """What is done. An Op equals its own text: `Op.F == "F"`."""
+
+    F = "F"
+    B = "B"
+    I = "I"  # noqa: E741 (the field's letter)
+    W = "W"
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+    UNSHARD = "UNSHARD"
+    RESHARD = "RESHARD"
+    REDUCE_GRAD = "REDUCE_GRAD"
+    OVERLAP_F_B = "OVERLAP_F_B"
+    OVERLAP_B_F = "OVERLAP_B_F"
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+    __hash__ = str.__hash__  # Enum's own is written in Python; schedules hash many thousands of actions
+
+
+COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W})
+COMMUNICATION = frozenset({Op.SEND_F, Op.RECV_F, Op.SEND_B, Op.RECV_B})
+SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
+OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})
+
+
+class Action(NamedTuple):
+    """One thing a rank does.
+
+    `stage` and `microbatch` count from 0. Sharding actions have no microbatch (-1). An overlapped pair
+    has `parts`, two actions, and neither a stage nor a microbatch of its own (-1).
+    """
+
+    stage: int
+    op: Op
+    microbatch: int = -1
+    parts: tuple[Action, ...] = ()
+
+    @property
+    def singles(self) -> tuple[Action, ...]:
+        """The action itself, or the two that an overlapped pair is made of."""
+        return self.parts or (self,)
+
+    def __str__(self) -> str:
+        if self.parts:
+            return f"({';'.join(map(str, self.parts))}){self.op}"
+        return f"{self.stage}{self.op}{self.microbatch if self.microbatch >= 0 else ''}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """The action that `text` stands for: `Action.parse("2F0")`.
+
+        Raises:
+            ParseError: the text is not exactly one action.
+        """
+        text = text.strip()
+        if match := _SINGLE(text):
+            return cls(int(match["stage"]), Op(match["op"]), int(match["microbatch"]))
+        if match := _SHARDING(text):
+            return cls(int(match["stage"]), Op(match["op"]))
+        if match := _PAIR(text):
+            first, second = cls.parse(match["first"]), cls.parse(match["second"])
+            if {first.op, second.op} <= COMPUTE:
+                return cls(-1, Op(match["op"]), -1, (first, second))
+        raise ParseError(
+            f"{text!r} is not an action; an action is a stage, an op and a microbatch, such as 2F0 or 1SEND_F3, "
+            "a stage and UNSHARD, RESHARD or REDUCE_GRAD, or a pair such as (0F1;3B0)OVERLAP_F_B"
+        )
+
+
+def _either(ops: frozenset[Op]) -> str:
+    return "|".join(sorted(ops, key=len, reverse=True))
+
+
+_NUMBER = "0|[1-9][0-9]*"
+_SINGLE = re.compile(
+    f"(?P<stage>{_NUMBER})(?P<op>{_either(COMPUTE | COMMUNICATION)})(?P<microbatch>{_NUMBER})"
+).fullmatch
+_SHARDING = re.compile(f"(?P<stage>{_NUMBER})(?P<op>{_either(SHARDING)})").fullmatch
+_PAIR = re.compile(rf"\((?P<first>\w+);(?P<second>\w+)\)(?P<op>{_either(OVERLAP)})", re.ASCII).fullmatch
+
+
+def F(stage: int, microbatch: int) -> Action:
+    """Forward: `F(2, 0)` is 2F0."""
+    return Action(stage, Op.F, microbatch)
+
+
+def B(stage: int, microbatch: int) -> Action:
+    """Full backward, for the input and the weights."""
+    return Action(stage, Op.B, microbatch)
+
+
+def I(stage: int, microbatch: int) -> Action:  # noqa: E743
+    """Backward for the input: what the stage before is waiting for."""
+    return Action(stage, Op.I, microbatch)
+
+
+def W(stage: int, microbatch: int) -> Action:
+    """Backward for the weights: nobody waits for it but the optimizer."""
+    return Action(stage, Op.W, microbatch)

@@ -1,0 +1,179 @@
+"""Schedule: one order of actions per rank. That is all a pipeline schedule is.
+
+Times are not part of it; they come out of the simulation (or of a real run). Neither are the messages
+between ranks; they come out of lowering.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ppedu.core.actions import COMMUNICATION, Action
+from ppedu.core.check import Problem, Replay, find_problems, replay
+from ppedu.core.errors import ParseError, PipelineError, ScheduleError, SettingError, require_count
+from ppedu.core.placement import Placement
+
+
+@dataclass(frozen=True, repr=False)
+class Schedule:
+    """What every rank does, in order.
+
+    `orders[rank]` is a tuple of `Action`; `placement` says which rank holds which stage.
+    Two schedules are equal when all of their fields are.
+    """
+
+    name: str
+    placement: Placement
+    microbatches: int
+    orders: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        require_count("microbatches", self.microbatches)
+        if len(self.orders) != self.ranks:
+            raise SettingError(f"a schedule for {self.ranks} ranks needs {self.ranks} orders; got {len(self.orders)}")
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.ranks
+
+    @property
+    def stages(self) -> int:
+        return self.placement.stages
+
+    @property
+    def chunks(self) -> int:
+        """Stages held by one rank."""
+        return self.placement.chunks
+
+    @cached_property
+    def replay(self) -> Replay:
+        """The order in which the ranks, taken together, can get through their actions."""
+        return replay(self)
+
+    @cached_property
+    def problems(self) -> tuple[Problem, ...]:
+        """Everything that makes this schedule illegal; empty when it is legal."""
+        return tuple(find_problems(self))
+
+    def validate(self) -> None:
+        """Return if the schedule is legal.
+
+        Raises:
+            ScheduleError: it is not; the message lists the first problems, `.problems` holds all of them.
+        """
+        if self.problems:
+            shown = "\n".join(f"  {problem}" for problem in self.problems[:5])
+            more = f"\n  … and {len(self.problems) - 5} more" if len(self.problems) > 5 else ""
+            raise ScheduleError(f"{self!r} is not legal:\n{shown}{more}", self.problems)
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.name!r}, ranks={self.ranks}, stages={self.stages}, microbatches={self.microbatches})"
+
+    def __str__(self) -> str:
+        """A text timeline, drawn from the simulation; of an illegal schedule, what is wrong with it."""
+        from ppedu.core.simulate import simulate
+
+        try:
+            return simulate(self).text()
+        except ScheduleError as error:
+            return str(error)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The orders as CSV text, a line for each rank, as torch.distributed.pipelining reads them.
+
+        With a `path`, the text is also written there.
+
+        Raises:
+            PipelineError: the file cannot be written.
+        """
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(self.orders)
+        if path is not None:
+            write_text(path, out.getvalue())
+        return out.getvalue()
+
+    @classmethod
+    def from_csv(
+        cls,
+        path: str | os.PathLike[str],
+        placement: str = "loop",
+        microbatches: int | None = None,
+        name: str | None = None,
+    ) -> Schedule:
+        """The schedule in a CSV file: a line for each rank, an action in each cell.
+
+        In a file without communication an empty cell is an idle step and is dropped. The file does not say
+        how many microbatches were meant: the largest number found decides, and `microbatches` checks it.
+
+        Raises:
+            ParseError: a cell is not an action, or the file does not fit the placement or `microbatches`.
+            PipelineError: the file cannot be read.
+        """
+        where = Path(path)
+        try:
+            rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8"), newline="")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
+        orders = tuple(tuple(_cells(row, line, where)) for line, row in enumerate(rows, 1))
+        singles = [single for order in orders for action in order for single in action.singles]
+        if not singles:
+            raise ParseError(f"{str(where)!r} holds no actions")
+        stages = 1 + max(single.stage for single in singles)
+        if stages % len(orders):
+            raise ParseError(
+                f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
+                "every rank must hold the same number of stages"
+            )
+        found = 1 + max(single.microbatch for single in singles)
+        if microbatches is not None and microbatches != found:
+            raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
+        return cls(name or where.stem, Placement.make(placement, len(orders), stages // len(orders)), found, orders)
+
+
+def _cells(row: list[str], line: int, path: Path) -> Iterable[Action]:
+    actions = []
+    for column, cell in enumerate(row, 1):
+        if cell.strip():
+            try:
+                actions.append(Action.parse(cell))
+            except ParseError as error:
+                raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
+    if len(actions) < len(row) and any(a.op in COMMUNICATION for a in actions):
+        raise ParseError(f"{str(path)!r}, line {line}: a schedule with communication has no empty cells")
+    return actions
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path`.
+
+    Raises:
+        PipelineError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _cannot_write(path, error.strerror) from error
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Return if a file can be written at `path`, as far as can be told without writing it.
+
+    Raises:
+        PipelineError: it cannot.
+    """
+    if Path(path).is_dir():
+        raise _cannot_write(path, "it is a folder")
+    if not Path(path).parent.is_dir():
+        raise _cannot_write(path, f"there is no folder {str(Path(path).parent)!r}")
+    if not os.access(path if Path(path).exists() else Path(path).parent, os.W_OK):
+        raise _cannot_write(path, "permission denied")
+
+
+def _cannot_write(path: str | os.PathLike[str], why: str | None) -> PipelineError:
+    return PipelineError(f"cannot write {str(path)!r}: {why}; name a file in a folder that you may write to")

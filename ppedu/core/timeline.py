@@ -1,0 +1,221 @@
+"""Timeline: when each rank did what. A simulated run and a measured one are the same class.
+
+Whatever draws, saves or measures one does the same for the other, and they can be laid over each other.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from numbers import Rational
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ppedu.core.actions import Action, Op
+from ppedu.core.errors import SettingError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ppedu.core.schedule import Schedule
+    from ppedu.core.simulate import Costs
+
+Number = int | float | Fraction
+
+
+class Span(NamedTuple):
+    """An action and the time it ran, from `start` to `end`."""
+
+    action: Action
+    start: Any
+    end: Any
+
+
+@dataclass(frozen=True, repr=False)
+class Timeline:
+    """The spans of every rank, in order.
+
+    `rows[rank]` holds the rank's spans, `costs` what an activation weighs and the unit of the times, `source`
+    how the times came about: "simulated" or "measured".
+    """
+
+    schedule: Schedule
+    rows: tuple[tuple[Span, ...], ...]
+    costs: Costs
+    source: str = "simulated"
+
+    def spans(self, rank: int) -> tuple[Span, ...]:
+        """What `rank` did, first to last.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        return self.rows[self._rank(rank)]
+
+    @cached_property
+    def start(self) -> Any:
+        """Start of the first action, over all ranks."""
+        return min((row[0].start for row in self.rows if row), default=0)
+
+    @cached_property
+    def end(self) -> Any:
+        """End of the last action, over all ranks."""
+        return max((span.end for row in self.rows for span in row), default=0)
+
+    @property
+    def makespan(self) -> Any:
+        """End of the last action less the start of the first, over all ranks."""
+        return plain(self.end - self.start)
+
+    @property
+    def span(self) -> Any:
+        """The longest time from a rank's own first start to its own last end: the Zero Bubble papers' "cost"."""
+        return plain(max((row[-1].end - row[0].start for row in self.rows if row), default=0))
+
+    @cached_property
+    def busy(self) -> tuple[Any, ...]:
+        """Time each rank spends in actions."""
+        return tuple(plain(sum(span.end - span.start for span in row)) for row in self.rows)
+
+    @property
+    def idle(self) -> tuple[Any, ...]:
+        """Time each rank spends in none: the makespan less its busy time."""
+        return tuple(plain(self.makespan - busy) for busy in self.busy)
+
+    @property
+    def bubble(self) -> float:
+        """The idle share of all ranks' time: 1 - busy / (ranks · makespan)."""
+        time = self.schedule.ranks * self.makespan
+        return float(max(0, 1 - ratio(sum(self.busy), time))) if time else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """makespan / ideal - 1, where ideal is the busiest rank's busy time (arXiv 2104.04473, §2.2)."""
+        ideal = max(self.busy)
+        return float(ratio(self.makespan, ideal) - 1) if ideal else 0.0
+
+    @cached_property
+    def peak_activations(self) -> tuple[Any, ...]:
+        """The most memory that each rank's activations take at any time, in units of `costs.activation`."""
+        return tuple(max(value for _, value in self.memory(rank)) for rank in range(self.schedule.ranks))
+
+    def memory(self, rank: int) -> list[tuple[Any, Any]]:
+        """The memory of a rank's activations, as steps: from each time on, that value.
+
+        F takes its activation at its start, B gives it back at its end; I gives back 1 - weight_memory of it,
+        W the rest.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        weighs = self.costs.per_stage(self.costs.activation, self.schedule.stages, self.schedule.ranks)
+        kept = self.costs.weight_memory
+        gives_back = {Op.B: 1, Op.I: 1 - kept, Op.W: kept}
+        held: Any = 0
+        steps = [(self.start, held)]
+        # A rank does one thing at a time, so its spans are in the order of time already.
+        for action, start, end in self.spans(rank):
+            for time, sign in ((start, 1), (end, -1)):
+                change = sum(
+                    weighs[single.stage] * (single.op == Op.F if sign > 0 else -gives_back.get(single.op, 0))
+                    for single in action.singles
+                )
+                if change:
+                    held += change
+                    steps.append((time, plain(held)))
+        return steps
+
+    def text(self, width: int = 128) -> str:
+        """The timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
+
+        Where there is room, each action carries its microbatch and a long one is drawn long; where there
+        is not, letters stand for actions; where there is not even that, one letter stands for several.
+        """
+        ranks, makespan = self.schedule.ranks, self.makespan
+        margin = len(f"rank {ranks - 1} ") + 2
+        durations = [span.end - span.start for row in self.rows for span in row if span.end > span.start]
+        unit = min(durations, default=1)
+        columns = 2 + len(str(self.schedule.microbatches - 1))
+        if float(makespan / unit) * columns > width - margin:
+            columns = 1
+        unit = max(unit / columns, float(makespan) / (width - margin))
+        total = round(float(makespan / unit))
+        lines = [self.summary()]
+        for rank, row in enumerate(self.rows):
+            cells = [" "] * total
+            for action, start, end in row:
+                first, last = (round(float((time - self.start) / unit)) for time in (start, end))
+                label = "".join(f"{single.op}{single.microbatch}" for single in action.singles)
+                if columns > 1:
+                    cells[first:last] = f"{label:─<{last - first - 1}}"[: last - first - 1] + " "
+                else:
+                    cells[first:last] = label[0] * (last - first)
+            lines.append(f"{f'rank {rank}':<{margin - 2}}│{''.join(cells)}│")
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        """One line: the schedule, its size, makespan, bubble and peak of activations."""
+        schedule, peaks = self.schedule, self.peak_activations
+        return (
+            f"{schedule.name}, {schedule.ranks} ranks, {schedule.microbatches} microbatches: "
+            f"makespan {show(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
+            f"peak activations {show(max(peaks))}"
+        )
+
+    def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
+        """Draw the timeline with matplotlib; see `ppedu.view.plot.plot` for the options."""
+        from ppedu.view.plot import plot
+
+        return plot(self, ax, **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline to a file; its ending decides what is written.
+
+        .json: a trace that ui.perfetto.dev and chrome://tracing open, and `Timeline.load` reads.
+        .svg .png .pdf: the picture that `plot` draws.
+
+        Raises:
+            SettingError: the ending is none of these.
+            PipelineError: the file cannot be written.
+        """
+        from ppedu.view import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Timeline:
+        """The timeline that `save` wrote to a .json file.
+
+        Raises:
+            PipelineError: the file cannot be read, or holds something else.
+        """
+        from ppedu.view.trace import load
+
+        return load(path)
+
+    def __repr__(self) -> str:
+        return f"<{self.source} {self.summary()}>"
+
+    def _rank(self, rank: int) -> int:
+        if not 0 <= rank < self.schedule.ranks:
+            raise SettingError(f"there is no rank {rank}; the ranks are 0 to {self.schedule.ranks - 1}")
+        return rank
+
+
+def ratio(part: Any, whole: Any) -> Any:
+    """part / whole, exact where both are."""
+    return plain(Fraction(part) / whole) if isinstance(part, Rational) and isinstance(whole, Rational) else part / whole
+
+
+def plain(number: Any) -> Any:
+    """A whole Fraction as an int; any other number as it is."""
+    return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
+
+
+def show(number: Any, unit: str = "") -> str:
+    """A number for people: 57, 52.5, 0.0123; less than a second in milliseconds."""
+    if unit == "s" and abs(number) < 1:
+        number, unit = number * 1000, "ms"
+    text = f"{float(number):.4g}" if abs(number) < 10000 else f"{float(number):,.0f}"
+    return f"{text} {unit}".strip()

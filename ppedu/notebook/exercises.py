@@ -1,0 +1,140 @@
+"""Predictions and exercises: `predict`, `outcome`, and `check_answer`, which says what is wrong and why.
+
+An exercise is a function that takes the learner's answer and returns what is wrong with it, in a sentence,
+or None; it is known by the lesson's number and its own. It may also be given a reward: the picture of what
+the learner has built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import Timeline, show
+from ppedu.zoo import Entry, build, schedule
+
+_predictions: dict[str, Any] = {}
+
+
+def predict(name: str, value: Any) -> None:
+    """Note what you expect `name` to be, before you run anything. `outcome` shows it beside what came out."""
+    _predictions[name] = value
+    print(f"Noted: {name} = {_say(value)}. Now run it.")
+
+
+def outcome(name: str, value: Any) -> None:
+    """Show `value`, what came out, beside what was predicted for `name`.
+
+    Raises:
+        SettingError: nothing was predicted under that name.
+    """
+    if name not in _predictions:
+        raise SettingError(f"nothing was predicted for {name!r}; run its predict cell first")
+    predicted = _predictions[name]
+    print(f"{name}: you said {_say(predicted)}, it is {_say(value)}{' — right.' if predicted == value else '.'}")
+
+
+def _say(value: Any) -> str:
+    return show(value) if isinstance(value, (int, float)) else str(value)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """`wrong(answer)` gives the reason, or None if the answer is right; `reward(answer)` a timeline to draw."""
+
+    wrong: Callable[[Any], str | None]
+    praise: str
+    reward: Callable[[Any], Timeline] | None = None
+
+
+def check_answer(exercise: str, answer: Any) -> None:
+    """Say whether `answer` solves the exercise, such as "05.1"; if it does not, what is wrong and why.
+
+    Raises:
+        SettingError: there is no such exercise.
+    """
+    if exercise not in EXERCISES:
+        raise SettingError(f"there is no exercise {exercise!r}; there is: {', '.join(EXERCISES)}")
+    task = EXERCISES[exercise]
+    wrong = find_fault(exercise, answer)
+    print(f"Not yet: {wrong}" if wrong else f"Right. {task.praise}")
+    if not wrong and task.reward:
+        task.reward(answer).plot()
+
+
+def find_fault(exercise: str, answer: Any) -> str | None:
+    """What is wrong with an answer, in a sentence; None if it is right."""
+    try:
+        return EXERCISES[exercise].wrong(answer)
+    except PipelineError as error:
+        return str(error)
+
+
+UNIT = Costs(forward=1, backward=1)
+# Fewer, as many and more microbatches than ranks; the lesson's own case first.
+CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 3), (5, 4), (8, 20)]
+
+
+def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
+    if not callable(generator):
+        raise SettingError(f"give the function itself, not {generator!r}")
+    return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
+
+
+def _not_1f1b(generator: Any) -> str | None:
+    for ranks, microbatches in CASES:
+        case = f"with {ranks} rank{'s' * (ranks > 1)} and {microbatches} microbatch{'es' * (microbatches > 1)}"
+        yours = _learners(generator, ranks, microbatches)
+        if not any(yours.orders):
+            return f"{case} your generator yields nothing. Start with the warm-up: which forwards come first?"
+        if yours.problems:
+            more = len(yours.problems) - 1
+            return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
+        mine = simulate(schedule("1f1b", ranks, microbatches), UNIT)
+        timeline = simulate(yours, UNIT)
+        for rank in range(ranks):
+            peak, best = timeline.peak_activations[rank], mine.peak_activations[rank]
+            if peak > best:
+                return (
+                    f"{case} it is legal, but rank {rank} holds {peak} activations where {best} would do: "
+                    "it runs a forward while a backward could run"
+                )
+        if timeline.makespan > mine.makespan:
+            return (
+                f"{case} it is legal, but takes {timeline.makespan} slots instead of {mine.makespan}: "
+                f"peaks are {_list(timeline.peak_activations)} instead of {_list(mine.peak_activations)}, so some rank "
+                "warms up with too few forwards and has nothing to do while it waits"
+            )
+    return None
+
+
+def _not_the_peak(formula: Any) -> str | None:
+    if not callable(formula):
+        return f"give a function of rank, ranks and microbatches, not {formula!r}"
+    for ranks, microbatches in CASES:
+        timeline = simulate(schedule("1f1b", ranks, microbatches))
+        for rank, peak in enumerate(timeline.peak_activations):
+            if formula(rank, ranks, microbatches) != peak:
+                return (
+                    f"with {ranks} ranks and {microbatches} microbatches, rank {rank} holds {peak} at its peak; "
+                    f"your formula says {formula(rank, ranks, microbatches)}"
+                )
+    return None
+
+
+def _list(values: Any) -> str:
+    return ", ".join(map(str, values))
+
+
+EXERCISES = {
+    "05.1": Exercise(
+        _not_1f1b,
+        "That is 1F1B, for any number of ranks and microbatches: this is what you built.",
+        lambda generator: simulate(_learners(generator, 4, 8), UNIT),
+    ),
+    "05.2": Exercise(_not_the_peak, "The peak depends on the distance to the last rank, no longer on the batch."),
+}

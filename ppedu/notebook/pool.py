@@ -1,0 +1,247 @@
+"""The rank pool: starts a program on several ranks, listens to them, and leaves no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ppedu
+from ppedu.core.errors import PipelineError, RankError, SettingError, require_count
+from ppedu.notebook.zygote import MOST_RANKS, PACKET
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+LOOPBACK = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+GRACE = 1.0  # seconds that the other ranks get to end by themselves once one has failed
+
+Write = Callable[[int, bytes], None]  # takes a rank and what it has written; nothing more comes after b""
+
+
+class RankPool:
+    """Ranks on this machine, forked from a process that has torch imported already.
+
+    That process is started by the first `start` or `run` and ends with this object's `close` or with this
+    process. One program runs at a time.
+    """
+
+    def __init__(self) -> None:
+        self._zygote: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready = False
+
+    def start(self) -> None:
+        """Start the process that ranks are forked from, if it is not there; do not wait for its imports.
+
+        Raises:
+            PipelineError: this is not Linux, or torch is not installed.
+        """
+        if self._zygote is not None and self._zygote.poll() is None:
+            return
+        if sys.platform != "linux":
+            raise PipelineError("ranks can be started from here on Linux only; elsewhere, start them with torchrun")
+        self.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        home = str(Path(ppedu.__file__).parent.parent)
+        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+        code = f"from ppedu.notebook.zygote import serve; serve({theirs.fileno()})"
+        with theirs:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-c", code],
+                pass_fds=[theirs.fileno()],
+                env=os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)},
+                cwd=home,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt at the terminal is for us to handle
+            )
+        self._control, self._ready = ours, False
+
+    def close(self) -> None:
+        """End the process that ranks are forked from, and with it any rank."""
+        if self._control is not None:
+            self._control.close()
+        if self._zygote is not None:
+            try:
+                self._zygote.wait(5)
+            except subprocess.TimeoutExpired:
+                self._zygote.kill()
+                self._zygote.wait()
+        self._zygote = self._control = None
+
+    def run(
+        self,
+        program: str,
+        ranks: int,
+        arguments: Sequence[str] = (),
+        *,
+        module: bool = False,
+        timeout: float | None = None,
+        write: Write,
+    ) -> None:
+        """Run a program on `ranks` ranks, as torchrun would, and return when all have ended well.
+
+        program: a Python file, or a module's name if `module`. timeout: seconds it may take, None for no limit.
+        write: is called with a rank and a piece of its output, stdout and stderr together, as it comes.
+
+        Raises:
+            SettingError: `ranks` is below 1 or above 64.
+            RankError: a rank has failed, or they ran out of time; all have been ended.
+        """
+        require_count("the number of ranks", ranks)
+        if ranks > MOST_RANKS:
+            raise SettingError(f"at most {MOST_RANKS} ranks can be started on one machine here; got {ranks}")
+        self.start()
+        self._wait_until_ready()
+        assert self._control is not None
+        report = tempfile.mkdtemp(prefix="ppedu-")  # readable by this user only
+        job = {
+            "program": program,
+            "module": module,
+            "arguments": list(arguments),
+            "folder": str(Path.cwd()),
+            "report": report,
+            "environment": _environment(ranks),
+        }
+        pipes = [os.pipe() for _ in range(ranks)]
+        try:
+            packet = json.dumps({"run": job}).encode()
+            socket.send_fds(self._control, [packet], [writing for _, writing in pipes])
+            for _, writing in pipes:
+                os.close(writing)
+            self._listen([reading for reading, _ in pipes], Path(report), timeout, write)
+        finally:
+            for reading, _ in pipes:
+                with contextlib.suppress(OSError):
+                    os.close(reading)
+            shutil.rmtree(report, ignore_errors=True)
+
+    def _wait_until_ready(self) -> None:
+        assert self._control is not None and self._zygote is not None
+        if not self._ready:
+            packet = self._control.recv(PACKET)
+            if not packet:
+                self._zygote.wait()
+                raise PipelineError("ranks cannot be started: importing torch failed; pip install 'ppedu[run]'")
+            self._ready = True
+
+    def _listen(self, pipes: list[int], report: Path, timeout: float | None, write: Write) -> None:
+        """Pass on output until every rank has ended; end them all if one fails or time runs out."""
+        assert self._control is not None
+        alive = set(range(len(pipes)))
+        failed: dict[int, int] = {}  # rank → status, in the order in which they ended; not those ended by us
+        deadline = None if timeout is None else time.monotonic() + timeout
+        where = ""
+        stopped = False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            for rank, pipe in enumerate(pipes):
+                os.set_blocking(pipe, False)
+                selector.register(pipe, selectors.EVENT_READ, rank)
+            try:
+                while alive:
+                    left = None if deadline is None or stopped else max(0.0, deadline - time.monotonic())
+                    for key, _ in selector.select(left):
+                        if key.fileobj is not self._control:
+                            _pass_on(key, selector, write)
+                            continue
+                        answer = self._receive()
+                        alive.discard(answer["rank"])
+                        if answer["status"] and not stopped:
+                            failed[answer["rank"]] = answer["status"]
+                            soon = time.monotonic() + GRACE
+                            deadline = soon if deadline is None else min(deadline, soon)
+                    if deadline is not None and not stopped and time.monotonic() > deadline:
+                        where = "" if failed else self._where(sorted(alive), report)
+                        self._signal(signal.SIGKILL)
+                        stopped = True
+                for key in [*selector.get_map().values()]:
+                    if key.fileobj is not self._control:
+                        while _pass_on(key, selector, write):
+                            pass
+            finally:
+                self._end(alive)
+        if failed:
+            raise RankError(_explain(failed, report))
+        if stopped:
+            raise RankError(f"the ranks were stopped, because they had not ended after {timeout:g} s\n{where}")
+
+    def _end(self, alive: set[int]) -> None:
+        """Kill the ranks that are still alive (an interrupt has come) and wait until they are gone."""
+        if alive:
+            self._signal(signal.SIGKILL)
+        while alive:
+            alive.discard(self._receive()["rank"])
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._control is not None
+        packet = self._control.recv(PACKET)
+        if not packet:
+            self.close()
+            raise RankError("the process that ranks are forked from has ended, and they with it; run the cell again")
+        answer: dict[str, Any] = json.loads(packet)
+        return answer
+
+    def _signal(self, number: int) -> None:
+        assert self._control is not None
+        self._control.send(json.dumps({"signal": number}).encode())
+
+    def _where(self, alive: list[int], report: Path) -> str:
+        """A line for each rank that is alive: which line of the program it is at."""
+        self._signal(signal.SIGUSR1)  # each writes its stack, even while it waits in a message
+        time.sleep(0.3)
+        lines = []
+        for rank in alive:
+            stack = (report / f"{rank}.stack").read_text().splitlines()
+            # Innermost first; the program is what runpy has started.
+            started = next((place for place, line in enumerate(stack) if "<frozen runpy>" in line), 0)
+            where = stack[started - 1].strip() if started else "somewhere outside the program"
+            lines.append(f"rank {rank}: {where}")
+        return "\n".join(lines)
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    """The environment of the ranks, with the variables that torchrun sets; RANK and LOCAL_RANK come with the fork."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    size = str(ranks)
+    own = {"MASTER_PORT": port, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": "0"}
+    return os.environ | ONE_THREAD | LOOPBACK | own
+
+
+def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write: Write) -> bool:
+    """Pass on what a rank has written; False when there is nothing more, for now or for good."""
+    try:
+        piece = os.read(key.fd, PACKET)
+    except BlockingIOError:
+        return False
+    write(key.data, piece)
+    if not piece:
+        selector.unregister(key.fd)
+    return bool(piece)
+
+
+def _explain(failed: dict[int, int], report: Path) -> str:
+    """The first failure, whole; those after it are mostly its consequences ("connection closed") and only named."""
+    told = [json.loads(path.read_text(encoding="utf-8")) for path in report.glob("*.json")]
+    rank = next(iter(failed))
+    if told and any(failure["rank"] == rank for failure in told):
+        first = min(told, key=lambda failure: failure["time"])
+        rank, text = first["rank"], f"rank {first['rank']} failed:\n{first['text']}"
+    elif failed[rank] < 0:
+        text = f"rank {rank} was killed by {signal.Signals(-failed[rank]).name}"
+    else:
+        text = f"rank {rank} ended with exit code {failed[rank]}"
+    if others := sorted(set(failed) - {rank}):
+        text += f"\n(then also rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})"
+    return text

@@ -1,0 +1,43 @@
+"""The schedule on real processes, with torch.distributed. May import core, zoo and torch.
+
+Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps
+written out by hand), gpt and data (what is trained), train (the whole thing).
+"""
+
+from typing import Any
+
+from ppedu.core.errors import PipelineError
+
+try:
+    from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate
+    from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
+    from ppedu.run.loops import LOOPS, gpipe_step, naive_step, one_f_one_b_step
+    from ppedu.run.stage import Stage, measured
+except ModuleNotFoundError as error:
+    if error.name in ("torch", "numpy", "tqdm"):
+        raise PipelineError(f"ppedu.run needs {error.name}: pip install 'ppedu[run]'") from error
+    raise
+
+__all__ = [
+    "GPT",
+    "LOOPS",
+    "GPTConfig",
+    "PipelineGroup",
+    "Stage",
+    "bidirectional_communicate",
+    "communicate",
+    "gpipe_step",
+    "measured",
+    "naive_step",
+    "next_token_loss",
+    "one_f_one_b_step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Not imported above: `python -m ppedu.run.train` must find that module fresh.
+    if name in ("TrainConfig", "TrainResult", "train_gpt"):
+        from ppedu.run import train
+
+        return getattr(train, name)
+    raise AttributeError(f"module 'ppedu.run' has no attribute {name!r}")

@@ -1,0 +1,198 @@
+"""The messages between neighbouring ranks: `communicate` one way, `bidirectional_communicate` both at once.
+
+Each message is preceded by a short header that states its dtype and shape. A receiver that expects
+something else raises an error where plain torch.distributed would hand over garbage.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ppedu.core.errors import CommunicationError, SettingError, require_count
+
+# operation: does it send, does it receive, and is the neighbour the rank after (+1) or the one before (-1)?
+ONE_WAY = {
+    "recv_forward": (False, True, -1),
+    "send_forward": (True, False, +1),
+    "recv_backward": (False, True, +1),
+    "send_backward": (True, False, -1),
+}
+BOTH_WAYS = {
+    "send_fwd_recv_bwd": (True, True, +1),
+    "send_bwd_recv_fwd": (True, True, -1),
+}
+ACTIVATIONS = ("recv_forward", "send_bwd_recv_fwd")  # what these receive requires grad
+
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip  # a header names a dtype by its place here
+MOST_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class PipelineGroup:
+    """The ranks of one pipeline, seen from one of them: `rank` of `size`, in the order of the stages.
+
+    `process_group` is the torch process group they talk in, None for the default one. Where nothing is
+    given to a function of this room, the group is the whole world in rank order: `PipelineGroup.world()`.
+
+    Raises:
+        SettingError: the rank is not one of the group's.
+        CommunicationError: there are several ranks, but no process group has been set up.
+    """
+
+    rank: int
+    size: int
+    process_group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        require_count("size", self.size)
+        require_count("rank", self.rank, least=0)
+        if self.rank >= self.size:
+            raise SettingError(f"a group of {self.size} has the ranks 0 to {self.size - 1}; got {self.rank}")
+        if self.size > 1 and not dist.is_initialized():
+            raise CommunicationError(
+                f"{self.size} ranks need a process group: call torch.distributed.init_process_group() first, "
+                "in a program started by torchrun or %%torchrun"
+            )
+
+    @classmethod
+    def world(cls) -> PipelineGroup:
+        """All ranks of this program; a single one where it was not started on several."""
+        if dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.rank == self.size - 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where messages travel from and to: this rank's GPU under NCCL, the CPU otherwise."""
+        if self.size > 1 and dist.get_backend(self.process_group) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    def peer(self, rank: int) -> int:
+        """The global rank of this group's `rank`, which is what torch.distributed asks for."""
+        return dist.get_global_rank(self.process_group, rank) if self.process_group else rank
+
+
+def communicate(
+    operation: str,
+    tensor: torch.Tensor | None = None,
+    shapes: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: PipelineGroup | None = None,
+) -> torch.Tensor | None:
+    """Send `tensor` to a neighbour, or receive one from it, and return when that is done.
+
+    operation: "recv_forward" (from the rank before), "send_forward" (to the rank after), "recv_backward"
+        (from the rank after) or "send_backward" (to the rank before).
+    tensor: what to send. shapes, dtype: what to receive; the dtype is torch's default one if not given.
+    device: where to put what is received; by default where the group's messages arrive.
+
+    Returns what was received. A received activation requires grad, so that a backward through it ends there
+    and leaves its gradient in `.grad`. The first rank has nobody before it and the last nobody after it:
+    there, nothing is sent or received, and the answer is None.
+
+    Raises:
+        SettingError: the operation is unknown, or what it needs is missing.
+        CommunicationError: the message has another shape or dtype than was expected.
+    """
+    return _exchange(ONE_WAY, operation, tensor, shapes, dtype, device, group)
+
+
+def bidirectional_communicate(
+    operation: str,
+    send_tensor: torch.Tensor | None,
+    recv_shapes: Sequence[int] | None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    group: PipelineGroup | None = None,
+) -> torch.Tensor | None:
+    """Send to a neighbour and receive from the same one, both at once, so that neither waits for the other.
+
+    operation: "send_fwd_recv_bwd" (with the rank after) or "send_bwd_recv_fwd" (with the rank before).
+    Everything else is as in `communicate`.
+    """
+    return _exchange(BOTH_WAYS, operation, send_tensor, recv_shapes, dtype, device, group)
+
+
+def _exchange(
+    operations: dict[str, tuple[bool, bool, int]],
+    operation: str,
+    tensor: torch.Tensor | None,
+    shape: Sequence[int] | None,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    group: PipelineGroup | None,
+) -> torch.Tensor | None:
+    if operation not in operations:
+        raise SettingError(f"there is no operation {operation!r} here; there is: {', '.join(operations)}")
+    sends, receives, step = operations[operation]
+    group = group or PipelineGroup.world()
+    neighbour = group.rank + step
+    if not 0 <= neighbour < group.size:
+        return None
+    if sends and not isinstance(tensor, torch.Tensor):
+        raise SettingError(f"{operation} on rank {group.rank} needs a tensor to send; got {tensor!r}")
+    if receives and shape is None:
+        raise SettingError(f"{operation} on rank {group.rank} needs the shape of what it is to receive")
+
+    outgoing = tensor.detach().to(group.device).contiguous() if sends and tensor is not None else None
+    incoming = (
+        torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
+        if receives and shape is not None
+        else None
+    )
+    # Headers first, and all of them, so that a message that does not fit is refused before it is received.
+    theirs = None if incoming is None else torch.empty(2 + MOST_DIMENSIONS, dtype=torch.int64, device=group.device)
+    _swap(None if outgoing is None else _header(outgoing), theirs, neighbour, group)
+    if incoming is None or theirs is None:
+        _swap(outgoing, None, neighbour, group)
+        return None
+    _check(theirs.tolist(), incoming, f"{operation} on rank {group.rank}, from rank {neighbour}")
+    _swap(outgoing, incoming, neighbour, group)
+    received = incoming.to(device) if device is not None else incoming
+    return received.requires_grad_(operation in ACTIVATIONS and received.is_floating_point())
+
+
+def _swap(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbour: int, group: PipelineGroup) -> None:
+    """Send and receive at the same time, each if there is something to."""
+    peer = group.peer(neighbour)
+    ops = [
+        dist.P2POp(kind, buffer, peer, group.process_group)
+        for kind, buffer in ((dist.isend, outgoing), (dist.irecv, incoming))
+        if buffer is not None
+    ]
+    for request in dist.batch_isend_irecv(ops):
+        request.wait()
+
+
+def _header(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype not in DTYPES or tensor.dim() > MOST_DIMENSIONS:
+        raise SettingError(f"cannot send a {tensor.dim()}-dimensional tensor of {tensor.dtype}")
+    shape = [*tensor.shape, *[0] * (MOST_DIMENSIONS - tensor.dim())]
+    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *shape], device=tensor.device)
+
+
+def _check(header: list[int], expected: torch.Tensor, where: str) -> None:
+    kind, dimensions, *shape = header
+    got = DTYPES[kind], tuple(shape[:dimensions])
+    if got != (expected.dtype, tuple(expected.shape)):
+        raise CommunicationError(
+            f"{where}: expected {expected.dtype} of shape {tuple(expected.shape)}, but {got[0]} of shape {got[1]} came"
+        )

@@ -1,0 +1,108 @@
+"""Training steps written out by hand, to be read aloud: naive, GPipe and 1F1B.
+
+Each one runs forwards and backwards for all microbatches of a batch and leaves the gradients in `.grad`.
+All take the same arguments:
+
+    stage: this rank's `Stage`.
+    inputs, targets: the batch cut into microbatches of equal size; the first stage reads `inputs`, the last `targets`.
+    shape: of the activation that travels between stages, for one microbatch.
+    group: the ranks of the pipeline; by default the whole world.
+
+They return the mean loss on the last rank, and 0 on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate
+from ppedu.run.stage import Stage
+
+Microbatches = Sequence[torch.Tensor]
+
+
+def naive_step(
+    stage: Stage,
+    inputs: Microbatches,
+    targets: Microbatches,
+    shape: Sequence[int],
+    group: PipelineGroup | None = None,
+) -> torch.Tensor:
+    """One microbatch at a time, all the way down and all the way back."""
+    stage.begin(inputs, targets)
+    for m in range(len(inputs)):
+        x = communicate("recv_forward", shapes=shape, group=group)
+        y = stage.forward(m, x)
+        communicate("send_forward", y, group=group)
+
+        dy = communicate("recv_backward", shapes=shape, group=group)
+        dx = stage.backward(m, dy)
+        communicate("send_backward", dx, group=group)
+    return stage.loss
+
+
+def gpipe_step(
+    stage: Stage,
+    inputs: Microbatches,
+    targets: Microbatches,
+    shape: Sequence[int],
+    group: PipelineGroup | None = None,
+) -> torch.Tensor:
+    """All forwards, then all backwards (GPipe, arXiv 1811.06965)."""
+    stage.begin(inputs, targets)
+    for m in range(len(inputs)):
+        x = communicate("recv_forward", shapes=shape, group=group)
+        y = stage.forward(m, x)
+        communicate("send_forward", y, group=group)
+
+    for m in range(len(inputs)):
+        dy = communicate("recv_backward", shapes=shape, group=group)
+        dx = stage.backward(m, dy)
+        communicate("send_backward", dx, group=group)
+    return stage.loss
+
+
+def one_f_one_b_step(
+    stage: Stage,
+    inputs: Microbatches,
+    targets: Microbatches,
+    shape: Sequence[int],
+    group: PipelineGroup | None = None,
+) -> torch.Tensor:
+    """Warm up, then a forward and a backward in turn, then drain (1F1B, arXiv 2006.09503)."""
+    group = group or PipelineGroup.world()
+    microbatches = len(inputs)
+    warmup = min(group.size - group.rank - 1, microbatches)
+    stage.begin(inputs, targets)
+
+    for m in range(warmup):
+        x = communicate("recv_forward", shapes=shape, group=group)
+        y = stage.forward(m, x)
+        communicate("send_forward", y, group=group)
+
+    if warmup < microbatches:
+        x = communicate("recv_forward", shapes=shape, group=group)
+    for m in range(warmup, microbatches):
+        y = stage.forward(m, x)
+        # The rank after has a gradient for us while we have an activation for it: swap them.
+        dy = bidirectional_communicate("send_fwd_recv_bwd", y, shape, group=group)
+        dx = stage.backward(m - warmup, dy)
+        if m < microbatches - 1:
+            x = bidirectional_communicate("send_bwd_recv_fwd", dx, shape, group=group)
+        else:
+            communicate("send_backward", dx, group=group)
+
+    for m in range(microbatches - warmup, microbatches):
+        dy = communicate("recv_backward", shapes=shape, group=group)
+        dx = stage.backward(m, dy)
+        communicate("send_backward", dx, group=group)
+    return stage.loss
+
+
+LOOPS: dict[str, Callable[..., torch.Tensor]] = {
+    "naive": naive_step,
+    "gpipe": gpipe_step,
+    "1f1b": one_f_one_b_step,
+}

@@ -1,0 +1,32 @@
+"""Timelines as pictures and files. May import core and matplotlib; matplotlib only when something is drawn."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppedu.core.errors import SettingError
+from ppedu.core.schedule import require_writable, write_text
+from ppedu.view.trace import trace
+
+if TYPE_CHECKING:
+    from ppedu.core.timeline import Timeline
+
+PICTURES = (".svg", ".png", ".pdf")
+
+
+def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write `timeline` to `path`; see `Timeline.save`."""
+    ending = Path(path).suffix.lower()
+    if ending == ".json":
+        write_text(path, trace(timeline))
+    elif ending in PICTURES:
+        from matplotlib import pyplot
+
+        require_writable(path)
+        timeline.plot()
+        pyplot.savefig(path, bbox_inches="tight", dpi=200)
+        pyplot.close()
+    else:
+        raise SettingError(f"cannot save a timeline as {str(path)!r}; end it in .json, {', '.join(PICTURES)}")

@@ -1,0 +1,184 @@
+"""The picture of a timeline, in matplotlib: time runs right, rank 0 on top, idle time is the background."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from matplotlib import pyplot, rcParams
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
+
+from ppedu.core.actions import COMPUTE, Op
+from ppedu.core.errors import SettingError
+from ppedu.core.timeline import Timeline, show
+
+# Told apart by hue and, for those who see fewer hues, by lightness as well.
+COLORS = {Op.F: "#3b76b8", Op.B: "#2f8f6b", Op.I: "#8ccfae", Op.W: "#e3a92f"}
+INK = {Op.F: "white", Op.B: "white", Op.I: "#12301f", Op.W: "#3a2a05"}
+NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "backward for the input", Op.W: "backward for the weights"}
+MEMORY = "#a99cc4"
+LIGHTER = 0.16  # every other microbatch, so that neighbours of a kind are told apart without numbers
+
+# Heights in a rank's row, which is 1 high: the boxes, and under them the memory strip.
+TOP, BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.06, 0.66, 0.70, 0.94
+LARGEST, SMALLEST = 9.0, 5.0  # points; a number that would be smaller is left out
+
+
+class Box(NamedTuple):
+    """An action on the page, in data coordinates."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    op: Op
+    microbatch: int
+
+    @property
+    def corners(self) -> list[tuple[float, float]]:
+        left, right, top, bottom = self[:4]
+        return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def plot(
+    timeline: Timeline,
+    ax: Axes | None = None,
+    *,
+    outline: Timeline | None = None,
+    memory: bool = True,
+    title: str | None = None,
+) -> Axes:
+    """Draw `timeline` and return the Axes.
+
+    ax: where to draw; a new figure by default.
+    outline: another timeline of as many ranks, drawn over this one as outlines: a simulation over a measured run.
+    memory: a strip under each rank shows its activations, all ranks to one scale, its peak at the right.
+    title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway.
+
+    Raises:
+        SettingError: `outline` has another number of ranks.
+    """
+    schedule = timeline.schedule
+    ranks = schedule.ranks
+    if outline is not None and outline.schedule.ranks != ranks:
+        raise SettingError(f"an outline of {outline.schedule.ranks} ranks does not fit a timeline of {ranks}")
+    if ax is None:
+        _, ax = pyplot.subplots(figsize=(11, min(9.0, 1.1 + 0.5 * ranks)), layout="constrained")
+    bottom = BOTTOM if memory else STRIP_BOTTOM
+    unit = timeline.costs.unit
+    end = max(float(each.makespan) for each in (timeline, outline) if each)
+    ax.set(ylim=(ranks, 0), yticks=[rank + (TOP + bottom) / 2 for rank in range(ranks)])
+    ax.set_yticklabels([f"rank {rank}" for rank in range(ranks)], fontsize=min(9.0, 280 / ranks))
+    ax.update_datalim([(0, 0), (end, ranks)])
+    ax.autoscale(axis="x", tight=True)  # and not set_xlim: the axis may be shared with another timeline
+    milliseconds = unit == "s" and end < 1
+    ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter(lambda time, _: f"{time * (1000 if milliseconds else 1):g}")
+    ax.tick_params(length=0, labelsize=9, axis="x")
+    ax.tick_params(length=0, axis="y")
+    ax.set_xlabel(f"time, {'ms' if milliseconds else unit}" if unit else "time", fontsize=9, loc="right")
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+
+    boxes = list(_boxes(timeline, bottom))
+    wide, high = _points(ax)
+    gap = 0.8 if boxes and sum(box.right - box.left for box in boxes) / len(boxes) * wide > 5 else 0.2
+    fills = [_shade(box) for box in boxes]
+    ax.add_collection(
+        PolyCollection(
+            [box.corners for box in boxes], facecolors=fills, edgecolors=[ax.get_facecolor()], linewidths=gap
+        ),
+        autolim=False,
+    )
+    if outline:
+        drawn = [box.corners for box in _boxes(outline, bottom)]
+        ink = rcParams["text.color"]
+        ax.add_collection(PolyCollection(drawn, facecolors="none", edgecolors=ink, linewidths=0.9), autolim=False)
+    _number(ax, boxes, wide, high)
+    if memory:
+        _memory(ax, timeline)
+
+    ops = [op for op in COLORS if any(box.op == op for box in boxes)]
+    ax.legend(
+        [Patch(color=COLORS[op]) for op in ops] + ([Patch(color=MEMORY)] if memory else []),
+        [NAMES[op] for op in ops] + (["activations held"] if memory else []),
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=ax.transAxes + ScaledTranslation(-0.07, -0.28, ax.figure.dpi_scale_trans),
+        borderaxespad=0,
+        ncols=len(ops) + 1,
+        frameon=False,
+        fontsize=9,
+        handlelength=1,
+        handleheight=1,
+    )
+    name = title or f"{schedule.name}, {ranks} ranks, {schedule.microbatches} microbatches"
+    if timeline.source != "simulated" and not title:
+        name += f", {timeline.source}"
+    ax.set_title(name, loc="left", fontsize=11, weight="bold")
+    numbers = f"makespan {show(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"
+    ax.set_title(f"{numbers}    peak memory {show(max(timeline.peak_activations))}", loc="right", fontsize=10)
+    return ax
+
+
+def _boxes(timeline: Timeline, bottom: float) -> Iterable[Box]:
+    """The compute actions; the parts of an overlapped pair share its height."""
+    for rank, row in enumerate(timeline.rows):
+        for action, start, end in row:
+            left, right = (float(time - timeline.start) for time in (start, end))
+            singles = [single for single in action.singles if single.op in COMPUTE]
+            for place, single in enumerate(singles):
+                top, below = (rank + TOP + (bottom - TOP) * edge / len(singles) for edge in (place, place + 1))
+                yield Box(left, right, top, below, single.op, single.microbatch)
+
+
+def _shade(box: Box) -> tuple[float, ...]:
+    lighter = box.microbatch % 2 * LIGHTER
+    return tuple(channel + (1 - channel) * lighter for channel in to_rgb(COLORS[box.op]))
+
+
+def _number(ax: Axes, boxes: list[Box], wide: float, high: float) -> None:
+    """Write the microbatch into each box, at the size at which nine boxes in ten have room; or not at all."""
+    if not boxes:
+        return
+
+    def room(box: Box) -> float:
+        """The largest size, in points, at which the box's number fits."""
+        across = (box.right - box.left) * wide / (0.62 * len(str(box.microbatch)) + 0.35)
+        return min(LARGEST, across, (box.bottom - box.top) * high / 1.25)
+
+    size = sorted(map(room, boxes))[len(boxes) // 10]
+    if size < SMALLEST:
+        return
+    for box in boxes:
+        if room(box) >= size:
+            x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
+            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size, "color": INK[box.op]}
+            ax.text(x, y, str(box.microbatch), clip_on=True, **style)
+
+
+def _memory(ax: Axes, timeline: Timeline) -> None:
+    """The steps of each rank's activations, filled, all to the scale of the highest peak."""
+    highest = float(max(timeline.peak_activations)) or 1
+    for rank in range(timeline.schedule.ranks):
+        steps = timeline.memory(rank)
+        floor = rank + STRIP_BOTTOM
+        times = [float(time - timeline.start) for time, _ in steps]
+        tops = [floor - (STRIP_BOTTOM - STRIP_TOP) * float(value) / highest for _, value in steps]
+        ax.fill_between(times, tops, floor, step="post", color=MEMORY, linewidth=0)
+        if timeline.schedule.ranks <= 16:
+            peak = f" peak {show(timeline.peak_activations[rank])}"
+            ax.text(1, floor, peak, transform=ax.get_yaxis_transform(), fontsize=8, va="bottom", color="#6d5f8c")
+
+
+def _points(ax: Axes) -> tuple[float, float]:
+    """How many points on the page a unit of time and a rank's row take, about (the layout is not final)."""
+    extent = ax.get_window_extent()
+    per_point = ax.figure.dpi / 72
+    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
+    return extent.width / per_point / (right - left), extent.height / per_point / (bottom - top)

@@ -1,0 +1,106 @@
+"""Published schedules, each a generator that yields one rank's compute actions in order.
+
+A generator has the signature `(rank, ranks, microbatches, **options)`. It yields no bubbles and no
+messages: bubbles come out of the simulation, messages out of lowering. Register one of your own with
+`ppedu.register`, and everything that works for the published ones works for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from ppedu.core.actions import Action
+from ppedu.core.errors import ScheduleError, SettingError, require_count
+from ppedu.core.placement import Placement
+from ppedu.core.schedule import Schedule
+
+Generator = Callable[..., Iterable[Action]]
+MOST_ACTIONS = 1000  # of a rank for each microbatch; a generator that yields more never ends
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered schedule: its generator and the placement it is written for."""
+
+    generator: Generator
+    placement: str
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(name: str, placement: str = "loop") -> Callable[[Generator], Generator]:
+    """Make a generator known under `name`. Registering a name again replaces it, so that a cell can be re-run.
+
+        @register("mine")
+        def mine(rank, ranks, microbatches):
+            for m in range(microbatches): yield F(rank, m)
+            for m in range(microbatches): yield B(rank, m)
+
+    Raises:
+        SettingError: there is no such placement.
+    """
+    Placement.make(placement, 1)
+
+    def remember(generator: Generator) -> Generator:
+        _entries[name] = Entry(generator, placement)
+        return generator
+
+    return remember
+
+
+def schedules() -> tuple[str, ...]:
+    """The names that `schedule` knows."""
+    return tuple(_entries)
+
+
+def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
+    """The registered schedule `name` for so many ranks and microbatches.
+
+    Raises:
+        SettingError: the name is unknown, a number is below 1, or the schedule does not take an option.
+        ScheduleError: the generator yields something that is not an action.
+    """
+    if name not in _entries:
+        raise SettingError(f"there is no schedule called {name!r}; there is: {', '.join(_entries)}")
+    require_count("ranks", ranks)
+    require_count("microbatches", microbatches)
+    return build(name, _entries[name], ranks, microbatches, options)
+
+
+def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
+    """What `schedule` returns, from an entry that need not be registered."""
+    orders = []
+    for rank in range(ranks):
+        actions = _call(name, entry.generator, rank, ranks, microbatches, options)
+        order = tuple(islice(actions, MOST_ACTIONS * microbatches + 1))
+        for action in order:
+            if not isinstance(action, Action):
+                raise ScheduleError(
+                    f"the schedule {name!r} yields {action!r} on rank {rank}; yield actions, such as F({rank}, 0)"
+                )
+        if len(order) > MOST_ACTIONS * microbatches:
+            raise ScheduleError(f"the schedule {name!r} yields more and more actions on rank {rank}; does it end?")
+        orders.append(order)
+    return Schedule(name, Placement.make(entry.placement, ranks), microbatches, tuple(orders))
+
+
+def _call(
+    name: str, generator: Generator, rank: int, ranks: int, microbatches: int, options: dict[str, Any]
+) -> Iterable[Action]:
+    try:
+        inspect.signature(generator).bind(rank, ranks, microbatches, **options)
+    except TypeError as error:
+        takes = ", ".join(list(inspect.signature(generator).parameters)[3:]) or "none"
+        raise SettingError(f"the schedule {name!r} does not fit these options ({error}); it takes: {takes}") from None
+    actions = generator(rank, ranks, microbatches, **options)
+    if not isinstance(actions, Iterable):
+        raise ScheduleError(f"the schedule {name!r} gives {actions!r} for rank {rank}; it must yield actions")
+    return actions
+
+
+from ppedu.zoo import gpipe, one_f_one_b  # noqa: E402, F401 (these modules register what they define)
