@@ -5,7 +5,7 @@ BIN := .venv/bin
 LESSONS := $(wildcard notebooks/*.ipynb)
 OTHER_PYTHONS := 3.10 3.12 3.13
 
-.PHONY: lab test test-all test-floor lint bench lessons clean
+.PHONY: lab test test-all test-floor lint bench lessons pictures clean
 
 lab: .venv/.lab
 	$(BIN)/jupyter lab notebooks/05_1f1b.ipynb
@@ -40,6 +40,9 @@ bench: .venv/.test
 lessons: .venv/.test
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
 	  --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
+
+pictures: .venv/.test
+	$(BIN)/python docs/pictures.py
 
 clean:
 	rm -rf .venv artifacts .mypy_cache .pytest_cache .ruff_cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError
@@ -61,7 +62,7 @@ def check_answer(exercise: str, answer: Any) -> None:
         raise SettingError(f"there is no exercise {exercise!r}; there is: {', '.join(EXERCISES)}")
     task = EXERCISES[exercise]
     wrong = find_fault(exercise, answer)
-    print(f"Not yet: {wrong}" if wrong else f"Right. {task.praise}")
+    print(fill(f"Not yet: {wrong}." if wrong else f"Right. {task.praise}", 100))
     if not wrong and task.reward:
         task.reward(answer).plot()
 

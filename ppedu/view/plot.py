@@ -50,14 +50,15 @@ def plot(
     ax: Axes | None = None,
     *,
     outline: Timeline | None = None,
-    memory: bool = True,
+    memory: float | bool = True,
     title: str | None = None,
 ) -> Axes:
     """Draw `timeline` and return the Axes.
 
     ax: where to draw; a new figure by default.
     outline: another timeline of as many ranks, drawn over this one as outlines: a simulation over a measured run.
-    memory: a strip under each rank shows its activations, all ranks to one scale, its peak at the right.
+    memory: a strip under each rank shows its activations, its peak at the right. All ranks are drawn to one scale,
+        on which the highest peak fills the strip; or the number given does, so that pictures can be compared.
     title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway.
 
     Raises:
@@ -101,7 +102,7 @@ def plot(
         ax.add_collection(PolyCollection(drawn, facecolors="none", edgecolors=ink, linewidths=0.9), autolim=False)
     _number(ax, boxes, wide, high)
     if memory:
-        _memory(ax, timeline)
+        _memory(ax, timeline, float(max(timeline.peak_activations)) if memory is True else memory)
 
     ops = [op for op in COLORS if any(box.op == op for box in boxes)]
     ax.legend(
@@ -162,14 +163,13 @@ def _number(ax: Axes, boxes: list[Box], wide: float, high: float) -> None:
             ax.text(x, y, str(box.microbatch), clip_on=True, **style)
 
 
-def _memory(ax: Axes, timeline: Timeline) -> None:
-    """The steps of each rank's activations, filled, all to the scale of the highest peak."""
-    highest = float(max(timeline.peak_activations)) or 1
+def _memory(ax: Axes, timeline: Timeline, full: float) -> None:
+    """The steps of each rank's activations, filled; `full` takes all of the strip's height."""
     for rank in range(timeline.schedule.ranks):
         steps = timeline.memory(rank)
         floor = rank + STRIP_BOTTOM
         times = [float(time - timeline.start) for time, _ in steps]
-        tops = [floor - (STRIP_BOTTOM - STRIP_TOP) * float(value) / highest for _, value in steps]
+        tops = [floor - (STRIP_BOTTOM - STRIP_TOP) * float(value) / (full or 1) for _, value in steps]
         ax.fill_between(times, tops, floor, step="post", color=MEMORY, linewidth=0)
         if timeline.schedule.ranks <= 16:
             peak = f" peak {show(timeline.peak_activations[rank])}"

@@ -1,0 +1,59 @@
+"""Every lesson holds to the pattern, and runs with its solutions as well as it does as first opened (nbval)."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+LESSONS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(params=LESSONS, ids=lambda path: path.stem)
+def lesson(request):
+    return nbformat.read(request.param, as_version=4)
+
+
+def _tagged(lesson, tag):
+    return [place for place, cell in enumerate(lesson.cells) if tag in cell.metadata.get("tags", [])]
+
+
+def _text(cell):
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def test_lesson_has_the_parts_of_the_pattern(lesson):
+    prose = "\n".join(cell.source for cell in lesson.cells if cell.cell_type == "markdown")
+    for part in (
+        "**Question.**",
+        "## Predict",
+        "## Run",
+        "## Compare",
+        "## Do",
+        "## What to remember",
+        "## In the wild",
+    ):
+        assert part in prose
+    exercises, solutions = _tagged(lesson, "exercise"), _tagged(lesson, "solution")
+    assert exercises
+    assert solutions == [place + 1 for place in exercises], "a solution follows each exercise"
+    assert all(lesson.cells[place].metadata["jupyter"]["source_hidden"] for place in solutions)
+
+
+def test_lesson_is_saved_as_it_ran_from_top_to_bottom(lesson):
+    counts = [cell.execution_count for cell in lesson.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    outputs = [output for cell in lesson.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert "widgets" not in lesson.metadata
+
+
+def test_lesson_runs_with_its_solutions(lesson, tmp_path):
+    exercises = _tagged(lesson, "exercise")
+    for place in exercises:
+        assert _text(lesson.cells[place]).startswith("Not yet:")
+        lesson.cells[place].source = lesson.cells[place + 1].source
+    NotebookClient(lesson, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    for place in exercises:
+        assert _text(lesson.cells[place]).startswith("Right.")
