@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ppedu.core.actions import COMPUTE, Action, Op
+from ppedu.core.actions import COMPUTE, SHARDING, Action, Op
 
 if TYPE_CHECKING:
     from ppedu.core.placement import Placement
@@ -138,13 +138,10 @@ def find_problems(schedule: Schedule) -> Iterator[Problem]:
             for single in action.singles:
                 stage, op, microbatch, _ = single
                 first = placed.setdefault(single, here)
-                if stage >= stages:
-                    kind, why = "range", f": there is no stage {stage}; the last one is {stages - 1}"
-                elif microbatch >= microbatches:
-                    kind, why = (
-                        "range",
-                        f": there is no microbatch {microbatch}; the last one is {microbatches - 1}",
-                    )
+                if not 0 <= stage < stages:
+                    kind, why = "range", f": there is no stage {stage}; the stages are 0 to {stages - 1}"
+                elif op not in SHARDING and not 0 <= microbatch < microbatches:
+                    kind, why = "range", f": there is no microbatch {microbatch}; they are 0 to {microbatches - 1}"
                 elif holder(stage, microbatch) != rank:
                     kind, why = "rank", f": stage {stage} is held by rank {holder(stage, microbatch)}"
                 elif first != here and op in COMPUTE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -118,7 +119,7 @@ class RankPool:
             socket.send_fds(self._control, [packet], [writing for _, writing in pipes])
             for _, writing in pipes:
                 os.close(writing)
-            self._listen([reading for reading, _ in pipes], Path(report), timeout, write)
+            self._listen([reading for reading, _ in pipes], program, Path(report), timeout, write)
         finally:
             for reading, _ in pipes:
                 with contextlib.suppress(OSError):
@@ -134,7 +135,7 @@ class RankPool:
                 raise PipelineError("ranks cannot be started: importing torch failed; pip install 'ppedu[run]'")
             self._ready = True
 
-    def _listen(self, pipes: list[int], report: Path, timeout: float | None, write: Write) -> None:
+    def _listen(self, pipes: list[int], program: str, report: Path, timeout: float | None, write: Write) -> None:
         """Pass on output until every rank has ended; end them all if one fails or time runs out."""
         assert self._control is not None
         alive = set(range(len(pipes)))
@@ -161,7 +162,7 @@ class RankPool:
                             soon = time.monotonic() + GRACE
                             deadline = soon if deadline is None else min(deadline, soon)
                     if deadline is not None and not stopped and time.monotonic() > deadline:
-                        where = "" if failed else self._where(sorted(alive), report)
+                        where = "" if failed else self._where(sorted(alive), report, program)
                         self._signal(signal.SIGKILL)
                         stopped = True
                 for key in [*selector.get_map().values()]:
@@ -195,17 +196,21 @@ class RankPool:
         assert self._control is not None
         self._control.send(json.dumps({"signal": number}).encode())
 
-    def _where(self, alive: list[int], report: Path) -> str:
-        """A line for each rank that is alive: which line of the program it is at."""
+    def _where(self, alive: list[int], report: Path, program: str) -> str:
+        """A line for each rank that is alive: the line of the program that it is at."""
         self._signal(signal.SIGUSR1)  # each writes its stack, even while it waits in a message
         time.sleep(0.3)
         lines = []
         for rank in alive:
-            stack = (report / f"{rank}.stack").read_text().splitlines()
-            # Innermost first; the program is what runpy has started.
-            started = next((place for place, line in enumerate(stack) if "<frozen runpy>" in line), 0)
-            where = stack[started - 1].strip() if started else "somewhere outside the program"
-            lines.append(f"rank {rank}: {where}")
+            stack = (report / f"{rank}.stack").read_text(encoding="utf-8")
+            # Innermost first. The program's own line, if it is a file; else wherever the rank is.
+            own = re.search(rf'File "{re.escape(program)}", line (\d+)', stack)
+            if own:
+                source = Path(program).read_text(encoding="utf-8").splitlines()
+                where = f"line {own[1]}: {source[int(own[1]) - 1].strip()}"
+            else:
+                where = "".join(stack.splitlines()[1:2]).strip()
+            lines.append(f"rank {rank} is at {where or 'its start'}")
         return "\n".join(lines)
 
 
