@@ -99,7 +99,7 @@ def _either(ops: frozenset[Op]) -> str:
     return "|".join(sorted(ops, key=len, reverse=True))
 
 
-_NUMBER = "0|[1-9][0-9]*"
+_NUMBER = "0|[1-9][0-9]{0,8}"
 _SINGLE = re.compile(
     f"(?P<stage>{_NUMBER})(?P<op>{_either(COMPUTE | COMMUNICATION)})(?P<microbatch>{_NUMBER})"
 ).fullmatch

@@ -118,7 +118,7 @@ class Schedule:
         where = Path(path)
         try:
             rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8"), newline="")))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
         orders = tuple(tuple(_cells(row, line, where)) for line, row in enumerate(rows, 1))
         singles = [single for order in orders for action in order for single in action.singles]

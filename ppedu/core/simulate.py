@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain
 from numbers import Rational, Real
 from statistics import median
 from typing import Any
@@ -66,7 +67,10 @@ class Costs:
 
     @classmethod
     def fit(cls, timeline: Timeline) -> Costs:
-        """The costs that a run shows: for each stage, the median time of its F, B, I and W."""
+        """The costs that a run shows: for each stage, the median time of its F, B, I and W.
+
+        A stage that never does one of these, although others do, is taken to be like them.
+        """
         times: dict[Op, list[list[Any]]] = {}
         for row in timeline.rows:
             for action, start, end in row:
@@ -74,7 +78,9 @@ class Costs:
                     stages = times.setdefault(action.op, [[] for _ in range(timeline.schedule.stages)])
                     stages[action.stage].append(end - start)
         names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
-        found: dict[str, Any] = {names[op]: [median(each) for each in stages] for op, stages in times.items()}
+        found: dict[str, Any] = {
+            names[op]: [median(each or chain(*stages)) for each in stages] for op, stages in times.items()
+        }
         return cls(**found, unit=timeline.costs.unit)
 
     def per_stage(self, cost: Cost, stages: int, ranks: int) -> list[Number]:

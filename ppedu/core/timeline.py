@@ -139,13 +139,18 @@ class Timeline:
         columns = 2 + len(str(self.schedule.microbatches - 1))
         if float(makespan / unit) * columns > width - margin:
             columns = 1
-        unit = max(unit / columns, float(makespan) / (width - margin))
-        total = round(float(makespan / unit))
+        unit = max(unit / columns, float(makespan) / max(1, width - margin)) or 1
+
+        def column(time: Any) -> int:
+            return int(float((time - self.start) / unit) + 0.5)
+
         lines = [self.summary()]
         for rank, row in enumerate(self.rows):
-            cells = [" "] * total
+            cells = [" "] * column(self.end)
             for action, start, end in row:
-                first, last = (round(float((time - self.start) / unit)) for time in (start, end))
+                first, last = column(start), column(end)
+                if first == last:
+                    continue
                 label = "".join(f"{single.op}{single.microbatch}" for single in action.singles)
                 if columns > 1:
                     cells[first:last] = f"{label:─<{last - first - 1}}"[: last - first - 1] + " "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from textwrap import fill
 from typing import Any
 
@@ -35,8 +36,8 @@ def outcome(name: str, value: Any) -> None:
     """
     if name not in _predictions:
         raise SettingError(f"nothing was predicted for {name!r}; run its predict cell first")
-    predicted = _predictions[name]
-    print(f"{name}: you said {_say(predicted)}, it is {_say(value)}{' — right.' if predicted == value else '.'}")
+    said, found = _say(_predictions[name]), _say(value)
+    print(f"{name}: you said {said}, it is {found}{' — right.' if said == found else '.'}")
 
 
 def _say(value: Any) -> str:
@@ -62,7 +63,7 @@ def check_answer(exercise: str, answer: Any) -> None:
         raise SettingError(f"there is no exercise {exercise!r}; there is: {', '.join(EXERCISES)}")
     task = EXERCISES[exercise]
     wrong = find_fault(exercise, answer)
-    print(fill(f"Not yet: {wrong}." if wrong else f"Right. {task.praise}", 100))
+    print(fill(f"Not yet: {wrong}{'' if wrong[-1] in '.?!)' else '.'}" if wrong else f"Right. {task.praise}", 100))
     if not wrong and task.reward:
         task.reward(answer).plot()
 
@@ -80,15 +81,27 @@ UNIT = Costs(forward=1, backward=1)
 CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 3), (5, 4), (8, 20)]
 
 
+def _require_function(answer: Any) -> None:
+    if not callable(answer):
+        raise SettingError(f"give a function of rank, ranks and microbatches, not {answer!r}")
+    try:
+        signature(answer).bind(0, 1, 1)
+    except TypeError as error:
+        raise SettingError(f"give a function of rank, ranks and microbatches; yours has {error}") from None
+
+
+def _case(ranks: int, microbatches: int) -> str:
+    return f"with {ranks} rank{'s' * (ranks > 1)} and {microbatches} microbatch{'es' * (microbatches > 1)}"
+
+
 def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
-    if not callable(generator):
-        raise SettingError(f"give the function itself, not {generator!r}")
     return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
 
 
 def _not_1f1b(generator: Any) -> str | None:
+    _require_function(generator)
     for ranks, microbatches in CASES:
-        case = f"with {ranks} rank{'s' * (ranks > 1)} and {microbatches} microbatch{'es' * (microbatches > 1)}"
+        case = _case(ranks, microbatches)
         yours = _learners(generator, ranks, microbatches)
         if not any(yours.orders):
             return f"{case} your generator yields nothing. Start with the warm-up: which forwards come first?"
@@ -114,14 +127,13 @@ def _not_1f1b(generator: Any) -> str | None:
 
 
 def _not_the_peak(formula: Any) -> str | None:
-    if not callable(formula):
-        return f"give a function of rank, ranks and microbatches, not {formula!r}"
+    _require_function(formula)
     for ranks, microbatches in CASES:
         timeline = simulate(schedule("1f1b", ranks, microbatches))
         for rank, peak in enumerate(timeline.peak_activations):
             if formula(rank, ranks, microbatches) != peak:
                 return (
-                    f"with {ranks} ranks and {microbatches} microbatches, rank {rank} holds {peak} at its peak; "
+                    f"{_case(ranks, microbatches)}, rank {rank} holds {peak} at its peak; "
                     f"your formula says {formula(rank, ranks, microbatches)}"
                 )
     return None

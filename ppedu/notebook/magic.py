@@ -100,10 +100,9 @@ class TorchrunMagic(Magics):
                 finally:
                     output.close()
         except SyntaxError as error:
+            line = cell.splitlines()[(error.lineno or 1) - 1]
             marker = " " * ((error.offset or 1) - 1) + "^"
-            raise CellError(
-                f"line {error.lineno} of the cell: {error.msg}\n{(error.text or '').rstrip()}\n{marker}"
-            ) from None
+            raise CellError(f"line {error.lineno} of the cell: {error.msg}\n{line}\n{marker}") from None
         except (PipelineError, ValueError) as error:
             raise CellError(str(error)) from None
 

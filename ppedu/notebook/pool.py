@@ -26,6 +26,9 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 LOOPBACK = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
 GRACE = 1.0  # seconds that the other ranks get to end by themselves once one has failed
 
+# What a rank is told when the one it talks to is gone: never the first cause.
+ECHO = re.compile("[Cc]onnection (closed|reset|refused)|remote worker crashing|Broken pipe")
+
 Write = Callable[[int, bytes], None]  # takes a rank and what it has written; nothing more comes after b""
 
 
@@ -95,12 +98,14 @@ class RankPool:
         write: is called with a rank and a piece of its output, stdout and stderr together, as it comes.
 
         Raises:
-            SettingError: `ranks` is below 1 or above 64.
+            SettingError: `ranks` is below 1 or above 64, or `timeout` below 0.
             RankError: a rank has failed, or they ran out of time; all have been ended.
         """
         require_count("the number of ranks", ranks)
         if ranks > MOST_RANKS:
             raise SettingError(f"at most {MOST_RANKS} ranks can be started on one machine here; got {ranks}")
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
+            raise SettingError(f"timeout must be a number of seconds, at least 0; got {timeout!r}")
         self.start()
         self._wait_until_ready()
         assert self._control is not None
@@ -110,12 +115,12 @@ class RankPool:
             "module": module,
             "arguments": list(arguments),
             "folder": str(Path.cwd()),
-            "report": report,
             "environment": _environment(ranks),
         }
         pipes = [os.pipe() for _ in range(ranks)]
         try:
-            packet = json.dumps({"run": job}).encode()
+            Path(report, "job.json").write_text(json.dumps(job), encoding="utf-8")
+            packet = json.dumps({"run": report}).encode()
             socket.send_fds(self._control, [packet], [writing for _, writing in pipes])
             for _, writing in pipes:
                 os.close(writing)
@@ -150,7 +155,7 @@ class RankPool:
                 selector.register(pipe, selectors.EVENT_READ, rank)
             try:
                 while alive:
-                    left = None if deadline is None or stopped else max(0.0, deadline - time.monotonic())
+                    left = None if deadline is None or stopped else min(60.0, max(0.0, deadline - time.monotonic()))
                     for key, _ in selector.select(left):
                         if key.fileobj is not self._control:
                             _pass_on(key, selector, write)
@@ -180,7 +185,7 @@ class RankPool:
         """Kill the ranks that are still alive (an interrupt has come) and wait until they are gone."""
         if alive:
             self._signal(signal.SIGKILL)
-        while alive:
+        while alive and self._control is not None:  # closed: whoever would tell of their end has ended, and they too
             alive.discard(self._receive()["rank"])
 
     def _receive(self) -> dict[str, Any]:
@@ -193,8 +198,8 @@ class RankPool:
         return answer
 
     def _signal(self, number: int) -> None:
-        assert self._control is not None
-        self._control.send(json.dumps({"signal": number}).encode())
+        if self._control is not None:
+            self._control.send(json.dumps({"signal": number}).encode())
 
     def _where(self, alive: list[int], report: Path, program: str) -> str:
         """A line for each rank that is alive: the line of the program that it is at."""
@@ -202,7 +207,8 @@ class RankPool:
         time.sleep(0.3)
         lines = []
         for rank in alive:
-            stack = (report / f"{rank}.stack").read_text(encoding="utf-8")
+            file = report / f"{rank}.stack"
+            stack = file.read_text(encoding="utf-8") if file.exists() else ""
             # Innermost first. The program's own line, if it is a file; else wherever the rank is.
             own = re.search(rf'File "{re.escape(program)}", line (\d+)', stack)
             if own:
@@ -237,16 +243,23 @@ def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write
 
 
 def _explain(failed: dict[int, int], report: Path) -> str:
-    """The first failure, whole; those after it are mostly its consequences ("connection closed") and only named."""
-    told = [json.loads(path.read_text(encoding="utf-8")) for path in report.glob("*.json")]
-    rank = next(iter(failed))
-    if told and any(failure["rank"] == rank for failure in told):
-        first = min(told, key=lambda failure: failure["time"])
+    """The first cause, whole; ranks that failed after it, mostly because it was gone, are only named."""
+    told = [json.loads(path.read_text(encoding="utf-8")) for path in report.glob("[0-9]*.json")]
+    told.sort(key=lambda failure: failure["time"])
+    causes = [failure for failure in told if not ECHO.search(failure["text"])]
+    silent = [rank for rank in failed if all(failure["rank"] != rank for failure in told)]
+    if causes or not silent:
+        first = (causes or told)[0]
         rank, text = first["rank"], f"rank {first['rank']} failed:\n{first['text']}"
-    elif failed[rank] < 0:
-        text = f"rank {rank} was killed by {signal.Signals(-failed[rank]).name}"
     else:
-        text = f"rank {rank} ended with exit code {failed[rank]}"
+        rank = silent[0]
+        signaled = failed[rank] < 0
+        how = (
+            f"was killed by {signal.Signals(-failed[rank]).name}"
+            if signaled
+            else f"ended with exit code {failed[rank]}"
+        )
+        text = f"rank {rank} {how}"
     if others := sorted(set(failed) - {rank}):
         text += f"\n(then also rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})"
     return text

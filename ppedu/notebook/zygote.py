@@ -5,7 +5,7 @@ forks, and reports; one thread each (OMP_NUM_THREADS=1 is set before it starts);
 
 It is told what to run by JSON packets on a socket, with one pipe's writing end for each rank:
 
-    in   {"run": {program, module, arguments, folder, report, environment}}
+    in   {"run": FOLDER}   FOLDER/job.json holds {program, module, arguments, folder, environment}
          {"signal": n}     to every rank that is alive; SIGKILL goes to all that the rank has started, too
     out  {"ready": true}   torch is imported
          {"rank": k, "status": n}   a rank has ended, with its exit code, or minus a signal's number
@@ -15,6 +15,7 @@ When the socket closes, because whoever started it has ended, it ends all ranks 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -27,6 +28,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -89,7 +91,7 @@ def serve(descriptor: int) -> NoReturn:
             for rank in range(len(pipes)):
                 process = os.fork()
                 if process == 0:
-                    _become(rank, request["run"], pipes)
+                    _become(rank, Path(request["run"]), pipes)
                 alive[process] = rank
             for pipe in pipes:
                 os.close(pipe)
@@ -104,7 +106,7 @@ def _kill_group(process: int) -> None:
         os.killpg(process, signal.SIGKILL)
 
 
-def _become(rank: int, job: dict[str, Any], pipes: list[int]) -> NoReturn:
+def _become(rank: int, report: Path, pipes: list[int]) -> NoReturn:
     """Be the rank, from the fork to the end of the process."""
     status = 1
     try:
@@ -121,10 +123,9 @@ def _become(rank: int, job: dict[str, Any], pipes: list[int]) -> NoReturn:
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
-        report = Path(job["report"])
         with (report / f"{rank}.stack").open("w") as stack:
             faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-            status = _run(rank, job, report)
+            status = _run(rank, report)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -134,11 +135,12 @@ def _become(rank: int, job: dict[str, Any], pipes: list[int]) -> NoReturn:
         os._exit(status)
 
 
-def _run(rank: int, job: dict[str, Any], report: Path) -> int:
+def _run(rank: int, report: Path) -> int:
     """Run the program as `python program` or `python -m program` would, and return its exit code."""
     import numpy
     import torch
 
+    job = json.loads((report / "job.json").read_text(encoding="utf-8"))
     os.environ.clear()
     os.environ.update(job["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
     os.chdir(job["folder"])
@@ -147,12 +149,15 @@ def _run(rank: int, job: dict[str, Any], report: Path) -> int:
     # A forked process would repeat the parent's random numbers; a new one would not.
     random.seed()
     numpy.random.seed()
+    torch.default_generator.seed()
     torch.set_num_threads(1)
     try:
         if job["module"]:
             runpy.run_module(job["program"], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(job["program"], run_name="__main__")
+        threading._shutdown()  # type: ignore[attr-defined]  # what an interpreter does at its end: wait for threads,
+        atexit._run_exitfuncs()  # and call what was registered
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0

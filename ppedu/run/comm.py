@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +44,7 @@ class PipelineGroup:
     given to a function of this room, the group is the whole world in rank order: `PipelineGroup.world()`.
 
     Raises:
-        SettingError: the rank is not one of the group's.
+        SettingError: the rank is not one of the group's, or not this process's in its process group.
         CommunicationError: there are several ranks, but no process group has been set up.
     """
 
@@ -61,6 +62,13 @@ class PipelineGroup:
                 f"{self.size} ranks need a process group: call torch.distributed.init_process_group() first, "
                 "in a program started by torchrun or %%torchrun"
             )
+        if self.size > 1:
+            own, most = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
+            if self.rank != own or self.size > most:
+                raise SettingError(
+                    f"this process is rank {own} of {most} in its process group; "
+                    f"it cannot be rank {self.rank} of {self.size}"
+                )
 
     @classmethod
     def world(cls) -> PipelineGroup:
@@ -149,8 +157,8 @@ def _exchange(
         return None
     if sends and not isinstance(tensor, torch.Tensor):
         raise SettingError(f"{operation} on rank {group.rank} needs a tensor to send; got {tensor!r}")
-    if receives and shape is None:
-        raise SettingError(f"{operation} on rank {group.rank} needs the shape of what it is to receive")
+    if receives and not _is_shape(shape):
+        raise SettingError(f"{operation} on rank {group.rank} needs the shape of what it is to receive; got {shape!r}")
 
     outgoing = tensor.detach().to(group.device).contiguous() if sends and tensor is not None else None
     incoming = (
@@ -168,6 +176,10 @@ def _exchange(
     _swap(outgoing, incoming, neighbour, group)
     received = incoming.to(device) if device is not None else incoming
     return received.requires_grad_(operation in ACTIVATIONS and received.is_floating_point())
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, Sequence) and all(isinstance(size, int) and size >= 0 for size in shape)
 
 
 def _swap(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbour: int, group: PipelineGroup) -> None:

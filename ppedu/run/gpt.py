@@ -66,9 +66,12 @@ class GPT(nn.Module):
         """Stage number `stage` of `stages`; the blocks are shared out evenly.
 
         Raises:
-            SettingError: there are more stages than blocks.
+            SettingError: there are more stages than blocks, or there is no such stage.
         """
-        return cls(config, evenly(config.layers, stages)[stage], seed)
+        pieces = evenly(config.layers, stages)
+        if not 0 <= stage < stages:
+            raise SettingError(f"there is no stage {stage}; the stages are 0 to {stages - 1}")
+        return cls(config, pieces[stage], seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x if self.embedding is None else self.embedding(x)

@@ -14,13 +14,15 @@ from tqdm import tqdm
 
 from ppedu.core.errors import PipelineError, SettingError, require_count
 from ppedu.core.partition import evenly
-from ppedu.core.schedule import require_writable
 from ppedu.core.timeline import Timeline
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.data import Text
 from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
 from ppedu.run.loops import LOOPS
 from ppedu.run.stage import Stage, measured
+from ppedu.view import require_savable
+
+MOST_SEED = 10**9  # a generator's seed is made of it and the step
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,15 @@ class TrainConfig:
         require_count("steps", self.steps)
         require_count("microbatches", self.microbatches)
         require_count("batch", self.batch)
-        require_count("seed", self.seed, least=0)
+        if require_count("seed", self.seed, least=0) > MOST_SEED:
+            raise SettingError(f"seed must be at most {MOST_SEED}; got {self.seed}")
         if self.batch % self.microbatches:
             raise SettingError(
                 f"a batch of {self.batch} cannot be cut into {self.microbatches} equal microbatches; "
                 f"take a multiple of {self.microbatches}"
             )
-        if not self.lr > 0:
-            raise SettingError(f"lr must be above 0; got {self.lr}")
+        if not isinstance(self.lr, (int, float)) or not self.lr > 0:
+            raise SettingError(f"lr must be above 0; got {self.lr!r}")
         self.gpt(vocabulary=1)
 
     def gpt(self, vocabulary: int) -> GPTConfig:
@@ -154,13 +157,14 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
 
     Raises:
         SettingError: a setting cannot work.
-        PipelineError: `out` cannot be written.
+        PipelineError: `out` cannot be written, or the text not be read.
     """
     config = TrainConfig(
         **{name: value for name, value in vars(options).items() if name in TrainConfig.__dataclass_fields__}
     )
     config.check_ranks(ranks)
-    require_writable(options.out)
+    require_savable(options.out)
+    Text(config.text).batch(1, config.context, seed=0)
     return config
 
 

@@ -18,15 +18,25 @@ PICTURES = (".svg", ".png", ".pdf")
 
 def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     """Write `timeline` to `path`; see `Timeline.save`."""
-    ending = Path(path).suffix.lower()
-    if ending == ".json":
+    if require_savable(path) == ".json":
         write_text(path, trace(timeline))
-    elif ending in PICTURES:
+    else:
         from matplotlib import pyplot
 
-        require_writable(path)
         timeline.plot()
         pyplot.savefig(path, bbox_inches="tight", dpi=200)
         pyplot.close()
-    else:
+
+
+def require_savable(path: str | os.PathLike[str]) -> str:
+    """The ending of `path`, if a timeline can be saved there.
+
+    Raises:
+        SettingError: the ending is none that a timeline can be saved with.
+        PipelineError: the file cannot be written.
+    """
+    require_writable(path)
+    ending = Path(path).suffix.lower()
+    if ending not in (".json", *PICTURES):
         raise SettingError(f"cannot save a timeline as {str(path)!r}; end it in .json, {', '.join(PICTURES)}")
+    return ending

@@ -6,6 +6,7 @@ The format is the Trace Event Format's JSON object; what it has no word for stan
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -72,9 +73,10 @@ def load(path: str | os.PathLike[str]) -> Timeline:
         rows: list[list[Span]] = [[] for _ in range(about["ranks"])]
         for event in data["traceEvents"]:
             if event["ph"] == "X":
-                start = event["ts"] / MICROSECONDS
-                span = Span(Action.parse(event["name"]), start, start + event["dur"] / MICROSECONDS)
-                rows[event["tid"]].append(span)
+                start, lasts, rank = event["ts"] / MICROSECONDS, event["dur"] / MICROSECONDS, event["tid"]
+                if not (0 <= start < math.inf and 0 <= lasts < math.inf and rank >= 0):
+                    raise ValueError(event)
+                rows[rank].append(Span(Action.parse(event["name"]), start, start + lasts))
         schedule = Schedule(
             about["schedule"],
             Placement.make(about["placement"], about["ranks"], about["chunks"]),
@@ -82,6 +84,7 @@ def load(path: str | os.PathLike[str]) -> Timeline:
             tuple(tuple(span.action for span in row) for row in rows),
         )
         costs = Costs(activation=about["activation"], weight_memory=about["weight_memory"], unit=about["unit"])
+        costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
         return Timeline(schedule, tuple(map(tuple, rows)), costs, about["source"])
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ParseError(f"{str(path)!r} is not a timeline saved by ppedu: {error!r}") from error

@@ -67,8 +67,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
     """
     if name not in _entries:
         raise SettingError(f"there is no schedule called {name!r}; there is: {', '.join(_entries)}")
-    require_count("ranks", ranks)
-    require_count("microbatches", microbatches)
+    ranks, microbatches = require_count("ranks", ranks), require_count("microbatches", microbatches)
     return build(name, _entries[name], ranks, microbatches, options)
 
 
@@ -95,8 +94,10 @@ def _call(
     try:
         inspect.signature(generator).bind(rank, ranks, microbatches, **options)
     except TypeError as error:
-        takes = ", ".join(list(inspect.signature(generator).parameters)[3:]) or "none"
-        raise SettingError(f"the schedule {name!r} does not fit these options ({error}); it takes: {takes}") from None
+        own = inspect.signature(generator).parameters.values()
+        takes = ", ".join(str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in own)
+        given = ", ".join(["rank", "ranks", "microbatches", *(f"{key}={value!r}" for key, value in options.items())])
+        raise SettingError(f"the schedule {name!r} takes ({takes}), not ({given}): {error}") from None
     actions = generator(rank, ranks, microbatches, **options)
     if not isinstance(actions, Iterable):
         raise ScheduleError(f"the schedule {name!r} gives {actions!r} for rank {rank}; it must yield actions")

@@ -1,0 +1,216 @@
+"""torch.distributed.pipelining as the oracle: its grammar, its CSV files, its validation and its own schedules."""
+
+import csv
+import io
+from types import SimpleNamespace
+
+import pytest
+import strategies
+from hypothesis import given
+from strategies import often
+
+import ppedu as pp
+from ppedu import Action, Costs, Op, ParseError, Schedule, check, simulate
+
+pytest.importorskip("torch")
+schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+
+
+def to_torch(action):
+    return schedules._Action.from_str(str(action))
+
+
+def same(ours, theirs):
+    """Do the two say the same, field by field?"""
+    if ours.parts:
+        return theirs.computation_type.value == ours.op and all(map(same, ours.parts, theirs.sub_actions))
+    microbatch = -1 if theirs.microbatch_index is None else theirs.microbatch_index
+    return (theirs.stage_index, theirs.computation_type.value, microbatch) == ours[:3] and not theirs.sub_actions
+
+
+def read(text):
+    """The orders in a CSV text, read as torch's `_load_csv` does."""
+    return {
+        rank: [schedules._Action.from_str(cell) for cell in row]
+        for rank, row in enumerate(csv.reader(io.StringIO(text, newline="")))
+    }
+
+
+def write(orders):
+    """The CSV text of torch's orders, written as torch's `_dump_csv` does."""
+    out = io.StringIO(newline="")
+    csv.writer(out).writerows(orders[rank] for rank in orders)
+    return out.getvalue()
+
+
+def load(tmp_path, text):
+    path = tmp_path / "theirs.csv"
+    path.write_bytes(text.encode())
+    return Schedule.from_csv(path)
+
+
+def with_messages(orders, schedule):
+    """torch's own lowering; it takes the orders apart, so give it copies."""
+    copies = {rank: list(order) for rank, order in orders.items()}
+    return schedules._add_send_recv(copies, schedule.placement.rank, schedule.stages)
+
+
+def torch_accepts(schedule):
+    """torch's verdict: its validation, and whether its lowering gets through."""
+    idle = [None] * schedule.ranks  # with fewer steps than ranks torch 2.13 fails to print what it has found
+    orders = {rank: [*map(to_torch, order), *idle] for rank, order in enumerate(schedule.orders)}
+    try:
+        schedules._validate_schedule(orders, schedule.ranks, schedule.stages, schedule.microbatches)
+        with_messages(orders, schedule)
+    except AssertionError:
+        return False
+    return True
+
+
+# --- grammar ----------------------------------------------------------------------------------------------------
+
+
+@given(strategies.actions.filter(lambda action: action.op != Op.OVERLAP_B_F))
+@often(300)
+def test_torch_reads_every_action_that_is_written_here(action):
+    theirs = to_torch(action)
+    assert same(action, theirs)
+    assert str(theirs) == str(action)
+    assert Action.parse(str(theirs)) == action
+
+
+@pytest.mark.parametrize("text", ["2F0x", "02F0", "2F00", "2F0 3F0"])
+def test_what_torch_reads_as_something_else_is_refused_here(text):
+    assert str(schedules._Action.from_str(text)) != text
+    with pytest.raises(ParseError):
+        Action.parse(text)
+
+
+def test_every_kind_of_action_that_torch_has_is_known_here():
+    theirs = {kind.value for kind in schedules._ComputationType}
+    assert theirs == {op.value for op in Op} - {"OVERLAP_B_F"}
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------
+
+
+def in_torch_words(schedule):
+    """OVERLAP_B_F is not a word of torch's."""
+    orders = [
+        [action._replace(op=Op.OVERLAP_F_B) if action.op == Op.OVERLAP_B_F else action for action in order]
+        for order in schedule.orders
+    ]
+    return strategies.with_orders(schedule, orders)
+
+
+@given(strategies.shuffled_schedules().map(in_torch_words))
+@often(120)
+def test_the_verdict_on_shuffled_orders_is_torchs(schedule):
+    assert (check(schedule) == []) == torch_accepts(schedule)
+
+
+@given(strategies.mutated_schedules(mutations=("drop", "swap", "split")).map(in_torch_words))
+@often(120)
+def test_the_verdict_on_incomplete_orders_is_torchs(schedule):
+    assert (check(schedule) == []) == torch_accepts(schedule)
+
+
+# --- our schedules in torch -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize("ranks, microbatches", [(1, 1), (2, 5), (4, 3), (4, 8), (8, 16)])
+def test_torch_reads_validates_and_steps_through_every_schedule_of_the_zoo(name, ranks, microbatches):
+    schedule = pp.schedule(name, ranks, microbatches)
+    orders = read(schedule.to_csv())
+    assert all(map(same, schedule.orders[rank], orders[rank]) for rank in range(ranks))
+    found = schedules._validate_schedule(orders, ranks, schedule.stages, microbatches)
+    assert found == {stage: schedule.placement.rank(stage) for stage in range(schedule.stages)}
+    stepped = schedules._simulate_comms_compute(
+        with_messages(orders, schedule), schedule.placement.rank, schedule.stages
+    )
+    compute = {rank: [str(a) for a in row if a is not None and a.is_compute_op] for rank, row in stepped.items()}
+    assert compute == {rank: [str(action) for action in order] for rank, order in enumerate(schedule.orders)}
+
+
+# --- torch's schedules here -------------------------------------------------------------------------------------
+
+LOOPED = [
+    (schedules.ScheduleLoopedBFS, 2, 2, 4),
+    (schedules.ScheduleLoopedBFS, 4, 2, 3),
+    (schedules.ScheduleInterleaved1F1B, 2, 2, 4),
+    (schedules.ScheduleInterleaved1F1B, 4, 2, 8),
+    (schedules.ScheduleInterleaved1F1B, 4, 3, 10),
+    (schedules.ScheduleInterleavedZeroBubble, 2, 2, 4),
+    (schedules.ScheduleInterleavedZeroBubble, 4, 1, 8),
+    (schedules.ScheduleInterleavedZeroBubble, 4, 3, 10),
+]
+
+
+def looped(kind, ranks, chunks, microbatches):
+    """The orders of one of torch's schedules, idle steps included, computed without a process group."""
+    rounds = max(1, microbatches // ranks)
+    settings = SimpleNamespace(
+        _stages=[None] * chunks,
+        n_local_stages=chunks,
+        pp_group_size=ranks,
+        _n_microbatches=microbatches,
+        microbatches_per_round=microbatches // rounds,
+    )
+    return {rank: kind._calculate_single_rank_operations(settings, rank) for rank in range(ranks)}
+
+
+@pytest.mark.parametrize("kind, ranks, chunks, microbatches", LOOPED)
+def test_torchs_schedules_are_loaded_without_their_idle_steps_and_are_legal(
+    tmp_path, kind, ranks, chunks, microbatches
+):
+    orders = looped(kind, ranks, chunks, microbatches)
+    schedule = load(tmp_path, write(orders))
+    assert (schedule.ranks, schedule.chunks, schedule.microbatches) == (ranks, chunks, microbatches)
+    expected = [[str(action) for action in order if action is not None] for order in orders.values()]
+    assert [[str(action) for action in order] for order in schedule.orders] == expected
+    assert check(schedule) == []
+
+
+@pytest.mark.parametrize("kind, ranks, chunks, microbatches", LOOPED)
+def test_torchs_lowered_schedules_are_legal_and_take_as_long(tmp_path, kind, ranks, chunks, microbatches):
+    schedule = load(tmp_path, write(looped(kind, ranks, chunks, microbatches)))
+    lowered = load(tmp_path, write(with_messages(read(schedule.to_csv()), schedule)))
+    assert sum(map(len, lowered.orders)) > sum(map(len, schedule.orders))
+    assert check(lowered) == []
+    assert simulate(lowered).makespan == simulate(schedule).makespan
+
+
+def first_backward(row):
+    return next(index for index, action in enumerate(row) if action is not None and str(action).count("B"))
+
+
+@pytest.mark.parametrize("ranks, chunks, microbatches", [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 16)])
+def test_the_first_backward_of_looped_bfs_starts_when_torch_draws_it(tmp_path, ranks, chunks, microbatches):
+    """Here torch's idle steps are for F=B=1."""
+    orders = looped(schedules.ScheduleLoopedBFS, ranks, chunks, microbatches)
+    schedule = load(tmp_path, write(orders))
+    timeline = simulate(schedule, Costs(forward=chunks, backward=chunks))
+    for rank in range(ranks):
+        backward = next(span for span in timeline.spans(rank) if span.action.op == "B")
+        assert backward.start == first_backward(orders[rank])
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 8), (8, 20)])
+def test_gpipe_runs_what_torchs_gpipe_runs(ranks, microbatches):
+    drawn = schedules.ScheduleGPipe._get_pipeline_order(
+        SimpleNamespace(_num_stages=ranks, _n_microbatches=microbatches)
+    )
+    expected = [[str(a) for a in drawn[rank] if a is not None and a.is_compute_op] for rank in range(ranks)]
+    assert [[str(a) for a in order] for order in pp.schedule("gpipe", ranks, microbatches).orders] == expected
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 8), (8, 20)])
+def test_1f1b_runs_what_torchs_1f1b_rule_gives(ranks, microbatches):
+    """torch's general rule for one stage a rank, warmed up as its Schedule1F1B is when it runs."""
+    for rank, order in enumerate(pp.schedule("1f1b", ranks, microbatches).orders):
+        warmup = ranks - 1 - rank
+        expected = schedules._get_1f1b_rank_ops(
+            1, ranks, warmup, microbatches - warmup, warmup, rank, lambda step, r=rank: r, lambda step, r=rank: r
+        )
+        assert [str(a) for a in order] == [str(a) for a in expected if a is not None]

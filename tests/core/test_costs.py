@@ -1,0 +1,119 @@
+"""Costs: what is a cost and what is none, how one follows from another, and costs found in a run."""
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import legal_schedules, often, read
+
+from ppedu import Costs, SettingError, Span, Timeline, simulate
+
+NUMBERS = ["forward", "backward", "input", "weight", "overlap", "latency", "weight_memory", "activation"]
+SPLIT = read("0F0 0I0 0W0 0F1 0B1", microbatches=2)  # one backward of each kind, to read its time
+
+
+def lengths(**costs):
+    """The times of F, I, W and B in a schedule of one stage."""
+    f, i, w, _, b = (span.end - span.start for span in simulate(SPLIT, Costs(**costs)).spans(0))
+    return {"F": f, "I": i, "W": w, "B": b}
+
+
+@pytest.mark.parametrize(
+    "costs, expected",
+    [
+        ({}, {"F": 1, "B": 2, "I": 1, "W": 1}),
+        ({"backward": 3}, {"F": 1, "B": 3, "I": Fraction(3, 2), "W": Fraction(3, 2)}),
+        ({"backward": 3.0}, {"F": 1, "B": 3.0, "I": 1.5, "W": 1.5}),
+        ({"backward": 5, "weight": 2}, {"F": 1, "B": 5, "I": 3, "W": 2}),
+        ({"backward": 5, "input": 2}, {"F": 1, "B": 5, "I": 2, "W": 3}),
+        ({"input": 4}, None),
+        ({"input": Fraction(1, 2)}, {"F": 1, "B": 2, "I": Fraction(1, 2), "W": Fraction(3, 2)}),
+        ({"weight": Fraction(1, 2)}, {"F": 1, "B": 2, "I": Fraction(3, 2), "W": Fraction(1, 2)}),
+        ({"input": 4, "weight": 3}, {"F": 1, "B": 7, "I": 4, "W": 3}),
+        ({"backward": 5, "input": 4, "weight": 3}, {"F": 1, "B": 5, "I": 4, "W": 3}),
+        ({"forward": 0, "backward": 0}, {"F": 0, "B": 0, "I": 0, "W": 0}),
+    ],
+)
+def test_the_times_that_are_not_given_follow_from_those_that_are(costs, expected):
+    if expected is None:
+        with pytest.raises(SettingError, match="the half of a split backward takes longer than the full backward"):
+            lengths(**costs)
+    else:
+        assert lengths(**costs) == expected
+
+
+@pytest.mark.parametrize("costs", [{"weight": 3}, {"backward": 1, "weight": 2}, {"backward": [1], "input": [2]}])
+def test_a_half_that_takes_longer_than_the_whole_is_refused_with_a_way_out(costs):
+    with pytest.raises(SettingError, match="takes longer than the full backward; give input and weight"):
+        simulate(SPLIT, Costs(**costs))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [-1, -0.001, math.nan, math.inf, True, "1", Decimal(1), 1j, (), {}, [[1]]], ids=repr)
+def test_what_is_not_a_number_of_at_least_0_is_refused(name, value):
+    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
+        Costs(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["forward", "latency", "weight_memory", "activation"])
+def test_what_has_no_default_of_another_kind_cannot_be_none(name):
+    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got None"):
+        Costs(**{name: None})
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "input", "weight", "overlap", "activation"])
+def test_every_number_of_a_sequence_is_looked_at(name):
+    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got -2"):
+        Costs(**{name: [1, -2, 3]})
+
+
+@pytest.mark.parametrize("name", ["latency", "weight_memory"])
+def test_what_is_one_number_cannot_be_a_sequence(name):
+    with pytest.raises(SettingError, match=f"^{name} must be a number"):
+        Costs(**{name: [1, 1]})
+
+
+@pytest.mark.parametrize("value", [1.001, 2, Fraction(3, 2)])
+def test_weight_memory_is_a_part_of_the_activation(value):
+    with pytest.raises(SettingError, match="weight_memory is a part of the activation, 0 to 1; got"):
+        Costs(weight_memory=value)
+
+
+# --- fit --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def runs(draw, split):
+    schedule = draw(legal_schedules(split=split))
+    times = st.lists(st.integers(1, 9), min_size=schedule.stages, max_size=schedule.stages)
+    given = {"forward": draw(times)}
+    given |= {"input": draw(times), "weight": draw(times)} if split else {"backward": draw(times)}
+    return schedule, given
+
+
+@pytest.mark.parametrize("split", [0, 1])
+@given(st.data())
+@often(50)
+def test_the_costs_of_a_simulated_run_are_found_again(split, data):
+    schedule, given = data.draw(runs(split))
+    timeline = simulate(schedule, Costs(**given))
+    found = Costs.fit(timeline)
+    assert {name: getattr(found, name) for name in given} == given
+    assert simulate(schedule, found).rows == timeline.rows
+
+
+def test_the_median_is_taken_so_that_one_slow_action_does_not_count():
+    schedule = read("0F0 0F1 0F2 0B0 0B1 0B2", microbatches=3)
+    ends = [0, 2, 3, 53, 57, 58, 61]
+    spans = zip(schedule.orders[0], ends, ends[1:], strict=False)
+    measured = Timeline(schedule, (tuple(Span(*span) for span in spans),), Costs(unit="s"), "measured")
+    assert Costs.fit(measured) == Costs(forward=[2], backward=[3], unit="s")
+
+
+def test_a_run_in_which_only_some_stages_split_their_backward_is_fitted():
+    schedule = read("0F0 0B0", "1F0 1I0 1W0")
+    timeline = simulate(schedule, Costs(forward=[1, 2], backward=[3, 9], input=[9, 4], weight=[9, 5]))
+    assert simulate(schedule, Costs.fit(timeline)).rows == timeline.rows

@@ -1,0 +1,203 @@
+"""Schedule: the object itself, its text, and its CSV form in and out."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import legal_schedules, mutated_schedules, often
+
+import ppedu as pp
+from ppedu import B, F, ParseError, PipelineError, Placement, Schedule, ScheduleError, SettingError
+
+TWO = Schedule("two", Placement.make("loop", 2), 1, ((F(0, 0), B(0, 0)), (F(1, 0), B(1, 0))))
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a text to a CSV file and give its path."""
+
+    def write(text):
+        path = tmp_path / "mine.csv"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+# --- the object -------------------------------------------------------------------------------------------------
+
+
+def test_size_is_that_of_the_placement():
+    schedule = Schedule("x", Placement.make("loop", 2, 3), 5, ((), ()))
+    assert (schedule.ranks, schedule.stages, schedule.chunks, schedule.microbatches) == (2, 6, 3, 5)
+    assert repr(schedule) == "Schedule('x', ranks=2, stages=6, microbatches=5)"
+
+
+def test_schedules_with_equal_fields_are_equal():
+    again = Schedule("two", Placement.make("loop", 2), 1, ((F(0, 0), B(0, 0)), (F(1, 0), B(1, 0))))
+    assert again == TWO and hash(again) == hash(TWO)
+    assert dataclasses.replace(TWO, name="other") != TWO
+
+
+def test_a_schedule_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TWO.microbatches = 2
+
+
+@pytest.mark.parametrize("orders", [(), ((F(0, 0),),), ((), (), ())])
+def test_there_is_one_order_for_each_rank(orders):
+    with pytest.raises(SettingError, match=f"2 ranks needs 2 orders; got {len(orders)}"):
+        Schedule("x", Placement.make("loop", 2), 1, orders)
+
+
+@pytest.mark.parametrize("microbatches", [0, -1, True, "2", 2.0, None])
+def test_microbatches_must_be_a_whole_number_above_0(microbatches):
+    with pytest.raises(SettingError, match="microbatches must be"):
+        Schedule("x", Placement.make("loop", 1), microbatches, ((),))
+
+
+def test_validate_passes_a_legal_schedule_and_lists_what_is_wrong_with_another():
+    TWO.validate()
+    schedule = Schedule("bad", Placement.make("loop", 1), 4, ((),))
+    with pytest.raises(ScheduleError, match=r"'bad'.* is not legal") as caught:
+        schedule.validate()
+    assert list(caught.value.problems) == pp.check(schedule)
+    assert len(caught.value.problems) == 8
+    assert str(caught.value).count("is never run") == 5 and "… and 3 more" in str(caught.value)
+
+
+def test_printing_draws_a_legal_schedule_and_says_what_is_wrong_with_another():
+    assert str(TWO) == pp.simulate(TWO).text()
+    assert "0B0 is never run" in str(dataclasses.replace(TWO, orders=((F(0, 0),), TWO.orders[1])))
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------
+
+
+def test_csv_is_a_line_for_each_rank_and_an_action_in_each_cell(tmp_path):
+    assert TWO.to_csv() == "0F0,0B0\n1F0,1B0\n"
+    assert TWO.to_csv(tmp_path / "two.csv") == (tmp_path / "two.csv").read_text()
+
+
+@given(legal_schedules(pairs=0.3))
+@often(40)
+def test_a_legal_schedule_survives_csv(tmp_path_factory, schedule):
+    path = tmp_path_factory.mktemp("csv") / f"{schedule.name}.csv"
+    schedule.to_csv(path)
+    assert Schedule.from_csv(path) == schedule
+
+
+@given(mutated_schedules(mutations=("double", "swap", "split", "unpair")))
+@often(40)
+def test_an_illegal_schedule_survives_csv_too(tmp_path_factory, schedule):
+    path = tmp_path_factory.mktemp("csv") / "x.csv"
+    schedule.to_csv(path)
+    assert Schedule.from_csv(path, name=schedule.name) == schedule
+
+
+@given(legal_schedules(pairs=0.3), st.data())
+@often(40)
+def test_empty_cells_are_idle_steps_and_are_dropped(tmp_path_factory, schedule, data):
+    lines = []
+    for order in schedule.orders:
+        cells = [str(action) for action in order]
+        for _ in range(data.draw(st.integers(0, 4))):
+            cells.insert(data.draw(st.integers(0, len(cells))), data.draw(st.sampled_from(["", " "])))
+        lines.append(",".join(cells))
+    path = tmp_path_factory.mktemp("csv") / "idle.csv"
+    path.write_text("\n".join(lines))
+    assert Schedule.from_csv(path).orders == schedule.orders
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+def test_any_line_ending_will_do(written, end):
+    text = TWO.to_csv().replace("\n", "\r\n") if end == "\r\n" else TWO.to_csv().removesuffix("\n") + end
+    assert Schedule.from_csv(written(text), name="two") == TWO
+
+
+def test_the_name_is_that_of_the_file_or_the_one_given(written):
+    path = written(TWO.to_csv())
+    assert Schedule.from_csv(path).name == "mine"
+    assert Schedule.from_csv(str(path), name="yours").name == "yours"
+
+
+def test_stages_are_counted_and_shared_out(written):
+    schedule = Schedule.from_csv(written("0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n"))
+    assert (schedule.ranks, schedule.stages, schedule.chunks) == (2, 4, 2)
+    assert pp.check(schedule) == []
+
+
+def test_messages_and_sharding_are_read_and_kept(written):
+    text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    schedule = Schedule.from_csv(written(text))
+    assert schedule.to_csv() == text
+    assert pp.check(schedule) == []
+
+
+@pytest.mark.parametrize("line", ["0F0,,0SEND_F0", "0F0,0SEND_F0,", ",0RECV_B0"])
+def test_a_line_with_messages_has_no_empty_cells(written, line):
+    with pytest.raises(ParseError, match=r"mine.csv', line 2: .*communication has no empty cells"):
+        Schedule.from_csv(written(f"1F0\n{line}\n"))
+
+
+@pytest.mark.parametrize(
+    "text, line, cell, shown",
+    [
+        ("0F0,0B0\n1F0,1Bx\n", 2, 2, "1Bx"),
+        ("2F0x\n", 1, 1, "2F0x"),
+        ("0F0,,B0\n", 1, 3, "B0"),
+        ("\n0F0;0B0\n", 2, 1, "0F0;0B0"),
+        ("rank,order\n", 1, 1, "rank"),
+    ],
+)
+def test_a_cell_that_is_no_action_is_named(written, text, line, cell, shown):
+    with pytest.raises(ParseError) as caught:
+        Schedule.from_csv(written(text))
+    assert f"mine.csv', line {line}, cell {cell}: {shown!r} is not an action" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n", ",,\n,,\n", " "])
+def test_a_file_without_actions_is_refused(written, text):
+    with pytest.raises(ParseError, match="holds no actions"):
+        Schedule.from_csv(written(text))
+
+
+def test_stages_that_cannot_be_shared_out_evenly_are_refused(written):
+    with pytest.raises(ParseError, match=r"2 ranks \(lines\) and 3 stages; every rank must hold the same number"):
+        Schedule.from_csv(written("0F0,2F0,2B0,0B0\n1F0,1B0\n"))
+
+
+@pytest.mark.parametrize("microbatches", [0, 2, 99])
+def test_microbatches_are_checked_where_they_are_given(written, microbatches):
+    path = written(TWO.to_csv())
+    assert Schedule.from_csv(path, microbatches=1).microbatches == 1
+    with pytest.raises(ParseError, match=f"which is 1, not {microbatches}"):
+        Schedule.from_csv(path, microbatches=microbatches)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe0F0")
+    for path in (tmp_path / "nowhere.csv", tmp_path, tmp_path / "bytes.csv"):
+        with pytest.raises(PipelineError, match="cannot read") as caught:
+            Schedule.from_csv(path)
+        assert str(path) in str(caught.value)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    for path in (tmp_path / "nowhere" / "x.csv", tmp_path):
+        with pytest.raises(
+            PipelineError, match=r"cannot write .* name a file in a folder that you may write to"
+        ) as caught:
+            TWO.to_csv(path)
+        assert str(path) in str(caught.value)
+
+
+def test_an_unknown_placement_is_refused(written):
+    with pytest.raises(SettingError, match="no placement called 'ring'; there is: loop"):
+        Schedule.from_csv(written(TWO.to_csv()), placement="ring")
+
+
+def test_a_cell_too_long_for_csv_is_a_parse_error(written):
+    with pytest.raises(PipelineError):
+        Schedule.from_csv(written("x" * 200_000))

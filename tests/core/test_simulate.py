@@ -1,0 +1,183 @@
+"""Simulated times, against a clock that ticks, and by what must hold for any schedule."""
+
+from fractions import Fraction
+
+import pytest
+import stepper
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import legal_schedules, often, read, with_orders
+
+import ppedu as pp
+from ppedu import Action, Costs, Op, ScheduleError, SettingError, simulate
+
+
+def rows(timeline):
+    return [[tuple(span) for span in row] for row in timeline.rows]
+
+
+def per_stage(stages, least=0):
+    return st.lists(st.integers(least, 4), min_size=stages, max_size=stages)
+
+
+@st.composite
+def schedules_with_costs(draw, overlap=False, least=0, **options):
+    """A legal schedule, its costs for each stage in whole ticks, and the same as `length(action)` for the stepper."""
+    schedule = draw(legal_schedules(**options))
+    times = {op: draw(per_stage(schedule.stages, least)) for op in "FBIW"}
+    fused = [2 * time for time in draw(per_stage(schedule.stages, least))] if overlap else None
+
+    def length(action):
+        if action.parts and fused:
+            return sum(fused[part.stage] for part in action.parts) // 2  # the mean of the two stages'
+        return sum(times[single.op][single.stage] for single in action.singles)
+
+    costs = Costs(
+        forward=times["F"],
+        backward=times["B"],
+        input=times["I"],
+        weight=times["W"],
+        overlap=fused,
+        latency=draw(st.integers(0, 3)),
+    )
+    return schedule, costs, length
+
+
+@given(schedules_with_costs())
+@often(80)
+def test_times_are_those_of_the_ticking_clock(drawn):
+    schedule, costs, length = drawn
+    assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
+
+
+@given(schedules_with_costs(pairs=0.4))
+@often(30)
+def test_a_pair_takes_the_sum_of_its_parts_unless_overlap_is_given(drawn):
+    schedule, costs, length = drawn
+    assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
+
+
+@given(schedules_with_costs(pairs=0.4, overlap=True))
+@often(30)
+def test_a_pair_takes_the_mean_of_its_two_stages_overlap(drawn):
+    schedule, costs, length = drawn
+    assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
+
+
+def test_an_overlap_given_as_one_number_is_that_of_a_ranks_share():
+    schedule = read("0F0 0F1 1F0 (1F1;1B0)OVERLAP_F_B 0B0 1B1 0B1", microbatches=2, chunks=2)
+    pair = simulate(schedule, Costs(overlap=Fraction(5, 2))).spans(0)[3]
+    assert (pair.start, pair.end) == (Fraction(3, 2), Fraction(3, 2) + Fraction(5, 4))
+
+
+@given(legal_schedules(pairs=0.2))
+@often(30)
+def test_by_default_a_backward_takes_two_forwards_and_each_half_of_it_one(schedule):
+    """Counted in shares of a rank's work, so that in a schedule of v chunks every stage takes 1/v of that."""
+    ticks = {"F": 1, "B": 2, "I": 1, "W": 1}
+    expected = stepper.run(schedule, lambda action: sum(ticks[single.op] for single in action.singles))
+    share = Fraction(1, schedule.chunks)
+    assert rows(simulate(schedule)) == [[(a, start * share, end * share) for a, start, end in row] for row in expected]
+
+
+@given(schedules_with_costs(pairs=0.2), st.integers(1, 7))
+@often(30)
+def test_fractions_are_exact(drawn, parts):
+    schedule, costs, length = drawn
+    small = scaled(costs, Fraction(1, parts))
+    expected = stepper.run(schedule, length, costs.latency)
+    found = rows(simulate(schedule, small))
+    assert found == [[(a, Fraction(s, parts), Fraction(e, parts)) for a, s, e in row] for row in expected]
+    assert {type(time) for row in found for _, *times in row for time in times} <= {int, Fraction}
+
+
+@given(schedules_with_costs(pairs=0.2), st.floats(0.001, 1000))
+@often(30)
+def test_floats_are_close_to_the_exact_times(drawn, factor):
+    schedule, costs, length = drawn
+    expected = stepper.run(schedule, length, costs.latency)
+    for row, exact in zip(rows(simulate(schedule, scaled(costs, factor))), expected, strict=True):
+        assert [span[0] for span in row] == [span[0] for span in exact]
+        times = [time / factor for span in row for time in span[1:]]
+        assert times == pytest.approx([time for span in exact for time in span[1:]], rel=1e-9, abs=1e-9)
+
+
+@given(schedules_with_costs(), st.data())
+@often(30)
+def test_no_action_gets_earlier_when_something_takes_longer(drawn, data):
+    schedule, costs, _ = drawn
+    name = data.draw(st.sampled_from(["forward", "backward", "input", "weight", "latency"]))
+    old = getattr(costs, name)
+    new = old + 1 if name == "latency" else [time + data.draw(st.integers(0, 2)) for time in old]
+    slower = Costs(**{**vars(costs), name: new})
+    for before, after in zip(simulate(schedule, costs).rows, simulate(schedule, slower).rows, strict=True):
+        assert all(old.start <= new.start and old.end <= new.end for old, new in zip(before, after, strict=True))
+
+
+def scaled(costs, factor):
+    """`costs` with every time multiplied."""
+    names = "forward", "backward", "input", "weight"
+    times = {name: [time * factor for time in getattr(costs, name)] for name in names}
+    return Costs(**times, latency=costs.latency * factor)
+
+
+def test_latency_is_paid_between_ranks_only():
+    loop = read("0F0 1F0 2F0 2B0 1B0 0B0", chunks=3)
+    assert simulate(loop, Costs(latency=100)).makespan == simulate(loop).makespan == 3
+    line = pp.schedule("naive", 3, 1)
+    assert simulate(line, Costs(latency=100)).makespan == 9 + 4 * 100
+
+
+def test_latency_occupies_nobody():
+    timeline = simulate(pp.schedule("gpipe", 2, 4), Costs(forward=1, backward=1, latency=1))
+    assert [(span.start, span.end) for span in timeline.spans(0)[:4]] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [(span.start, span.end) for span in timeline.spans(1)[:4]] == [(2, 3), (3, 4), (4, 5), (5, 6)]
+
+
+def test_a_split_backward_lets_the_rank_before_go_on_after_its_first_half():
+    timeline = simulate(read("0F0 0B0", "1F0 1I0 1W0"))
+    assert [tuple(span)[1:] for span in timeline.spans(1)] == [(1, 2), (2, 3), (3, 4)]
+    assert [tuple(span)[1:] for span in timeline.spans(0)] == [(0, 1), (3, 5)]
+
+
+def test_messages_and_sharding_take_no_time():
+    plain = pp.schedule("1f1b", 2, 3)
+    lowered = [
+        [each for action in order for each in (Action(rank, Op.UNSHARD), action, Action(rank, Op.SEND_F, 0))]
+        for rank, order in enumerate(plain.orders)
+    ]
+    timeline = simulate(with_orders(plain, lowered))
+    compute = tuple(tuple(span for span in row if span.action.op in ("F", "B")) for row in timeline.rows)
+    assert compute == simulate(plain).rows
+    assert timeline.busy == simulate(plain).busy
+
+
+def test_the_timeline_knows_its_schedule_and_costs():
+    schedule, costs = pp.schedule("1f1b", 2, 3), Costs(forward=3)
+    timeline = simulate(schedule, costs)
+    assert timeline.schedule is schedule and timeline.costs is costs and timeline.source == "simulated"
+    assert simulate(schedule).costs == Costs()
+
+
+def test_an_illegal_schedule_is_not_simulated_but_explained():
+    schedule = read("0F0")
+    with pytest.raises(ScheduleError, match="0B0 is never run") as caught:
+        simulate(schedule)
+    assert [problem.kind for problem in caught.value.problems] == ["missing"]
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "input", "weight", "overlap", "activation"])
+@pytest.mark.parametrize("value", [[1], [1, 1, 1]])
+def test_costs_for_another_number_of_stages_are_refused(name, value):
+    given = {name: value, "backward": [9, 9]} if name in ("input", "weight") else {name: value}
+    with pytest.raises(
+        SettingError, match=f"{len(value)} costs for 2 stages; give one for each stage, or a single number"
+    ):
+        timeline = simulate(pp.schedule("1f1b", 2, 2), Costs(**given))
+        assert timeline.peak_activations  # the activations are only weighed here
+
+
+def test_64_ranks_and_256_microbatches_are_made_checked_and_simulated():
+    schedule = pp.schedule("1f1b", ranks=64, microbatches=256)
+    assert pp.check(schedule) == []
+    assert simulate(schedule).makespan == 957

@@ -1,0 +1,221 @@
+"""`%%torchrun` in a real Jupyter kernel."""
+
+import os
+import re
+import threading
+import time
+import uuid
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+HELLO = "%%torchrun -n 2\nprint('well')"
+
+
+def notebook(*cells):
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    """`kernel(source)` runs a cell and returns what is seen of it: `.text`, and `.error` with its `.traceback`."""
+    page = notebook()
+    client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
+
+    def run(source):
+        page.cells.append(nbformat.v4.new_code_cell(source))
+        outputs = client.execute_cell(page.cells[-1], len(page.cells) - 1).outputs
+        errors = [output for output in outputs if output.output_type == "error"]
+        assert len(errors) <= 1
+        return SimpleNamespace(
+            text="".join(output.text for output in outputs if output.output_type == "stream"),
+            error=errors[0] if errors else None,
+            traceback=re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback)) if errors else "",
+        )
+
+    with client.setup_kernel(cwd=str(tmp_path_factory.mktemp("folder")), env=environment):
+        assert not run("%load_ext ppedu").error
+        yield run
+
+
+@pytest.fixture
+def failed(kernel):
+    """`failed(source)` runs a cell that must fail, and then one that must not. Returns the first."""
+
+    def run(source):
+        cell, after = kernel(source), kernel(HELLO)
+        assert cell.error is not None
+        assert (after.error, after.text) == (None, "[0] well\n[1] well\n")
+        return cell
+
+    return run
+
+
+def test_output_is_shown_with_its_rank_in_the_order_of_the_ranks(kernel):
+    # The last rank writes first.
+    cell = kernel("%%torchrun -n 4\nimport os, time\nr = int(os.environ['RANK'])\ntime.sleep(0.3 - r / 10)\nprint(r)")
+    assert (cell.text, cell.error) == ("[0] 0\n[1] 1\n[2] 2\n[3] 3\n", None)
+
+
+@pytest.mark.parametrize("options", ["", "-n 1", "--nproc-per-node 1", "--nproc-per-node=1 --timeout=30"])
+def test_options_are_those_of_torchrun(kernel, options):
+    assert kernel(f"%%torchrun {options}\nimport os; print(os.environ['WORLD_SIZE'])").text == "[0] 1\n"
+
+
+def test_the_ranks_talk_to_each_other(kernel):
+    cell = kernel("""%%torchrun -n 2
+import torch, torch.distributed as dist
+from ppedu.run import communicate
+dist.init_process_group("gloo")
+x = communicate("recv_forward", shapes=(3,))
+communicate("send_forward", torch.arange(3.0))
+print(x if x is None else x.tolist())""")
+    assert cell.text == "[0] None\n[1] [0.0, 1.0, 2.0]\n"
+
+
+def test_nothing_of_the_notebook_is_in_the_ranks(kernel):
+    kernel("secret = 5")
+    assert kernel("%%torchrun\nprint('secret' in globals(), __name__)").text == "[0] False __main__\n"
+
+
+def test_nothing_of_the_ranks_is_in_the_notebook(kernel):
+    kernel("%%torchrun -n 2\nleft = 5")
+    assert kernel("print('left' in globals())").text == "False\n"
+
+
+def test_ranks_run_in_the_notebooks_folder_and_import_from_it(kernel):
+    kernel("open('beside.py', 'w').write('import os; folder = os.getcwd()')")
+    assert (
+        kernel("import os; print(os.getcwd())").text
+        == kernel("%%torchrun\nimport beside\nprint(beside.folder)").text[4:]
+    )
+
+
+def test_a_failed_rank_is_shown_with_the_cells_own_line_and_nothing_else(failed):
+    cell = failed("""%%torchrun -n 2
+import os
+if os.environ["RANK"] == "1":
+    print("so far")
+    [][7]  # one too many""")
+    assert cell.text == "[1] so far\n"
+    lines = cell.traceback.splitlines()
+    assert lines[0] == "rank 1 failed:" and lines[-1] == "IndexError: list index out of range"
+    assert "    [][7]  # one too many" in lines
+    assert cell.traceback.count("File ") == 1 and 'File "cell", line 4' in cell.traceback
+
+
+def test_an_error_of_ours_is_one_line_of_the_cell_and_one_sentence(failed):
+    cell = failed("%%torchrun\nfrom ppedu.run import communicate\ncommunicate('send')")
+    assert cell.traceback.count("File ") == 1 and "there is no operation 'send'" in cell.traceback
+
+
+def test_a_syntax_error_is_shown_before_any_rank_runs(failed):
+    cell = failed("%%torchrun -n 2\nprint('never')\nif True print()")
+    assert cell.text == ""
+    assert cell.traceback.splitlines() == ["line 2 of the cell: invalid syntax", "if True print()", "        ^"]
+
+
+@pytest.mark.parametrize("body", ["x = 5\nawait x", "x = 5\nreturn x"])
+def test_what_only_a_function_may_do_is_shown_with_its_line(failed, body):
+    cell = failed(f"%%torchrun\n{body}")
+    assert cell.traceback.startswith("line 2 of the cell: ") and body.splitlines()[1] in cell.traceback.splitlines()
+
+
+BAD_OPTIONS = {
+    "-n 0": "the number of ranks must be at least 1; got 0",
+    "-n -1": "the number of ranks must be at least 1; got -1",
+    "-n x": "invalid int value: 'x'",
+    "-n": "expected one argument",
+    "-n 1.5": "invalid int value: '1.5'",
+    "-n 65": "at most 64 ranks",
+    "--wat": "unrecognized arguments: --wat",
+    "4": "unrecognized arguments: 4",
+    "--timeout soon": "invalid float value: 'soon'",
+    "--timeout nan": "timeout must",
+    "--timeout -1": "timeout must",
+    "-n '2": "No closing quotation",
+}
+
+
+@pytest.mark.parametrize(("options", "says"), BAD_OPTIONS.items())
+def test_options_that_cannot_work_are_told_in_a_few_lines(failed, options, says):
+    cell = failed(f"%%torchrun {options}\nprint('never')")
+    assert cell.text == "" and says in cell.traceback and len(cell.traceback.splitlines()) <= 3
+
+
+def test_a_long_timeout_is_no_error(kernel):
+    cell = kernel("%%torchrun --timeout inf\nprint('well')")
+    assert (cell.text, cell.error) == ("[0] well\n", None)
+
+
+def test_a_timeout_shows_what_was_printed_and_where_each_rank_is(failed):
+    cell = failed("""%%torchrun -n 2 --timeout 4
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+print("met")
+dist.recv(torch.zeros(1))""")
+    assert cell.text == "[0] met\n[1] met\n"
+    assert cell.traceback.splitlines() == [
+        "the ranks were stopped, because they had not ended after 4 s",
+        "rank 0 is at line 4: dist.recv(torch.zeros(1))",
+        "rank 1 is at line 4: dist.recv(torch.zeros(1))",
+    ]
+
+
+def test_a_killed_rank_is_named(failed):
+    cell = failed("%%torchrun -n 2\nimport os\nos.environ['RANK'] == '1' and os.kill(os.getpid(), 9)")
+    assert cell.traceback == "rank 1 was killed by SIGKILL"
+
+
+def test_an_interrupt_ends_the_cell_and_its_ranks(kernel, failed, tmp_path, gone):
+    process = int(kernel("import os; print(os.getpid())").text)
+
+    def interrupt():
+        end = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(process, 2)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    cell = failed(f"""%%torchrun -n 2
+import os, time
+from pathlib import Path
+Path({str(tmp_path)!r}, str(os.getpid())).touch()
+time.sleep(1000)""")
+    interrupter.join()
+    assert cell.error.ename == "KeyboardInterrupt"
+    assert gone(int(path.name) for path in tmp_path.iterdir())
+
+
+def test_nothing_temporary_is_left(kernel, failed):
+    failed("%%torchrun\n1 / 0")
+    left = kernel("import os, tempfile; print(*os.listdir(tempfile.gettempdir()))").text
+    assert "ppedu" not in left
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A notebook that was run from the top and whose third cell fails; and the mark its processes carried."""
+    page, mark = notebook("%load_ext ppedu", HELLO, "%%torchrun -n 2\n1 / 0", "print('never')"), uuid.uuid4().hex
+    client = NotebookClient(page, kernel_name="python3", timeout=100)
+    with pytest.raises(CellExecutionError) as caught:
+        client.execute(env=os.environ | {"PPEDU_TEST": mark})
+    return page, mark, str(caught.value)
+
+
+def test_run_all_stops_at_the_cell_that_failed(stopped):
+    page, _, message = stopped
+    assert [bool(cell.outputs) for cell in page.cells] == [False, True, True, False]
+    assert "ZeroDivisionError" in message
+
+
+def test_no_process_outlives_the_kernel(stopped, marked):
+    end = time.monotonic() + 20
+    while marked(stopped[1]) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert marked(stopped[1]) == []

@@ -1,0 +1,236 @@
+"""Ranks that end well: they are what torchrun would have started, and they leave nothing behind."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ppedu import SettingError
+from ppedu.notebook.pool import RankPool
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+SAY_ENVIRONMENT = """
+import json, os, socket, sys
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS"]
+print(json.dumps({
+    **{name: os.environ.get(name) for name in names},
+    "loopback": socket.gethostbyname(os.environ["MASTER_ADDR"]).startswith("127."),
+    "port": 1024 <= int(os.environ["MASTER_PORT"]) < 65536,
+    "arguments": sys.argv, "name": __name__, "file": __file__, "folder": os.getcwd(),
+}))
+"""
+
+
+def test_a_rank_finds_what_torchrun_would_have_set(rank_pool, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(SAY_ENVIRONMENT)
+    pieces = []
+    rank_pool.run(str(program), 2, ["--a", "b c"], write=lambda rank, piece: pieces.append(piece), timeout=60)
+    real = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program, "--a", "b c"],
+        capture_output=True,
+        check=True,
+    )
+    ours, theirs = (
+        sorted(map(json.loads, text.split(b"\n")[:-1]), key=lambda said: said["RANK"])
+        for text in (b"".join(pieces), real.stdout)
+    )
+    assert ours == theirs and [said["RANK"] for said in ours] == ["0", "1"]
+
+
+def test_each_rank_is_a_process_of_its_own(ranks):
+    processes = [int(text) for text in ranks("import os; print(os.getpid())", 8)]
+    assert len({os.getpid(), *processes}) == 9
+
+
+def test_the_ranks_meet_at_the_address_they_are_given(ranks):
+    program = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        x = torch.tensor(10 ** dist.get_rank())
+        dist.all_reduce(x)
+        print(x.item())
+        """
+    assert ranks(program, 4) == ["1111\n"] * 4
+
+
+def test_a_rank_has_one_thread(ranks):
+    assert ranks("import torch; print(torch.get_num_threads())", 1) == ["1\n"]
+
+
+def test_twenty_runs_in_a_row(ranks):
+    program = """
+        import sys, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        x = torch.tensor(int(sys.argv[1]) + dist.get_rank())
+        dist.all_reduce(x)
+        print(x.item())
+        """
+    for run in range(20):
+        assert ranks(program, 2, str(run)) == [f"{2 * run + 1}\n"] * 2
+
+
+def test_a_module_is_run_as_with_m(rank_pool, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("import sys; print(__name__, __spec__.name, sys.argv)")
+    pieces = []
+    rank_pool.run("mine", 1, ["x"], module=True, write=lambda rank, piece: pieces.append(piece), timeout=60)
+    python = subprocess.run([sys.executable, "-m", "mine", "x"], capture_output=True, check=True)
+    assert b"".join(pieces) == python.stdout
+
+
+def test_output_of_any_length_arrives_whole_and_in_order(ranks):
+    program = """
+        import os
+        for line in range(200_000):
+            print(os.environ["RANK"], line)
+        """
+    expected = ["".join(f"{rank} {line}\n" for line in range(200_000)) for rank in range(2)]
+    assert ranks(program, 2) == expected
+
+
+def test_errors_and_output_arrive_together(ranks):
+    assert ranks("import sys; print('one'); print('two', file=sys.stderr); print('three')", 1) == ["one\ntwo\nthree\n"]
+
+
+def test_bytes_are_passed_on_as_they_are(rank_pool, tmp_path):
+    (tmp_path / "program.py").write_text(r"import os; os.write(1, b'\xff\x00\r'); print('ž', end='')")
+    pieces = []
+    rank_pool.run(str(tmp_path / "program.py"), 1, write=lambda rank, piece: pieces.append(piece), timeout=60)
+    assert b"".join(pieces) == b"\xff\x00\r" + "ž".encode()
+
+
+def test_nothing_more_comes_after_an_empty_piece(rank_pool, tmp_path):
+    (tmp_path / "program.py").write_text("print('x')")
+    pieces = {rank: [] for rank in range(3)}
+    rank_pool.run(str(tmp_path / "program.py"), 3, write=lambda rank, piece: pieces[rank].append(piece), timeout=60)
+    assert list(pieces.values()) == [[b"x\n", b""]] * 3
+
+
+def test_the_program_is_a_real_file(ranks):
+    program = """
+        import inspect, pickle
+        class Mine: pass
+        print(type(pickle.loads(pickle.dumps(Mine()))) is Mine, inspect.getsource(Mine))
+        """
+    assert ranks(program, 1) == ["True class Mine: pass\n\n"]
+
+
+def test_a_rank_can_start_processes(ranks):
+    program = """
+        import multiprocessing
+        def double(answer, x): answer.send(2 * x)
+        if __name__ == "__main__":
+            for method in ("fork", "spawn"):
+                context = multiprocessing.get_context(method)
+                question, answer = context.Pipe()
+                process = context.Process(target=double, args=(answer, 21))
+                process.start()
+                print(question.recv())
+                process.join()
+        """
+    assert ranks(program, 1) == ["42\n42\n"]
+
+
+def test_there_is_nobody_to_answer_a_question(ranks):
+    assert ranks("import sys; print(repr(sys.stdin.read()))", 1) == ["''\n"]
+
+
+@pytest.mark.parametrize("source", ["random.random()", "numpy.random.rand()", "torch.rand(1).item()"])
+def test_random_numbers_differ_between_ranks_and_between_runs(ranks, source):
+    program = f"import random, numpy, torch; print({source})"
+    numbers = [*ranks(program, 2), *ranks(program, 2)]
+    assert len(set(numbers)) == 4, numbers
+
+
+def test_the_environment_of_one_run_is_gone_in_the_next(ranks):
+    before = dict(os.environ)
+    ranks("import os; os.environ['PPEDU_LEFT'] = '1'; os.putenv('PPEDU_LEFT', '1'); os.chdir('/')", 1)
+    program = "import os; print(os.environ.get('PPEDU_LEFT'), os.getcwd())"
+    assert ranks(program, 1) == [f"None {Path.cwd()}\n"]
+    assert dict(os.environ) == before
+
+
+def test_variables_set_here_are_set_there(ranks, monkeypatch):
+    program = "import os, subprocess; subprocess.run('echo $PPEDU_SET', shell=True)"
+    monkeypatch.setenv("PPEDU_SET", "ž")
+    assert ranks(program, 1) == ["ž\n"]
+    monkeypatch.delenv("PPEDU_SET")
+    assert ranks(program, 1) == ["\n"]
+
+
+def test_a_large_environment_is_no_obstacle(ranks, monkeypatch):
+    for number in range(30):
+        monkeypatch.setenv(f"PPEDU_{number}", "x" * 10_000)
+    assert ranks("import os; print(len(os.environ['PPEDU_29']))", 1) == ["10000\n"]
+
+
+def test_what_a_program_leaves_to_its_end_is_done(ranks):
+    assert ranks("import atexit; atexit.register(print, 'done')", 1) == ["done\n"]
+
+
+def test_a_rank_ends_when_its_threads_have(ranks):
+    program = """
+        import threading, time
+        threading.Thread(target=lambda: (time.sleep(0.3), print("done"))).start()
+        """
+    assert ranks(program, 1) == ["done\n"]
+
+
+def test_no_open_file_is_left_here(ranks):
+    ranks("print()", 4)
+    before = names("/proc/self/fd")
+    for _ in range(3):
+        ranks("print()", 4)
+    assert names("/proc/self/fd") == before
+
+
+def test_a_pool_that_was_not_started_starts_itself_and_closes(ranks, gone):
+    pool = RankPool()
+    server = int(ranks("import os; print(os.getppid())", 1, pool=pool)[0])
+    assert int(ranks("import os; print(os.getppid())", 1, pool=pool)[0]) == server
+    pool.close()
+    pool.close()
+    assert gone([server])
+
+
+@pytest.mark.parametrize("number", [0, -1, 65, 2.5, "2", None, True])
+def test_a_number_of_ranks_that_cannot_be_started_is_refused(rank_pool, number):
+    with pytest.raises(SettingError, match=r"number of ranks must be|at most 64 ranks"):
+        rank_pool.run("program.py", number, write=lambda rank, piece: None)
+
+
+def test_random_numbers_here_are_left_alone(ranks):
+    random.seed(3)
+    expected = random.random()
+    random.seed(3)
+    ranks("print()", 1)
+    assert random.random() == expected
+
+
+@pytest.mark.parametrize("program", ["print()", "1 / 0", "while True: pass"])
+def test_no_temporary_folder_is_left(rank_pool, tmp_path, monkeypatch, program):
+    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    seen = set()
+    try:
+        rank_pool.run(
+            str(tmp_path / "program.py"),
+            2,
+            timeout=60 if program == "print()" else 1,
+            write=lambda rank, piece: seen.update(names(tmp_path / "temporary")),
+        )
+    except RuntimeError:
+        assert program != "print()"
+    assert seen, "the folder this test watches was never used"
+    assert names(tmp_path / "temporary") == []

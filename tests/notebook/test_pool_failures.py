@@ -1,0 +1,329 @@
+"""Ranks that end badly: the first cause is told, no process is left, and the next run works."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ppedu import RankError, SettingError
+from ppedu.notebook.pool import RankPool
+
+MEET = """
+import os, signal, subprocess, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+x = torch.zeros(1)
+"""
+
+
+def failure(ranks, program, n, **options):
+    with pytest.raises(RankError) as caught:
+        ranks(program, n, **options)
+    assert ranks("print('well')", 2, **{**options, "timeout": 60}) == ["well\n"] * 2, "the next run does not work"
+    return str(caught.value)
+
+
+def line(program, text):
+    return next(number for number, line in enumerate(program.splitlines(), 1) if text in line)
+
+
+@pytest.fixture(scope="module")
+def spare():
+    """A pool that tests may harm."""
+    pool = RankPool()
+    pool.start()
+    yield pool
+    pool.close()
+
+
+# What the message says
+
+
+def test_the_rank_that_failed_is_named_with_its_own_line(ranks):
+    program = """
+def share(parts):
+    return 10 / parts
+
+if rank == 2:
+    share(0)  # nobody to share with
+dist.barrier()
+"""
+    message = failure(ranks, MEET + program, 3)
+    assert message.startswith("rank 2 failed:\nTraceback (most recent call last):\n")
+    program = MEET + program
+    assert f"line {line(program, 'share(0)')}, in <module>\n    share(0)  # nobody to share with\n" in message
+    assert f"line {line(program, 'return')}, in share\n    return 10 / parts\n" in message
+    assert "ZeroDivisionError: division by zero" in message
+
+
+def test_the_peers_of_a_failed_rank_do_not_fill_the_message(ranks):
+    message = failure(ranks, MEET + "if rank == 2: raise ValueError('mine')\ndist.barrier()", 3)
+    assert message.count("Traceback") == 1 and "Connection" not in message
+
+
+def test_of_several_failures_the_first_is_told_and_the_others_named(ranks):
+    program = """
+        import os, time
+        rank = int(os.environ["RANK"])
+        time.sleep(0 if rank == 1 else 0.2)
+        raise ValueError(f"from {rank}")
+        """
+    message = failure(ranks, program, 3)
+    assert message.startswith("rank 1 failed") and message.count("Traceback") == 1
+    assert "ValueError: from 1" in message and message.endswith("(then also ranks 0, 2)")
+
+
+def test_the_message_shows_nothing_of_the_pool(ranks):
+    assert failure(ranks, "raise ValueError(5)", 1) == (
+        'rank 0 failed:\nTraceback (most recent call last):\n  File "program", line 1, in <module>\n'
+        "    raise ValueError(5)\nValueError: 5"
+    )
+
+
+def test_an_error_of_ours_is_told_without_our_own_lines(ranks):
+    message = failure(ranks, "from ppedu.run import communicate\ncommunicate('recv_fwd')", 1)
+    assert "line 2, in <module>\n    communicate('recv_fwd')\n" in message
+    assert "SettingError: there is no operation 'recv_fwd'" in message and "comm.py" not in message
+
+
+def test_the_cause_of_an_error_is_told_too(ranks):
+    program = "try:\n    {}['size']\nexcept KeyError as error:\n    raise ValueError('no size') from error"
+    message = failure(ranks, program, 1)
+    assert "KeyError: 'size'" in message and "direct cause" in message and "ValueError: no size" in message
+
+
+def test_a_program_that_is_not_python_is_told_with_its_line(ranks):
+    message = failure(ranks, "print('never')\nif True print()", 2)
+    assert "line 2\n    if True print()\n" in message and "SyntaxError" in message
+
+
+@pytest.mark.parametrize("stop", ["sys.exit()", "sys.exit(0)", "sys.exit(None)", "raise SystemExit", "os._exit(0)"])
+def test_a_rank_may_leave_early(ranks, stop):
+    ranks(f"import os, sys; {stop}; print('never')", 2)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [("sys.exit(3)", 3), ("os._exit(4)", 4), ("sys.exit('no data')", 1), ("sys.exit(-1)", 255)]
+)
+def test_an_exit_code_is_told(ranks, stop, code):
+    message = failure(ranks, f"import os, sys\nif os.environ['RANK'] == '1': {stop}", 2)
+    assert message == f"rank 1 ended with exit code {code}"
+
+
+def test_what_a_rank_says_when_it_exits_is_shown(rank_pool, tmp_path):
+    (tmp_path / "program.py").write_text("import sys; sys.exit('no data')")
+    pieces = []
+    with pytest.raises(RankError):
+        rank_pool.run(str(tmp_path / "program.py"), 1, write=lambda rank, piece: pieces.append(piece))
+    assert b"".join(pieces) == b"no data\n"
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"])
+def test_a_rank_that_was_killed_is_named_with_its_signal(ranks, name):
+    message = failure(ranks, f"{MEET}\nif rank == 1: os.kill(os.getpid(), signal.{name})\ndist.barrier()", 2)
+    assert message.splitlines()[0] == f"rank 1 was killed by {name}"
+
+
+def test_a_segmentation_fault_is_named(ranks):
+    message = failure(ranks, f"{MEET}\nif rank == 1: __import__('ctypes').string_at(0)\ndist.barrier()", 2)
+    assert message.splitlines()[0] == "rank 1 was killed by SIGSEGV"
+
+
+@pytest.mark.parametrize(
+    ("end", "told"), [("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"), ("os._exit(3)", "exit code 3")]
+)
+def test_the_first_to_end_is_named_even_if_all_have_ended_when_it_is_heard_of(ranks, spare, end, told):
+    # As on a machine too busy to say so at once: what reaps the ranks stands still until all of them have ended.
+    program = f"""
+if rank == 1:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {{os.getppid()}}"], start_new_session=True)
+    {end}
+dist.recv(x, src=1)
+"""
+    message = failure(ranks, MEET + program, 2, pool=spare)
+    assert message.startswith("rank 1 ") and told in message.splitlines()[0]
+
+
+# Time
+
+
+def test_ranks_that_wait_for_each_other_are_told_with_the_line_each_is_at(ranks):
+    program = """
+if rank == 0:
+    dist.recv(x, src=1)
+else:
+    dist.recv(x, src=0)  # for ever
+"""
+    message = failure(ranks, MEET + program, 2, timeout=4)
+    assert message.splitlines()[0] == "the ranks were stopped, because they had not ended after 4 s"
+    program = MEET + program
+    assert message.splitlines()[1:] == [
+        f"rank 0 is at line {line(program, 'src=1')}: dist.recv(x, src=1)",
+        f"rank 1 is at line {line(program, 'src=0')}: dist.recv(x, src=0)  # for ever",
+    ]
+
+
+def test_a_rank_that_computes_for_ever_is_told_with_the_innermost_line(ranks):
+    message = failure(ranks, "def spin():\n    while True: pass\nspin()", 1, timeout=1)
+    assert message.splitlines()[1] == "rank 0 is at line 2: while True: pass"
+
+
+def test_ranks_that_have_ended_are_not_said_to_wait(ranks):
+    message = failure(ranks, "import os, time\nif os.environ['RANK'] == '1': time.sleep(1000)", 3, timeout=2)
+    assert [line[:6] for line in message.splitlines()[1:]] == ["rank 1"]
+
+
+def test_endless_output_does_not_outlast_the_timeout(rank_pool, tmp_path):
+    (tmp_path / "program.py").write_text("while True: print('x' * 1000)")
+    pieces = []
+    with pytest.raises(RankError, match="had not ended after 1 s"):
+        rank_pool.run(str(tmp_path / "program.py"), 2, timeout=1, write=lambda rank, piece: pieces.append(len(piece)))
+    assert sum(pieces) > 100_000
+
+
+@pytest.mark.parametrize("timeout", [0, 1e-6, 0.01])
+def test_a_timeout_may_be_shorter_than_a_start(ranks, timeout):
+    assert f"had not ended after {timeout:g} s" in failure(ranks, "while True: pass", 4, timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [None, float("inf"), 1e9])
+def test_a_timeout_may_be_no_limit(ranks, timeout):
+    assert ranks("print('well')", 2, timeout=timeout) == ["well\n"] * 2
+
+
+# What is left
+
+
+GRANDCHILD = "import os, subprocess, sys; print(os.getpid(), subprocess.Popen(['sleep', '1000']).pid, flush=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "timeout"), [("", 60), ("1 / 0", 60), ("os.kill(os.getpid(), 9)", 60), ("while True: pass", 2)]
+)
+def test_what_a_rank_has_started_ends_with_it(rank_pool, tmp_path, gone, end, timeout):
+    (tmp_path / "program.py").write_text(GRANDCHILD + end)
+    text = [b""] * 2
+
+    def write(rank, piece):
+        text[rank] += piece
+
+    with contextlib.nullcontext() if not end else pytest.raises(RankError):
+        rank_pool.run(str(tmp_path / "program.py"), 2, timeout=timeout, write=write)
+    processes = [int(number) for number in b"".join(text).split()]
+    assert len(processes) == 4 and gone(processes)
+
+
+def test_the_other_ranks_end_when_one_has_failed(ranks, rank_pool, tmp_path, gone):
+    (tmp_path / "program.py").write_text(
+        "import os, time; print(os.getpid(), flush=True); os.environ['RANK'] == '1' and 1 / 0; time.sleep(1000)"
+    )
+    processes = []
+    with pytest.raises(RankError, match="rank 1 failed"):
+        rank_pool.run(
+            str(tmp_path / "program.py"), 3, write=lambda rank, piece: processes.extend(map(int, piece.split()))
+        )
+    assert len(processes) == 3 and gone(processes)
+
+
+def test_an_interrupt_while_output_is_shown_leaves_no_rank(ranks, rank_pool, tmp_path, gone):
+    (tmp_path / "program.py").write_text(GRANDCHILD + "while True: pass")
+    processes = []
+
+    def write(rank, piece):
+        processes.extend(map(int, piece.split()))
+        if len(processes) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rank_pool.run(str(tmp_path / "program.py"), 2, timeout=60, write=write)
+    assert gone(processes)
+    assert ranks("print('well')", 2) == ["well\n"] * 2
+
+
+OWNER = """
+import sys
+from ppedu.notebook.pool import RankPool
+pool = RankPool()
+pool.run(sys.argv[1], 2, write=lambda rank, piece: (sys.stdout.buffer.write(piece), sys.stdout.flush()))
+"""
+
+
+def owner(tmp_path, program):
+    """A process that has a pool, in which the program runs on 2 ranks; and a mark that all its processes carry."""
+    mark = uuid.uuid4().hex
+    (tmp_path / "program.py").write_text(program)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OWNER), tmp_path / "program.py"],
+        env=os.environ | {"PPEDU_TEST": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    return process, mark
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path, marked, gone, number):
+    process, mark = owner(tmp_path, GRANDCHILD + "while True: pass")
+    ranks = {int(number) for _ in range(2) for number in process.stdout.readline().split()}  # and their children
+    started = ranks | set(marked(mark))
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == -number
+    assert len(ranks) == 4 and len(started) == 6 and gone(started)
+
+
+def test_nothing_outlives_a_pool_that_nobody_has_closed(tmp_path, marked, gone):
+    process, mark = owner(tmp_path, "print('started', flush=True)")
+    process.stdout.readline()
+    started = marked(mark)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert started and gone(started)
+
+
+def test_after_the_death_of_what_ranks_are_forked_from_the_next_run_works(ranks, spare, gone):
+    server = int(ranks("import os; print(os.getppid())", 1, pool=spare)[0])
+    os.kill(server, signal.SIGKILL)
+    if not gone([server]):
+        pytest.fail("it has survived SIGKILL")
+    with contextlib.suppress(RankError):  # which may say to run it again
+        ranks("print()", 1, pool=spare)
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+def test_the_death_of_what_ranks_are_forked_from_ends_the_run_with_advice(ranks, spare, tmp_path, gone):
+    program = """
+        import os, sys, time
+        open(f"{sys.argv[1]}/{os.getpid()}", "x")
+        if os.environ["RANK"] == "0":
+            while len(os.listdir(sys.argv[1])) < 2: time.sleep(0.01)
+            os.kill(os.getppid(), 9)
+        time.sleep(1000)
+        """
+    with pytest.raises(RankError, match="run the cell again"):
+        ranks(program, 2, str(tmp_path), pool=spare)
+    assert gone(int(path.name) for path in tmp_path.iterdir())
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+def test_a_failed_run_leaves_no_open_file_here(ranks):
+    ranks("print()", 4)
+    before = sorted(path.name for path in Path("/proc/self/fd").iterdir())
+    for program in ("1 / 0", "while True: pass"):
+        with pytest.raises(RankError):
+            ranks(program, 4, timeout=1)
+    assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
+def test_a_timeout_that_is_no_time_is_refused_before_anything_starts(ranks, spare, timeout):
+    with pytest.raises(SettingError, match="timeout must"):
+        ranks("print('never')", 1, timeout=timeout, pool=spare)

@@ -1,0 +1,281 @@
+"""The picture, looked at through matplotlib's own objects: where boxes, numbers, strips and words are."""
+
+import dataclasses
+
+import pytest
+from matplotlib import pyplot
+from matplotlib.colors import to_hex
+
+import ppedu as pp
+from ppedu import Action, Costs, Placement, Schedule, SettingError, Span, Timeline, simulate
+
+SMALL = simulate(pp.schedule("1f1b", 4, 8))
+
+
+def simulated(*lines, microbatches=1, chunks=1, **costs):
+    orders = tuple(tuple(Action.parse(word) for word in line.split()) for line in lines)
+    schedule = Schedule("mine", Placement.make("loop", len(lines), chunks), microbatches, orders)
+    return simulate(schedule, Costs(**costs))
+
+
+def moved(timeline, by, **changes):
+    rows = tuple(tuple(Span(a, start + by, end + by) for a, start, end in row) for row in timeline.rows)
+    return dataclasses.replace(timeline, rows=rows, **changes)
+
+
+def rectangles(collection):
+    """(left, right, top, bottom) of every path of a collection; the y axis points down."""
+    boxes = (path.get_extents() for path in collection.get_paths())
+    return [(box.x0, box.x1, box.y0, box.y1) for box in boxes]
+
+
+def drawn(ax):
+    """The boxes of the actions as (rank, left, right), sorted."""
+    return sorted((int(top), left, right) for left, right, top, _ in rectangles(ax.collections[0]))
+
+
+def spans(timeline):
+    first = min(row[0].start for row in timeline.rows)
+    return sorted(
+        (rank, span.start - first, span.end - first) for rank, row in enumerate(timeline.rows) for span in row
+    )
+
+
+def numbers(ax):
+    return [text for text in ax.texts if text.get_text().isdigit()]
+
+
+def strips(ax, ranks):
+    """The memory strip of each rank."""
+    return ax.collections[-ranks:]
+
+
+# --- boxes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, ranks, microbatches", [("1f1b", 4, 8), ("gpipe", 3, 5), ("naive", 1, 1), ("1f1b", 16, 32)]
+)
+def test_there_is_a_box_for_each_action_in_its_time_and_row(name, ranks, microbatches):
+    timeline = simulate(pp.schedule(name, ranks, microbatches), Costs(backward=1.5, latency=0.25))
+    ax = timeline.plot()
+    assert len(ax.collections[0].get_paths()) == 2 * ranks * microbatches
+    assert drawn(ax) == spans(timeline)
+
+
+def test_boxes_stay_in_their_rows_and_leave_room_for_the_memory():
+    ax = SMALL.plot()
+    floors = [max(y for path in strip.get_paths() for y in path.vertices[:, 1]) for strip in strips(ax, 4)]
+    for _, _, top, bottom in rectangles(ax.collections[0]):
+        rank = int(top)
+        assert rank < top < bottom < floors[rank] < rank + 1
+
+
+def test_rank_0_is_on_top_and_the_rows_are_labelled():
+    ax = SMALL.plot()
+    assert ax.get_ylim() == (4, 0)
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert [int(y) for y in ax.get_yticks()] == [0, 1, 2, 3]
+
+
+def test_the_time_axis_ends_with_the_run():
+    assert SMALL.plot().get_xlim() == (0, 33)
+
+
+def test_a_run_is_drawn_from_its_own_start():
+    assert drawn(moved(SMALL, 1000).plot()) == drawn(SMALL.plot())
+
+
+def test_messages_have_no_box():
+    timeline = simulated("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0")
+    assert drawn(timeline.plot()) == [(0, 0, 1), (0, 4, 6), (1, 1, 2), (1, 2, 4)]
+
+
+def test_the_parts_of_a_pair_share_its_time_and_its_height():
+    timeline = simulated("0F0 0F1 1F0 (1F1;1B0)OVERLAP_F_B 1B1 0B0 0B1", microbatches=2, chunks=2, overlap=2)
+    pair = timeline.spans(0)[3]
+    boxes = rectangles(timeline.plot().collections[0])
+    (_, _, top, bottom), *_ = boxes
+    upper, lower = [box for box in boxes if box[:2] == (pair.start, pair.end)]
+    assert upper[2:] == pytest.approx((top, (top + bottom) / 2))
+    assert lower[2:] == pytest.approx(((top + bottom) / 2, bottom))
+
+
+def test_ops_are_told_apart_by_colour_and_neighbours_of_a_kind_by_shade():
+    timeline = simulated("0F0 0F1 0F2 0B0 0I1 0W1 0B2", microbatches=3)
+    colours = [to_hex(colour) for colour in timeline.plot().collections[0].get_facecolors()]
+    f0, f1, f2, b0, i1, w1, b2 = colours
+    assert f0 == f2 != f1 and b0 == b2
+    assert len({f0, f1, b0, i1, w1}) == 5
+
+
+def test_the_legend_names_what_is_drawn():
+    def legend(timeline, **options):
+        return [text.get_text() for text in timeline.plot(**options).get_legend().get_texts()]
+
+    assert legend(SMALL) == ["forward", "backward", "activations held"]
+    assert legend(SMALL, memory=False) == ["forward", "backward"]
+    assert legend(simulated("0F0 0I0 0W0"), memory=False) == [
+        *["forward", "backward for the input", "backward for the weights"]
+    ]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------
+
+
+def test_each_box_of_four_ranks_and_eight_microbatches_carries_its_microbatch():
+    ax = SMALL.plot()
+    found = sorted((int(text.get_position()[1]), text.get_position()[0], text.get_text()) for text in numbers(ax))
+    expected = sorted(
+        (rank, float(start + end) / 2, str(action.microbatch))
+        for rank, row in enumerate(SMALL.rows)
+        for action, start, end in row
+    )
+    assert found == expected
+
+
+def test_numbers_are_left_out_where_they_could_not_be_read():
+    assert numbers(simulate(pp.schedule("1f1b", 32, 128)).plot()) == []
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(2, 4), (4, 16), (8, 24), (16, 16)])
+def test_a_number_fits_into_its_box(ranks, microbatches):
+    ax = simulate(pp.schedule("1f1b", ranks, microbatches)).plot()
+    ax.figure.draw_without_rendering()
+    boxes = [path.get_extents(ax.transData) for path in ax.collections[0].get_paths()]
+    for text in numbers(ax):
+        x, y = ax.transData.transform(text.get_position())
+        (box,) = [box for box in boxes if box.contains(x, y)]
+        extent = text.get_window_extent()
+        assert box.x0 < extent.x0 and extent.x1 < box.x1 and extent.height < 1.2 * box.height
+        assert text.get_fontsize() >= 5
+
+
+# --- words ------------------------------------------------------------------------------------------------------
+
+
+def test_the_title_holds_name_size_makespan_bubble_and_peak():
+    ax = SMALL.plot()
+    assert ax.get_title("left") == "1f1b, 4 ranks, 8 microbatches"
+    assert ax.get_title("right").split("    ") == ["makespan 33", "bubble 27.3%", "peak memory 4"]
+
+
+def test_a_title_of_ones_own_replaces_the_name_and_leaves_the_numbers():
+    ax = SMALL.plot(title="My first pipeline")
+    assert ax.get_title("left") == "My first pipeline"
+    assert "bubble 27.3%" in ax.get_title("right")
+
+
+def test_a_measured_run_says_so():
+    assert moved(SMALL, 5, source="measured").plot().get_title("left") == "1f1b, 4 ranks, 8 microbatches, measured"
+
+
+@pytest.mark.parametrize(
+    "forward, unit, label, last",
+    [
+        (1, "", "time", "30"),
+        (1, "s", "time, s", "30"),
+        (0.001, "s", "time, ms", "30"),
+        (1, "hours", "time, hours", "30"),
+    ],
+)
+def test_the_time_axis_names_its_unit(forward, unit, label, last):
+    timeline = simulate(pp.schedule("1f1b", 4, 8), Costs(forward=forward, backward=2 * forward, unit=unit))
+    ax = timeline.plot()
+    ax.figure.draw_without_rendering()
+    shown = [
+        tick.get_text() for tick, x in zip(ax.get_xticklabels(), ax.get_xticks(), strict=True) if x <= 33 * forward
+    ]
+    assert ax.get_xlabel() == label
+    assert shown[0] == "0" and shown[-1] == last
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def height(strip, time):
+    """How high the strip stands at a time: the points above its floor, a thousandth of a row apart, that it covers."""
+    (path,) = strip.get_paths()
+    floor = path.vertices[:, 1].max()
+    column = [(time, floor - step / 1000) for step in range(1, 300)]
+    return sum(path.contains_points(column)) / 1000
+
+
+@pytest.mark.parametrize("timeline", [SMALL, moved(SMALL, 77)], ids=["from 0", "from 77"])
+def test_the_strip_is_as_high_as_the_activations_that_are_held(timeline):
+    ax = timeline.plot()
+    unit = height(strips(ax, 4)[0], 3.5) / 4  # after four forwards rank 0 holds four
+    assert unit > 0.03
+    for strip, row in zip(strips(ax, 4), SMALL.rows, strict=True):
+        for time in (tick + 0.5 for tick in range(33)):
+            started = sum(action.op == "F" and start <= time for action, start, _ in row)
+            ended = sum(action.op == "B" and end <= time for action, _, end in row)
+            assert height(strip, time) == pytest.approx((started - ended) * unit, abs=0.002)
+
+
+def test_a_scale_of_ones_own_makes_pictures_comparable():
+    own, common = (height(strips(SMALL.plot(memory=memory), 4)[0], 3.5) for memory in (True, 8))
+    assert common == pytest.approx(own / 2, abs=0.002)
+
+
+def test_the_peaks_stand_at_the_right():
+    texts = [text for text in SMALL.plot().texts if "peak" in text.get_text()]
+    assert [text.get_text().strip() for text in texts] == ["peak 4", "peak 3", "peak 2", "peak 1"]
+    assert [int(text.get_position()[1]) for text in texts] == [0, 1, 2, 3]
+
+
+def test_without_memory_there_is_no_strip_and_the_boxes_are_higher():
+    with_strip, without = SMALL.plot(), SMALL.plot(memory=False)
+    assert len(with_strip.collections) == 1 + 4 and len(without.collections) == 1
+    (_, _, top, bottom), *_ = rectangles(with_strip.collections[0])
+    (_, _, high, low), *_ = rectangles(without.collections[0])
+    assert low - high > bottom - top
+    assert not [text for text in without.texts if "peak" in text.get_text()]
+
+
+# --- outline ----------------------------------------------------------------------------------------------------
+
+
+def test_an_outline_is_drawn_over_the_boxes_without_covering_them():
+    slow = simulate(SMALL.schedule, Costs(forward=1.25, backward=2.5))
+    ax = slow.plot(outline=SMALL)
+    boxes, outline = ax.collections[:2]
+    assert sorted((int(top), left, right) for left, right, top, _ in rectangles(outline)) == spans(SMALL)
+    assert len(outline.get_facecolors()) == 0 and len(outline.get_edgecolors()) == 1
+    assert len(boxes.get_facecolors()) == 64
+    assert ax.get_xlim()[1] == pytest.approx(slow.makespan)
+
+
+def test_an_outline_may_be_longer_and_may_run_another_schedule():
+    longer = simulate(pp.schedule("naive", 4, 8))
+    assert SMALL.plot(outline=longer).get_xlim() == (0, longer.makespan)
+
+
+def test_an_outline_of_other_ranks_is_refused():
+    with pytest.raises(SettingError, match="an outline of 3 ranks does not fit a timeline of 4"):
+        SMALL.plot(outline=simulate(pp.schedule("1f1b", 3, 8)))
+
+
+# --- where it is drawn ------------------------------------------------------------------------------------------
+
+
+def test_without_an_ax_a_figure_is_made():
+    ax = SMALL.plot()
+    assert pyplot.get_fignums() == [ax.figure.number]
+
+
+def test_a_given_ax_is_drawn_into_and_returned():
+    figure, (above, below) = pyplot.subplots(2, sharex=True)
+    assert SMALL.plot(below) is below
+    assert simulate(pp.schedule("naive", 4, 8)).plot(ax=above) is above
+    assert pyplot.get_fignums() == [figure.number]
+    assert drawn(below) == spans(SMALL)
+    assert above.get_xlim() == below.get_xlim() == (0, 96), "a shared axis shows the longer of the two"
+
+
+@pytest.mark.parametrize("timeline", [
+    simulated("0F0 0B0", forward=0, backward=0),
+    Timeline(SMALL.schedule, ((),) * 4, Costs()),
+], ids=["no time", "no spans"])  # fmt: skip
+def test_a_run_with_nothing_to_see_is_drawn_all_the_same(timeline):
+    assert timeline.plot().get_title("right").startswith("makespan 0")

@@ -1,0 +1,52 @@
+"""Timelines saved as pictures, and what cannot be saved."""
+
+import pytest
+from matplotlib import pyplot
+
+import ppedu as pp
+from ppedu import PipelineError, SettingError, simulate
+
+TIMELINE = simulate(pp.schedule("1f1b", 4, 8))
+STARTS = {".svg": b"<?xml", ".png": b"\x89PNG\r\n", ".pdf": b"%PDF-"}
+
+
+@pytest.mark.parametrize("ending", [*STARTS, ".PNG"])
+def test_a_picture_is_written_in_the_format_of_its_ending(tmp_path, ending):
+    path = tmp_path / f"x{ending}"
+    TIMELINE.save(path)
+    assert path.read_bytes().startswith(STARTS[ending.lower()])
+    assert path.stat().st_size > 5000
+
+
+def test_a_path_may_be_a_string(tmp_path):
+    TIMELINE.save(str(tmp_path / "x.svg"))
+    assert "</svg>" in (tmp_path / "x.svg").read_text()
+
+
+def test_saving_leaves_no_figure_behind_and_the_current_one_current(tmp_path):
+    pyplot.figure()
+    mine = pyplot.figure()
+    before = pyplot.get_fignums()
+    TIMELINE.save(tmp_path / "x.png")
+    assert pyplot.get_fignums() == before
+    assert pyplot.gcf() is mine
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x", "x.jpg", "x.json.gz", "json", ".json", "svg"])
+def test_an_unknown_ending_is_refused_with_those_that_are_known(tmp_path, name):
+    with pytest.raises(SettingError, match=r"cannot save .*; end it in .json, .svg, .png, .pdf$") as caught:
+        TIMELINE.save(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", [".json", *STARTS])
+def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
+    (tmp_path / f"folder{ending}").mkdir()
+    for path in (tmp_path / "nowhere" / f"x{ending}", tmp_path / f"folder{ending}"):
+        with pytest.raises(
+            PipelineError, match=r"cannot write .*; name a file in a folder that you may write to"
+        ) as caught:
+            TIMELINE.save(path)
+        assert str(path) in str(caught.value)
+    assert pyplot.get_fignums() == []

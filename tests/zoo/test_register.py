@@ -1,0 +1,129 @@
+"""A schedule of one's own, and what can be wrong with it."""
+
+import itertools
+
+import pytest
+
+import ppedu as pp
+from ppedu import B, F, PipelineError, ScheduleError, SettingError, zoo
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(zoo, "_entries", dict(zoo._entries))
+
+
+def flush(rank, ranks, microbatches):
+    yield from (F(rank, m) for m in range(microbatches))
+    yield from (B(rank, m) for m in range(microbatches))
+
+
+def test_a_generator_is_registered_and_everything_works_for_it(tmp_path):
+    assert pp.register("mine")(flush) is flush
+    assert "mine" in pp.schedules()
+    schedule = pp.schedule("mine", ranks=3, microbatches=4)
+    assert schedule.orders == pp.schedule("gpipe", 3, 4).orders
+    assert pp.check(schedule) == []
+    assert pp.simulate(schedule).makespan == 3 * (4 + 3 - 1)
+    assert str(schedule).startswith("mine, 3 ranks, 4 microbatches")
+
+
+def test_a_list_will_do_as_well_as_a_generator():
+    pp.register("mine")(lambda rank, ranks, microbatches: list(flush(rank, ranks, microbatches)))
+    assert pp.schedule("mine", 2, 3).orders == pp.schedule("gpipe", 2, 3).orders
+
+
+def test_registering_a_name_again_replaces_it():
+    pp.register("mine")(flush)
+    pp.register("mine")(lambda rank, ranks, microbatches: [F(rank, 0), B(rank, 0)])
+    assert pp.schedule("mine", 1, 1).orders == ((F(0, 0), B(0, 0)),)
+    assert pp.schedules().count("mine") == 1
+
+
+def test_options_are_passed_on():
+    @pp.register("mine")
+    def mine(rank, ranks, microbatches, first=0, *, reverse):
+        order = list(flush(rank, ranks, microbatches))[first:]
+        return order[::-1] if reverse else order
+
+    assert pp.schedule("mine", 1, 2, reverse=True).orders == ((B(0, 1), B(0, 0), F(0, 1), F(0, 0)),)
+    assert pp.schedule("mine", 1, 2, reverse=False, first=3).orders == ((B(0, 1),),)
+
+
+def test_an_option_too_many_or_too_few_is_refused_with_those_it_takes():
+    @pp.register("mine")
+    def mine(rank, ranks, microbatches, warmup, depth=2):
+        return flush(rank, ranks, microbatches)
+
+    for options, wrong in [({}, "warmup"), ({"warmup": 1, "width": 3}, "width")]:
+        with pytest.raises(SettingError, match="the schedule 'mine' ") as caught:
+            pp.schedule("mine", 2, 2, **options)
+        assert all(name in str(caught.value) for name in ("warmup", "depth", wrong))
+
+
+def test_a_generator_that_does_not_take_rank_ranks_and_microbatches_is_refused():
+    pp.register("mine")(lambda rank: [])
+    with pytest.raises(SettingError, match=r"the schedule 'mine' .*too many positional arguments"):
+        pp.schedule("mine", 2, 2)
+
+
+def test_an_unknown_placement_is_refused_when_it_is_registered():
+    with pytest.raises(SettingError, match="no placement called 'ring'; there is: loop"):
+        pp.register("mine", placement="ring")
+    assert "mine" not in pp.schedules()
+
+
+@pytest.mark.parametrize("wrong", ["0F0", (0, "F", 0), [0, "F", 0], None, 5], ids=repr)
+def test_what_is_yielded_must_be_actions(wrong):
+    pp.register("mine")(lambda rank, ranks, microbatches: [F(rank, 0), wrong])
+    with pytest.raises(ScheduleError, match=r"'mine' yields .* on rank 0; yield actions, such as F") as caught:
+        pp.schedule("mine", 2, 1)
+    assert repr(wrong) in str(caught.value)
+    assert isinstance(caught.value, PipelineError)
+
+
+@pytest.mark.parametrize("nothing", [None, 0, flush])
+def test_a_function_that_gives_nothing_to_go_through_is_refused(nothing):
+    pp.register("mine")(lambda rank, ranks, microbatches: nothing)
+    with pytest.raises(ScheduleError, match=r"'mine' gives .* for rank 0; it must yield actions"):
+        pp.schedule("mine", 2, 1)
+
+
+@pytest.mark.parametrize("microbatches", [1, 5])
+def test_a_generator_that_never_ends_is_stopped(microbatches):
+    pp.register("mine")(lambda rank, ranks, microbatches: itertools.repeat(F(rank, 0)))
+    with pytest.raises(ScheduleError, match=r"'mine' yields more and more actions on rank 0; does it end?"):
+        pp.schedule("mine", 2, microbatches)
+
+
+def test_a_generator_that_yields_nothing_makes_an_illegal_schedule():
+    pp.register("mine")(lambda rank, ranks, microbatches: [])
+    assert [problem.kind for problem in pp.check(pp.schedule("mine", 1, 1))] == ["missing", "missing"]
+
+
+def test_an_error_inside_a_generator_is_its_own():
+    @pp.register("mine")
+    def mine(rank, ranks, microbatches):
+        yield F(rank, 1 // (rank - 1))
+
+    with pytest.raises(ZeroDivisionError):
+        pp.schedule("mine", 2, 1)
+
+
+def test_a_slip_in_the_microbatch_is_found_by_the_check():
+    """The warm-up's length forgotten where the backwards count, so that rank 0 asks for microbatch -3."""
+
+    @pp.register("mine")
+    def mine(rank, ranks, microbatches):
+        warmup = ranks - rank - 1
+        yield from (F(rank, m) for m in range(warmup))
+        for m in range(warmup, microbatches):
+            yield F(rank, m)
+            yield B(rank, m - ranks + 1)
+        yield from (B(rank, m) for m in range(microbatches - warmup, microbatches))
+
+    problems = pp.check(pp.schedule("mine", 4, 8))
+    assert {(p.rank, p.action.microbatch) for p in problems if p.kind == "range"} == {
+        *[(1, -1), (2, -2), (2, -1), (3, -3), (3, -2), (3, -1)]
+    }

@@ -1,0 +1,114 @@
+"""The published schedules: what they run, in which order, and that they are legal at any size."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ppedu as pp
+from ppedu import Action, SettingError
+
+ZOO = ("naive", "gpipe", "1f1b")
+PRINTED = {
+    "naive": ["F0 B0 F1 B1 F2 B2 F3 B3"] * 3,
+    "gpipe": ["F0 F1 F2 F3 B0 B1 B2 B3"] * 3,
+    "1f1b": ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"],
+}
+sizes = given(ranks=st.integers(1, 10), microbatches=st.integers(1, 24))
+many = settings(max_examples=40, deadline=None)
+
+
+def kinds(order):
+    return "".join(action.op for action in order)
+
+
+def test_the_published_schedules_are_known():
+    assert set(ZOO) <= set(pp.schedules())
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_three_ranks_and_four_microbatches_as_printed(name):
+    expected = [[Action.parse(f"{rank}{word}") for word in line.split()] for rank, line in enumerate(PRINTED[name])]
+    assert [list(order) for order in pp.schedule(name, 3, 4).orders] == expected
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("ranks", range(1, 9))
+def test_legal_for_any_number_of_microbatches_fewer_than_ranks_too(name, ranks):
+    for microbatches in range(1, 20):
+        schedule = pp.schedule(name, ranks, microbatches)
+        assert pp.check(schedule) == []
+        assert (schedule.name, schedule.ranks, schedule.stages, schedule.microbatches) == (
+            *(name, ranks, ranks, microbatches),
+        )
+
+
+@pytest.mark.parametrize("name", ZOO)
+@sizes
+@many
+def test_each_rank_takes_the_microbatches_in_order(name, ranks, microbatches):
+    for order in pp.schedule(name, ranks, microbatches).orders:
+        for op in "FB":
+            assert [action.microbatch for action in order if action.op == op] == list(range(microbatches))
+
+
+@sizes
+@many
+def test_1f1b_warms_up_takes_turns_and_drains(ranks, microbatches):
+    for rank, order in enumerate(pp.schedule("1f1b", ranks, microbatches).orders):
+        warmup = min(ranks - 1 - rank, microbatches)
+        assert kinds(order) == "F" * warmup + "FB" * (microbatches - warmup) + "B" * warmup
+
+
+@sizes
+@many
+def test_on_one_rank_1f1b_is_one_microbatch_at_a_time(ranks, microbatches):
+    assert pp.schedule("1f1b", 1, microbatches).orders == pp.schedule("naive", 1, microbatches).orders
+
+
+@sizes
+@many
+def test_the_last_rank_of_1f1b_never_keeps_a_microbatch_waiting(ranks, microbatches):
+    assert kinds(pp.schedule("1f1b", ranks, microbatches).orders[-1]) == "FB" * microbatches
+
+
+@sizes
+@many
+def test_the_naive_schedule_never_has_two_ranks_at_work(ranks, microbatches):
+    timeline = pp.simulate(pp.schedule("naive", ranks, microbatches))
+    spans = sorted((span.start, span.end) for row in timeline.rows for span in row)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert timeline.makespan == sum(timeline.busy)
+
+
+# --- what cannot be made ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["ranks", "microbatches"])
+@pytest.mark.parametrize("value", [0, -1, -100])
+def test_counts_below_1_are_refused(what, value):
+    with pytest.raises(SettingError, match=f"^{what} must be at least 1; got {value}$"):
+        pp.schedule("1f1b", **{"ranks": 2, "microbatches": 2, what: value})
+
+
+@pytest.mark.parametrize("what", ["ranks", "microbatches"])
+@pytest.mark.parametrize("value", [True, False, "4", 4.0, 0.5, None, [4]], ids=repr)
+def test_counts_that_are_not_whole_numbers_are_refused(what, value):
+    with pytest.raises(SettingError) as caught:
+        pp.schedule("1f1b", **{"ranks": 2, "microbatches": 2, what: value})
+    assert str(caught.value) == f"{what} must be a whole number; got {value!r}"
+
+
+@pytest.mark.parametrize("name", ["1F1B", "zero-bubble", "", None])
+def test_an_unknown_name_is_refused_with_those_that_are_known(name):
+    with pytest.raises(SettingError, match="there is no schedule called") as caught:
+        pp.schedule(name, 2, 2)
+    assert repr(name) in str(caught.value)
+    assert all(known in str(caught.value) for known in ZOO)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_an_option_that_the_schedule_does_not_take_is_refused(name):
+    with pytest.raises(SettingError, match=f"the schedule {name!r} .*'colour'"):
+        pp.schedule(name, 2, 2, colour="red")
