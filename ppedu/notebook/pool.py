@@ -183,10 +183,16 @@ class RankPool:
 
     def _end(self, alive: set[int]) -> None:
         """Kill the ranks that are still alive (an interrupt has come) and wait until they are gone."""
-        if alive:
-            self._signal(signal.SIGKILL)
-        while alive and self._control is not None:  # closed: whoever would tell of their end has ended, and they too
-            alive.discard(self._receive()["rank"])
+        try:
+            if alive:
+                self._signal(signal.SIGKILL)
+            while (
+                alive and self._control is not None
+            ):  # closed: whoever would tell of their end has ended, and they too
+                alive.discard(self._receive()["rank"])
+        except KeyboardInterrupt:
+            self.close()  # somebody is impatient: end them all the hard way, and start afresh next time
+            raise
 
     def _receive(self) -> dict[str, Any]:
         assert self._control is not None

@@ -66,16 +66,20 @@ def serve(descriptor: int) -> NoReturn:
         with contextlib.suppress(BlockingIOError):
             while wake.recv(512):
                 pass
-        for process, rank in list(alive.items()):
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
-                del alive[process]
-                _kill_group(process)  # whatever the rank has started and left
-                answer = {"rank": rank, "status": os.waitstatus_to_exitcode(status)}
-                control.send(json.dumps(answer).encode())
-        if control not in ready:
-            continue
-        packet, pipes, _, _ = socket.recv_fds(control, PACKET, MOST_RANKS)
+        packet, pipes = b"", list[int]()
+        try:
+            for process, rank in list(alive.items()):
+                ended, status = os.waitpid(process, os.WNOHANG)
+                if ended:
+                    del alive[process]
+                    _kill_group(process)  # whatever the rank has started and left
+                    answer = {"rank": rank, "status": os.waitstatus_to_exitcode(status)}
+                    control.send(json.dumps(answer).encode())
+            if control not in ready:
+                continue
+            packet, pipes, _, _ = socket.recv_fds(control, PACKET, MOST_RANKS)
+        except ConnectionError:
+            pass  # whoever started this process has ended without reading its last news: as good as closed
         if not packet:
             for process in alive:
                 _kill_group(process)
@@ -126,6 +130,8 @@ def _become(rank: int, report: Path, pipes: list[int]) -> NoReturn:
         with (report / f"{rank}.stack").open("w") as stack:
             faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
             status = _run(rank, report)
+            threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does at its end: wait for threads
+            atexit._run_exitfuncs()  # and call what was registered
     except BaseException:
         traceback.print_exc()
     finally:
@@ -156,8 +162,6 @@ def _run(rank: int, report: Path) -> int:
             runpy.run_module(job["program"], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(job["program"], run_name="__main__")
-        threading._shutdown()  # type: ignore[attr-defined]  # what an interpreter does at its end: wait for threads,
-        atexit._run_exitfuncs()  # and call what was registered
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0

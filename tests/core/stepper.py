@@ -6,7 +6,7 @@ tick, at every rank. It is slow and short, and it shares nothing with `ppedu.cor
 
 from collections import Counter
 
-from ppedu import Action, B, F, I, W
+from ppedu import B, F, I, W
 
 COMPUTE = ("F", "B", "I", "W")
 
@@ -118,6 +118,3 @@ def singles(schedule):
         for index, action in enumerate(order)
         for single in action.singles
     ]
-
-
-__all__ = ["Action", "complete", "held", "legal", "parents", "run", "singles"]

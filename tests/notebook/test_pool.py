@@ -1,5 +1,6 @@
 """Ranks that end well: they are what torchrun would have started, and they leave nothing behind."""
 
+import contextlib
 import json
 import os
 import random
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ppedu import SettingError
+from ppedu import RankError, SettingError
 from ppedu.notebook.pool import RankPool
 
 
@@ -174,8 +175,13 @@ def test_a_large_environment_is_no_obstacle(ranks, monkeypatch):
     assert ranks("import os; print(len(os.environ['PPEDU_29']))", 1) == ["10000\n"]
 
 
-def test_what_a_program_leaves_to_its_end_is_done(ranks):
-    assert ranks("import atexit; atexit.register(print, 'done')", 1) == ["done\n"]
+@pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(3)", "1 / 0"])
+def test_what_a_program_leaves_to_its_end_is_done_however_it_ends(rank_pool, tmp_path, end):
+    (tmp_path / "program.py").write_text(f"import atexit, sys; atexit.register(print, 'done'); {end}")
+    pieces = []
+    with contextlib.suppress(RankError):
+        rank_pool.run(str(tmp_path / "program.py"), 1, timeout=60, write=lambda rank, piece: pieces.append(piece))
+    assert b"".join(pieces) == b"done\n"
 
 
 def test_a_rank_ends_when_its_threads_have(ranks):

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -131,6 +133,22 @@ def test_a_rank_that_was_killed_is_named_with_its_signal(ranks, name):
     assert message.splitlines()[0] == f"rank 1 was killed by {name}"
 
 
+def test_a_signal_without_a_name_has_its_number(ranks):
+    message = failure(ranks, "import os; os.kill(os.getpid(), 40)", 1)
+    assert message.startswith("rank 0 was killed by ") and "40" in message
+
+
+def test_a_rank_that_was_killed_comes_before_what_others_say_of_it_later(ranks):
+    program = """
+        import os, time
+        if os.environ["RANK"] == "1": os.kill(os.getpid(), 9)
+        time.sleep(0.5)
+        raise RuntimeError("where is rank 1?")
+        """
+    message = failure(ranks, program, 2)
+    assert message.splitlines()[0] == "rank 1 was killed by SIGKILL"
+
+
 def test_a_segmentation_fault_is_named(ranks):
     message = failure(ranks, f"{MEET}\nif rank == 1: __import__('ctypes').string_at(0)\ndist.barrier()", 2)
     assert message.splitlines()[0] == "rank 1 was killed by SIGSEGV"
@@ -202,7 +220,7 @@ def test_a_timeout_may_be_no_limit(ranks, timeout):
 # What is left
 
 
-GRANDCHILD = "import os, subprocess, sys; print(os.getpid(), subprocess.Popen(['sleep', '1000']).pid, flush=True)\n"
+GRANDCHILD = "import os, subprocess, sys; print(os.getpid(), subprocess.Popen(['sleep', '100']).pid, flush=True)\n"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +266,22 @@ def test_an_interrupt_while_output_is_shown_leaves_no_rank(ranks, rank_pool, tmp
     assert ranks("print('well')", 2) == ["well\n"] * 2
 
 
+def test_a_second_interrupt_does_not_spoil_the_next_run(ranks, spare, tmp_path):
+    (tmp_path / "program.py").write_text("import os, time; print(os.getppid(), flush=True); time.sleep(1000)")
+
+    def write(rank, piece):
+        server = int(piece)
+        os.kill(server, signal.SIGSTOP)  # a busy machine: the ranks' end takes its time, and somebody is impatient
+        threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+        threading.Timer(0.6, os.kill, [server, signal.SIGCONT]).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        spare.run(str(tmp_path / "program.py"), 2, timeout=60, write=write)
+    time.sleep(1)
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
 OWNER = """
 import sys
 from ppedu.notebook.pool import RankPool
@@ -278,6 +312,23 @@ def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path, marked, gone,
     process.communicate(timeout=60)
     assert process.returncode == -number
     assert len(ranks) == 4 and len(started) == 6 and gone(started)
+
+
+def test_nothing_outlives_an_owner_that_dies_with_news_unread(tmp_path, gone):
+    program = f"""
+import os, subprocess, time
+rank = os.environ["RANK"]
+print(rank, os.getpid(), subprocess.Popen(["sleep", "100"]).pid, flush=True)
+while rank == "1" or not os.path.exists({str(tmp_path / "go")!r}): time.sleep(0.01)
+"""
+    process, _ = owner(tmp_path, program)
+    lines = sorted([int(word) for word in process.stdout.readline().split()] for _ in range(2))
+    process.send_signal(signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    assert gone(lines[0][1:])  # rank 0 has ended, and its owner has not read so
+    process.kill()
+    process.communicate(timeout=60)
+    assert gone(lines[1][1:])
 
 
 def test_nothing_outlives_a_pool_that_nobody_has_closed(tmp_path, marked, gone):

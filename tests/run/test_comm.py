@@ -94,6 +94,18 @@ for shape in {SHAPES}:
     )
 
 
+@pytest.mark.parametrize("shape", ["[3, 5]", "torch.Size([3, 5])", "tuple(numpy.array([3, 5]))"])
+def test_a_shape_is_any_sequence_of_whole_numbers(ranks, shape):
+    call = f"""
+import numpy
+if rank == 0:
+    communicate("send_forward", of(0))
+else:
+    assert torch.equal(communicate("recv_forward", shapes={shape}), of(0))
+"""
+    ranks(program(call), 2)
+
+
 @pytest.mark.parametrize("view", ["x.T", "x[:, ::2]", "x[1:, 3]", "x[0].expand(4, 5)"])
 def test_a_tensor_need_not_be_contiguous(ranks, view):
     ranks(

@@ -48,6 +48,9 @@ def test_what_is_saved_is_loaded(tmp_path, name):
     assert loaded.makespan == pytest.approx(float(timeline.makespan))
     assert loaded.peak_activations == pytest.approx([float(peak) for peak in timeline.peak_activations])
     assert loaded.bubble == pytest.approx(timeline.bubble)
+    for rank in range(timeline.schedule.ranks):
+        held = [float(value) for _, value in timeline.memory(rank)]
+        assert [value for _, value in loaded.memory(rank)] == pytest.approx(held)
 
 
 def test_what_is_loaded_can_be_saved_again_and_is_the_same(tmp_path):

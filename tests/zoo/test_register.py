@@ -70,8 +70,8 @@ def test_a_generator_that_does_not_take_rank_ranks_and_microbatches_is_refused()
 
 def test_an_unknown_placement_is_refused_when_it_is_registered():
     with pytest.raises(SettingError, match="no placement called 'ring'; there is: loop"):
-        pp.register("mine", placement="ring")
-    assert "mine" not in pp.schedules()
+        pp.register("ringed", placement="ring")
+    assert "ringed" not in pp.schedules()
 
 
 @pytest.mark.parametrize("wrong", ["0F0", (0, "F", 0), [0, "F", 0], None, 5], ids=repr)
