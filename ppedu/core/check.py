@@ -106,7 +106,8 @@ def replay(schedule: Schedule) -> Replay:
             steps.append(Step(rank, index, wanted))
             for result in gives(action):
                 there.add(result)
-                awake.extend(rank for rank, _ in waiting.pop(result, ()))
+                for sleeper, _ in waiting.pop(result, ()):
+                    awake.append(sleeper)
 
     runs = [run(rank) for rank in range(schedule.ranks)]
     awake = list(range(schedule.ranks))

@@ -169,7 +169,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         start = free[rank]
         for need in needs:
             end, source = done[need]
-            start = max(start, end if source == rank else end + latency)
+            if source != rank:
+                end += latency
+            if end > start:
+                start = end
         end = free[rank] = start + duration(action)
         for result in gives(action):
             done[result] = end, rank
