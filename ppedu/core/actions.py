@@ -80,7 +80,7 @@ class Action(NamedTuple):
         Raises:
             ParseError: the text is not exactly one action.
         """
-        text = text.strip()
+        text = text.strip() if isinstance(text, str) else repr(text)
         if match := _SINGLE(text):
             return cls(int(match["stage"]), Op(match["op"]), int(match["microbatch"]))
         if match := _SHARDING(text):

@@ -120,18 +120,24 @@ class Schedule:
             rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8"), newline="")))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
+        while rows and not rows[-1]:
+            del rows[-1]  # blank lines at the end
         orders = tuple(tuple(_cells(row, line, where)) for line, row in enumerate(rows, 1))
         singles = [single for order in orders for action in order for single in action.singles]
         if not singles:
             raise ParseError(f"{str(where)!r} holds no actions")
         stages = 1 + max(single.stage for single in singles)
+        found = 1 + max(single.microbatch for single in singles)
+        if 2 * stages * found > 1000 + 100 * len(singles):  # a typo, which would take for ever to list what is missing
+            raise ParseError(
+                f"{str(where)!r} names {stages} stages and {found} microbatches, but has only {len(singles)} actions"
+            )
         if stages % len(orders):
             raise ParseError(
                 f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
                 "every rank must hold the same number of stages"
             )
-        found = 1 + max(single.microbatch for single in singles)
-        if microbatches is not None and microbatches != found:
+        if microbatches is not None and require_count("microbatches", microbatches, least=0) != found:
             raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
         return cls(name or where.stem, Placement.make(placement, len(orders), stages // len(orders)), found, orders)
 

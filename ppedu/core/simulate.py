@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import chain
 from numbers import Rational, Real
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from ppedu.core.actions import COMPUTE, Action, Op
 from ppedu.core.check import Result, gives
@@ -81,7 +81,8 @@ class Costs:
         found: dict[str, Any] = {
             names[op]: [median(each or chain(*stages)) for each in stages] for op, stages in times.items()
         }
-        return cls(**found, unit=timeline.costs.unit)
+        known = timeline.costs
+        return cls(**found, activation=known.activation, weight_memory=known.weight_memory, unit=known.unit)
 
     def per_stage(self, cost: Cost, stages: int, ranks: int) -> list[Number]:
         """`cost` of each stage: a share's number scaled to a stage, or the sequence as it is.
@@ -186,8 +187,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, Real) and value is not True and value is not False and 0 <= float(value) < math.inf
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 <= cast("Any", value) < math.inf

@@ -203,8 +203,8 @@ class Timeline:
         return f"<{self.source} {self.summary()}>"
 
     def _rank(self, rank: int) -> int:
-        if not 0 <= rank < self.schedule.ranks:
-            raise SettingError(f"there is no rank {rank}; the ranks are 0 to {self.schedule.ranks - 1}")
+        if not isinstance(rank, int) or not 0 <= rank < self.schedule.ranks:
+            raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {self.schedule.ranks - 1}")
         return rank
 
 

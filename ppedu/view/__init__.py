@@ -24,8 +24,10 @@ def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         from matplotlib import pyplot
 
         timeline.plot()
-        pyplot.savefig(path, bbox_inches="tight", dpi=200)
-        pyplot.close()
+        try:
+            pyplot.savefig(path, bbox_inches="tight", dpi=200)
+        finally:
+            pyplot.close()
 
 
 def require_savable(path: str | os.PathLike[str]) -> str:

@@ -169,7 +169,7 @@ def _memory(ax: Axes, timeline: Timeline, full: float) -> None:
         steps = timeline.memory(rank)
         floor = rank + STRIP_BOTTOM
         times = [float(time - timeline.start) for time, _ in steps]
-        tops = [floor - (STRIP_BOTTOM - STRIP_TOP) * float(value) / (full or 1) for _, value in steps]
+        tops = [floor - (STRIP_BOTTOM - STRIP_TOP) * min(1, float(value) / (full or 1)) for _, value in steps]
         ax.fill_between(times, tops, floor, step="post", color=MEMORY, linewidth=0)
         if timeline.schedule.ranks <= 16:
             peak = f" peak {show(timeline.peak_activations[rank])}"

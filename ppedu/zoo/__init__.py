@@ -47,6 +47,10 @@ def register(name: str, placement: str = "loop") -> Callable[[Generator], Genera
     Placement.make(placement, 1)
 
     def remember(generator: Generator) -> Generator:
+        if not callable(generator):
+            raise SettingError(
+                f"the schedule {name!r} needs a generator of rank, ranks and microbatches; got {generator!r}"
+            )
         _entries[name] = Entry(generator, placement)
         return generator
 
@@ -65,7 +69,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
         SettingError: the name is unknown, a number is below 1, or the schedule does not take an option.
         ScheduleError: the generator yields something that is not an action.
     """
-    if name not in _entries:
+    if not isinstance(name, str) or name not in _entries:
         raise SettingError(f"there is no schedule called {name!r}; there is: {', '.join(_entries)}")
     ranks, microbatches = require_count("ranks", ranks), require_count("microbatches", microbatches)
     return build(name, _entries[name], ranks, microbatches, options)

@@ -1,0 +1,51 @@
+"""What is of the wrong type, or far too large, is refused in a sentence; nothing takes for ever."""
+
+import pytest
+
+import ppedu as pp
+from ppedu import Costs, ParseError, Schedule, SettingError
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda: pp.Action.parse(None), ParseError),
+        (lambda: pp.simulate(pp.schedule("1f1b", 2, 2)).spans("0"), SettingError),
+        (lambda: pp.simulate(pp.schedule("1f1b", 2, 2)).spans(1.5), SettingError),
+        (lambda: pp.schedule(["1f1b"], 2, 2), SettingError),
+        (lambda: pp.register("number")(5), SettingError),
+        (lambda: Costs(forward=b"12"), SettingError),
+        (lambda: Costs(forward="12"), SettingError),
+    ],
+)
+def test_a_wrong_type_is_refused(call, error):
+    with pytest.raises(error):
+        call()
+
+
+def test_an_enormous_cost_is_a_cost():
+    assert pp.simulate(pp.schedule("gpipe", 1, 1), Costs(forward=10**400)).makespan == 10**400 + 2
+
+
+@pytest.mark.parametrize("text", ["0F0,0B0,0F1000000,0B1000000", "0F0,0F111111111", "0F0,999999999B0"])
+def test_a_typo_in_a_csv_is_named_at_once(tmp_path, text):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(ParseError, match="but has only"):
+        Schedule.from_csv(tmp_path / "x.csv")
+
+
+def test_blank_lines_at_the_end_of_a_csv_are_no_ranks(tmp_path):
+    (tmp_path / "x.csv").write_text("0F0,0B0\n\n\n")
+    assert Schedule.from_csv(tmp_path / "x.csv").ranks == 1
+
+
+@pytest.mark.parametrize("microbatches", [True, "1", -1])
+def test_the_number_of_microbatches_meant_is_a_number(tmp_path, microbatches):
+    (tmp_path / "x.csv").write_text("0F0,0B0")
+    with pytest.raises(SettingError):
+        Schedule.from_csv(tmp_path / "x.csv", microbatches=microbatches)
+
+
+def test_fit_keeps_what_an_activation_weighs():
+    run = pp.simulate(pp.schedule("1f1b", 2, 3), Costs(activation=7))
+    assert pp.simulate(run.schedule, Costs.fit(run)).peak_activations == run.peak_activations
