@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ppedu import RankError, SettingError
-from ppedu.notebook.pool import RankPool
 
 
 def names(folder):
@@ -198,15 +197,6 @@ def test_no_open_file_is_left_here(ranks):
     for _ in range(3):
         ranks("print()", 4)
     assert names("/proc/self/fd") == before
-
-
-def test_a_pool_that_was_not_started_starts_itself_and_closes(ranks, gone):
-    pool = RankPool()
-    server = int(ranks("import os; print(os.getppid())", 1, pool=pool)[0])
-    assert int(ranks("import os; print(os.getppid())", 1, pool=pool)[0]) == server
-    pool.close()
-    pool.close()
-    assert gone([server])
 
 
 @pytest.mark.parametrize("number", [0, -1, 65, 2.5, "2", None, True])

@@ -303,18 +303,17 @@ def owner(tmp_path, program):
     return process, mark
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path, marked, gone, number):
+def test_nothing_outlives_an_owner_that_was_interrupted(tmp_path, marked, gone):
     process, mark = owner(tmp_path, GRANDCHILD + "while True: pass")
     ranks = {int(number) for _ in range(2) for number in process.stdout.readline().split()}  # and their children
     started = ranks | set(marked(mark))
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode == -number
+    assert process.returncode == -signal.SIGINT
     assert len(ranks) == 4 and len(started) == 6 and gone(started)
 
 
-def test_nothing_outlives_an_owner_that_dies_with_news_unread(tmp_path, gone):
+def test_nothing_outlives_an_owner_that_was_killed_with_news_unread(tmp_path, gone):
     program = f"""
 import os, subprocess, time
 rank = os.environ["RANK"]
@@ -378,3 +377,11 @@ def test_a_failed_run_leaves_no_open_file_here(ranks):
 def test_a_timeout_that_is_no_time_is_refused_before_anything_starts(ranks, spare, timeout):
     with pytest.raises(SettingError, match="timeout must"):
         ranks("print('never')", 1, timeout=timeout, pool=spare)
+
+
+def test_closing_a_pool_ends_what_ranks_are_forked_from(ranks, spare, gone):
+    server = int(ranks("import os; print(os.getppid())", 1, pool=spare)[0])
+    assert int(ranks("import os; print(os.getppid())", 1, pool=spare)[0]) == server
+    spare.close()
+    spare.close()
+    assert gone([server])

@@ -6,7 +6,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.run import LOOPS
-from ppedu.run.train import TrainConfig, train_gpt
+from ppedu.run.train import TrainConfig
 
 TEXT = pp.core.check.__file__  # one that is at hand, and short
 SMALL = f"steps=12, microbatches=4, batch=8, context=16, heads=2, width=16, lr=1e-2, seed=3, text={TEXT!r}"
@@ -153,9 +153,3 @@ def test_a_setting_that_cannot_work_is_refused(setting, says):
 def test_more_ranks_than_layers_are_refused(ranks):
     with pytest.raises(pp.SettingError, match=f"4 layers cannot be cut into {ranks} stages"):
         TrainConfig().check_ranks(ranks)
-
-
-def test_a_text_that_is_too_short_is_refused_before_the_first_step(tmp_path):
-    (tmp_path / "text").write_text("brief")
-    with pytest.raises(pp.SettingError, match="the text has 5 characters; excerpts of 64 need at least 65"):
-        train_gpt(TrainConfig(text=str(tmp_path / "text")))
