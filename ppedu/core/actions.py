@@ -125,3 +125,8 @@ def I(stage: int, microbatch: int) -> Action:  # noqa: E743
 def W(stage: int, microbatch: int) -> Action:
     """Backward for the weights: nobody waits for it but the optimizer."""
     return Action(stage, Op.W, microbatch)
+
+
+def overlap(first: Action, second: Action) -> Action:
+    """Two actions at the same time, a forward and a backward in either order."""
+    return Action(-1, Op.OVERLAP_F_B if first.op == Op.F else Op.OVERLAP_B_F, -1, (first, second))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ppedu.core.errors import SettingError, require_count
@@ -10,48 +10,87 @@ from ppedu.core.errors import SettingError, require_count
 
 @dataclass(frozen=True)
 class Placement:
-    """The map from stages to ranks.
+    """The map from a stage and a microbatch to the rank that works on it.
 
-    `holders[stage]` is the rank that holds the stage. Make one with `Placement.make("loop", ranks, chunks)`.
+    `holders[copy][stage]` is the rank that holds the stage in that copy of the model. There is one copy, or
+    there are two: then microbatches from `split` on run through the second. Make one with `Placement.make`;
+    for a map of your own, with `Placement.custom`.
     """
 
     name: str
     ranks: int
-    holders: tuple[int, ...]
+    holders: tuple[tuple[int, ...], ...]
+    split: int = 0
 
     @classmethod
-    def make(cls, name: str, ranks: int, chunks: int = 1) -> Placement:
-        """The placement called `name`, with `chunks` stages on each of `ranks` ranks.
+    def make(cls, name: str, ranks: int, chunks: int = 1, microbatches: int = 1) -> Placement:
+        """The placement called `name` for `ranks` ranks.
+
+        "loop": stage s on rank s mod ranks, `chunks` stages on each rank.
+        "v": down the ranks and back up, a zigzag of `chunks` stages on each rank.
+        "bidirectional": two copies of the model, one from the first rank to the last, one from the last to
+            the first. The first half of the `microbatches` (the larger, where they are odd) takes the first.
 
         Raises:
             SettingError: there is no such placement, or a number is not a whole number above 0.
         """
         require_count("ranks", ranks)
         require_count("chunks", chunks)
+        require_count("microbatches", microbatches)
+        if name == "bidirectional":
+            if chunks != 1:
+                raise SettingError(f"a bidirectional placement has one stage of each copy on a rank; got chunks={chunks}")
+            down = tuple(range(ranks))
+            return cls(name, ranks, (down, down[::-1]), microbatches - microbatches // 2)
         if name not in _SHAPES:
-            raise SettingError(f"there is no placement called {name!r}; there is: {', '.join(_SHAPES)}")
-        return cls(name, ranks, tuple(_SHAPES[name](stage, ranks) for stage in range(ranks * chunks)))
+            raise SettingError(f"there is no placement called {name!r}; there is: {', '.join([*_SHAPES, 'bidirectional'])}")
+        return cls(name, ranks, (tuple(_SHAPES[name](stage, ranks) for stage in range(ranks * chunks)),))
+
+    @classmethod
+    def custom(cls, holders: Sequence[int]) -> Placement:
+        """One copy, with stage s on rank `holders[s]`.
+
+        Raises:
+            SettingError: there are no stages, or a rank below the highest holds none.
+        """
+        if not holders or set(holders) != set(range(max(holders) + 1)):
+            raise SettingError(f"a placement gives every rank from 0 on a stage; got {list(holders)}")
+        return cls("custom", max(holders) + 1, (tuple(holders),))
 
     @property
     def stages(self) -> int:
+        return len(self.holders[0])
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model: 1, or 2 in a bidirectional placement."""
         return len(self.holders)
 
     @property
     def chunks(self) -> int:
-        """Stages held by one rank."""
-        return self.stages // self.ranks
+        """Stages of one copy held by one rank (the most, where ranks differ)."""
+        return max(self.holders[0].count(rank) for rank in range(self.ranks))
+
+    def copy(self, microbatch: int) -> int:
+        """Which copy of the model `microbatch` runs through."""
+        return int(len(self.holders) > 1 and microbatch >= self.split)
 
     def rank(self, stage: int, microbatch: int = 0) -> int:
         """The rank that works on `microbatch` in `stage`."""
-        return self.holders[stage]
+        return self.holders[self.copy(microbatch)][stage]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that `rank` holds, first to last."""
-        return tuple(stage for stage, holder in enumerate(self.holders) if holder == rank)
+        """The stages that `rank` holds, of all copies, first to last."""
+        return tuple(sorted({stage for copy in self.holders for stage, holder in enumerate(copy) if holder == rank}))
 
 
 def _loop(stage: int, ranks: int) -> int:
     return stage % ranks
 
 
-_SHAPES: dict[str, Callable[[int, int], int]] = {"loop": _loop}
+def _zigzag(stage: int, ranks: int) -> int:
+    chunk, place = divmod(stage, ranks)
+    return ranks - 1 - place if chunk % 2 else place
+
+
+_SHAPES: dict[str, Callable[[int, int], int]] = {"loop": _loop, "v": _zigzag}

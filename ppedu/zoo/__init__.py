@@ -19,21 +19,25 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 
 Generator = Callable[..., Iterable[Action]]
-MOST_ACTIONS = 1000  # of a rank for each microbatch; a generator that yields more never ends
+MOST_ACTIONS = 1000  # of a stage for each microbatch; a generator that yields more never ends
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered schedule: its generator and the placement it is written for."""
+    """A registered schedule: its generator, the placement it is written for, and the stages on each rank.
+
+    A generator that takes `chunks` decides the number of stages itself.
+    """
 
     generator: Generator
     placement: str
+    chunks: int = 1
 
 
 _entries: dict[str, Entry] = {}
 
 
-def register(name: str, placement: str = "loop") -> Callable[[Generator], Generator]:
+def register(name: str, placement: str = "loop", chunks: int = 1) -> Callable[[Generator], Generator]:
     """Make a generator known under `name`. Registering a name again replaces it, so that a cell can be re-run.
 
         @register("mine")
@@ -41,17 +45,19 @@ def register(name: str, placement: str = "loop") -> Callable[[Generator], Genera
             for m in range(microbatches): yield F(rank, m)
             for m in range(microbatches): yield B(rank, m)
 
+    placement, chunks: as in `Placement.make`; a generator with a parameter `chunks` decides by its value.
+
     Raises:
         SettingError: there is no such placement.
     """
-    Placement.make(placement, 1)
+    Placement.make(placement, 1, chunks)
 
     def remember(generator: Generator) -> Generator:
         if not callable(generator):
             raise SettingError(
                 f"the schedule {name!r} needs a generator of rank, ranks and microbatches; got {generator!r}"
             )
-        _entries[name] = Entry(generator, placement)
+        _entries[name] = Entry(generator, placement, chunks)
         return generator
 
     return remember
@@ -77,35 +83,46 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
 
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """What `schedule` returns, from an entry that need not be registered."""
+    settings = _settings(name, entry.generator, options)
+    chunks = require_count("chunks", settings.get("chunks", entry.chunks))
+    most = MOST_ACTIONS * microbatches * chunks
     orders = []
     for rank in range(ranks):
-        actions = _call(name, entry.generator, rank, ranks, microbatches, options)
-        order = tuple(islice(actions, MOST_ACTIONS * microbatches + 1))
+        actions = entry.generator(rank, ranks, microbatches, **options)
+        if not isinstance(actions, Iterable):
+            raise ScheduleError(f"the schedule {name!r} gives {actions!r} for rank {rank}; it must yield actions")
+        order = tuple(islice(actions, most + 1))
         for action in order:
             if not isinstance(action, Action):
                 raise ScheduleError(
                     f"the schedule {name!r} yields {action!r} on rank {rank}; yield actions, such as F({rank}, 0)"
                 )
-        if len(order) > MOST_ACTIONS * microbatches:
+        if len(order) > most:
             raise ScheduleError(f"the schedule {name!r} yields more and more actions on rank {rank}; does it end?")
         orders.append(order)
-    return Schedule(name, Placement.make(entry.placement, ranks), microbatches, tuple(orders))
+    return Schedule(name, Placement.make(entry.placement, ranks, chunks, microbatches), microbatches, tuple(orders))
 
 
-def _call(
-    name: str, generator: Generator, rank: int, ranks: int, microbatches: int, options: dict[str, Any]
-) -> Iterable[Action]:
+def _settings(name: str, generator: Generator, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the generator is called with, its defaults included."""
+    signature = inspect.signature(generator)
     try:
-        inspect.signature(generator).bind(rank, ranks, microbatches, **options)
+        bound = signature.bind(0, 1, 1, **options)
     except TypeError as error:
-        own = inspect.signature(generator).parameters.values()
+        own = signature.parameters.values()
         takes = ", ".join(str(parameter.replace(annotation=inspect.Parameter.empty)) for parameter in own)
         given = ", ".join(["rank", "ranks", "microbatches", *(f"{key}={value!r}" for key, value in options.items())])
         raise SettingError(f"the schedule {name!r} takes ({takes}), not ({given}): {error}") from None
-    actions = generator(rank, ranks, microbatches, **options)
-    if not isinstance(actions, Iterable):
-        raise ScheduleError(f"the schedule {name!r} gives {actions!r} for rank {rank}; it must yield actions")
-    return actions
+    bound.apply_defaults()
+    return bound.arguments
 
 
-from ppedu.zoo import gpipe, one_f_one_b  # noqa: E402, F401 (these modules register what they define)
+from ppedu.zoo import (  # noqa: E402, F401 (these modules register what they define)
+    gpipe,
+    one_f_one_b,
+    interleaved,
+    zero_bubble,
+    overlap,
+    dualpipe,
+    chimera,
+)

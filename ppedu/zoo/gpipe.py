@@ -20,13 +20,14 @@ def naive(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 
 @register("gpipe")
-def gpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+def gpipe(rank: int, ranks: int, microbatches: int, lifo: bool = False) -> Iterator[Action]:
     """All forwards, then all backwards (Huang et al., GPipe, arXiv 1811.06965).
 
     The ranks work at the same time, each one microbatch behind the rank before; every rank keeps the
-    activations of all microbatches. Picture: a slanted block of forwards, a mirrored one of backwards.
+    activations of all microbatches. `lifo` runs the last microbatch's backward first, as the paper draws it.
+    Picture: a slanted block of forwards, a mirrored one of backwards.
     """
     for m in range(microbatches):
         yield F(rank, m)
-    for m in range(microbatches):
+    for m in reversed(range(microbatches)) if lifo else range(microbatches):
         yield B(rank, m)
