@@ -39,11 +39,14 @@ class Placement:
         require_count("microbatches", microbatches)
         if name == "bidirectional":
             if chunks != 1:
-                raise SettingError(f"a bidirectional placement has one stage of each copy on a rank; got chunks={chunks}")
+                raise SettingError(
+                    f"a bidirectional placement has one stage of each copy on a rank; got {chunks} chunks"
+                )
             down = tuple(range(ranks))
             return cls(name, ranks, (down, down[::-1]), microbatches - microbatches // 2)
         if name not in _SHAPES:
-            raise SettingError(f"there is no placement called {name!r}; there is: {', '.join([*_SHAPES, 'bidirectional'])}")
+            known = ", ".join([*_SHAPES, "bidirectional"])
+            raise SettingError(f"there is no placement called {name!r}; there is: {known}")
         return cls(name, ranks, (tuple(_SHAPES[name](stage, ranks) for stage in range(ranks * chunks)),))
 
     @classmethod
@@ -78,6 +81,11 @@ class Placement:
     def rank(self, stage: int, microbatch: int = 0) -> int:
         """The rank that works on `microbatch` in `stage`."""
         return self.holders[self.copy(microbatch)][stage]
+
+    def chunk(self, stage: int, microbatch: int = 0) -> int:
+        """Which of its rank's stages `stage` is, of the copy that `microbatch` runs through, from 0."""
+        holders = self.holders[self.copy(microbatch)]
+        return holders[:stage].count(holders[stage])
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, of all copies, first to last."""

@@ -102,7 +102,7 @@ class Schedule:
     def from_csv(
         cls,
         path: str | os.PathLike[str],
-        placement: str = "loop",
+        placement: str | Placement = "loop",
         microbatches: int | None = None,
         name: str | None = None,
     ) -> Schedule:
@@ -132,14 +132,21 @@ class Schedule:
             raise ParseError(
                 f"{str(where)!r} names {stages} stages and {found} microbatches, but has only {len(singles)} actions"
             )
-        if stages % len(orders):
+        if isinstance(placement, str) and stages % len(orders):
             raise ParseError(
                 f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
                 "every rank must hold the same number of stages"
             )
+        if isinstance(placement, Placement) and (placement.ranks, placement.stages) != (len(orders), stages):
+            raise ParseError(
+                f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
+                f"the placement has {placement.ranks} and {placement.stages}"
+            )
         if microbatches is not None and require_count("microbatches", microbatches, least=0) != found:
             raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
-        return cls(name or where.stem, Placement.make(placement, len(orders), stages // len(orders)), found, orders)
+        if isinstance(placement, str):
+            placement = Placement.make(placement, len(orders), stages // len(orders), found)
+        return cls(name or where.stem, placement, found, orders)
 
 
 def _cells(row: list[str], line: int, path: Path) -> Iterable[Action]:

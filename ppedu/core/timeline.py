@@ -131,12 +131,14 @@ class Timeline:
 
         Where there is room, each action carries its microbatch and a long one is drawn long; where there
         is not, letters stand for actions; where there is not even that, one letter stands for several.
+        F0' is the forward of microbatch 0 in a rank's second chunk.
         """
         ranks, makespan = self.schedule.ranks, self.makespan
         margin = len(f"rank {ranks - 1} ") + 2
         durations = [span.end - span.start for row in self.rows for span in row if span.end > span.start]
         unit = min(durations, default=1)
-        columns = 2 + len(str(self.schedule.microbatches - 1))
+        columns = 1 + self.schedule.chunks + len(str(self.schedule.microbatches - 1))
+        chunk = self.schedule.placement.chunk
         if float(makespan / unit) * columns > width - margin:
             columns = 1
         unit = max(unit / columns, float(makespan) / max(1, width - margin)) or 1
@@ -151,7 +153,7 @@ class Timeline:
                 first, last = column(start), column(end)
                 if first == last:
                     continue
-                label = "".join(f"{single.op}{single.microbatch}" for single in action.singles)
+                label = "".join(f"{op}{m}{chr(39) * chunk(stage, m)}" for stage, op, m, _ in action.singles)
                 if columns > 1:
                     cells[first:last] = f"{label:─<{last - first - 1}}"[: last - first - 1] + " "
                 else:

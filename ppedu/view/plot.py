@@ -19,10 +19,10 @@ from ppedu.core.timeline import Timeline, show
 
 # Told apart by hue and, for those who see fewer hues, by lightness as well.
 COLORS = {Op.F: "#3b76b8", Op.B: "#2f8f6b", Op.I: "#8ccfae", Op.W: "#e3a92f"}
-INK = {Op.F: "white", Op.B: "white", Op.I: "#12301f", Op.W: "#3a2a05"}
 NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "backward for the input", Op.W: "backward for the weights"}
 MEMORY = "#a99cc4"
 LIGHTER = 0.16  # every other microbatch, so that neighbours of a kind are told apart without numbers
+DARKER = 0.38  # a rank's last chunk; those between lie between
 
 # Heights in a rank's row, which is 1 high: the boxes, and under them the memory strip.
 TOP, BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.06, 0.66, 0.70, 0.94
@@ -38,6 +38,8 @@ class Box(NamedTuple):
     bottom: float
     op: Op
     microbatch: int
+    depth: float  # 0 for a rank's first chunk, 1 for its last
+    copy: int  # of the model: 1 for the second one of a bidirectional placement
 
     @property
     def corners(self) -> list[tuple[float, float]]:
@@ -89,30 +91,33 @@ def plot(
     boxes = list(_boxes(timeline, bottom))
     wide, high = _points(ax)
     gap = 0.8 if boxes and sum(box.right - box.left for box in boxes) / len(boxes) * wide > 5 else 0.2
+    ink = rcParams["text.color"]
+    edges = [ink if box.copy else ax.get_facecolor() for box in boxes]
     fills = [_shade(box) for box in boxes]
-    ax.add_collection(
-        PolyCollection(
-            [box.corners for box in boxes], facecolors=fills, edgecolors=[ax.get_facecolor()], linewidths=gap
-        ),
-        autolim=False,
-    )
+    corners = [box.corners for box in boxes]
+    ax.add_collection(PolyCollection(corners, facecolors=fills, edgecolors=edges, linewidths=gap), autolim=False)
     if outline:
         drawn = [box.corners for box in _boxes(outline, bottom)]
-        ink = rcParams["text.color"]
         ax.add_collection(PolyCollection(drawn, facecolors="none", edgecolors=ink, linewidths=0.9), autolim=False)
     _number(ax, boxes, wide, high)
     if memory:
         _memory(ax, timeline, float(max(timeline.peak_activations)) if memory is True else memory)
 
-    ops = [op for op in COLORS if any(box.op == op for box in boxes)]
+    entries = [(Patch(color=COLORS[op]), NAMES[op]) for op in COLORS if any(box.op == op for box in boxes)]
+    if schedule.chunks > 1:
+        dark = _shade(Box(0, 0, 0, 0, Op.F, 0, depth=1, copy=0))
+        entries.append((Patch(color=dark), "darker: later chunk"))
+    if schedule.placement.copies > 1:
+        entries.append((Patch(facecolor="none", edgecolor=ink, linewidth=0.8), "second copy"))
+    if memory:
+        entries.append((Patch(color=MEMORY), "activations held"))
     ax.legend(
-        [Patch(color=COLORS[op]) for op in ops] + ([Patch(color=MEMORY)] if memory else []),
-        [NAMES[op] for op in ops] + (["activations held"] if memory else []),
+        *zip(*entries, strict=True),
         loc="upper left",
         bbox_to_anchor=(0, 0),
         bbox_transform=ax.transAxes + ScaledTranslation(-0.07, -0.28, ax.figure.dpi_scale_trans),
         borderaxespad=0,
-        ncols=len(ops) + 1,
+        ncols=len(entries),
         frameon=False,
         fontsize=9,
         handlelength=1,
@@ -129,18 +134,28 @@ def plot(
 
 def _boxes(timeline: Timeline, bottom: float) -> Iterable[Box]:
     """The compute actions; the parts of an overlapped pair share its height."""
+    placement = timeline.schedule.placement
     for rank, row in enumerate(timeline.rows):
         for action, start, end in row:
             left, right = (float(time - timeline.start) for time in (start, end))
             singles = [single for single in action.singles if single.op in COMPUTE]
             for place, single in enumerate(singles):
                 top, below = (rank + TOP + (bottom - TOP) * edge / len(singles) for edge in (place, place + 1))
-                yield Box(left, right, top, below, single.op, single.microbatch)
+                stage, op, m, _ = single
+                depth = placement.chunk(stage, m) / max(1, placement.chunks - 1)
+                yield Box(left, right, top, below, op, m, depth, placement.copy(m))
 
 
 def _shade(box: Box) -> tuple[float, ...]:
     lighter = box.microbatch % 2 * LIGHTER
-    return tuple(channel + (1 - channel) * lighter for channel in to_rgb(COLORS[box.op]))
+    color = [channel * (1 - DARKER * box.depth) for channel in to_rgb(COLORS[box.op])]
+    return tuple(channel + (1 - channel) * lighter for channel in color)
+
+
+def _ink(box: Box) -> str:
+    """What can be read on the box's shade."""
+    red, green, blue = _shade(box)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.6 else "#16302a"
 
 
 def _number(ax: Axes, boxes: list[Box], wide: float, high: float) -> None:
@@ -159,7 +174,7 @@ def _number(ax: Axes, boxes: list[Box], wide: float, high: float) -> None:
     for box in boxes:
         if room(box) >= size:
             x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
-            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size, "color": INK[box.op]}
+            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size, "color": _ink(box)}
             ax.text(x, y, str(box.microbatch), clip_on=True, **style)
 
 

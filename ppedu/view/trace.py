@@ -46,7 +46,8 @@ def trace(timeline: Timeline) -> str:
         "schedule": schedule.name,
         "placement": schedule.placement.name,
         "ranks": schedule.ranks,
-        "chunks": schedule.chunks,
+        "holders": schedule.placement.holders,
+        "split": schedule.placement.split,
         "microbatches": schedule.microbatches,
         "activation": [float(weight) for weight in weighs],
         "weight_memory": float(costs.weight_memory),
@@ -79,7 +80,9 @@ def load(path: str | os.PathLike[str]) -> Timeline:
                 rows[rank].append(Span(Action.parse(event["name"]), start, start + lasts))
         schedule = Schedule(
             about["schedule"],
-            Placement.make(about["placement"], about["ranks"], about["chunks"]),
+            Placement(
+                about["placement"], about["ranks"], tuple(map(tuple, about["holders"])), split=int(about["split"])
+            ),
             about["microbatches"],
             tuple(tuple(span.action for span in row) for row in rows),
         )

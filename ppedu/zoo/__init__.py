@@ -118,11 +118,11 @@ def _settings(name: str, generator: Generator, options: dict[str, Any]) -> dict[
 
 
 from ppedu.zoo import (  # noqa: E402, F401 (these modules register what they define)
-    gpipe,
-    one_f_one_b,
-    interleaved,
-    zero_bubble,
-    overlap,
-    dualpipe,
     chimera,
+    dualpipe,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    overlap,
+    zero_bubble,
 )
