@@ -146,10 +146,11 @@ def _boxes(timeline: Timeline, bottom: float) -> Iterable[Box]:
                 yield Box(left, right, top, below, op, m, depth, placement.copy(m))
 
 
-def _shade(box: Box) -> tuple[float, ...]:
+def _shade(box: Box) -> tuple[float, float, float]:
     lighter = box.microbatch % 2 * LIGHTER
-    color = [channel * (1 - DARKER * box.depth) for channel in to_rgb(COLORS[box.op])]
-    return tuple(channel + (1 - channel) * lighter for channel in color)
+    dark = (channel * (1 - DARKER * box.depth) for channel in to_rgb(COLORS[box.op]))
+    red, green, blue = (channel + (1 - channel) * lighter for channel in dark)
+    return red, green, blue
 
 
 def _ink(box: Box) -> str:

@@ -46,8 +46,8 @@ def trace(timeline: Timeline) -> str:
         "schedule": schedule.name,
         "placement": schedule.placement.name,
         "ranks": schedule.ranks,
-        "holders": schedule.placement.holders,
-        "split": schedule.placement.split,
+        "chunks": schedule.chunks,
+        "holders": schedule.placement.holders[0],
         "microbatches": schedule.microbatches,
         "activation": [float(weight) for weight in weighs],
         "weight_memory": float(costs.weight_memory),
@@ -78,11 +78,13 @@ def load(path: str | os.PathLike[str]) -> Timeline:
                 if not (0 <= start < math.inf and 0 <= lasts < math.inf and rank >= 0):
                     raise ValueError(event)
                 rows[rank].append(Span(Action.parse(event["name"]), start, start + lasts))
+        if about["placement"] == "custom":
+            placement = Placement.custom(about["holders"])
+        else:
+            placement = Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
         schedule = Schedule(
             about["schedule"],
-            Placement(
-                about["placement"], about["ranks"], tuple(map(tuple, about["holders"])), split=int(about["split"])
-            ),
+            placement,
             about["microbatches"],
             tuple(tuple(span.action for span in row) for row in rows),
         )

@@ -12,7 +12,7 @@ few = st.integers(1, 12)
 
 def test_loop_deals_stages_out_in_turn():
     placement = Placement.make("loop", 4, 3)
-    assert placement.holders == (0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3)
+    assert placement.holders == ((0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3),)
     assert (placement.name, placement.ranks, placement.stages, placement.chunks) == ("loop", 4, 12, 3)
     assert placement.stages_of(1) == (1, 5, 9)
 
@@ -47,3 +47,32 @@ def test_an_unknown_placement_is_refused_with_those_there_are(name):
 def test_counts_must_be_whole_numbers_above_0(what, value):
     with pytest.raises(SettingError, match=rf"^{what} must be (a whole number|at least 1); got {value!r}$"):
         Placement.make("loop", **{"ranks": 1, "chunks": 1, what: value})
+
+
+def test_a_v_goes_down_and_comes_back_up():
+    placement = Placement.make("v", 3, chunks=3)
+    assert [placement.rank(stage) for stage in range(9)] == [0, 1, 2, 2, 1, 0, 0, 1, 2]
+    assert [placement.chunk(stage) for stage in range(9)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert placement.stages_of(0) == (0, 5, 6)
+
+
+def test_in_two_directions_the_microbatch_decides_the_copy():
+    placement = Placement.make("bidirectional", 4, microbatches=6)
+    assert (placement.stages, placement.copies, placement.chunks) == (4, 2, 1)
+    for microbatch, ranks in [(0, [0, 1, 2, 3]), (2, [0, 1, 2, 3]), (3, [3, 2, 1, 0]), (5, [3, 2, 1, 0])]:
+        assert [placement.rank(stage, microbatch) for stage in range(4)] == ranks
+    assert placement.stages_of(1) == (1, 2)
+    assert [Placement.make("bidirectional", 2, microbatches=3).copy(m) for m in range(3)] == [0, 0, 1]
+
+
+def test_in_two_directions_a_rank_has_one_stage_of_each_copy():
+    with pytest.raises(SettingError, match="one stage of each copy"):
+        Placement.make("bidirectional", 4, chunks=2)
+
+
+def test_a_map_of_ones_own_gives_every_rank_a_stage():
+    placement = Placement.custom([0, 0, 1, 2, 1])
+    assert (placement.ranks, placement.stages, placement.chunks) == (3, 5, 2)
+    for holders in ([], [0, 2], [1]):
+        with pytest.raises(SettingError, match="every rank from 0 on"):
+            Placement.custom(holders)

@@ -31,8 +31,9 @@ def boxes(line, columns):
     return found
 
 
-def label(action):
-    return "".join(f"{single.op}{single.microbatch}" for single in action.singles)
+def label(action, ranks):
+    """Stages are dealt out in turn: stage 5 of 4 ranks is a second chunk, which has one mark."""
+    return "".join(f"{single.op}{single.microbatch}{single.stage // ranks * chr(39)}" for single in action.singles)
 
 
 @given(legal_schedules(most_microbatches=3))
@@ -41,11 +42,12 @@ def test_at_unit_costs_every_action_stands_in_its_own_time_and_idle_time_is_blan
     ones = [1] * schedule.stages
     timeline = simulate(schedule, Costs(forward=ones, backward=ones, input=ones, weight=ones))
     for row, line in zip(timeline.rows, lines(timeline.text(WIDE))[1], strict=True):
-        assert len(line) == 3 * timeline.makespan
-        assert boxes(line, 3) == [(label(action), start, end) for action, start, end in row]
+        wide = 2 + schedule.chunks
+        assert len(line) == wide * timeline.makespan
+        assert boxes(line, wide) == [(label(action, schedule.ranks), start, end) for action, start, end in row]
         for tick in range(timeline.makespan):
             idle = not any(start <= tick < end for _, start, end in row)
-            assert (line[3 * tick : 3 * tick + 3] == "   ") == idle
+            assert (not line[wide * tick : wide * tick + wide].strip()) == idle
 
 
 @given(legal_schedules(split=0), st.integers(1, 4), st.booleans(), st.integers(0, 3))
@@ -57,7 +59,8 @@ def test_a_long_action_is_drawn_long(schedule, long, forward, latency):
     timeline = simulate(schedule, costs)
     shortest = min(end - start for row in timeline.rows for _, start, end in row)
     for row, line in zip(timeline.rows, lines(timeline.text(WIDE))[1], strict=True):
-        assert boxes(line, Fraction(3, shortest)) == [(label(action), start, end) for action, start, end in row]
+        wide = Fraction(2 + schedule.chunks) / shortest
+        assert boxes(line, wide) == [(label(action, schedule.ranks), start, end) for action, start, end in row]
 
 
 def test_an_action_that_starts_in_the_middle_of_a_column_keeps_its_number():
@@ -84,7 +87,7 @@ def test_numbers_of_two_digits_have_room():
 def test_a_pair_shows_both_of_its_parts():
     pairs = read("0F0 0F1 (1F0;0F2)OVERLAP_F_B 1F1 1F2 1B0 (0B0;1B1)OVERLAP_B_F 0B1 1B2 0B2", microbatches=3, chunks=2)
     _, drawn = lines(str(pairs))
-    assert drawn[0].startswith("F0 F1 F0F2─ F1 F2 B0─── B0B1─────── B1─── ")
+    assert drawn[0].startswith("F0─ F1─ F0'F2── F1' F2' B0'──── B0B1'────────── B1───── ")
 
 
 @given(legal_schedules(pairs=0.2), st.integers(12, 200))

@@ -176,3 +176,18 @@ def test_a_schedule_of_numpy_counts_is_saved(tmp_path):
     timeline = simulate(pp.schedule("1f1b", numpy.int64(2), numpy.int64(3)))
     timeline.save(tmp_path / "x.json")
     assert Timeline.load(tmp_path / "x.json").schedule == timeline.schedule
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb-v", "dualpipe", "chimera"])
+def test_chunks_pairs_and_copies_are_loaded_as_they_were(tmp_path, name):
+    timeline = simulate(pp.schedule(name, 4, 8))
+    timeline.save(tmp_path / "x.json")
+    assert Timeline.load(tmp_path / "x.json").schedule == timeline.schedule
+
+
+def test_a_placement_of_ones_own_is_loaded_as_it_was(tmp_path):
+    placement = pp.Placement.custom([0, 0, 1])
+    order = [tuple(pp.Action.parse(a) for a in text.split()) for text in ("0F0 1F0 1B0 0B0", "2F0 2B0")]
+    timeline = simulate(pp.Schedule("own", placement, 1, tuple(order)))
+    timeline.save(tmp_path / "x.json")
+    assert Timeline.load(tmp_path / "x.json").schedule == timeline.schedule
