@@ -43,12 +43,8 @@ class Problem(NamedTuple):
         return self.message
 
 
-class Step(NamedTuple):
-    """`orders[rank][index]` runs; it has waited for `needs`."""
-
-    rank: int
-    index: int  # type: ignore[assignment]
-    needs: tuple[Result, ...]
+# `orders[rank][index]` runs; it has waited for some results and gives some: (rank, index, waited for, given).
+Step = tuple[int, int, tuple[Result, ...], tuple[Result, ...]]
 
 
 @dataclass(frozen=True)
@@ -93,18 +89,19 @@ def gives(action: Action) -> tuple[Result, ...]:
 
 def replay(schedule: Schedule) -> Replay:
     """Let every rank run its order until it must wait, and wake it when what it waits for is there."""
+    placement = schedule.placement
     there: set[Result] = set()
     steps: list[Step] = []
     waiting: dict[Result, list[tuple[int, int]]] = {}
 
     def run(rank: int) -> Iterator[tuple[int, Result]]:
         for index, action in enumerate(schedule.orders[rank]):
-            wanted = needs(action, schedule.placement)
+            wanted, given = needs(action, placement), gives(action)
             for need in wanted:
                 if need not in there:
                     yield index, need
-            steps.append(Step(rank, index, wanted))
-            for result in gives(action):
+            steps.append((rank, index, wanted, given))
+            for result in given:
                 there.add(result)
                 for sleeper, _ in waiting.pop(result, ()):
                     awake.append(sleeper)
@@ -158,21 +155,22 @@ def find_problems(schedule: Schedule) -> Iterator[Problem]:
 
 
 def _incomplete(schedule: Schedule, placed: Placed) -> Iterator[Problem]:
-    ops = Op.F, Op.B, Op.I, Op.W
     for stage in range(schedule.stages):
         for microbatch in range(schedule.microbatches):
-            forward, full, first, second = [Action(stage, op, microbatch) for op in ops]
-            missing = [] if forward in placed else [forward]
+            # An action equals the tuple of its fields, and there are many to look up.
+            forward, full, first, second = [(stage, op, microbatch, ()) for op in "FBIW"]
+            missing = [] if forward in placed else ["F"]
             if full not in placed:
-                split = [half for half in (first, second) if half not in placed]
-                missing += [full] if len(split) == 2 else split
+                split = [half[1] for half in (first, second) if half not in placed]
+                missing += ["B"] if len(split) == 2 else split
             elif first in placed or second in placed:
-                rank, index = placed[full]
-                half = first if first in placed else second
-                why = f"{full} is a full backward, and half of it, {half}, is run too"
-                yield Problem(rank, index, full, "duplicate", f"rank {rank}, position {index}: {why}")
-            for action in missing:
-                rank = schedule.placement.rank(stage, microbatch)
+                whole = Action(stage, Op.B, microbatch)
+                half = Action(stage, Op.I if first in placed else Op.W, microbatch)
+                rank, index = placed[whole]
+                why = f"{whole} is a full backward, and half of it, {half}, is run too"
+                yield Problem(rank, index, whole, "duplicate", f"rank {rank}, position {index}: {why}")
+            for op in missing:
+                rank, action = schedule.placement.rank(stage, microbatch), Action(stage, Op(op), microbatch)
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ppedu.core.errors import SettingError, require_count
 
@@ -60,7 +61,7 @@ class Placement:
             raise SettingError(f"a placement gives every rank from 0 on a stage; got {list(holders)}")
         return cls("custom", max(holders) + 1, (tuple(holders),))
 
-    @property
+    @cached_property
     def stages(self) -> int:
         return len(self.holders[0])
 
@@ -80,7 +81,7 @@ class Placement:
 
     def rank(self, stage: int, microbatch: int = 0) -> int:
         """The rank that works on `microbatch` in `stage`."""
-        return self.holders[self.copy(microbatch)][stage]
+        return self.holders[len(self.holders) > 1 and microbatch >= self.split][stage]
 
     def chunk(self, stage: int, microbatch: int = 0) -> int:
         """Which of its rank's stages `stage` is, of the copy that `microbatch` runs through, from 0."""

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, cast
 
 from ppedu.core.actions import COMPUTE, Action, Op
-from ppedu.core.check import Result, gives
+from ppedu.core.check import Result
 from ppedu.core.errors import SettingError
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Number, Span, Timeline, plain, ratio
@@ -165,7 +165,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     done: dict[Result, tuple[Any, int]] = {}
     rows: list[list[Span]] = [[] for _ in range(schedule.ranks)]
     shown: dict[Any, Number] = {}  # ticks back to times; the same few times come again and again
-    for rank, index, needs in schedule.replay.steps:
+    for rank, index, needs, gives in schedule.replay.steps:
         action = schedule.orders[rank][index]
         start = free[rank]
         for need in needs:
@@ -175,7 +175,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
             if end > start:
                 start = end
         end = free[rank] = start + duration(action)
-        for result in gives(action):
+        for result in gives:
             done[result] = end, rank
         if scale > 1:
             for time in (start, end):

@@ -160,12 +160,30 @@ def test_the_environment_of_one_run_is_gone_in_the_next(ranks):
     assert dict(os.environ) == before
 
 
-def test_variables_set_here_are_set_there(ranks, monkeypatch):
-    program = "import os, subprocess; subprocess.run('echo $PPEDU_SET', shell=True)"
+def test_the_environment_is_this_ones_and_what_torchrun_sets(ranks, monkeypatch):
     monkeypatch.setenv("PPEDU_SET", "ž")
-    assert ranks(program, 1) == ["ž\n"]
-    monkeypatch.delenv("PPEDU_SET")
-    assert ranks(program, 1) == ["\n"]
+    monkeypatch.delenv("PATH")  # it was there when the pool was started
+    added = [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "GLOO_SOCKET_IFNAME",
+    ]
+    added += ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
+    found = json.loads(ranks("import json, os; print(json.dumps(dict(os.environ)))", 1)[0])
+    assert {name: found[name] for name in found if name not in added} == {
+        name: value for name, value in os.environ.items() if name not in added
+    }
+    assert set(added) <= set(found)
+
+
+def test_what_a_rank_starts_has_its_environment(ranks, monkeypatch):
+    monkeypatch.setenv("PPEDU_SET", "ž")
+    assert ranks("import subprocess; subprocess.run('echo $PPEDU_SET $RANK', shell=True)", 1) == ["ž 0\n"]
 
 
 def test_a_large_environment_is_no_obstacle(ranks, monkeypatch):
