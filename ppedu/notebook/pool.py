@@ -186,9 +186,8 @@ class RankPool:
         try:
             if alive:
                 self._signal(signal.SIGKILL)
-            while (
-                alive and self._control is not None
-            ):  # closed: whoever would tell of their end has ended, and they too
+            # A closed socket: whoever would tell of their end has ended, and they with it.
+            while alive and self._control is not None:
                 alive.discard(self._receive()["rank"])
         except KeyboardInterrupt:
             self.close()  # somebody is impatient: end them all the hard way, and start afresh next time
