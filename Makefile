@@ -1,5 +1,6 @@
 # Two commands matter: `make lab` opens the lessons, `make test` checks everything.
-# Each target creates .venv and installs what it needs. PYTHON chooses the interpreter, 3.10 or newer.
+# Each target creates .venv and installs what it needs. PYTHON chooses the interpreter, 3.10 or newer; LAB holds
+# options for JupyterLab, such as --no-browser.
 PYTHON ?= python3
 BIN := .venv/bin
 LESSONS := $(wildcard notebooks/*.ipynb)
@@ -8,7 +9,7 @@ OTHER_PYTHONS := 3.10 3.12 3.13
 .PHONY: lab test test-all test-floor lint bench lessons pictures clean
 
 lab: .venv/.lab
-	$(BIN)/jupyter lab notebooks/05_1f1b.ipynb
+	$(BIN)/jupyter lab $(LAB) notebooks/05_1f1b.ipynb
 
 test: .venv/.test
 	$(BIN)/pytest tests
@@ -50,6 +51,7 @@ clean:
 .venv/.%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "ppedu needs Python 3.10 or newer; say which: make PYTHON=python3.12 $*"; exit 1; }
+	@echo "Installing into .venv; PyTorch and JupyterLab are large, this takes some minutes."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'
 	@touch $@

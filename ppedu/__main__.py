@@ -19,10 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=COMMANDS,
         help="; ".join(f"{name}: {run.__doc__}" for name, run in COMMANDS.items()),
     )
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help="settings of the command; --help lists them")
+    parser.add_argument("settings", nargs=argparse.REMAINDER, help="settings of the command; --help lists them")
     options = parser.parse_args(arguments)
     try:
-        COMMANDS[options.command](options.rest)
+        COMMANDS[options.command](options.settings)
     except PipelineError as error:
         print(f"ppedu: {error}", file=sys.stderr)
         return 1
@@ -36,7 +36,7 @@ def _train(arguments: Sequence[str]) -> None:
     from ppedu.notebook.pool import RankPool
     from ppedu.run import train
 
-    own = argparse.ArgumentParser(add_help=False)
+    own = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
     own.add_argument("-n", "--nproc-per-node", type=int, default=1, help="ranks, each with a stage (default: 1)")
     known, settings = own.parse_known_args(arguments)
     every = train.parser(prog="python -m ppedu train", parents=[own])

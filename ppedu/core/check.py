@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMPUTE, SHARDING, Action, Op
+from ppedu.core.errors import SettingError
 
 if TYPE_CHECKING:
     from ppedu.core.placement import Placement
@@ -122,7 +123,14 @@ def check(schedule: Schedule) -> list[Problem]:
     Legal: every stage runs each microbatch's forward once and its backward once (B, or I and W), on the
     rank that holds the stage, after what it needs; and no ranks wait for each other in a ring.
     Judged are the compute actions; messages and sharding are carried along.
+
+    Raises:
+        SettingError: it is no schedule.
     """
+    if not hasattr(schedule, "problems"):
+        raise SettingError(
+            f"check takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {schedule!r}"
+        )
     return list(schedule.problems)
 
 

@@ -136,6 +136,12 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         ScheduleError: the schedule is not legal.
         SettingError: `costs` do not fit the schedule's stages.
     """
+    if not isinstance(schedule, Schedule):
+        raise SettingError(
+            f"simulate takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {schedule!r}"
+        )
+    if costs is not None and not isinstance(costs, Costs):
+        raise SettingError(f"simulate takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
     schedule.validate()
     costs = costs or Costs()
     alone = costs.durations(schedule.stages, schedule.ranks)

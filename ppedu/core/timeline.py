@@ -165,7 +165,7 @@ class Timeline:
         """One line: the schedule, its size, makespan, bubble and peak of activations."""
         schedule, peaks = self.schedule, self.peak_activations
         return (
-            f"{schedule.name}, {schedule.ranks} ranks, {schedule.microbatches} microbatches: "
+            f"{schedule.name}, {several(schedule.ranks, 'rank')}, {several(schedule.microbatches, 'microbatch')}: "
             f"makespan {show(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
             f"peak activations {show(max(peaks))}"
         )
@@ -204,6 +204,9 @@ class Timeline:
     def __repr__(self) -> str:
         return f"<{self.source} {self.summary()}>"
 
+    def __str__(self) -> str:
+        return self.text()
+
     def _rank(self, rank: int) -> int:
         if not isinstance(rank, int) or not 0 <= rank < self.schedule.ranks:
             raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {self.schedule.ranks - 1}")
@@ -218,6 +221,11 @@ def ratio(part: Any, whole: Any) -> Any:
 def plain(number: Any) -> Any:
     """A whole Fraction as an int; any other number as it is."""
     return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
+
+
+def several(number: int, noun: str) -> str:
+    """1 rank, 4 ranks, 8 microbatches."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def show(number: Any, unit: str = "") -> str:

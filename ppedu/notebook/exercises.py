@@ -16,7 +16,7 @@ from typing import Any
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Timeline, show
+from ppedu.core.timeline import Timeline, several, show
 from ppedu.zoo import Entry, build, schedule
 
 _predictions: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def _require_function(answer: Any) -> None:
 
 
 def _case(ranks: int, microbatches: int) -> str:
-    return f"with {ranks} rank{'s' * (ranks > 1)} and {microbatches} microbatch{'es' * (microbatches > 1)}"
+    return f"with {several(ranks, 'rank')} and {several(microbatches, 'microbatch')}"
 
 
 def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
@@ -108,21 +108,30 @@ def _not_1f1b(generator: Any) -> str | None:
         if yours.problems:
             more = len(yours.problems) - 1
             return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
-        mine = simulate(schedule("1f1b", ranks, microbatches), UNIT)
+        best = simulate(schedule("1f1b", ranks, microbatches), UNIT)
         timeline = simulate(yours, UNIT)
-        for rank in range(ranks):
-            peak, best = timeline.peak_activations[rank], mine.peak_activations[rank]
-            if peak > best:
+        slower = timeline.makespan > best.makespan
+        if not slower and timeline.peak_activations == best.peak_activations:
+            continue
+        slots = f"takes {timeline.makespan} slots instead of {best.makespan}" if slower else "no slower"
+        for rank, order in enumerate(yours.orders):
+            first = next(place for place, action in enumerate(order) if action.op == "B")
+            enough = min(ranks - rank, microbatches)
+            if first > enough:
                 return (
-                    f"{case} it is legal, but rank {rank} holds {peak} activations where {best} would do: "
-                    "it runs a forward while a backward could run"
+                    f"{case} it is legal and {slots}, but rank {rank} runs {first} forwards before its first backward, "
+                    f"where {enough} would do: it holds {timeline.peak_activations[rank]} activations instead of "
+                    f"{best.peak_activations[rank]}"
                 )
-        if timeline.makespan > mine.makespan:
-            return (
-                f"{case} it is legal, but takes {timeline.makespan} slots instead of {mine.makespan}: "
-                f"peaks are {_list(timeline.peak_activations)} instead of {_list(mine.peak_activations)}, so some rank "
-                "warms up with too few forwards and has nothing to do while it waits"
-            )
+            if first < enough:
+                return (
+                    f"{case} it is legal, but {slots}: rank {rank} runs {several(first, 'forward')} before its first "
+                    f"backward, and then waits; {enough} would keep it busy"
+                )
+        return (
+            f"{case} it is legal, but {slots}, with peaks {_list(timeline.peak_activations)} instead of "
+            f"{_list(best.peak_activations)}: the warm-up is right, so look at the order after it"
+        )
     return None
 
 
@@ -134,7 +143,7 @@ def _not_the_peak(formula: Any) -> str | None:
             if formula(rank, ranks, microbatches) != peak:
                 return (
                     f"{_case(ranks, microbatches)}, rank {rank} holds {peak} at its peak; "
-                    f"your formula says {formula(rank, ranks, microbatches)}"
+                    f"your formula says {formula(rank, ranks, microbatches)!r}"
                 )
     return None
 

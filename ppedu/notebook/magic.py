@@ -32,6 +32,7 @@ def _parser() -> _Parser:
     parser = _Parser(prog="%%torchrun", add_help=False)
     parser.add_argument("-n", "--nproc-per-node", type=int, default=1, metavar="RANKS", help="how many ranks")
     parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="end them after so long")
+    parser.add_argument("-h", "--help", action="store_true", help="show this")
     return parser
 
 
@@ -90,6 +91,9 @@ class TorchrunMagic(Magics):
         """
         try:
             options = _parser().parse_args(shlex.split(line))
+            if options.help:
+                print(_parser().format_help())
+                return
             with tempfile.TemporaryDirectory(prefix="ppedu-") as folder:
                 program = Path(folder, "cell.py")
                 program.write_text(cell, encoding="utf-8")
@@ -103,6 +107,8 @@ class TorchrunMagic(Magics):
             line = cell.splitlines()[(error.lineno or 1) - 1]
             marker = " " * ((error.offset or 1) - 1) + "^"
             raise CellError(f"line {error.lineno} of the cell: {error.msg}\n{line}\n{marker}") from None
+        except KeyboardInterrupt as interrupt:
+            raise CellError(f"interrupted\n{interrupt}".rstrip()) from None
         except (PipelineError, ValueError) as error:
             raise CellError(str(error)) from None
 

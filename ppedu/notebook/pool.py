@@ -100,6 +100,7 @@ class RankPool:
         Raises:
             SettingError: `ranks` is below 1 or above 64, or `timeout` below 0.
             RankError: a rank has failed, or they ran out of time; all have been ended.
+            KeyboardInterrupt: with a line for each rank, which says where it was; all have been ended.
         """
         require_count("the number of ranks", ranks)
         if ranks > MOST_RANKS:
@@ -144,7 +145,7 @@ class RankPool:
         """Pass on output until every rank has ended; end them all if one fails or time runs out."""
         assert self._control is not None
         alive = set(range(len(pipes)))
-        failed: dict[int, int] = {}  # rank → status, in the order in which they ended; not those ended by us
+        failed: dict[int, tuple[int, float]] = {}  # rank → status, and when it was heard of; not those ended by us
         deadline = None if timeout is None else time.monotonic() + timeout
         where = ""
         stopped = False
@@ -163,8 +164,9 @@ class RankPool:
                         answer = self._receive()
                         alive.discard(answer["rank"])
                         if answer["status"] and not stopped:
-                            failed[answer["rank"]] = answer["status"]
-                            soon = time.monotonic() + GRACE
+                            now = time.monotonic()
+                            failed[answer["rank"]] = answer["status"], now
+                            soon = now + GRACE
                             deadline = soon if deadline is None else min(deadline, soon)
                     if deadline is not None and not stopped and time.monotonic() > deadline:
                         where = "" if failed else self._where(sorted(alive), report, program)
@@ -174,6 +176,8 @@ class RankPool:
                     if key.fileobj is not self._control:
                         while _pass_on(key, selector, write):
                             pass
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(self._where(sorted(alive), report, program)) from None
             finally:
                 self._end(alive)
         if failed:
@@ -247,24 +251,24 @@ def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write
     return bool(piece)
 
 
-def _explain(failed: dict[int, int], report: Path) -> str:
+def _explain(failed: dict[int, tuple[int, float]], report: Path) -> str:
     """The first cause, whole; ranks that failed after it, mostly because it was gone, are only named."""
     told = [json.loads(path.read_text(encoding="utf-8")) for path in report.glob("[0-9]*.json")]
     told.sort(key=lambda failure: failure["time"])
     causes = [failure for failure in told if not ECHO.search(failure["text"])]
     silent = [rank for rank in failed if all(failure["rank"] != rank for failure in told)]
-    if causes or not silent:
-        first = (causes or told)[0]
-        rank, text = first["rank"], f"rank {first['rank']} failed:\n{first['text']}"
-    else:
-        rank = silent[0]
-        signaled = failed[rank] < 0
+    if silent and not (causes and causes[0]["time"] < failed[silent[0]][1]):
+        rank, status = silent[0], failed[silent[0]][0]
+        names = {number.value: number.name for number in signal.Signals}
         how = (
-            f"was killed by {signal.Signals(-failed[rank]).name}"
-            if signaled
-            else f"ended with exit code {failed[rank]}"
+            f"ended with exit code {status}"
+            if status > 0
+            else f"was killed by {names.get(-status, f'signal {-status}')}"
         )
         text = f"rank {rank} {how}"
+    else:
+        first = (causes or told)[0]
+        rank, text = first["rank"], f"rank {first['rank']} failed:\n{first['text']}"
     if others := sorted(set(failed) - {rank}):
         text += f"\n(then also rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})"
     return text

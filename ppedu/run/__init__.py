@@ -15,7 +15,9 @@ try:
     from ppedu.run.stage import Stage, measured
 except ModuleNotFoundError as error:
     if error.name in ("torch", "numpy", "tqdm"):
-        raise PipelineError(f"ppedu.run needs {error.name}: pip install 'ppedu[run]'") from error
+        raise PipelineError(
+            f"ppedu.run needs {error.name}: pip install 'ppedu[run]' (in a clone: make lab, then .venv/bin/python)"
+        ) from error
     raise
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "GPTConfig",
     "PipelineGroup",
     "Stage",
+    "TrainConfig",
+    "TrainResult",
     "bidirectional_communicate",
     "communicate",
     "gpipe_step",
@@ -31,6 +35,7 @@ __all__ = [
     "naive_step",
     "next_token_loss",
     "one_f_one_b_step",
+    "train_gpt",
 ]
 
 

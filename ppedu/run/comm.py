@@ -179,7 +179,7 @@ def _exchange(
 
 
 def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, Sequence) and all(isinstance(size, int) and size >= 0 for size in shape)
+    return isinstance(shape, Sequence) and all(hasattr(size, "__index__") and size >= 0 for size in shape)
 
 
 def _swap(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbour: int, group: PipelineGroup) -> None:

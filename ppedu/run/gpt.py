@@ -34,7 +34,9 @@ class GPTConfig:
         for name, value in vars(self).items():
             require_count(name, value)
         if self.width % self.heads:
-            raise SettingError(f"width {self.width} cannot be shared among {self.heads} heads; take a multiple of them")
+            raise SettingError(
+                f"width {self.width} cannot be shared among {self.heads} heads; take a multiple of {self.heads}"
+            )
 
 
 class GPT(nn.Module):

@@ -60,7 +60,7 @@ class TrainConfig:
         if self.batch % self.microbatches:
             raise SettingError(
                 f"a batch of {self.batch} cannot be cut into {self.microbatches} equal microbatches; "
-                f"take a multiple of {self.microbatches}"
+                f"take a batch that is a multiple of {self.microbatches}"
             )
         if not isinstance(self.lr, (int, float)) or not self.lr > 0:
             raise SettingError(f"lr must be above 0; got {self.lr!r}")

@@ -15,7 +15,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from ppedu.core.actions import COMPUTE, Op
 from ppedu.core.errors import SettingError
-from ppedu.core.timeline import Timeline, show
+from ppedu.core.timeline import Timeline, several, show
 
 # Told apart by hue and, for those who see fewer hues, by lightness as well.
 COLORS = {Op.F: "#3b76b8", Op.B: "#2f8f6b", Op.I: "#8ccfae", Op.W: "#e3a92f"}
@@ -123,7 +123,7 @@ def plot(
         handlelength=1,
         handleheight=1,
     )
-    name = title or f"{schedule.name}, {ranks} ranks, {schedule.microbatches} microbatches"
+    name = title or f"{schedule.name}, {several(ranks, 'rank')}, {several(schedule.microbatches, 'microbatch')}"
     if timeline.source != "simulated" and not title:
         name += f", {timeline.source}"
     ax.set_title(name, loc="left", fontsize=11, weight="bold")

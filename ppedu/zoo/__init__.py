@@ -48,8 +48,10 @@ def register(name: str, placement: str = "loop", chunks: int = 1) -> Callable[[G
     placement, chunks: as in `Placement.make`; a generator with a parameter `chunks` decides by its value.
 
     Raises:
-        SettingError: there is no such placement.
+        SettingError: there is no such placement, or the name is no name or a published schedule's.
     """
+    if not isinstance(name, str):
+        raise SettingError(f'give the schedule a name, as in @register("mine"); got {name!r}')
     Placement.make(placement, 1, chunks)
 
     def remember(generator: Generator) -> Generator:
@@ -57,10 +59,16 @@ def register(name: str, placement: str = "loop", chunks: int = 1) -> Callable[[G
             raise SettingError(
                 f"the schedule {name!r} needs a generator of rank, ranks and microbatches; got {generator!r}"
             )
+        if name in _entries and _is_published(_entries[name].generator) and not _is_published(generator):
+            raise SettingError(f"{name!r} is a published schedule; give yours a name of its own")
         _entries[name] = Entry(generator, placement, chunks)
         return generator
 
     return remember
+
+
+def _is_published(generator: Generator) -> bool:
+    return getattr(generator, "__module__", "").startswith("ppedu.zoo.")
 
 
 def schedules() -> tuple[str, ...]:

@@ -139,14 +139,34 @@ def endless(rank, ranks, microbatches):
         yield F(rank, 0)
 
 
+def newest_first(rank, ranks, microbatches):
+    """The right warm-up, but then the backward of the forward that has just run."""
+    warmup = min(ranks - rank - 1, microbatches)
+    for m in range(warmup):
+        yield F(rank, m)
+    for m in range(warmup, microbatches):
+        yield F(rank, m)
+        yield B(rank, m)
+    for m in range(warmup):
+        yield B(rank, m)
+
+
 WRONG = {
-    "GPipe": (gpipe, "with 4 ranks and 8 microbatches it is legal, but rank 0 holds 8 activations where 4 would do"),
-    "naive": (one_at_a_time, "takes 64 slots instead of 22: peaks are 1, 1, 1, 1 instead of 4, 3, 2, 1"),
+    "GPipe": (
+        gpipe,
+        "it is legal and no slower, but rank 0 runs 8 forwards before its first backward, where 4 would do",
+    ),
+    "naive": (one_at_a_time, "takes 64 slots instead of 22: rank 0 runs 1 forward before its first backward"),
     "warm-up one short": (
         with_warmup(lambda r, p, m: min(max(p - r - 2, 0), m)),
-        "takes 36 slots instead of 22: peaks are 3, 2, 1, 1 instead of 4, 3, 2, 1",
+        "takes 36 slots instead of 22: rank 0 runs 3 forwards before its first backward, and then waits; 4 would",
     ),
-    "warm-up one long": (with_warmup(lambda r, p, m: min(p - r, m)), "rank 0 holds 5 activations where 4 would do"),
+    "warm-up one long": (with_warmup(lambda r, p, m: min(p - r, m)), "holds 5 activations instead of 4"),
+    "the same warm-up everywhere": (
+        with_warmup(lambda r, p, m: min(p - 1, m)),
+        "takes 46 slots instead of 22, but rank 1 runs 4 forwards before its first backward, where 3 would do",
+    ),
+    "the newest first": (newest_first, "with peaks 4, 3, 2, 1 instead of 4, 3, 2, 1: the warm-up is right"),
     "warm-up longer than the batch": (
         with_warmup(lambda r, p, m: p - r - 1),
         "with 4 ranks and 2 microbatches, rank 0, position 2: 0F2: there is no microbatch 2",

@@ -184,7 +184,8 @@ from pathlib import Path
 Path({str(tmp_path)!r}, str(os.getpid())).touch()
 time.sleep(1000)""")
     interrupter.join()
-    assert cell.error.ename == "KeyboardInterrupt"
+    lines = ["rank 0 is at line 4: time.sleep(1000)", "rank 1 is at line 4: time.sleep(1000)"]
+    assert cell.traceback.splitlines() == ["interrupted", *lines]
     assert gone(int(path.name) for path in tmp_path.iterdir())
 
 

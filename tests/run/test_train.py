@@ -131,7 +131,10 @@ REFUSED = {
     "part of a step": ({"steps": 1.5}, "steps must be a whole number"),
     "0 microbatches": ({"microbatches": 0}, "microbatches must be at least 1"),
     "no batch": ({"batch": -8}, "batch must be at least 1"),
-    "unequal microbatches": ({"batch": 30}, "30 cannot be cut into 8 equal microbatches; take a multiple of 8"),
+    "unequal microbatches": (
+        {"batch": 30},
+        "30 cannot be cut into 8 equal microbatches; take a batch that is a multiple of 8",
+    ),
     "negative seed": ({"seed": -1}, "seed must be at least 0"),
     "huge seed": ({"seed": 10**30}, "seed must be"),
     "lr 0": ({"lr": 0}, "lr must be above 0"),

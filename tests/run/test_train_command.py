@@ -68,7 +68,7 @@ REFUSED = {
     "too many ranks": (["-n", "5"], "4 layers cannot be cut into 5 stages"),
     "65 ranks": (["-n", "65", "--layers", "65"], "at most 64 ranks"),
     "unknown schedule": (["--schedule", "zigzag"], "no loop for the schedule 'zigzag'"),
-    "unequal microbatches": (["--batch", "9"], "take a multiple of 8"),
+    "unequal microbatches": (["--batch", "9"], "take a batch that is a multiple of 8"),
     "no folder": (["--out", "nowhere/timeline.json"], "cannot write 'nowhere/timeline.json'"),
     "a folder": (["--out", "."], "cannot write '.'"),
     "unknown ending": (["--out", "timeline.txt"], "end it in .json"),
