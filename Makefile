@@ -21,7 +21,9 @@ test-all: test test-floor
 # The ground floor needs the standard library alone: its tests run on every Python that is at hand.
 test-floor: .venv/.test
 	@for version in $(OTHER_PYTHONS); do \
-	  python=$$(command -v python$$version || ls -d ~/.pyenv/versions/$$version.*/bin/python 2>/dev/null | tail -n 1); \
+	  python=; for each in python$$version ~/.pyenv/versions/$$version.*/bin/python; do \
+	    $$each -c '' 2>/dev/null && python=$$each && break; \
+	  done; \
 	  if [ -z "$$python" ]; then echo "no Python $$version here: skipped"; continue; fi; \
 	  echo "Python $$version"; \
 	  $$python -m venv .venv/floor-$$version && \

@@ -352,10 +352,11 @@ def test_after_the_death_of_what_ranks_are_forked_from_the_next_run_works(ranks,
 def test_the_death_of_what_ranks_are_forked_from_ends_the_run_with_advice(ranks, spare, tmp_path, gone):
     program = """
         import os, sys, time
+        server = os.getppid()
         open(f"{sys.argv[1]}/{os.getpid()}", "x")
         if os.environ["RANK"] == "0":
             while len(os.listdir(sys.argv[1])) < 2: time.sleep(0.01)
-            os.kill(os.getppid(), 9)
+            os.kill(server, 9)
         time.sleep(1000)
         """
     with pytest.raises(RankError, match="run the cell again"):
@@ -385,3 +386,13 @@ def test_closing_a_pool_ends_what_ranks_are_forked_from(ranks, spare, gone):
     spare.close()
     spare.close()
     assert gone([server])
+
+
+def test_an_interrupt_at_any_time_does_not_spoil_the_next_run(ranks, spare):
+    ranks("print()", 4, pool=spare)
+    for tenths in range(15):
+        interrupt = threading.Timer(tenths / 10_000, os.kill, [os.getpid(), signal.SIGINT])
+        with pytest.raises(KeyboardInterrupt):
+            interrupt.start()
+            ranks("while True: pass", 4, pool=spare, timeout=20)
+        assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
