@@ -68,7 +68,7 @@ def register(name: str, placement: str = "loop", chunks: int = 1) -> Callable[[G
 
 
 def _is_published(generator: Generator) -> bool:
-    return getattr(generator, "__module__", "").startswith("ppedu.zoo.")
+    return str(getattr(generator, "__module__", None)).startswith("ppedu.zoo.")
 
 
 def schedules() -> tuple[str, ...]:
