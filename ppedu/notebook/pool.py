@@ -43,6 +43,7 @@ class RankPool:
         self._zygote: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._ready = False
+        self._settled = True  # every rank that was asked for is known to have ended
 
     def start(self) -> None:
         """Start the process that ranks are forked from, if it is not there; do not wait for its imports.
@@ -50,7 +51,7 @@ class RankPool:
         Raises:
             PipelineError: this is not Linux, or torch is not installed.
         """
-        if self._zygote is not None and self._zygote.poll() is None:
+        if self._zygote is not None and self._zygote.poll() is None and self._settled:
             return
         if sys.platform != "linux":
             raise PipelineError("ranks can be started from here on Linux only; elsewhere, start them with torchrun")
@@ -68,7 +69,7 @@ class RankPool:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # an interrupt at the terminal is for us to handle
             )
-        self._control, self._ready = ours, False
+        self._control, self._ready, self._settled = ours, False, True
 
     def close(self) -> None:
         """End the process that ranks are forked from, and with it any rank."""
@@ -119,17 +120,19 @@ class RankPool:
             "environment": _environment(ranks),
         }
         pipes = [os.pipe() for _ in range(ranks)]
+        readings, writings = [reading for reading, _ in pipes], [writing for _, writing in pipes]
         try:
             Path(report, "job.json").write_text(json.dumps(job), encoding="utf-8")
             packet = json.dumps({"run": report}).encode()
-            socket.send_fds(self._control, [packet], [writing for _, writing in pipes])
-            for _, writing in pipes:
-                os.close(writing)
-            self._listen([reading for reading, _ in pipes], program, Path(report), timeout, write)
+            self._settled = False
+            socket.send_fds(self._control, [packet], writings)
+            _close(writings)
+            self._listen(readings, program, Path(report), timeout, write)
         finally:
-            for reading, _ in pipes:
-                with contextlib.suppress(OSError):
-                    os.close(reading)
+            if not self._settled:  # an interrupt where nothing else could catch it
+                self.close()
+            _close(readings)
+            _close(writings)
             shutil.rmtree(report, ignore_errors=True)
 
     def _wait_until_ready(self) -> None:
@@ -193,6 +196,7 @@ class RankPool:
             # A closed socket: whoever would tell of their end has ended, and they with it.
             while alive and self._control is not None:
                 alive.discard(self._receive()["rank"])
+            self._settled = True
         except KeyboardInterrupt:
             self.close()  # somebody is impatient: end them all the hard way, and start afresh next time
             raise
@@ -227,6 +231,12 @@ class RankPool:
                 where = "".join(stack.splitlines()[1:2]).strip()
             lines.append(f"rank {rank} is at {where or 'its start'}")
         return "\n".join(lines)
+
+
+def _close(descriptors: list[int]) -> None:
+    """Close them, each once, however often this is called."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _environment(ranks: int) -> dict[str, str]:
