@@ -11,6 +11,7 @@ and Jupyter are loaded by the rooms that need them (`pp.run`, `pp.view`, `pp.not
 from importlib import import_module
 from typing import Any
 
+from ppedu.core import export, partition, theory
 from ppedu.core.actions import Action, B, F, I, Op, W
 from ppedu.core.check import Problem, check
 from ppedu.core.errors import (
@@ -21,6 +22,7 @@ from ppedu.core.errors import (
     ScheduleError,
     SettingError,
 )
+from ppedu.core.lower import align, lower, merge_backward, strip
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
@@ -48,11 +50,18 @@ __all__ = [
     "Span",
     "Timeline",
     "W",
+    "align",
     "check",
+    "export",
+    "lower",
+    "merge_backward",
+    "partition",
     "register",
     "schedule",
     "schedules",
     "simulate",
+    "strip",
+    "theory",
 ]
 
 

@@ -43,7 +43,9 @@ class Op(str, Enum):
 
 
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W})
-COMMUNICATION = frozenset({Op.SEND_F, Op.RECV_F, Op.SEND_B, Op.RECV_B})
+SEND = frozenset({Op.SEND_F, Op.SEND_B})
+RECEIVE = frozenset({Op.RECV_F, Op.RECV_B})
+COMMUNICATION = SEND | RECEIVE
 SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})
 

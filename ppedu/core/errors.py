@@ -37,6 +37,17 @@ class RankError(PipelineError, RuntimeError):
     """A rank that was started here failed, was killed or ran out of time."""
 
 
+def require_rank(rank: Any, ranks: int) -> int:
+    """`rank`, if it is one of `ranks`.
+
+    Raises:
+        SettingError: it is not.
+    """
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
+        raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {ranks - 1}")
+    return rank
+
+
 def require_count(name: str, value: Any, least: int = 1) -> int:
     """`value` as an int, if it is a whole number of at least `least`.
 

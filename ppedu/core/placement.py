@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ppedu.core.actions import SEND, Action, Op
 from ppedu.core.errors import SettingError, require_count
+
+# The stage at the other end of a message: activations go to the next stage, gradients to the one before.
+TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,27 @@ class Placement:
         """Which of its rank's stages `stage` is, of the copy that `microbatch` runs through, from 0."""
         holders = self.holders[self.copy(microbatch)]
         return holders[:stage].count(holders[stage])
+
+    @cached_property
+    def links(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
+        """`links[copy][stage]`: the messages that a stage sends and receives for a microbatch; none within a rank."""
+        return tuple(
+            tuple(
+                tuple(
+                    op
+                    for op, towards in TOWARDS.items()
+                    if 0 <= stage + towards < self.stages and copy[stage + towards] != copy[stage]
+                )
+                for stage in range(self.stages)
+            )
+            for copy in self.holders
+        )
+
+    def route(self, action: Action) -> tuple[int, int]:
+        """The ranks that the message of a SEND or RECV goes from and to."""
+        here = self.rank(action.stage, action.microbatch)
+        there = self.rank(action.stage + TOWARDS[action.op], action.microbatch)
+        return (here, there) if action.op in SEND else (there, here)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that `rank` holds, of all copies, first to last."""

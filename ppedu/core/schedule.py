@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 
 from ppedu.core.actions import COMMUNICATION, Action
+from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Problem, Replay, find_problems, replay
-from ppedu.core.errors import ParseError, PipelineError, ScheduleError, SettingError, require_count
+from ppedu.core.errors import ParseError, PipelineError, ScheduleError, SettingError, require_count, require_rank
 from ppedu.core.placement import Placement
 
 
@@ -51,15 +52,30 @@ class Schedule:
         """Stages held by one rank."""
         return self.placement.chunks
 
+    def order(self, rank: int) -> tuple[Action, ...]:
+        """What `rank` does.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        return self.orders[require_rank(rank, self.ranks)]
+
     @cached_property
+    def lowered(self) -> bool:
+        """Do the ranks send and receive, or is it for compute actions alone?"""
+        return any(action.op in COMMUNICATION for order in self.orders for action in order)
+
+    @cached_property
+    @in_bulk
     def replay(self) -> Replay:
         """The order in which the ranks, taken together, can get through their actions."""
         return replay(self)
 
     @cached_property
+    @in_bulk
     def problems(self) -> tuple[Problem, ...]:
         """Everything that makes this schedule illegal; empty when it is legal."""
-        return tuple(find_problems(self))
+        return tuple(find_problems(self, range(self.ranks), self.replay))
 
     def validate(self) -> None:
         """Return if the schedule is legal.
@@ -83,6 +99,16 @@ class Schedule:
             return simulate(self).text()
         except ScheduleError as error:
             return str(error)
+
+    def table(self) -> str:
+        """The schedule in lockstep, a line for each step and a column for each rank; where it goes wrong has a ✗.
+
+        Raises:
+            SettingError: the schedule is lowered.
+        """
+        from ppedu.core.lower import table
+
+        return table(self)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """The orders as CSV text, a line for each rank, as torch.distributed.pipelining reads them.

@@ -11,7 +11,8 @@ from numbers import Rational, Real
 from statistics import median
 from typing import Any, cast
 
-from ppedu.core.actions import COMPUTE, Action, Op
+from ppedu.core.actions import COMPUTE, RECEIVE, Action, Op
+from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Result
 from ppedu.core.errors import SettingError
 from ppedu.core.schedule import Schedule
@@ -127,10 +128,12 @@ class Costs:
         return {Op.F: each(self.forward), Op.B: full, Op.I: first, Op.W: second}
 
 
+@in_bulk
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """The timeline of `schedule` when actions take `costs` and nothing ever waits without need.
 
-    Messages and sharding actions take no time.
+    Messages and sharding actions take no time. A receive is posted, and the rank goes on; what needs the message
+    waits for it.
 
     Raises:
         ScheduleError: the schedule is not legal.
@@ -174,6 +177,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     for rank, index, needs, gives in schedule.replay.steps:
         action = schedule.orders[rank][index]
         start = free[rank]
+        if action.op in RECEIVE:  # the rank goes on; whatever needs the message will wait for it
+            rows[rank].append(Span(action, shown.get(start, start), shown.get(start, start)))
+            done[gives[0]] = done[needs[0]][0] + latency, rank
+            continue
         for need in needs:
             end, source = done[need]
             if source != rank:

@@ -13,7 +13,7 @@ from numbers import Rational
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import require_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ class Timeline:
         Raises:
             SettingError: there is no such rank.
         """
-        return self.rows[self._rank(rank)]
+        return self.rows[require_rank(rank, self.schedule.ranks)]
 
     @cached_property
     def start(self) -> Any:
@@ -71,7 +71,8 @@ class Timeline:
     @property
     def span(self) -> Any:
         """The longest time from a rank's own first start to its own last end: the Zero Bubble papers' "cost"."""
-        return plain(max((row[-1].end - row[0].start for row in self.rows if row), default=0))
+        rows = [[span for span in row if span.end > span.start] for row in self.rows]  # a receive is posted early
+        return plain(max((row[-1].end - row[0].start for row in rows if row), default=0))
 
     @cached_property
     def busy(self) -> tuple[Any, ...]:
@@ -99,6 +100,42 @@ class Timeline:
     def peak_activations(self) -> tuple[Any, ...]:
         """The most memory that each rank's activations take at any time, in units of `costs.activation`."""
         return tuple(max(value for _, value in self.memory(rank)) for rank in range(self.schedule.ranks))
+
+    def critical_path(self) -> list[tuple[int, Span]]:
+        """The actions that the makespan hangs on, first to last, each with its rank.
+
+        It ends with the action that ends last; before each stands what it has waited for longest. Make one of
+        them faster and the whole may be faster.
+        """
+        from ppedu.core.why import critical_path
+
+        return critical_path(self)
+
+    def why_idle(self, rank: int, time: Any) -> str:
+        """Why `rank` does nothing at `time`, counted from the timeline's start, in a sentence.
+
+            rank 2 waits 3–5: 2B0 needs 3B0 from rank 3
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        from ppedu.core.why import why_idle
+
+        return why_idle(self, require_rank(rank, self.schedule.ranks), time)
+
+    def causes(self) -> dict[str, float]:
+        """The bubble taken apart into what causes it, as shares of all ranks' time; their sum is the bubble.
+
+        "communication": what would go without latency (of a measured run: whatever simulating it with
+            its own costs does not explain).
+        "imbalance": what would go, too, if every stage took the mean time. Below 0 where uneven stages help.
+        "ordering": what another order could save at best, as far as the next one tells.
+        "warm-up and drain": no order avoids it. Some rank must wait for its first microbatch and, unless it has
+            weight backwards to fill that time, for its last gradient to go back to the first stage.
+        """
+        from ppedu.core.why import causes
+
+        return causes(self)
 
     def memory(self, rank: int) -> list[tuple[Any, Any]]:
         """The memory of a rank's activations, as steps: from each time on, that value.
@@ -179,7 +216,9 @@ class Timeline:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to a file; its ending decides what is written.
 
-        .json: a trace that ui.perfetto.dev and chrome://tracing open, and `Timeline.load` reads.
+        .json: a trace that ui.perfetto.dev and chrome://tracing open, and `Timeline.load` reads. With
+            `ppedu.view.save([measured, simulated], path)` one file holds several.
+        .html: a page with the picture, the numbers and the orders, which needs no network.
         .svg .png .pdf: the picture that `plot` draws.
 
         Raises:
@@ -206,11 +245,6 @@ class Timeline:
 
     def __str__(self) -> str:
         return self.text()
-
-    def _rank(self, rank: int) -> int:
-        if not isinstance(rank, int) or not 0 <= rank < self.schedule.ranks:
-            raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {self.schedule.ranks - 1}")
-        return rank
 
 
 def ratio(part: Any, whole: Any) -> Any:

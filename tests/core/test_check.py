@@ -163,12 +163,13 @@ def test_the_sentence_for_each_kind_of_problem(lines, message):
     assert message in [str(problem) for problem in check(read(*lines))]
 
 
-def test_messages_and_sharding_may_be_repeated_but_not_out_of_place():
+def test_weights_may_be_gathered_again_and_messages_are_not_out_of_range():
     assert check(read("0UNSHARD 0F0 0RESHARD 0UNSHARD 0B0 0RESHARD 0REDUCE_GRAD")) == []
-    assert found(read("0F0 1SEND_F0 0B0 0RECV_B7 3UNSHARD")) == [
-        ("range", 0, 1, "1SEND_F0"),
-        ("range", 0, 3, "0RECV_B7"),
-        ("range", 0, 4, "3UNSHARD"),
+    assert found(read("0UNSHARD 0F0 1SEND_F0 0B0 0RECV_B7 3UNSHARD 0RECV_F0"))[:4] == [
+        ("range", 0, 2, "1SEND_F0"),
+        ("range", 0, 4, "0RECV_B7"),
+        ("range", 0, 5, "3UNSHARD"),
+        ("range", 0, 6, "0RECV_F0"),
     ]
 
 

@@ -6,10 +6,10 @@ import pytest
 import stepper
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import legal_schedules, often, read, with_orders
+from strategies import legal_schedules, often, read
 
 import ppedu as pp
-from ppedu import Action, Costs, Op, ScheduleError, SettingError, simulate
+from ppedu import Action, Costs, ScheduleError, SettingError, simulate
 
 
 def rows(timeline):
@@ -141,15 +141,26 @@ def test_a_split_backward_lets_the_rank_before_go_on_after_its_first_half():
 
 
 def test_messages_and_sharding_take_no_time():
-    plain = pp.schedule("1f1b", 2, 3)
-    lowered = [
-        [each for action in order for each in (Action(rank, Op.UNSHARD), action, Action(rank, Op.SEND_F, 0))]
-        for rank, order in enumerate(plain.orders)
-    ]
-    timeline = simulate(with_orders(plain, lowered))
+    plain = read("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", microbatches=2)
+    lowered = read(
+        "0UNSHARD 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 0REDUCE_GRAD 0RESHARD",
+        "1UNSHARD 1RECV_F0 1RECV_F1 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1",
+        microbatches=2,
+    )
+    costs = Costs(forward=3, backward=4, latency=2)
+    timeline, expected = simulate(lowered, costs), simulate(plain, costs)
     compute = tuple(tuple(span for span in row if span.action.op in ("F", "B")) for row in timeline.rows)
-    assert compute == simulate(plain).rows
-    assert timeline.busy == simulate(plain).busy
+    assert compute == expected.rows
+    assert (timeline.busy, timeline.idle, timeline.span) == (expected.busy, expected.idle, expected.span)
+
+
+def test_a_message_leaves_when_it_is_sent_and_not_before():
+    late = read(
+        "0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        *["1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"],
+        microbatches=2,
+    )
+    assert simulate(late).spans(1)[1] == (Action.parse("1F0"), 2, 3)
 
 
 def test_the_timeline_knows_its_schedule_and_costs():

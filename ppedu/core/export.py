@@ -1,0 +1,71 @@
+"""A schedule in the forms that other programs take."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from ppedu.core.actions import Op
+from ppedu.core.errors import SettingError
+from ppedu.core.schedule import Schedule
+
+
+def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> str:
+    """The CSV text that `_load_csv` of torch.distributed.pipelining's schedules reads, with a `path` written there.
+
+    A lowered schedule is loaded with format="compute_comms", another with "compute_only". OVERLAP_B_F, which is no
+    word of torch's, is written as its two actions in order.
+
+    Raises:
+        SettingError: the schedule has two copies of the model, for which torch has no words.
+        PipelineError: the file cannot be written.
+    """
+    if schedule.placement.copies > 1:
+        raise SettingError(
+            f"{schedule!r} runs two copies of the model in opposite directions; a torch schedule has one rank for "
+            "each stage, whatever the microbatch — take a schedule with one copy, such as dualpipev for dualpipe"
+        )
+    orders = tuple(
+        tuple(part for action in order for part in (action.parts if action.op == Op.OVERLAP_B_F else (action,)))
+        for order in schedule.orders
+    )
+    return replace(schedule, orders=orders).to_csv(path)
+
+
+def lookup_table(schedule: Schedule, rank: int = 0) -> list[tuple[int, int]]:
+    """The microbatch and the chunk of each forward of `rank`, in its order: Megatron-LM's schedule table.
+
+    Raises:
+        SettingError: there is no such rank.
+    """
+    chunk = schedule.placement.chunk
+    return [
+        (single.microbatch, chunk(single.stage, single.microbatch))
+        for action in schedule.order(rank)
+        for single in action.singles
+        if single.op == Op.F
+    ]
+
+
+def signed_order(schedule: Schedule, rank: int = 0) -> list[int]:
+    """What `rank` computes as signed chunks: c + 1 for a forward of chunk c, -(c + 1) for its backward.
+
+    It is the `_order` that Transformer Engine's `make_graphed_callables` takes to capture CUDA graphs.
+
+    Raises:
+        SettingError: there is no such rank, or it splits backwards or runs two copies of the model, which this form
+            cannot say.
+    """
+    if schedule.placement.copies > 1:
+        raise SettingError(f"{schedule!r} runs two copies of the model; signed chunks know one")
+    signs = {Op.F: 1, Op.B: -1}
+    order = []
+    for action in schedule.order(rank):
+        for single in action.singles:
+            if single.op in (Op.I, Op.W):
+                raise SettingError(
+                    f"rank {rank} splits its backwards ({single}); signed chunks know full backwards only"
+                )
+            if single.op in signs:
+                order.append(signs[single.op] * (1 + schedule.placement.chunk(single.stage, single.microbatch)))
+    return order

@@ -1,0 +1,220 @@
+"""Lowering: from what is computed to what is run. Small passes, each from schedule to schedule.
+
+`lower` adds a send and a receive wherever a result goes to another rank, and, for weights that are sharded over
+replicas, when to gather them. `merge_backward` joins the halves of a backward; `align` and `strip` go between
+an order and its lockstep grid, in which everything takes one step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, B, Op
+from ppedu.core.bulk import in_bulk
+from ppedu.core.check import needs
+from ppedu.core.errors import SettingError, require_count
+from ppedu.core.placement import TOWARDS, Placement
+from ppedu.core.schedule import Schedule
+
+Grid = tuple[tuple[Action | None, ...], ...]
+Group = tuple[Action, ...]
+SENT = {Op.SEND_F: "F", Op.SEND_B: "B"}  # the kind of result that is sent
+ARRIVES = {Op.SEND_F: Op.RECV_F, Op.SEND_B: Op.RECV_B}
+
+
+@in_bulk
+def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, resident: int = 3) -> Schedule:
+    """The schedule with its messages: SEND after what makes a result, RECV before what needs it on another rank.
+
+    Messages are put in the order in which their results are made when the ranks take turns, an action each. Every
+    rank sends and receives in that one order, so that they never wait for each other in a ring: neither if sends
+    are buffered, nor if each waits for its receive; and each receives from each in the order in which that one sends.
+
+    receive: "early" posts a receive as soon as the other rank sends, so that the message travels while the rank
+        computes; "late" as late as that order of messages allows, so that few are under way at a time.
+    fsdp: weights are sharded over replicas of the pipeline. Each rank gathers (UNSHARD) the stages it will compute
+        with next, at most `resident` at a time, gives others back (RESHARD), and sums a stage's gradients after
+        its last backward (REDUCE_GRAD).
+
+    An incomplete schedule is lowered as it is, forwards without backwards for instance; `check` tells what is missing.
+
+    Raises:
+        ScheduleError: the ranks would wait for ever.
+        SettingError: the schedule is lowered already, or an option is none of those above.
+    """
+    if receive not in ("early", "late"):
+        raise SettingError(f'receive must be "early" or "late"; got {receive!r}')
+    if any(action.op in COMMUNICATION | SHARDING for order in schedule.orders for action in order):
+        raise SettingError(f"{schedule!r} is lowered already; lower takes compute actions alone")
+    if schedule.replay.blocked:
+        schedule.validate()
+    if fsdp:
+        require_count("resident", resident)
+        groups = [list(_gathered(order, resident)) for order in schedule.orders]
+    else:
+        groups = [[*((action,) for action in order), ()] for order in schedule.orders]
+    orders = _with_messages(schedule, groups)
+    if receive == "late":
+        orders = [list(_deferred(order, schedule.placement)) for order in orders]
+    return replace(schedule, orders=tuple(map(tuple, orders)))
+
+
+def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> list[list[Action]]:
+    """The orders with each message at one time: sent as soon as its result is made, and received right then.
+
+    `groups[rank][index]` is what the rank does in the place of its action, and last what it does in the end.
+    """
+    placement = schedule.placement
+    onward = {
+        (SENT[op], stage, copy): (op, ARRIVES[op], stage + TOWARDS[op], holders[stage + TOWARDS[op]])
+        for copy, holders in enumerate(placement.holders)
+        for stage, links in enumerate(placement.links[copy])
+        for op in links
+        if op in SEND
+    }
+    orders: list[list[Action]] = [[] for _ in range(schedule.ranks)]
+    for rank, index, _, made in schedule.replay.steps:
+        orders[rank] += groups[rank][index]
+        for kind, stage, microbatch in made:
+            link = onward.get((kind, stage, placement.copy(microbatch)))
+            if link:
+                send, recv, other, target = link
+                orders[rank].append(Action(stage, send, microbatch))
+                orders[target].append(Action(other, recv, microbatch))
+    for order, each in zip(orders, groups, strict=True):
+        order += each[-1]
+    return orders
+
+
+def _deferred(order: Sequence[Action], placement: Placement) -> Iterator[Action]:
+    """An order with each receive put off until its message is needed, or until the rank sends."""
+    posted: deque[Action] = deque()
+    for action in order:
+        if action.op in RECEIVE:
+            posted.append(action)
+            continue
+        wanted = {(stage, kind, m, ()) for kind, stage, m in needs(action, placement, lowered=True)}
+        while posted and (action.op in SEND or any(each in wanted for each in posted)):
+            yield posted.popleft()
+        yield action
+
+
+def label(action: Action, placement: Placement) -> str:
+    """A message for people: "rank 0 → 1: F of microbatch 1", with the stage where a rank holds several.
+
+    Raises:
+        SettingError: the action is not a SEND or RECV.
+    """
+    if action.op not in COMMUNICATION:
+        raise SettingError(f"{action} is no message; a SEND or RECV is, such as 1SEND_F3")
+    source, target = placement.route(action)
+    made_by = action.stage if action.op in SEND else action.stage + TOWARDS[action.op]
+    which = f"stage {made_by}'s " if placement.stages > placement.ranks else ""
+    return f"rank {source} → {target}: {which}{action.op[-1]} of microbatch {action.microbatch}"
+
+
+def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
+    """Each action with the UNSHARD, RESHARD and REDUCE_GRAD before it, and in the end those that are left.
+
+    Gathered are the next stages that the rank will compute with.
+    """
+    used = [tuple(part.stage for part in action.parts) or (action.stage,) for action in order]
+    if (most := max(map(len, used), default=1)) > resident:
+        raise SettingError(f"a pair may compute with two stages at once; resident must be at least {most}")
+    coming: list[tuple[int, ...]] = []  # for each action the stages from there on, by first use
+    nearest: tuple[int, ...] = ()
+    for stages in reversed(used):
+        if stages != nearest[: len(stages)]:
+            nearest = tuple(dict.fromkeys(stages + nearest))
+        coming.append(nearest)
+    gathered: tuple[int, ...] = ()
+    left = set(nearest)  # stages whose gradients are not complete
+    for action in order:
+        ahead = coming.pop()
+        wanted = ahead[:resident]
+        if wanted == gathered:
+            yield (action,)
+            continue
+        yield (
+            *(Action(stage, Op.REDUCE_GRAD) for stage in sorted(left.difference(ahead))),
+            *(Action(stage, Op.RESHARD) for stage in gathered if stage not in wanted),
+            *(Action(stage, Op.UNSHARD) for stage in wanted if stage not in gathered),
+            action,
+        )
+        left.intersection_update(ahead)
+        gathered = wanted
+    yield (
+        *(Action(stage, Op.REDUCE_GRAD) for stage in sorted(left)),
+        *(Action(stage, Op.RESHARD) for stage in gathered),
+    )
+
+
+def merge_backward(schedule: Schedule) -> Schedule:
+    """The schedule with every I that its own W follows at once joined into a B, which may be computed faster.
+
+    What waits for the I has to wait for the W as well, so it can take longer.
+    """
+
+    def merged(order: Sequence[Action]) -> Iterator[Action]:
+        previous: Action | None = None
+        for action in order:
+            if action.op == Op.W and previous == (action.stage, Op.I, action.microbatch, ()):
+                yield B(action.stage, action.microbatch)
+                previous = None
+                continue
+            if previous:
+                yield previous
+            previous = action
+        if previous:
+            yield previous
+
+    return replace(schedule, orders=tuple(tuple(merged(order)) for order in schedule.orders))
+
+
+def align(schedule: Schedule) -> Grid:
+    """The lockstep grid: `grid[rank][step]` is an action, or None where the rank is idle; all rows are as long.
+
+    Every action takes one step, an overlapped pair too, and starts as early as it can. Of a schedule in which ranks
+    get stuck, the actions before that. Messages have no place in it: lower afterwards.
+
+    Raises:
+        SettingError: the schedule is lowered.
+    """
+    if schedule.lowered:
+        raise SettingError(f"{schedule!r} has messages; align takes a schedule before it is lowered")
+    grid: list[list[Action | None]] = [[] for _ in range(schedule.ranks)]
+    done: dict[tuple[str, int, int], int] = {}
+    for rank, index, wanted, given in schedule.replay.steps:
+        step = max([len(grid[rank]), *(done[need] + 1 for need in wanted)])
+        grid[rank] += [None] * (step - len(grid[rank])) + [schedule.orders[rank][index]]
+        done.update(dict.fromkeys(given, step))
+    steps = max(map(len, grid))
+    return tuple(tuple(row + [None] * (steps - len(row))) for row in grid)
+
+
+def strip(grid: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]:
+    """The compute orders in a grid or in lowered orders, without idle steps, messages and sharding."""
+    compute = COMPUTE | {Op.OVERLAP_F_B, Op.OVERLAP_B_F}
+    return tuple(tuple(action for action in row if action and action.op in compute) for row in grid)
+
+
+def table(schedule: Schedule) -> str:
+    """The lockstep grid as text, a line for each step and a column for each rank; idle is a dot.
+
+    Of an illegal schedule, up to where the ranks get stuck: the action that each cannot get past has a ✗, and the
+    problems stand below.
+    """
+    grid = align(schedule)
+    rows = [["step", *(f"rank {rank}" for rank in range(schedule.ranks))]]
+    rows += [
+        [str(step), *(str(action or "·") for action in column)] for step, column in enumerate(zip(*grid, strict=True))
+    ]
+    if blocked := schedule.replay.blocked:
+        stuck = {rank: f"✗ {schedule.orders[rank][index]}" for rank, (index, _) in blocked.items()}
+        rows.append([str(len(rows) - 1), *(stuck.get(rank, "·") for rank in range(schedule.ranks))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(chain(lines, map(str, schedule.problems)))

@@ -1,0 +1,313 @@
+"""Closed forms and lower bounds: what is known about a schedule before anything is simulated.
+
+`FORMS` is written in the letters of the papers; its formulas are what is printed and what is computed, both:
+
+    p ranks, m microbatches, v chunks on each rank, r the rank, k the most microbatches that a rank may hold
+    F, B, I, W    the times of one rank's share of the model; B = I + W
+    FB, c         the time of an overlapped pair, and of a message from rank to rank
+    M_W           the part of a microbatch's activations that a split backward keeps until W
+
+    idle("interleaved", ranks=4, microbatches=8)    # 4.5 = (p-1)(F+B)/v if m >= p (arXiv 2104.04473, §2.2)
+
+A formula is refused where it does not hold. The simulation is right everywhere; the formulas say why.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational, Real
+from typing import Any
+
+from ppedu.core.errors import SettingError, require_count
+from ppedu.core.simulate import Costs
+from ppedu.core.timeline import Number, plain, show
+
+Letters = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is known about a schedule: of its time one of three things, of its memory the peak on rank r.
+
+    idle: the time that every rank waits. makespan: where ranks wait for different times. gap: the span less
+        m(F+B), where it is not the makespan: the Zero Bubble papers' bubble.
+    hops: the messages that lengthen it. Without them, or a c in the formula, it is known for c = 0 only.
+    about: what can be said where there is no formula.
+    takes: the sizes that the schedule exists for; where, among these, the time holds, and the peak.
+    """
+
+    source: str
+    idle: str = ""
+    makespan: str = ""
+    gap: str = ""
+    hops: str = ""
+    about: str = ""
+    takes: str = ""
+    holds: str = ""
+    peak: str = ""
+    peak_holds: str = ""
+
+    def in_words(self) -> tuple[str, str, str]:
+        """For people: the sizes it takes, its time without latency, its peak; "" where there is nothing to say."""
+
+        def where(formula: str, conditions: str) -> str:
+            needs = _needs(conditions, latency=False)
+            return text(f"{_without_latency(formula)}{' if ' if needs else ''}{' and '.join(needs)}")
+
+        if self.idle:
+            time = self.idle
+        elif self.makespan:
+            time = f"makespan {self.makespan}"
+        else:
+            time = f"{self.gap} in span" if self.gap else self.about
+        return text(self.takes), where(time, self.holds), where(self.peak, self.peak_holds)
+
+
+_ZERO_BUBBLE = "arXiv 2401.10241, table 2; corrected by simulation"
+_MEGATRON = "github.com/NVIDIA/Megatron-LM, combined 1F1B"
+
+# fmt: off
+FORMS = {
+    "naive": Form("arXiv 1811.06965, figure 2", "(p-1)*m*(F+B)", hops="2*m*(p-1)", peak="1"),
+    "gpipe": Form("arXiv 1811.06965", "(p-1)*(F+B)", hops="2*(p-1)", peak="m"),
+    # Of every p microbatches, all but one wait for a message on the way down and for one on the way up.
+    "1f1b": Form(
+        "arXiv 2006.09503; arXiv 2104.04473, §2.2", "(p-1)*(F+B)", hops="2*(p-1 + (m-1)*(p-1)//p)",
+        peak="min(p-r, m)"),
+    "interleaved": Form(
+        "arXiv 2104.04473, §2.2", "(p-1)*(F+B)/v", holds="m >= p",
+        peak="min(p*v+p-1-2*r, m*v)/v", peak_holds="m % p == 0"),
+    "looped-bfs": Form("arXiv 2211.05953", "(p-1)*(F+B)/v", holds="m >= p", peak="m"),
+    "zb-h1": Form(  # the paper's F+I-W is that of W <= F and W <= I
+        _ZERO_BUBBLE, "(p-1)*max(F+3*c, I+2*c, F+I+4*c-W)", gap="(p-1)*max(I+2*c, F+I+4*c-W)",
+        holds="m >= p and (c == 0 or m > p) and 2*c <= W",
+        peak="p-r + r*M_W", peak_holds="m >= p"),
+    "zb-h2": Form(  # the paper leaves out I-F: the first gradient comes back late where I is long
+        _ZERO_BUBBLE, gap="(p-1)*max(0, I+2*c-F, F+I+2*c-2*W)", holds="m >= 2*p-1 and 2*c <= F+I",
+        peak="2*p-2*r-1 + 2*r*M_W", peak_holds="m >= 2*p-1"),
+    "zb-interleaved": Form("github.com/pytorch/pytorch, ScheduleInterleavedZeroBubble", about="by simulation"),
+    "zb-v": Form(
+        "arXiv 2401.10241, §6", gap="0", holds="m >= 2*p-1 and F == I == W",
+        peak="p", peak_holds="m >= 2*p-1"),
+    "1f1b-overlap": Form(
+        _MEGATRON, makespan="p*(F+B) + (m-1)*FB", holds="FB >= max(F, B)",
+        peak="min(2*p-2*r, m)"),
+    "interleaved-overlap": Form(
+        _MEGATRON, makespan="p*(F+B) + (m*v-p*(v-1)-1)*FB/v", holds="m % p == 0 and FB >= max(F, B)",
+        peak="min(p*v+p-2*r, m*v)/v", peak_holds="m % p == 0"),
+    "dualpipe": Form(
+        "arXiv 2412.19437, table 2", "(p/2-1)*(FB+B-3*W)", takes="p % 2 == 0 and m % 2 == 0 and m >= 2*p",
+        holds="F == I and W <= I and FB == F+B", peak="p+1"),
+    "dualpipev": Form(
+        "github.com/deepseek-ai/DualPipe", "(p-1)*(FB+B-3*W)/2", takes="m >= 2*p",
+        holds="F == I and W <= I and FB == F+B", peak="(2*p+1)/2"),
+    "chimera": Form(
+        "arXiv 2107.06925, table 2", "(p/2-1)*(F+B)", takes="p % 2 == 0 and m % 2 == 0",
+        holds="m % p == 0 and F == B", peak="p/2+1+min(r, p-1-r)", peak_holds="m >= p"),
+}
+# fmt: on
+
+# What follows from what is known: from a Form's field, a formula with it in the place of {0}.
+_FROM: dict[str, dict[str, str]] = {
+    "idle": {"idle": "{0}"},
+    "makespan": {"makespan": "{0}", "idle": "m*(F+B) + {0}"},
+    "span": {"gap": "m*(F+B) + {0}", "makespan": "{0}", "idle": "m*(F+B) + {0}"},
+    "bubble": {"idle": "{0} / (m*(F+B) + {0})"},
+    "overhead": {"idle": "{0} / (m*(F+B))"},
+    "peak": {"peak": "{0}"},
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Fact:
+    """A number, or a tuple of one for each rank; the formula that gives it; where that holds; who says so.
+
+    `value` is exact where the costs are. The Timeline of a simulation has it under the same name.
+    """
+
+    value: Any
+    formula: str
+    holds: str
+    source: str
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        value = ", ".join(map(show, self.value if isinstance(self.value, tuple) else [self.value]))
+        holds = f" if {self.holds}" if self.holds else ""
+        return f"{value} = {self.formula}{holds} ({self.source})"
+
+
+def idle(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+    """How long each rank waits, in the schedule `name` with so many ranks and microbatches.
+
+    chunks: stages on each rank, where the schedule leaves the choice; 2 unless given.
+
+    Raises:
+        SettingError: there is no formula, or it does not hold there; the message says where it does.
+    """
+    return _fact("idle", name, ranks, microbatches, costs, chunks)
+
+
+def makespan(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+    """From the first start to the last end. Arguments and errors as for `idle`."""
+    return _fact("makespan", name, ranks, microbatches, costs, chunks)
+
+
+def span(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+    """The longest time from a rank's own start to its own end. Arguments and errors as for `idle`."""
+    return _fact("span", name, ranks, microbatches, costs, chunks)
+
+
+def bubble(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+    """The idle share of the makespan. Arguments and errors as for `idle`."""
+    return _fact("bubble", name, ranks, microbatches, costs, chunks)
+
+
+def overhead(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+    """Idle time over work, which Megatron calls the bubble (arXiv 2104.04473, §2.2). Arguments as for `idle`."""
+    return _fact("overhead", name, ranks, microbatches, costs, chunks)
+
+
+def peak(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
+    """The most activations on each rank, in units of `costs.activation`. Arguments and errors as for `idle`."""
+    return _fact("peak", name, ranks, microbatches, costs, chunks)
+
+
+def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, split: bool = True) -> Fact:
+    """No schedule with one stage on each rank takes less. `split`: its backwards may be in two halves."""
+    why = "the last rank starts after p-1 forwards, and has all its work to do"
+    if split:
+        return _bound("(p-1)*(F+c) + m*(F+B)", why, _letters(ranks, microbatches, costs))
+    why += "; its last gradient has to go back up"
+    return _bound("(p-1)*(F+B+2*c) + m*(F+B)", why, _letters(ranks, microbatches, costs))
+
+
+def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: int | None = None) -> Fact:
+    """No schedule with one stage on each rank has less, if a rank holds at most `most` microbatches."""
+    letters = _letters(ranks, microbatches, costs)
+    letters["k"] = min(microbatches, require_count("most", microbatches if most is None else most))
+    why = "until its first gradient is back, the first rank has k forwards to do"
+    return _bound("m*(F+B) + max(0, (p-1)*(I+2*c) + (p-k)*F)", why, letters)
+
+
+def most_activations(lifespan: Number, interval: Number) -> int:
+    """The most microbatches on a rank of a schedule that repeats itself: ⌈lifespan / interval⌉ (arXiv 2405.15362).
+
+    lifespan: from the start of a forward to the end of its backward. interval: from one microbatch to the next.
+
+    Raises:
+        SettingError: a time is not above 0.
+    """
+    for name, time in (("lifespan", lifespan), ("interval", interval)):
+        if isinstance(time, bool) or not isinstance(time, Real) or not time > 0:
+            raise SettingError(f"{name} must be a time above 0; got {time!r}")
+    return math.ceil(lifespan / interval)
+
+
+def microbatches_for(bubble: Number, ranks: int, chunks: int = 1) -> int:
+    """The fewest microbatches with which 1F1B, interleaved if there are chunks, has a bubble of at most `bubble`.
+
+    4(p-1) for a fifth: the rule of thumb of four microbatches for each rank.
+
+    Raises:
+        SettingError: the bubble is not a share between 0 and 1.
+    """
+    if isinstance(bubble, bool) or not isinstance(bubble, Real) or not 0 < bubble < 1:
+        raise SettingError(f"bubble must be a share between 0 and 1; got {bubble!r}")
+    share = Fraction(str(bubble))  # 0.3 as written, not as the float just below it
+    enough = math.ceil((require_count("ranks", ranks) - 1) * (1 / share - 1) / require_count("chunks", chunks))
+    return max(enough, ranks if chunks > 1 else 1)
+
+
+def text(expression: str) -> str:
+    """A formula or a condition of the table, for people."""
+    expression = re.sub(r"(\w) % 2 == 0", r"\1 even", expression)
+    expression = re.sub(r"(\w) % (\w) == 0", r"\2 divides \1", expression)
+    return expression.replace("*", "").replace("==", "=").replace(" and ", ", ")
+
+
+def _fact(what: str, name: str, ranks: int, microbatches: int, costs: Costs | None, chunks: int | None) -> Fact:
+    if not isinstance(name, str) or name not in FORMS:
+        raise SettingError(f"nothing is published about {name!r}; simulate it, or take one of: {', '.join(FORMS)}")
+    form, noun = FORMS[name], f"the {'idle time' if what == 'idle' else what} of {name}"
+    if chunks is not None and "v" not in _words(form.idle + form.makespan):
+        raise SettingError(f"{name} leaves no choice of chunks; leave them out")
+    letters = _letters(ranks, microbatches, costs, 2 if chunks is None else chunks)
+    known = next((field for field in _FROM[what] if getattr(form, field)), None)
+    if known is None:
+        others = [other for other in ("makespan", "span") if any(getattr(form, field) for field in _FROM[other])]
+        instead = f", only for its {' and its '.join(others)}" if others else ""
+        raise SettingError(f"there is no formula for {noun}{instead}; simulate it")
+    formula, source = getattr(form, known), form.source
+    if what != "peak" and letters["c"] and form.hops:
+        formula, source = f"({formula} + {form.hops}*c)", f"{source}; latency by simulation"
+    elif what != "peak" and letters["c"] and "c" not in _words(formula):
+        raise SettingError(f"{noun}, {text(formula)}, is known without latency only; simulate it")
+    elif not letters["c"]:
+        formula = _without_latency(formula)
+    formula = _FROM[what][known].format(formula)
+    conditions = (form.takes, form.peak_holds if what == "peak" else form.holds)
+    needs = [need for each in conditions for need in _needs(each, letters["c"] > 0)]
+    for need in needs:
+        if not _compute(need, letters):
+            here = ", ".join(f"{word}={show(letters[word])}" for word in _words(need) if word in letters)
+            raise SettingError(f"{noun}, {text(formula)}, holds for {text(need)}; got {here}; simulate it")
+    if what == "peak":
+        value: Any = tuple(_compute(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
+    else:
+        value = _compute(formula, letters)
+    return Fact(value, text(formula), text(" and ".join(needs)), source)
+
+
+def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:
+    """What the letters stand for, exact where the costs are."""
+    costs = Costs() if costs is None else costs
+    if not isinstance(costs, Costs):
+        raise SettingError(f"a formula takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
+    for name, value in vars(costs).items():
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            raise SettingError(f"formulas are about equal stages; give one number for {name}, or simulate")
+    times: dict[str, Any] = {op: each for op, (each,) in costs.durations(stages=1, ranks=1).items()}
+    letters: Letters = {
+        "p": require_count("ranks", ranks),
+        "m": require_count("microbatches", microbatches),
+        "v": require_count("chunks", chunks),
+        **times,
+        "FB": times["F"] + times["B"] if costs.overlap is None else costs.overlap,
+        "c": costs.latency,
+        "M_W": costs.weight_memory,
+        "A": costs.activation,
+    }
+    return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}
+
+
+def _needs(conditions: str, latency: bool) -> list[str]:
+    """The conditions one by one, without those about latency where there is none."""
+    needs = conditions.split(" and ") if conditions else []
+    return [need for need in needs if latency or "c" not in _words(need)]
+
+
+def _without_latency(formula: str) -> str:
+    return re.sub(r"\+\d\*c\b", "", formula)
+
+
+def _bound(formula: str, why: str, letters: Letters) -> Fact:
+    return Fact(_compute(formula, letters), text(formula), "", why)
+
+
+def _words(formula: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]+", formula)
+
+
+def _compute(formula: str, letters: Letters) -> Any:
+    """The value of one of this file's own formulas; a share of no time at all is 0, as in a Timeline."""
+    try:
+        return plain(eval(formula, {"__builtins__": {"min": min, "max": max}}, letters))
+    except ZeroDivisionError:
+        return 0
