@@ -70,25 +70,24 @@ def critical_path(timeline: Timeline) -> list[tuple[int, Span]]:
 def why_idle(timeline: Timeline, rank: int, time: Any) -> str:
     """See `Timeline.why_idle`."""
     reasons = Reasons(timeline)
-    row = reasons.rows[rank]
-    unit, zero = timeline.costs.unit, timeline.start
+    row, zero = reasons.rows[rank], timeline.start
+    factor, unit = (1000, "ms") if timeline.costs.unit == "s" and timeline.makespan < 1 else (1, timeline.costs.unit)
 
-    def period(start: Any, end: Any) -> str:
-        return f"{show(start - zero)}–{show(end - zero)} {unit}".rstrip()
+    def clock(*times: Any) -> str:
+        return f"{'–'.join(show((each - zero) * factor) for each in times)} {unit}".rstrip()
 
     index = next((index for index, span in enumerate(row) if span.end > zero + time), None)
     if index is None:
-        return f"rank {rank} has nothing left to do after {show((row[-1].end if row else zero) - zero, unit)}"
+        return f"rank {rank} has nothing left to do after {clock(row[-1].end if row else zero)}"
     action, start, end = row[index]
     if start <= zero + time:
-        return f"rank {rank} is not idle: it runs {action} at {period(start, end)}"
-    since = row[index - 1].end if index else zero
-    waits = f"rank {rank} waits {period(since, start)}: {action}"
+        return f"rank {rank} is not idle: it runs {action} at {clock(start, end)}"
+    waits = f"rank {rank} waits {clock(row[index - 1].end if index else zero, start)}: {action}"
     cause = reasons.last_cause((rank, index), timeline.costs.latency)
     if cause is None or cause[0] == rank:
         return f"{waits} could have started before"
     maker = reasons[cause]
-    ends = f", which ends at {show(maker.end - zero, unit)}" if maker.end < start else ""
+    ends = f", which ends at {clock(maker.end)}" if maker.end < start else ""
     return f"{waits} needs {maker.action} from rank {cause[0]}{ends}"
 
 

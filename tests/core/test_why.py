@@ -1,0 +1,157 @@
+"""Why a timeline is as long as it is: checked against the spans themselves, and against what is known of schedules."""
+
+import re
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stepper import parents
+from strategies import legal_schedules, often, read
+
+import ppedu as pp
+from ppedu import Costs, SettingError, Timeline, simulate
+from ppedu.core.timeline import show
+
+some_costs = st.builds(
+    Costs,
+    forward=st.integers(1, 4),
+    input=st.integers(1, 4),
+    weight=st.integers(1, 4),
+    latency=st.integers(0, 3),
+)
+SENTENCE = re.compile(
+    r"rank (\d+) waits ([\d.]+)–([\d.]+): (\S+) needs (\S+) from rank (\d+)(?:, which ends at ([\d.]+))?"
+)
+
+
+# --- critical path ----------------------------------------------------------------------------------------------
+
+
+@given(legal_schedules(pairs=0.2), some_costs)
+@often(150)
+def test_the_critical_path_has_no_slack_from_the_first_start_to_the_last_end(schedule, costs):
+    timeline = simulate(schedule, costs)
+    path = timeline.critical_path()
+    assert path[0][1].start == 0 and path[-1][1].end == timeline.makespan
+    for (rank, span), (next_rank, following) in pairwise(path):
+        assert span in timeline.spans(rank)
+        assert following.start == span.end + (costs.latency if rank != next_rank else 0)
+        needed = {action for choices in parents(following.action, schedule.stages) for action in choices}
+        assert rank == next_rank or needed & set(span.action.singles)
+
+
+def test_the_critical_path_of_one_microbatch_is_its_way():
+    path = simulate(pp.schedule("1f1b", 3, 1)).critical_path()
+    assert [(rank, str(span.action)) for rank, span in path] == [
+        (0, "0F0"),
+        (1, "1F0"),
+        (2, "2F0"),
+        (2, "2B0"),
+        (1, "1B0"),
+        (0, "0B0"),
+    ]
+
+
+# --- why idle ---------------------------------------------------------------------------------------------------
+
+
+@given(legal_schedules(split=0.3), some_costs)
+@often(100)
+def test_every_gap_is_explained_by_what_came_last(schedule, costs):
+    timeline = simulate(schedule, costs)
+    for rank, row in enumerate(timeline.rows):
+        since = 0
+        for action, start, end in row:
+            if start > since:
+                sentence = timeline.why_idle(rank, since)
+                assert sentence == timeline.why_idle(rank, Fraction(since + start, 2))
+                found = SENTENCE.fullmatch(sentence)
+                assert found and found.group(1, 2, 3, 4) == (str(rank), show(since), show(start), str(action))
+                maker = next(span for span in timeline.spans(int(found[6])) if str(span.action) == found[5])
+                assert maker.end + costs.latency == start
+                assert found[7] == (show(maker.end) if costs.latency else None)
+            assert (
+                timeline.why_idle(rank, start)
+                == f"rank {rank} is not idle: it runs {action} at {show(start)}–{show(end)}"
+            )
+            since = end
+        assert timeline.why_idle(rank, since) == f"rank {rank} has nothing left to do after {show(since)}"
+
+
+def test_a_lowered_schedule_is_explained_by_what_is_computed():
+    lowered = simulate(pp.lower(pp.schedule("1f1b", 4, 4)))
+    assert lowered.why_idle(2, 1) == "rank 2 waits 0–2: 2F0 needs 1F0 from rank 1"
+
+
+def test_in_a_measured_run_a_rank_may_start_late_for_no_reason_of_the_schedule():
+    schedule = read("0F0 0B0")
+    (first, second) = schedule.orders[0]
+    row = pp.Span(first, 1.5, 2.0), pp.Span(second, 2.25, 2.375)
+    measured = Timeline(schedule, (row,), Costs(unit="s"), "measured")
+    assert measured.why_idle(0, 0.6) == "rank 0 waits 500–750 ms: 0B0 could have started before"
+
+
+@pytest.mark.parametrize("rank", [-1, 4, "0", True])
+def test_there_must_be_such_a_rank(rank):
+    with pytest.raises(SettingError, match="there is no rank"):
+        simulate(pp.schedule("1f1b", 4, 4)).why_idle(rank, 0)
+
+
+# --- causes -----------------------------------------------------------------------------------------------------
+
+
+@given(legal_schedules(pairs=0.2), some_costs)
+@often(100)
+def test_the_causes_add_up_to_the_bubble(schedule, costs):
+    timeline = simulate(schedule, costs)
+    causes = timeline.causes()
+    assert sum(causes.values()) == pytest.approx(timeline.bubble, abs=1e-12)
+    assert causes["imbalance"] == 0 and min(causes.values()) >= -1e-12
+    assert costs.latency or causes["communication"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
+def test_warm_up_and_drain_are_all_that_these_wait_for(name):
+    timeline = simulate(pp.schedule(name, 4, 8))
+    assert timeline.causes() == {
+        "warm-up and drain": pytest.approx(timeline.bubble),
+        "ordering": 0,
+        "imbalance": 0,
+        "communication": pytest.approx(0, abs=1e-12),
+    }
+
+
+def test_a_warm_up_that_is_short_by_one_is_a_matter_of_order():
+    """Known: makespan 36 instead of 22 for 4 ranks, 8 microbatches and F = B."""
+
+    def short(rank, ranks, microbatches):
+        warmup = max(0, ranks - rank - 2)
+        yield from (pp.F(rank, m) for m in range(warmup))
+        for m in range(warmup, microbatches):
+            yield pp.F(rank, m)
+            yield pp.B(rank, m - warmup)
+        yield from (pp.B(rank, m) for m in range(microbatches - warmup, microbatches))
+
+    pp.register("short")(short)
+    timeline = simulate(pp.schedule("short", 4, 8), Costs(backward=1))
+    assert timeline.makespan == 36
+    assert timeline.causes()["ordering"] == pytest.approx((36 - 22) / 36)
+
+
+def test_a_slow_stage_and_a_slow_network_are_told_apart():
+    schedule = pp.schedule("1f1b", 4, 8)
+    slow_stage = simulate(schedule, Costs(forward=[1, 2, 1, 1], backward=[2, 4, 2, 2])).causes()
+    slow_network = simulate(schedule, Costs(latency=1)).causes()
+    assert slow_stage["imbalance"] > 0.2 and slow_stage["communication"] == pytest.approx(0, abs=1e-12)
+    assert slow_network["communication"] > 0.3 and slow_network["imbalance"] == 0
+
+
+def test_what_a_measured_run_loses_beyond_its_own_costs_counts_as_communication():
+    schedule = pp.schedule("1f1b", 2, 2)
+    rows = simulate(schedule, Costs(latency=Fraction(1, 2))).rows
+    measured = Timeline(schedule, rows, Costs(unit="s"), "measured")
+    causes = measured.causes()
+    assert causes["communication"] > 0.1 and causes["imbalance"] == causes["ordering"] == 0
+    assert sum(causes.values()) == pytest.approx(measured.bubble)
