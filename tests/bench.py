@@ -9,12 +9,16 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import matplotlib
 
 matplotlib.use("agg")
 
+import torch.distributed.pipelining.schedules as torchs
+
 import ppedu as pp
+from ppedu import Placement
 from ppedu.notebook.pool import RankPool
 
 REPEATS = 5
@@ -24,6 +28,13 @@ dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
 """
+
+
+def once(work):
+    """The processor's time for `work`, which others on the machine do not lengthen as much."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 def seconds(work):
@@ -39,10 +50,75 @@ def seconds(work):
     return median(times)
 
 
-def made_checked_simulated():
-    schedule = pp.schedule("1f1b", ranks=64, microbatches=256)
+def made_checked_simulated(name, ranks, microbatches):
+    schedule = pp.schedule(name, ranks, microbatches)
     assert not pp.check(schedule)
     pp.simulate(schedule)
+    return sum(map(len, schedule.orders))
+
+
+def torchs_orders(kind, ranks, chunks, microbatches):
+    """The orders of one of torch's schedules, made without a process group."""
+    own = SimpleNamespace(
+        _stages=[None] * chunks,
+        n_local_stages=chunks,
+        pp_group_size=ranks,
+        num_stages=ranks * chunks,
+        _num_stages=ranks * chunks,
+        _n_microbatches=microbatches,
+        n_microbatches=microbatches,
+        microbatches_per_round=microbatches // max(1, microbatches // ranks),
+    )
+    orders = {rank: kind._calculate_single_rank_operations(own, rank) for rank in range(ranks)}
+    if hasattr(kind, "_add_bubbles_to_actions"):
+        own.pipeline_order = orders
+        orders = kind._add_bubbles_to_actions(own, own.num_stages)
+    return orders
+
+
+def torchs_lowered(kind, ranks, chunks, microbatches):
+    """All that torch does when such a schedule is set up: made, looked over, sharding and messages added."""
+    orders = torchs_orders(kind, ranks, chunks, microbatches)
+    stages = ranks * chunks
+    torchs._validate_schedule(orders, ranks, stages, microbatches)
+    orders = {
+        rank: torchs._add_reduce_grad(torchs._add_unshard_reshard(order), microbatches)
+        for rank, order in orders.items()
+    }
+    holder = Placement.make("v" if kind in V_SHAPED else "loop", ranks, chunks).rank
+    return torchs._add_send_recv(orders, holder, stages)
+
+
+V_SHAPED = torchs.ScheduleZBVZeroBubble, torchs.ScheduleDualPipeV
+SHARED = {
+    "looped-bfs": torchs.ScheduleLoopedBFS,
+    "interleaved": torchs.ScheduleInterleaved1F1B,
+    "zb-interleaved": torchs.ScheduleInterleavedZeroBubble,
+    "zb-v": torchs.ScheduleZBVZeroBubble,
+    "dualpipev": torchs.ScheduleDualPipeV,
+}
+
+
+def schedules():
+    """How long schedules take to make, to lower, to check and to simulate."""
+    print(
+        "64 ranks, 256 microbatches, 2 chunks, with sharding   ours      torch   ratio   check + simulate (bound 1 s)"
+    )
+    for name, kind in SHARED.items():
+        ours = once(lambda name=name: pp.lower(pp.schedule(name, 64, 256), fsdp=True))
+        theirs = once(lambda kind=kind: torchs_lowered(kind, 64, 2, 256))
+        made = pp.schedule(name, 64, 256)
+        after = once(lambda made=made: (pp.check(made), pp.simulate(made)))
+        print(f"  {name:<50} {ours:6.3f} s {theirs:6.3f} s   {theirs / ours:4.0f}x   {after:6.3f} s")
+    print("8 ranks, 32 microbatches: made, checked, simulated (bound 10 ms)")
+    for name in pp.schedules():
+        print(f"  {name:<50} {1000 * median(once(lambda name=name: made_checked_simulated(name, 8, 32)) for _ in range(9)):6.1f} ms")
+    print("1f1b of 16 ranks, made, checked, simulated")
+    for microbatches in (32, 320, 3200, 32000):
+        start = time.perf_counter()
+        actions = made_checked_simulated("1f1b", 16, microbatches)
+        took = time.perf_counter() - start
+        print(f"  {actions:9,} actions {took:50.3f} s   {took / actions * 1e6:4.1f} µs an action")
 
 
 def drawn():
@@ -56,7 +132,7 @@ def main():
     print(
         f"import ppedu                       {seconds([python, '-c', 'import ppedu']) - nothing:6.3f} s   (bound 0.1)"
     )
-    print(f"1f1b 64×256 made, checked, simulated {seconds(made_checked_simulated):4.3f} s   (bound 0.5)")
+    schedules()
     print(f"1f1b 32×128 drawn and saved        {seconds(drawn):6.3f} s   (bound 5)")
 
     with tempfile.TemporaryDirectory() as folder:

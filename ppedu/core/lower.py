@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, B, Op
@@ -75,11 +76,12 @@ def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> lis
         for op in links
         if op in SEND
     }
+    copies, split = placement.copies, placement.split
     orders: list[list[Action]] = [[] for _ in range(schedule.ranks)]
     for rank, index, _, made in schedule.replay.steps:
         orders[rank] += groups[rank][index]
         for kind, stage, microbatch in made:
-            link = onward.get((kind, stage, placement.copy(microbatch)))
+            link = onward.get((kind, stage, copies > 1 and microbatch >= split))
             if link:
                 send, recv, other, target = link
                 orders[rank].append(Action(stage, send, microbatch))
@@ -121,35 +123,39 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
 
     Gathered are the next stages that the rank will compute with.
     """
-    used = [tuple(part.stage for part in action.parts) or (action.stage,) for action in order]
+    used = [tuple(part.stage for part in action.parts) if action.parts else (action.stage,) for action in order]
     if (most := max(map(len, used), default=1)) > resident:
-        raise SettingError(f"a pair may compute with two stages at once; resident must be at least {most}")
-    coming: list[tuple[int, ...]] = []  # for each action the stages from there on, by first use
-    nearest: tuple[int, ...] = ()
+        raise SettingError(f"a pair may compute with {most} stages at once; resident must be at least {most}")
+
+    # There are few stages and many actions: the same few answers come again and again.
+    @cache
+    def before(stages: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(stages + after))
+
+    @cache
+    def window(ahead: tuple[int, ...]) -> frozenset[int]:
+        return frozenset(ahead[:resident])
+
+    # For each action the stages from there on, by first use; and none in the end.
+    coming: list[tuple[int, ...]] = [()]
     for stages in reversed(used):
-        if stages != nearest[: len(stages)]:
-            nearest = tuple(dict.fromkeys(stages + nearest))
-        coming.append(nearest)
-    gathered: tuple[int, ...] = ()
-    left = set(nearest)  # stages whose gradients are not complete
-    for action in order:
+        coming.append(before(stages, coming[-1]))
+    gathered: frozenset[int] = frozenset()
+    left = frozenset(coming[-1])  # stages whose gradients are not complete
+    for action in (*order, None):
         ahead = coming.pop()
-        wanted = ahead[:resident]
-        if wanted == gathered:
-            yield (action,)
-            continue
-        yield (
-            *(Action(stage, Op.REDUCE_GRAD) for stage in sorted(left.difference(ahead))),
-            *(Action(stage, Op.RESHARD) for stage in gathered if stage not in wanted),
-            *(Action(stage, Op.UNSHARD) for stage in wanted if stage not in gathered),
-            action,
-        )
-        left.intersection_update(ahead)
-        gathered = wanted
-    yield (
-        *(Action(stage, Op.REDUCE_GRAD) for stage in sorted(left)),
-        *(Action(stage, Op.RESHARD) for stage in gathered),
-    )
+        wanted = window(ahead)
+        own = (action,) if action else ()
+        if wanted != gathered or len(ahead) != len(left):
+            done = sorted(left.difference(ahead))
+            own = (
+                *(Action(stage, Op.REDUCE_GRAD) for stage in done),
+                *(Action(stage, Op.RESHARD) for stage in sorted(gathered - wanted)),
+                *(Action(stage, Op.UNSHARD) for stage in ahead if stage in wanted - gathered),
+                *own,
+            )
+            left, gathered = left.difference(done), wanted
+        yield own
 
 
 def merge_backward(schedule: Schedule) -> Schedule:

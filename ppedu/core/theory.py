@@ -31,13 +31,14 @@ Letters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """What is known about a schedule: of its time one of three things, of its memory the peak on rank r.
+    """What is known about a schedule.
 
-    idle: the time that every rank waits. makespan: where ranks wait for different times. gap: the span less
-        m(F+B), where it is not the makespan: the Zero Bubble papers' bubble.
-    hops: the messages that lengthen it. Without them, or a c in the formula, it is known for c = 0 only.
+    idle: the time that every rank waits; or makespan, where not all wait for the same time.
+    gap: the Zero Bubble papers' bubble, the span less m(F+B); as long as idle unless given.
+    hops: the messages that lengthen these. Without hops, or a c in the formula, it is known for c = 0 only.
     about: what can be said where there is no formula.
-    takes: the sizes that the schedule exists for; where, among these, the time holds, and the peak.
+    takes: the sizes that the schedule exists for. holds: where, among these, the formulas above hold.
+    peak: of the activations on rank r, in microbatches. peak_holds: where.
     """
 
     source: str
@@ -58,12 +59,9 @@ class Form:
             needs = _needs(conditions, latency=False)
             return text(f"{_without_latency(formula)}{' if ' if needs else ''}{' and '.join(needs)}")
 
-        if self.idle:
-            time = self.idle
-        elif self.makespan:
-            time = f"makespan {self.makespan}"
-        else:
-            time = f"{self.gap} in span" if self.gap else self.about
+        time = self.idle or (f"makespan {self.makespan}" if self.makespan else self.about)
+        if self.gap:
+            time += f", {self.gap} in span"
         return text(self.takes), where(time, self.holds), where(self.peak, self.peak_holds)
 
 
@@ -87,12 +85,17 @@ FORMS = {
         holds="m >= p and (c == 0 or m > p) and 2*c <= W",
         peak="p-r + r*M_W", peak_holds="m >= p"),
     "zb-h2": Form(  # the paper leaves out I-F: the first gradient comes back late where I is long
-        _ZERO_BUBBLE, gap="(p-1)*max(0, I+2*c-F, F+I+2*c-2*W)", holds="m >= 2*p-1 and 2*c <= F+I",
+        _ZERO_BUBBLE, "(p-1)*max(F+c, I+2*c-F, F+I+2*c-2*W)", gap="(p-1)*max(0, I+2*c-F, F+I+2*c-2*W)",
+        holds="m >= 2*p-1 and 2*c <= F+I",
         peak="2*p-2*r-1 + 2*r*M_W", peak_holds="m >= 2*p-1"),
     "zb-interleaved": Form("github.com/pytorch/pytorch, ScheduleInterleavedZeroBubble", about="by simulation"),
     "zb-v": Form(
-        "arXiv 2401.10241, §6", gap="0", holds="m >= 2*p-1 and F == I == W",
+        "arXiv 2401.10241, §6; idle time by simulation", "(p-1)*F/2", gap="0", holds="m >= 2*p-1 and F == I == W",
         peak="p", peak_holds="m >= 2*p-1"),
+    "v-half": Form("arXiv 2405.15362", about="about 3p chunk times"),
+    "v-min": Form("arXiv 2405.15362", about="about 4p chunk times"),
+    "v-adaptive": Form("arXiv 2405.15362", about="by simulation"),
+    "hanayo": Form("arXiv 2308.15762", about="by simulation"),
     "1f1b-overlap": Form(
         _MEGATRON, makespan="p*(F+B) + (m-1)*FB", holds="FB >= max(F, B)",
         peak="min(2*p-2*r, m)"),
@@ -114,8 +117,8 @@ FORMS = {
 # What follows from what is known: from a Form's field, a formula with it in the place of {0}.
 _FROM: dict[str, dict[str, str]] = {
     "idle": {"idle": "{0}"},
-    "makespan": {"makespan": "{0}", "idle": "m*(F+B) + {0}"},
-    "span": {"gap": "m*(F+B) + {0}", "makespan": "{0}", "idle": "m*(F+B) + {0}"},
+    "makespan": {"idle": "m*(F+B) + {0}", "makespan": "{0}"},
+    "span": {"gap": "m*(F+B) + {0}", "idle": "m*(F+B) + {0}", "makespan": "{0}"},
     "bubble": {"idle": "{0} / (m*(F+B) + {0})"},
     "overhead": {"idle": "{0} / (m*(F+B))"},
     "peak": {"peak": "{0}"},
@@ -236,33 +239,27 @@ def _fact(what: str, name: str, ranks: int, microbatches: int, costs: Costs | No
     if not isinstance(name, str) or name not in FORMS:
         raise SettingError(f"nothing is published about {name!r}; simulate it, or take one of: {', '.join(FORMS)}")
     form, noun = FORMS[name], f"the {'idle time' if what == 'idle' else what} of {name}"
+    field = next((field for field in _FROM[what] if getattr(form, field)), None)
+    if field is None:
+        instead = ", only for its makespan and its span" if form.makespan else ""
+        raise SettingError(f"there is no formula for {noun}{instead}; simulate it")
     if chunks is not None and "v" not in _words(form.idle + form.makespan):
         raise SettingError(f"{name} leaves no choice of chunks; leave them out")
     letters = _letters(ranks, microbatches, costs, 2 if chunks is None else chunks)
-    known = next((field for field in _FROM[what] if getattr(form, field)), None)
-    if known is None:
-        others = [other for other in ("makespan", "span") if any(getattr(form, field) for field in _FROM[other])]
-        instead = f", only for its {' and its '.join(others)}" if others else ""
-        raise SettingError(f"there is no formula for {noun}{instead}; simulate it")
-    formula, source = getattr(form, known), form.source
-    if what != "peak" and letters["c"] and form.hops:
-        formula, source = f"({formula} + {form.hops}*c)", f"{source}; latency by simulation"
-    elif what != "peak" and letters["c"] and "c" not in _words(formula):
-        raise SettingError(f"{noun}, {text(formula)}, is known without latency only; simulate it")
-    elif not letters["c"]:
-        formula = _without_latency(formula)
-    formula = _FROM[what][known].format(formula)
-    conditions = (form.takes, form.peak_holds if what == "peak" else form.holds)
-    needs = [need for each in conditions for need in _needs(each, letters["c"] > 0)]
-    for need in needs:
-        if not _compute(need, letters):
-            here = ", ".join(f"{word}={show(letters[word])}" for word in _words(need) if word in letters)
-            raise SettingError(f"{noun}, {text(formula)}, holds for {text(need)}; got {here}; simulate it")
     if what == "peak":
-        value: Any = tuple(_compute(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
-    else:
-        value = _compute(formula, letters)
-    return Fact(value, text(formula), text(" and ".join(needs)), source)
+        needs = _require(noun, form.peak, [form.takes, form.peak_holds], letters)
+        peaks = tuple(_compute(f"({form.peak})*A", {**letters, "r": rank}) for rank in range(ranks))
+        return Fact(peaks, text(form.peak), needs, form.source)
+    formula, source = getattr(form, field), form.source
+    if not letters["c"]:
+        formula = _without_latency(formula)
+    elif form.hops:
+        formula, source = f"({formula} + {form.hops}*c)", f"{source}; latency by simulation"
+    elif "c" not in _words(formula):
+        raise SettingError(f"{noun}, {text(formula)}, is known without latency only; simulate it")
+    formula = _FROM[what][field].format(formula)
+    needs = _require(noun, formula, [form.takes, form.holds], letters)
+    return Fact(_compute(formula, letters), text(formula), needs, source)
 
 
 def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:
@@ -293,8 +290,18 @@ def _needs(conditions: str, latency: bool) -> list[str]:
     return [need for need in needs if latency or "c" not in _words(need)]
 
 
+def _require(noun: str, formula: str, conditions: Sequence[str], letters: Letters) -> str:
+    """Where a formula holds, for people, if it holds here."""
+    needs = [need for each in conditions for need in _needs(each, letters["c"] > 0)]
+    for need in needs:
+        if not _compute(need, letters):
+            here = ", ".join(f"{word}={show(letters[word])}" for word in _words(need) if word in letters)
+            raise SettingError(f"{noun}, {text(formula)}, holds for {text(need)}; got {here}; simulate it")
+    return text(" and ".join(needs))
+
+
 def _without_latency(formula: str) -> str:
-    return re.sub(r"\+\d\*c\b", "", formula)
+    return re.sub(r"\+(\d\*)?c\b", "", formula)
 
 
 def _bound(formula: str, why: str, letters: Letters) -> Fact:

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ppedu.core.errors import SettingError
 from ppedu.core.schedule import require_writable, write_text
-from ppedu.view.trace import trace
+from ppedu.core.timeline import Timeline
+from ppedu.view.trace import load_all, trace
 
-if TYPE_CHECKING:
-    from ppedu.core.timeline import Timeline
+__all__ = ["load_all", "require_savable", "save"]
 
-PICTURES = (".svg", ".png", ".pdf")
+ENDINGS = (".json", ".html", ".svg", ".png", ".pdf")
 
 
-def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Write `timeline` to `path`; see `Timeline.save`."""
-    if require_savable(path) == ".json":
-        write_text(path, trace(timeline))
+def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str]) -> None:
+    """Write a timeline to `path`; see `Timeline.save`. A .json file holds several: a measured run and its simulation.
+
+    Raises:
+        SettingError: there is no timeline, several for a file that holds one, or an ending that is not known.
+        PipelineError: the file cannot be written.
+    """
+    given = [timelines] if isinstance(timelines, Timeline) else list(timelines)
+    ending = require_savable(path)
+    if not given or (len(given) > 1 and ending != ".json"):
+        raise SettingError(f"{str(path)!r} cannot hold {len(given)} timelines; save one, or several in a .json file")
+    if ending == ".json":
+        write_text(path, trace(*given))
+    elif ending == ".html":
+        from ppedu.view.html import page
+
+        write_text(path, page(*given))
+    elif ending == ".svg":
+        from ppedu.view.plot import svg
+
+        write_text(path, svg(*given))
     else:
         from matplotlib import pyplot
 
-        timeline.plot()
+        given[0].plot()
         try:
             pyplot.savefig(path, bbox_inches="tight", dpi=200)
         finally:
@@ -39,6 +56,6 @@ def require_savable(path: str | os.PathLike[str]) -> str:
     """
     require_writable(path)
     ending = Path(path).suffix.lower()
-    if ending not in (".json", *PICTURES):
-        raise SettingError(f"cannot save a timeline as {str(path)!r}; end it in .json, {', '.join(PICTURES)}")
+    if ending not in ENDINGS:
+        raise SettingError(f"cannot save a timeline as {str(path)!r}; end it in {', '.join(ENDINGS)}")
     return ending

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import StringIO
 from typing import Any, NamedTuple
 
-from matplotlib import pyplot, rcParams
+from matplotlib import pyplot, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
@@ -130,6 +131,18 @@ def plot(
     numbers = f"makespan {show(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"
     ax.set_title(f"{numbers}    peak memory {show(max(timeline.peak_activations))}", loc="right", fontsize=10)
     return ax
+
+
+def svg(timeline: Timeline) -> str:
+    """The picture as SVG: its text is text, to be searched and copied, and the same picture is the same file."""
+    drawn = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppedu"}):
+        plot(timeline)
+        try:
+            pyplot.savefig(drawn, format="svg", bbox_inches="tight", metadata={"Date": None})
+        finally:
+            pyplot.close()
+    return drawn.getvalue().replace("<text ", '<text xml:space="preserve" ')  # several blanks in a row count
 
 
 def _boxes(timeline: Timeline, bottom: float) -> Iterable[Box]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 from ppedu.core.actions import Action, F, I, Op, W
 from ppedu.zoo import register
@@ -88,9 +88,12 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     yield from (action for action in _numbered(pattern, stages) if action.microbatch < microbatches)
 
 
-def _numbered(pattern: Iterable[str], stages: tuple[int, ...]) -> Iterator[Action]:
+def _numbered(pattern: Sequence[str], stages: tuple[int, ...]) -> Iterator[Action]:
     """The actions of a pattern such as F0 F1 I1, an op and a chunk each; each takes its microbatches in order."""
-    seen: Counter[str] = Counter()
-    for step in pattern:
-        yield Action(stages[int(step[1])], Op(step[0]), seen[step])
-        seen[step] += 1
+
+    def turns(step: str) -> Iterator[Action]:
+        op, stage = Op(step[0]), stages[int(step[1])]
+        return (Action(stage, op, m) for m in count())
+
+    upcoming = {step: turns(step) for step in set(pattern)}
+    return (next(upcoming[step]) for step in pattern)

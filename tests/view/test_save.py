@@ -1,5 +1,7 @@
 """Timelines saved as pictures, and what cannot be saved."""
 
+from xml.etree import ElementTree
+
 import pytest
 from matplotlib import pyplot
 
@@ -23,6 +25,23 @@ def test_a_path_may_be_a_string(tmp_path):
     assert "</svg>" in (tmp_path / "x.svg").read_text()
 
 
+def test_the_words_and_numbers_of_an_svg_are_text(tmp_path):
+    TIMELINE.save(tmp_path / "x.svg")
+    drawn = list(ElementTree.parse(tmp_path / "x.svg").iter("{http://www.w3.org/2000/svg}text"))
+    texts = [each.text for each in drawn]
+    assert {"rank 0", "forward", "makespan 33    bubble 27.3%    peak memory 4"} <= set(texts)
+    assert texts.count("7") == 8, "a forward and a backward on each rank"
+    assert {each.get("{http://www.w3.org/XML/1998/namespace}space") for each in drawn} == {"preserve"}
+
+
+@pytest.mark.parametrize("ending", [".svg", ".html"])
+def test_what_is_saved_again_is_the_same_file(tmp_path, ending):
+    for name in ("a", "b"):
+        simulate(pp.schedule("1f1b", 4, 8)).save(tmp_path / f"{name}{ending}")
+    assert (tmp_path / f"a{ending}").read_bytes() == (tmp_path / f"b{ending}").read_bytes()
+    assert (tmp_path / f"a{ending}").stat().st_size < 100_000
+
+
 def test_saving_leaves_no_figure_behind_and_the_current_one_current(tmp_path):
     pyplot.figure()
     mine = pyplot.figure()
@@ -34,13 +53,13 @@ def test_saving_leaves_no_figure_behind_and_the_current_one_current(tmp_path):
 
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.jpg", "x.json.gz", "json", ".json", "svg"])
 def test_an_unknown_ending_is_refused_with_those_that_are_known(tmp_path, name):
-    with pytest.raises(SettingError, match=r"cannot save .*; end it in .json, .svg, .png, .pdf$") as caught:
+    with pytest.raises(SettingError, match=r"cannot save .*; end it in .json, .html, .svg, .png, .pdf$") as caught:
         TIMELINE.save(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("ending", [".json", *STARTS])
+@pytest.mark.parametrize("ending", [".json", ".html", *STARTS])
 def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
     (tmp_path / f"folder{ending}").mkdir()
     for path in (tmp_path / "nowhere" / f"x{ending}", tmp_path / f"folder{ending}"):

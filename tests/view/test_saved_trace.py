@@ -1,31 +1,39 @@
 """Timelines as Chrome traces: what tracing tools expect to find, and that nothing is lost on the way back."""
 
+import dataclasses
 import json
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
 import ppedu as pp
-from ppedu import Action, Costs, ParseError, PipelineError, Placement, Schedule, Span, Timeline, simulate
+from ppedu import Action, Costs, ParseError, PipelineError, Placement, Schedule, SettingError, Span, Timeline, simulate
 
 SMALL = simulate(pp.schedule("1f1b", 2, 2))
 
 
-def chunked():
-    """Two stages on each rank, split backwards, a pair, a message, and stages that weigh differently."""
-    lines = (
-        "0F0 2F0 0F1 2F1 2I0 (2B1;0I0)OVERLAP_B_F 0W0 2W0 0B1",
-        "1F0 3F0 3B0 1F1 1SEND_F1 3F1 1B0 3B1 1B1",
-    )
+def by_hand(chunks, costs, *lines):
     orders = tuple(tuple(map(Action.parse, line.split())) for line in lines)
-    costs = Costs(latency=Fraction(1, 3), activation=[1, 2, 3, 4], weight_memory=Fraction(1, 4), unit="s")
-    return simulate(Schedule("mine", Placement.make("loop", 2, 2), 2, orders), costs)
+    return simulate(Schedule("mine", Placement.make("loop", 2, chunks), 2, orders), costs)
 
 
 TIMELINES = {
     "1f1b": simulate(pp.schedule("1f1b", 4, 8)),
+    "thirds": simulate(pp.schedule("zb-v", 4, 8), Costs(forward=Fraction(1, 3), latency=Fraction(1, 7))),
     "floats": simulate(pp.schedule("gpipe", 3, 5), Costs(forward=0.1, backward=[0.2, 0.3, 0.4])),
-    "chunked": chunked(),
+    "chunked": by_hand(  # split backwards, a pair, and stages that weigh differently
+        2,
+        Costs(latency=Fraction(1, 3), activation=[1, 2, 3, 4], weight_memory=Fraction(1, 4), unit="s"),
+        "0F0 2F0 0F1 2F1 2I0 (2B1;0I0)OVERLAP_B_F 0W0 2W0 0B1",
+        "1F0 3F0 3B0 1F1 3F1 1B0 3B1 1B1",
+    ),
+    "lowered": by_hand(
+        1,
+        Costs(latency=Fraction(1, 3)),
+        "0UNSHARD 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1 0RESHARD 0REDUCE_GRAD",
+        "1UNSHARD 1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
+    ),
 }
 
 
@@ -71,26 +79,153 @@ def test_a_measured_run_is_loaded_as_one_and_counted_from_its_start(tmp_path):
     assert (loaded.source, loaded.start, loaded.end, loaded.costs.unit) == ("measured", 0, 9, "s")
 
 
+# --- what a viewer finds ----------------------------------------------------------------------------------------
+
+
+def slices(events):
+    """The slices of each track, in the order of the file; and the marks."""
+    found = {}
+    for event in events:
+        if event["ph"] in ("X", "i"):
+            found.setdefault((event["pid"], event["tid"]), []).append(event)
+    return found
+
+
+def names(events, what):
+    return {(event["pid"], event.get("tid")): event["args"]["name"] for event in events if event["name"] == what}
+
+
 @pytest.mark.parametrize("name", TIMELINES)
-def test_the_file_is_a_trace_of_complete_events_in_microseconds(tmp_path, name):
+def test_every_span_is_on_a_track_of_its_rank_in_microseconds(tmp_path, name):
     timeline = TIMELINES[name]
-    data = read(timeline, tmp_path)
-    assert data["displayTimeUnit"] in ("ms", "ns")
-    complete = [event for event in data["traceEvents"] if event["ph"] == "X"]
-    spans = [(rank, span) for rank, row in enumerate(timeline.rows) for span in row]
-    assert [(event["tid"], event["name"]) for event in complete] == [(rank, str(span.action)) for rank, span in spans]
-    for event, (_, span) in zip(complete, spans, strict=True):
-        assert event["ts"] == pytest.approx(float(span.start) * 1e6)
-        assert event["dur"] == pytest.approx(float(span.end - span.start) * 1e6)
-        assert isinstance(event["pid"], int) and isinstance(event["cat"], str)
+    events = read(timeline, tmp_path)["traceEvents"]
+    tracks = names(events, "thread_name")
+    found = {
+        event["name"]: (tracks[track], event["ts"], event["ts"] + event.get("dur", 0))
+        for track, own in slices(events).items()
+        for event in own
+    }
+    assert names(events, "process_name") == {(1, None): f"simulated {timeline.schedule.name}"}
+    assert len(found) == sum(map(len, timeline.rows))
+    for rank, row in enumerate(timeline.rows):
+        for action, start, end in row:
+            track, *times = found[f"PP:{action}"]
+            computes = action.op in ("F", "B", "I", "W", "OVERLAP_F_B", "OVERLAP_B_F")
+            assert track == (f"rank {rank}" if computes else f"rank {rank} communication")
+            assert times == pytest.approx([float(start) * 1e6, float(end) * 1e6], rel=0, abs=0.0626)
 
 
-def test_the_ranks_are_the_threads_of_one_process(tmp_path):
-    events = read(TIMELINES["1f1b"], tmp_path)["traceEvents"]
-    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert named == {rank: f"rank {rank}" for rank in range(4)}
-    assert {event["pid"] for event in events} == {0}
-    assert {event["ph"] for event in events} == {"M", "X"}
+@pytest.mark.parametrize("name", TIMELINES)
+@pytest.mark.parametrize("whole", [int, round])
+def test_slices_do_not_overlap_where_nanoseconds_are_counted(tmp_path, name, whole):
+    for own in slices(read(TIMELINES[name], tmp_path)["traceEvents"]).values():
+        for event, following in pairwise(own):
+            over = whole(event["ts"] * 1000) + whole(event.get("dur", 0) * 1000)
+            assert over <= whole(following["ts"] * 1000), "viewers would drop the second"
+
+
+@pytest.mark.parametrize("name", [*TIMELINES, "dualpipe", "1f1b-overlap"])
+def test_an_arrow_leads_from_each_result_to_who_needs_it_on_another_rank(tmp_path, name):
+    timeline = TIMELINES.get(name) or simulate(pp.schedule(name, 4, 8), Costs(latency=Fraction(1, 7)))
+    events = read(timeline, tmp_path)["traceEvents"]
+    tracks = slices(events)
+    ends = {"s": {}, "f": {}}
+    for event in events:
+        if event["ph"] in ends:
+            own = tracks[event["pid"], event["tid"]]
+            (holds,) = [each for each in own if each["ts"] <= event["ts"] < each["ts"] + each["dur"]]
+            assert event["id"] not in ends[event["ph"]]
+            ends[event["ph"]][event["id"]] = holds["name"]
+            if event["ph"] == "s":
+                assert event["ts"] > holds["ts"] + holds["dur"] - 0.2
+            else:
+                assert event["ts"] == holds["ts"] and event["bp"] == "e"
+    assert ends["s"].keys() == ends["f"].keys()
+
+    holder = timeline.schedule.placement.rank
+    where = {str(single): f"PP:{a}" for row in timeline.rows for a, *_ in row for single in a.singles}
+    expected = []
+    for m in range(timeline.schedule.microbatches):
+        for stage in range(1, timeline.schedule.stages):
+            if holder(stage - 1, m) != holder(stage, m):
+                expected.append((where[f"{stage - 1}F{m}"], where[f"{stage}F{m}"]))
+                after, before = (where.get(f"{s}B{m}") or where[f"{s}I{m}"] for s in (stage, stage - 1))
+                expected.append((after, before))
+    assert sorted((ends["s"][number], ends["f"][number]) for number in ends["s"]) == sorted(expected)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "thirds", "floats", "lowered"])
+def test_the_counter_of_a_rank_is_what_its_slices_have_taken_and_not_given_back(tmp_path, name):
+    events = read(TIMELINES[name], tmp_path)["traceEvents"]
+    tracks = names(events, "thread_name")
+    share = TIMELINES[name].schedule.ranks / TIMELINES[name].schedule.stages
+    counted = [event for event in events if event["ph"] == "C"]
+    for event in counted:
+        rank = event["name"].removesuffix(" activations")
+        (own,) = [own for track, own in slices(events).items() if tracks[track] == rank]
+        taken = sum("F" in each["name"] and each["ts"] <= event["ts"] for each in own)
+        back = "W" if any("W" in each["name"] for each in own) else "B"
+        given = sum(back in each["name"] and each["ts"] + each["dur"] <= event["ts"] for each in own)
+        assert event["args"] == {"held": pytest.approx((taken - given) * share)}
+    assert {event["name"] for event in counted} == {
+        f"{rank} activations" for rank in tracks.values() if " c" not in rank
+    }
+    assert len({(event["name"], event["ts"]) for event in counted}) == len(counted)
+
+
+def test_messages_that_take_no_time_are_marks_and_others_slices(tmp_path):
+    lowered = TIMELINES["lowered"]
+    longer = tuple(
+        tuple(Span(a, start, end + Fraction(1, 9) * (a.op == "SEND_B")) for a, start, end in row)
+        for row in lowered.rows
+    )
+    for rows, slow in ((lowered.rows, set()), (longer, {"PP:1SEND_B0", "PP:1SEND_B1"})):
+        events = read(Timeline(lowered.schedule, rows, lowered.costs), tmp_path)["traceEvents"]
+        assert {event["name"] for event in events if event["ph"] == "X" and len(event["name"]) > 6} == slow
+        assert all(event["s"] == "t" and "dur" not in event for event in events if event["ph"] == "i")
+
+
+def test_slices_are_named_as_torch_names_them_for_its_profiler(tmp_path):
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    timeline = simulate(pp.schedule("1f1b-overlap", 2, 4))
+    found = {event["name"] for event in read(timeline, tmp_path)["traceEvents"] if event["ph"] == "X"}
+    actions = [schedules._Action.from_str(str(span.action)) for row in timeline.rows for span in row]
+    assert found == {schedules._get_profiler_function_name(action) for action in actions}
+
+
+# --- several timelines in one file ------------------------------------------------------------------------------
+
+
+MEASURED = dataclasses.replace(SMALL, source="measured")
+
+
+def test_a_measured_run_and_its_simulation_are_saved_in_one_file(tmp_path):
+    pp.view.save([MEASURED, TIMELINES["lowered"]], tmp_path / "x.json")
+    loaded = pp.view.load_all(tmp_path / "x.json")
+    assert [each.schedule for each in loaded] == [SMALL.schedule, TIMELINES["lowered"].schedule]
+    assert [each.source for each in loaded] == ["measured", "simulated"]
+    assert loaded[0].rows == SMALL.rows
+    events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    assert names(events, "process_name") == {(1, None): "measured 1f1b", (2, None): "simulated mine"}
+    threads = names(events, "thread_name")
+    assert {name for (pid, _), name in threads.items() if pid == 1 and " c" not in name} == {
+        *["measured rank 0", "measured rank 1"]
+    }
+    starts = [event["id"] for event in events if event["ph"] == "s"]
+    assert len(set(starts)) == len(starts) == 8
+
+
+def test_one_timeline_is_loaded_from_a_file_that_holds_one(tmp_path):
+    pp.view.save((each for each in [SMALL, SMALL]), tmp_path / "x.json")
+    with pytest.raises(ParseError, match=r"holds 2 timelines; ppedu.view.load_all gives a list"):
+        Timeline.load(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(("timelines", "ending"), [([], ".json"), ([], ".png"), ([SMALL, SMALL], ".svg")])
+def test_a_file_holds_a_timeline_or_a_trace_several(tmp_path, timelines, ending):
+    with pytest.raises(SettingError, match=f"cannot hold {len(timelines)} timelines; save one, or several in a .json"):
+        pp.view.save(timelines, tmp_path / f"x{ending}")
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- broken files -----------------------------------------------------------------------------------------------
@@ -109,11 +244,11 @@ def broken(change):
 
 
 def event(**changes):
-    return lambda data: data["traceEvents"][-1].update(changes)
+    return lambda data: [event for event in data["traceEvents"] if event["ph"] == "X"][-1].update(changes)
 
 
 def about(**changes):
-    return lambda data: data["ppedu"].update(changes)
+    return lambda data: data["ppedu"][0].update(changes)
 
 
 BROKEN = {
@@ -132,7 +267,8 @@ BROKEN = {
     "an unknown placement": about(placement="ring"),
     "a negative weight": about(activation=[-1, 1]),
     "an event that is no action": event(name="forward"),
-    "an event of no rank": event(tid=2),
+    "an event of no rank": event(tid=30),
+    "an event of no timeline": event(pid=2),
     "an event at no time": event(ts=None),
 }
 
@@ -179,10 +315,11 @@ def test_a_schedule_of_numpy_counts_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["interleaved", "zb-v", "dualpipe", "chimera"])
-def test_chunks_pairs_and_copies_are_loaded_as_they_were(tmp_path, name):
-    timeline = simulate(pp.schedule(name, 4, 8))
-    timeline.save(tmp_path / "x.json")
-    assert Timeline.load(tmp_path / "x.json").schedule == timeline.schedule
+def test_chunks_pairs_copies_and_messages_are_loaded_as_they_were(tmp_path, name):
+    made = pp.schedule(name, 4, 8)
+    for schedule in (made, pp.lower(made, fsdp=True)):
+        simulate(schedule, Costs(latency=Fraction(1, 3))).save(tmp_path / "x.json")
+        assert Timeline.load(tmp_path / "x.json").schedule == schedule
 
 
 def test_a_placement_of_ones_own_is_loaded_as_it_was(tmp_path):

@@ -1,0 +1,249 @@
+"""`python -m ppedu list | draw | check | simulate | export`, as typed at a terminal. `train` is tested with `run`."""
+
+import os
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+
+import ppedu as pp
+from ppedu.__main__ import main
+
+LEGAL = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+ILLEGAL = "0F0,0B0,0F1,1B1\n1B0,1F0,1F1,0B1\n"
+V = "0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"legal.csv": LEGAL, "illegal.csv": ILLEGAL, "v.CSV": V, "odd.csv": "0F0x\n"}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def told(capsys):
+    """`told(*arguments)`: the exit code of a command and what it wrote to stdout and to stderr."""
+
+    def run(*arguments):
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def process(*arguments, **options):
+    words = [sys.executable, "-m", "ppedu", *arguments]
+    return subprocess.run(words, capture_output=True, text=True, encoding="utf-8", timeout=60, **options)
+
+
+# --- what each command does -------------------------------------------------------------------------------------
+
+
+def test_list_prints_what_schedules_prints(told):
+    assert told("list") == (0, f"{pp.schedules()}\n", "")
+
+
+def test_draw_prints_the_timeline_as_wide_as_the_terminal(told, monkeypatch):
+    for width in (60, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        code, drawn, _ = told("draw", "zb-h1", "-r", "3", "-m", "6")
+        assert code == 0 and drawn == pp.simulate(pp.schedule("zb-h1", 3, 6)).text(width) + "\n"
+        assert max(map(len, drawn.splitlines()[1:])) <= width
+
+
+@pytest.mark.parametrize("ending", [".json", ".svg"])
+def test_draw_saves_what_the_ending_says(told, folder, ending):
+    assert told("draw", "1f1b", "-r", "2", "-m", "2", "--save", f"x{ending}") == (0, "", "")
+    pp.simulate(pp.schedule("1f1b", 2, 2)).save(folder / f"y{ending}")
+    assert (folder / f"x{ending}").read_bytes() == (folder / f"y{ending}").read_bytes()
+
+
+def test_simulate_prints_the_numbers_and_a_line_for_each_rank(told):
+    code, output, _ = told("simulate", "1f1b")
+    title, *lines = output.splitlines()
+    lines = [line.split() for line in lines]
+    assert code == 0 and title == "1f1b, 4 ranks, 8 microbatches"
+    assert lines[:4] == [["makespan", "33"], ["bubble", "27.3%"], ["overhead", "37.5%"], ["span", "33"]]
+    assert lines[-4:] == [["0", "9", "4"], ["1", "9", "3"], ["2", "9", "2"], ["3", "9", "1"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "makespan"),
+    [
+        ("1f1b -r 4 -m 16", 57),
+        ("zb-h1 -r 4 -m 16", 51),
+        ("interleaved --microbatches 16 -o chunks=4", 50.25),
+        ("interleaved -m 16 -o chunks=4 -o group=4", 50.25),
+        ("1f1b --backward 1", 22),
+        ("1f1b --forward 0.1 --backward=1/5", 3.3),
+        ("1f1b -r 2 -m 1 --latency 1/3", Fraction(6) + Fraction(2, 3)),
+        ("zb-h1 -r 4 -m 8 --input 1 --weight 1", 27),
+        ("1f1b-overlap -r 8 -m 32 --overlap 5/2", 101.5),
+        ("legal.csv", 9),
+        ("v.CSV --placement v", 6),
+    ],
+)
+def test_times_and_options_are_those_of_the_schedule(told, arguments, makespan):
+    code, output, error = told("simulate", *arguments.split())
+    assert (code, error) == (0, "")
+    assert output.splitlines()[1].split() == ["makespan", f"{float(makespan):.4g}"]
+
+
+def test_check_says_legal(told):
+    assert told("check", "legal.csv") == (0, "legal\n", "")
+    assert told("check", "legal.csv", "-m", "2") == (0, "legal\n", "")
+    assert told("check", "v.CSV", "--placement", "v") == (0, "legal\n", "")
+    assert told("check", "dualpipe", "-r", "4", "-m", "8") == (0, "legal\n", "")
+
+
+def test_check_prints_each_problem_on_a_line_and_ends_with_1(told, folder):
+    problems = pp.check(pp.Schedule.from_csv(folder / "illegal.csv"))
+    assert len(problems) >= 3
+    assert told("check", "illegal.csv") == (1, "".join(f"{problem}\n" for problem in problems), "")
+    code, output, _ = told("check", "v.CSV")
+    assert code == 1 and "stage 2 is held by rank 0" in output
+
+
+def test_export_writes_what_is_read_back(told, folder):
+    made = pp.schedule("zb-v", 4, 8)
+    assert told("export", "zb-v") == (0, made.to_csv(), "")
+    assert told("export", "zb-v", "--save", "x.csv") == (0, "", "")
+    assert (folder / "x.csv").read_text() == made.to_csv()
+    assert told("export", "x.csv", "--placement", "v") == (0, made.to_csv(), "")
+    assert told("export", "zb-v", "--save", "x.json", "--latency", "2") == (0, "", "")
+    loaded = pp.Timeline.load(folder / "x.json")
+    assert loaded.schedule == made and loaded.makespan == pp.simulate(made, pp.Costs(latency=2)).makespan
+
+
+@pytest.mark.parametrize("receive", ["early", "late"])
+def test_export_adds_the_messages(told, receive):
+    made = pp.schedule("1f1b", 4, 8)
+    assert told("export", "1f1b", "--lower", receive) == (0, pp.lower(made, receive=receive).to_csv(), "")
+
+
+def test_export_for_torch_has_no_words_that_torch_lacks(told):
+    code, output, _ = told("export", "interleaved-overlap", "-o", "backward_first=True", "--torch")
+    assert code == 0 and output and "OVERLAP" not in output
+
+
+# --- what cannot work -------------------------------------------------------------------------------------------
+
+BAD = {
+    "draw nope": "there is no schedule called 'nope'",
+    "draw 1f1b -r 0": "ranks must be at least 1; got 0",
+    "simulate 1f1b -m 0": "microbatches must be at least 1; got 0",
+    "draw 1f1b --forward -1": "forward must be a number of at least 0; got -1",
+    "draw zb-h1 --input 3 --backward 2": "half of a split backward takes longer",
+    "draw 1f1b -o chunks=2": "the schedule '1f1b' takes",
+    "draw interleaved -o rank=2": "the schedule 'interleaved' takes",
+    "draw interleaved -o chunks=0": "chunks must be at least 1",
+    "draw interleaved -o chunks=1/2": "chunks must be a whole number",
+    "draw 1f1b --placement v": "'1f1b' has a placement of its own",
+    "draw 1f1b --save x.txt": "cannot save a timeline as 'x.txt'; end it in .json, .html, .svg",
+    "draw 1f1b --save nowhere/x.svg": "cannot write 'nowhere/x.svg'",
+    "export 1f1b --save x.svg": "cannot export to 'x.svg'; end it in .csv or .json",
+    "export 1f1b --save nowhere/x.csv": "cannot write 'nowhere/x.csv'",
+    "check nowhere.csv": "cannot read 'nowhere.csv'",
+    "check odd.csv": "'odd.csv', line 1, cell 1: '0F0x' is not an action",
+    "check legal.csv -m 3": "'legal.csv' has microbatches 0 to 1, which is 2, not 3",
+    "check legal.csv -r 2": "'legal.csv' itself says what each rank does; leave out -r and -o",
+    "check legal.csv -o chunks=2": "leave out -r and -o",
+    "check legal.csv --placement ring": "there is no placement called 'ring'",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_what_cannot_work_is_told_in_one_line_and_ends_with_1(told, arguments):
+    code, output, error = told(*arguments.split())
+    assert (code, output, error.count("\n")) == (1, "", 1)
+    assert error.startswith("ppedu: ") and BAD[arguments] in error
+
+
+@pytest.mark.parametrize("command", ["draw", "simulate", "export"])
+def test_an_illegal_schedule_is_not_drawn_nor_exported(told, command):
+    code, output, error = told(command, "illegal.csv")
+    assert (code, output) == (1, "") and "is not legal:\n  rank 0, position" in error
+
+
+USAGE = {
+    "": "required: COMMAND",
+    "drawn 1f1b": "invalid choice: 'drawn'",
+    "draw": "required: SCHEDULE",
+    "draw 1f1b -r four": "invalid int value: 'four'",
+    "draw 1f1b --forwards 1": "unrecognized arguments: --forwards 1",
+    "draw 1f1b --forward 1/0": "'1/0' is no number such as 2, 0.5 or 1/3",
+    "draw 1f1b --latency 1e999999999": "is no number",
+    "draw 1f1b --latency nan": "is no number",
+    "draw interleaved -o chunks": "'chunks' is no option such as chunks=3",
+    "draw gpipe -o lifo=yes": "'lifo=yes' is no option such as chunks=3 or lifo=True",
+    "draw gpipe -o ranks=2": "'ranks=2' is no option",
+    "export 1f1b --lower soon": "invalid choice: 'soon'",
+}
+
+
+@pytest.mark.parametrize("arguments", USAGE)
+def test_a_command_line_that_is_not_one_gets_the_usage_and_2(told, arguments):
+    code, output, error = told(*arguments.split())
+    assert (code, output) == (2, "")
+    assert error.startswith("usage: python -m ppedu") and USAGE[arguments] in error
+
+
+def test_the_help_names_the_commands_and_their_settings(told):
+    code, output, _ = told("--help")
+    assert code == 0
+    for command in ("list", "draw", "check", "simulate", "export", "train"):
+        assert f"\n    {command} " in output
+    _, output, _ = told("draw", "--help")
+    for setting in ("--ranks", "--option", "--placement", "--save", "--overlap TIME", "--latency TIME"):
+        assert f" {setting}" in output
+
+
+# --- the real command -------------------------------------------------------------------------------------------
+
+
+def test_the_command_ends_with_its_code_and_without_traceback():
+    assert process("check", "legal.csv").stdout == "legal\n"
+    refused = process("draw", "nope")
+    assert (refused.returncode, refused.stdout) == (1, "") and refused.stderr.startswith("ppedu: there is no schedule")
+
+
+def test_a_terminal_that_knows_few_characters_gets_a_drawing_of_them():
+    drawn = process("draw", "1f1b", "-r", "2", "-m", "2", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert "rank 1 ?   F0 B0" in drawn.stdout
+
+
+@pytest.mark.parametrize("arguments", ["check 1f1b", "export 1f1b -r 64 -m 400"], ids=["little", "much"])
+def test_a_reader_that_has_gone_ends_the_command_quietly(arguments):
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "ppedu", *arguments.split()]
+    ended = subprocess.run(words, env=buffered, stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+PROGRAM = """
+import sys
+from ppedu.__main__ import main
+for words in sys.argv[1:]:
+    assert main(words.split()) == 0
+assert not {"torch", "numpy", "matplotlib", "IPython"} & set(sys.modules)
+"""
+
+
+def test_the_standard_library_is_enough_for_all_but_pictures():
+    commands = [
+        *["list", "draw 1f1b", "check 1f1b", "simulate 1f1b"],
+        "export 1f1b --lower early",
+        "export 1f1b --save x.json",
+    ]
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, *commands], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
