@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
+from numbers import Real
 from textwrap import fill
 from typing import Any
 
+from ppedu.core.actions import F
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
@@ -81,17 +83,87 @@ UNIT = Costs(forward=1, backward=1)
 CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 3), (5, 4), (8, 20)]
 
 
-def _require_function(answer: Any) -> None:
+def _require_function(answer: Any, *of: str) -> None:
+    wanted = f"give a function of {', '.join(of[:-1])} and {of[-1]}"
     if not callable(answer):
-        raise SettingError(f"give a function of rank, ranks and microbatches, not {answer!r}")
+        raise SettingError(f"{wanted}, not {answer!r}")
     try:
-        signature(answer).bind(0, 1, 1)
+        signature(answer).bind(*of)
     except TypeError as error:
-        raise SettingError(f"give a function of rank, ranks and microbatches; yours has {error}") from None
+        raise SettingError(f"{wanted}; yours has {error}") from None
 
 
-def _case(ranks: int, microbatches: int) -> str:
-    return f"with {several(ranks, 'rank')} and {several(microbatches, 'microbatch')}"
+def _case(ranks: int, microbatches: int, *others: str) -> str:
+    *first, last = several(ranks, "rank"), several(microbatches, "microbatch"), *others
+    return f"with {', '.join(first)} and {last}"
+
+
+def _require_number(answer: Any, case: str) -> None:
+    if isinstance(answer, bool) or not isinstance(answer, Real):
+        forgotten = "; is there a return?" if answer is None else ""
+        raise SettingError(f"{case} your function gives {answer!r}, where a number is wanted{forgotten}")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(abs(one - other) < 1e-9)
+
+
+# What people write for GPipe's bubble, p ranks and m microbatches, and what it is instead.
+OTHER_BUBBLES: list[tuple[Callable[[int, int], float], str]] = [
+    (
+        lambda p, m: (p - 1) / m,
+        "That is the overhead, the idle time over the working time, which Megatron calls the bubble. The share of the "
+        "makespan is less, because the makespan holds the idle time too",
+    ),
+    (lambda p, m: (p - 1) / p, "That is naive's bubble, where one rank works at a time however many microbatches"),
+    (lambda p, m: m / (m + p - 1), "That is the share of the time in which a rank works; the bubble is the rest"),
+    (lambda p, m: p - 1, "That is the idle time, in units of F+B; divide it by the makespan in the same units"),
+    (lambda p, m: p / (m + p), "The last rank waits for the ranks before it, and there is one less of these than ranks"),
+    (lambda p, m: p / (m + p - 1), "The makespan is right, but only the ranks before the last keep it waiting"),
+    (lambda p, m: (p - 1) / (m + p), "The idle time is right; the makespan is that and the working time, no more"),
+    (
+        lambda p, m: (p - 1) / (2 * (m - 1) + p),
+        "This one is in circulation: it counts the forwards and the backwards of the work, but of the wait only one",
+    ),
+    (
+        lambda p, m: (p - 1) / (2 * m + p - 1),
+        "It counts the forwards and the backwards of the work, but of the wait only one of the two",
+    ),
+    (
+        lambda p, m: 2 * (p - 1) / (m + 2 * (p - 1)),
+        "The wait is counted twice: the last rank waits for p-1 forwards, and then for p-1 backwards; together that is "
+        "p-1 times F+B",
+    ),
+    (lambda p, m: (m - 1) / (m + p - 1), "Ranks and microbatches have changed places"),
+    (lambda p, m: 100 * (p - 1) / (m + p - 1), "Give it as a share, between 0 and 1, not in percent"),
+]
+
+
+def _not_the_bubble(formula: Any) -> str | None:
+    _require_function(formula, "ranks", "microbatches")
+    said, right = [], []
+    for ranks, microbatches in CASES:
+        case = _case(ranks, microbatches)
+        try:
+            said.append(formula(ranks, microbatches))
+        except ZeroDivisionError:
+            return f"{case} your formula divides by zero"
+        _require_number(said[-1], case)
+        right.append(simulate(schedule("gpipe", ranks, microbatches)))
+    wrong = [not _equal(yours, timeline.bubble) for yours, timeline in zip(said, right, strict=True)]
+    if not any(wrong):
+        return None
+    place = wrong.index(True)
+    timeline = right[place]
+    fault = (
+        f"{_case(*CASES[place])} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a share of "
+        f"{show(timeline.bubble)}; your formula says {show(said[place])}"
+    )
+    for other, why in OTHER_BUBBLES:
+        if all(_equal(yours, other(*sizes)) for yours, sizes in zip(said, CASES, strict=True)):
+            return f"{fault}. {why}"
+    holds = f", although it is right {_case(*CASES[wrong.index(False)])}" if False in wrong[:place] else ""
+    return fault + holds
 
 
 def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
@@ -99,7 +171,7 @@ def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
 
 
 def _not_1f1b(generator: Any) -> str | None:
-    _require_function(generator)
+    _require_function(generator, "rank", "ranks", "microbatches")
     for ranks, microbatches in CASES:
         case = _case(ranks, microbatches)
         yours = _learners(generator, ranks, microbatches)
@@ -136,7 +208,7 @@ def _not_1f1b(generator: Any) -> str | None:
 
 
 def _not_the_peak(formula: Any) -> str | None:
-    _require_function(formula)
+    _require_function(formula, "rank", "ranks", "microbatches")
     for ranks, microbatches in CASES:
         timeline = simulate(schedule("1f1b", ranks, microbatches))
         for rank, peak in enumerate(timeline.peak_activations):
@@ -145,6 +217,92 @@ def _not_the_peak(formula: Any) -> str | None:
                     f"{_case(ranks, microbatches)}, rank {rank} holds {peak} at its peak; "
                     f"your formula says {formula(rank, ranks, microbatches)!r}"
                 )
+    return None
+
+
+# Ranks, microbatches (a multiple of them) and chunks; the lesson's own case first.
+DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
+
+
+def _not_depth_first(generator: Any) -> str | None:
+    names = ("rank", "ranks", "microbatches", "chunks")
+    _require_function(generator, *names)
+
+    def forwards(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
+        return generator(rank, ranks, microbatches, chunks)
+
+    for ranks, microbatches, chunks in DEALT:
+        yours = build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
+        best = schedule("interleaved", ranks, microbatches, chunks=chunks)
+        for rank, order in enumerate(yours.orders):
+            wanted = tuple(action for action in best.orders[rank] if action.op == "F")
+            fault = _not_forwards(order, wanted, rank, best) or _not_in_order(order, wanted, rank, best)
+            if fault:
+                return f"{_case(ranks, microbatches, several(chunks, 'chunk'))}, {fault}"
+    return None
+
+
+def _not_forwards(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
+    """What is wrong with the forwards of a rank, whatever their order."""
+    if not order:
+        return f"your generator yields nothing for rank {rank}"
+    stages = best.placement.stages_of(rank)
+    for action in order:
+        if action.op != "F":
+            return f"rank {rank} yields {action}; yield its forwards only, the backwards follow from them"
+        if action.stage not in stages:
+            held = f"stage{'s' if len(stages) > 1 else ''} {_list(stages)}"
+            return f"rank {rank} yields {action}, but holds {held}: stages are dealt out to the ranks in turn"
+        if action not in wanted:
+            return f"rank {rank} yields {action}, but the microbatches are 0 to {best.microbatches - 1}"
+        if order.count(action) > 1:
+            return f"rank {rank} yields {action} {order.count(action)} times"
+    missing = [action for action in wanted if action not in order]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        return f"rank {rank} never yields {missing[0]}{more}"
+    return None
+
+
+def _not_in_order(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
+    """Where the order of a rank's forwards is not depth first."""
+    if order == wanted:
+        return None
+    place = next(place for place, action in enumerate(order) if action != wanted[place])
+    fault = f"forward number {place + 1} of rank {rank} is {order[place]} where depth first has {wanted[place]}. "
+    breadth_first = schedule("looped-bfs", best.ranks, best.microbatches, chunks=best.chunks).orders[rank]
+    if order == breadth_first[: len(order)]:
+        return fault + "Yours is breadth first: all microbatches go through one chunk before the next"
+    if order == tuple(F(stage, m) for m in range(best.microbatches) for stage in best.placement.stages_of(rank)):
+        return fault + "A microbatch comes back only when it has been to all the other ranks; run others meanwhile"
+    return fault + f"Take {several(best.ranks, 'microbatch')} through the first chunk, then the same through the next"
+
+
+CHUNKS = (1, 2, 3, 4, 6, 12)  # into which the twelve layers of a rank can be cut evenly
+# Ranks, microbatches and latency; the lesson's own case first.
+DELAYED = [(4, 8, 0.1), (4, 8, 0), (4, 8, 0.02), (4, 8, 1), (2, 8, 0.5), (8, 16, 0.1), (8, 16, 0.5)]
+
+
+def _interleaved(ranks: int, microbatches: int, latency: float, chunks: Any) -> Timeline:
+    return simulate(schedule("interleaved", ranks, microbatches, chunks=chunks), Costs(latency=latency))
+
+
+def _not_the_best_chunks(function: Any) -> str | None:
+    _require_function(function, "ranks", "microbatches", "latency")
+    said = []
+    for ranks, microbatches, latency in DELAYED:
+        case = _case(ranks, microbatches, f"a latency of {latency}")
+        chunks = function(ranks, microbatches, latency)
+        said.append(chunks)
+        _require_number(chunks, case)
+        takes = {each: _interleaved(ranks, microbatches, latency, each).makespan for each in CHUNKS}
+        best = min(CHUNKS, key=lambda each: takes[each])
+        if chunks not in CHUNKS:
+            makespan = ": that is the makespan; which number of chunks gives it?" if _equal(chunks, takes[best]) else ""
+            return f"{case} your function gives {show(chunks)}, which is not one of {_list(CHUNKS)}{makespan}"
+        if not _equal(takes[chunks], takes[best]):
+            fault = f"{case}, {several(chunks, 'chunk')} take {show(takes[chunks])}, but {best} take {show(takes[best])}"
+            return fault.replace("1 chunk take", "1 chunk takes") + _why_not_best(said)
     return None
 
 

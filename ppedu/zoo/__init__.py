@@ -8,15 +8,19 @@ messages: bubbles come out of the simulation, messages out of lowering. Register
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
+from textwrap import wrap
 from typing import Any
 
 from ppedu.core.actions import Action
+from ppedu.core.bulk import in_bulk
 from ppedu.core.errors import ScheduleError, SettingError, require_count
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
+from ppedu.core.theory import FORMS, Form
 
 Generator = Callable[..., Iterable[Action]]
 MOST_ACTIONS = 1000  # of a stage for each microbatch; a generator that yields more never ends
@@ -71,9 +75,61 @@ def _is_published(generator: Generator) -> bool:
     return str(getattr(generator, "__module__", None)).startswith("ppedu.zoo.")
 
 
-def schedules() -> tuple[str, ...]:
-    """The names that `schedule` knows."""
-    return tuple(_entries)
+class Names(tuple[str, ...]):
+    """Names of schedules. Printed, or at the end of a notebook's cell, they are a table of what is known about each."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        rows = [
+            [wrap(cell, 24, break_long_words=False, break_on_hyphens=False) for cell in row] for row in self._rows()
+        ]
+        widths = [max(len(line) for cell in column for line in cell) for column in zip(*rows, strict=True)]
+        lines = [line for row in rows for line in zip_longest(*row, fillvalue="")]
+        return "\n".join([*("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines), "", _LETTERS])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        head, *rows = ([escape(cell) for cell in row] for row in self._rows())
+        for row in rows:
+            row[:2] = f"<code>{row[0]}</code>", _PAPER.sub(_link, row[1])
+        body = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+        return (
+            f"<table><caption>{_LETTERS}</caption>"
+            f"<thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead>"
+            f"<tbody>{''.join(f'<tr>{cells}</tr>' for cells in body)}</tbody></table>"
+        )
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield ("schedule", "paper", "placement", "takes", "idle time of a rank", "peak activations", "options")
+        for name in self:
+            entry = _entries[name]
+            form = FORMS.get(name, Form("")) if _is_published(entry.generator) else Form("")
+            papers = ", ".join(match[0] for match in _PAPER.finditer(form.source))
+            options = [*inspect.signature(entry.generator).parameters.values()][3:]
+            settings = ", ".join(str(option.replace(annotation=inspect.Parameter.empty)) for option in options)
+            yield [cell or "–" for cell in (name, papers, entry.placement, *form.in_words(), settings)]
+
+
+_PAPER = re.compile(r"arXiv (?P<number>[0-9.]+[0-9])|(?P<page>(?:[a-z]+\.)+(?:com|org)/[\w./-]+)")
+_LETTERS = (
+    "p ranks, m microbatches, v chunks on a rank, r the rank; F, B = I + W: times of a rank's share of the model, "
+    "FB of a pair, c of a message; M_W: what W still needs of a microbatch's activations"
+)
+
+
+def _link(paper: re.Match[str]) -> str:
+    address = f"arxiv.org/abs/{paper['number']}" if paper["number"] else paper["page"]
+    return f'<a href="https://{address}">{paper[0]}</a>'
+
+
+def schedules() -> Names:
+    """The names that `schedule` knows: the published ones from the simplest on, then one's own.
+
+    Print them, or end a cell with them, to see what is known about each (`ppedu.core.theory`).
+    """
+    return Names(dict.fromkeys([*(name for name in FORMS if name in _entries), *_entries]))
 
 
 def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
@@ -89,6 +145,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
     return build(name, _entries[name], ranks, microbatches, options)
 
 
+@in_bulk
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """What `schedule` returns, from an entry that need not be registered."""
     settings = _settings(name, entry.generator, options)
@@ -129,8 +186,10 @@ from ppedu.zoo import (  # noqa: E402, F401 (these modules register what they de
     chimera,
     dualpipe,
     gpipe,
+    hanayo,
     interleaved,
     one_f_one_b,
     overlap,
+    v_shaped,
     zero_bubble,
 )

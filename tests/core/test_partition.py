@@ -1,12 +1,15 @@
 """Layers cut into stages."""
 
+from fractions import Fraction
+from itertools import combinations, pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import often
 
 from ppedu import SettingError
-from ppedu.core.partition import evenly
+from ppedu.core.partition import by_cost, evenly, imbalance
 
 
 def test_ten_layers_in_four_stages():
@@ -36,3 +39,82 @@ def test_more_stages_than_layers_are_refused_with_what_would_fit():
 def test_counts_must_be_whole_numbers_above_0(layers, stages, name):
     with pytest.raises(SettingError, match=f"^{name} must be"):
         evenly(layers, stages)
+
+
+# --- by cost ----------------------------------------------------------------------------------------------------
+
+numbers = st.one_of(st.integers(0, 6), st.fractions(0, 3, max_denominator=4), st.floats(0, 4))
+
+
+def weights(pieces, costs, first=0, last=0):
+    """What each piece weighs, exactly."""
+    found = [sum(Fraction(costs[layer]) for layer in piece) for piece in pieces]
+    found[0] += Fraction(first)
+    found[-1] += Fraction(last)
+    return found
+
+
+@given(costs=st.lists(numbers, min_size=1, max_size=8), data=st.data(), first=numbers, last=numbers)
+@often(150)
+def test_of_all_cuts_it_is_the_one_that_the_rule_names(costs, data, first, last):
+    """All cuts, tried one by one: the lightest heaviest piece, then the least squares, then the longest pieces."""
+    stages = data.draw(st.integers(1, len(costs)))
+
+    def order(pieces):
+        each = weights(pieces, costs, first, last)
+        return max(each), sum(weight**2 for weight in each), [-len(piece) for piece in pieces]
+
+    cuts = ([0, *inner, len(costs)] for inner in combinations(range(1, len(costs)), stages - 1))
+    best = min(([range(begin, end) for begin, end in pairwise(cut)] for cut in cuts), key=order)
+    assert by_cost(costs, stages, first, last) == best
+    mean = sum(weights(best, costs, first, last)) / stages
+    assert imbalance(costs, best, first, last) == (float(order(best)[0] / mean - 1) if mean else 0)
+
+
+@given(st.integers(1, 12).flatmap(lambda stages: st.tuples(st.integers(stages, 60), st.just(stages))))
+@often(50)
+def test_layers_of_equal_costs_are_cut_evenly(size):
+    assert by_cost([1.1] * size[0], size[1]) == evenly(*size)
+
+
+def test_the_heaviest_piece_counts_before_evenness():
+    """1 | 5 | 2 3 has a lighter heaviest piece than 1 5 | 2 | 3, and a larger sum of squares: 51 against 49."""
+    assert by_cost([1, 5, 2, 3], 3) == [range(1), range(1, 2), range(2, 4)]
+
+
+def test_a_heavy_head_takes_layers_off_the_last_stage():
+    layers = [1] * 12
+    pieces = by_cost(layers, 4, last=3)
+    assert [len(piece) for piece in pieces] == [4, 4, 3, 1]
+    assert imbalance(layers, pieces, last=3) == pytest.approx(4 / 3.75 - 1)
+    assert imbalance(layers, evenly(12, 4), last=3) == pytest.approx(6 / 3.75 - 1)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "1", None, True, 1j], ids=repr)
+def test_costs_must_be_numbers_of_at_least_0(wrong):
+    for layers, head in [([1, wrong, 1], 0), ([1, 1, 1], wrong)]:
+        with pytest.raises(SettingError, match="a cost must be a number of at least 0; got "):
+            by_cost(layers, 2, last=head)
+    with pytest.raises(SettingError, match="a cost must be a number of at least 0; got "):
+        imbalance([1, wrong], evenly(2, 2))
+
+
+@pytest.mark.parametrize(
+    "costs, stages, says",
+    [
+        ([1, 1], 0, "stages must be at least 1; got 0"),
+        ([1, 1], 1.0, "stages must be a whole number"),
+        ([1, 1], 3, "2 layers cannot be cut into 3 stages; take at most 2"),
+        ([], 1, "layers must be at least 1; got 0"),
+        (4, 2, "costs must be numbers, one for each layer; got 4"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(costs, stages, says):
+    with pytest.raises(SettingError, match=says):
+        by_cost(costs, stages)
+
+
+@pytest.mark.parametrize("pieces", [[range(2)], [range(1), range(2, 3)], [range(3), range(3, 3)], []], ids=repr)
+def test_pieces_that_are_not_the_layers_are_refused(pieces):
+    with pytest.raises(SettingError, match="the pieces must be all of the layers 0 to 2 in order; got "):
+        imbalance([1, 1, 1], pieces)

@@ -1,5 +1,7 @@
 """Formulas and orders in circulation that are wrong, and slips that cost time without being wrong."""
 
+from fractions import Fraction
+
 import pytest
 
 import ppedu as pp
@@ -31,6 +33,14 @@ def test_where_gpipe_idles_for_43_percent_1f1b_does_too_and_not_for_19():
     """A read-me gives GPipe 43 % and 1F1B 19 % for the same p and m."""
     for name in ("gpipe", "1f1b"):
         assert f"{pp.simulate(pp.schedule(name, 4, 4)).bubble:.0%}" == "43%"
+
+
+def test_no_rank_holds_p_plus_m_over_pm_of_all_activations():
+    """The whole is m microbatches of p shares each; a rank that keeps everything of its own has 1/p of that."""
+    for p, m in [(2, 4), (4, 8), (8, 8)]:
+        for name in ("naive", "gpipe", "1f1b"):
+            peak = max(pp.simulate(pp.schedule(name, p, m)).peak_activations)
+            assert Fraction(peak, p * m) <= Fraction(1, p) < Fraction(p + m, p * m)
 
 
 def test_a_warmup_that_is_short_by_one_is_legal_and_slow():

@@ -22,22 +22,45 @@ SAME = [
 ]
 
 
+def torchs_order(theirs, rank, ranks, chunks, microbatches):
+    """A rank's order without idle steps, from what torch's generation reads of an object that needs process groups."""
+    rounds = max(1, microbatches // ranks)
+    settings = SimpleNamespace(
+        pp_group_size=ranks, _n_microbatches=microbatches, n_local_stages=chunks, num_stages=ranks * chunks, rank=rank,
+        _stages=[None] * chunks, number_of_rounds=rounds, microbatches_per_round=microbatches // rounds,
+    )  # fmt: skip
+    order = getattr(torch_schedules, theirs)._calculate_single_rank_operations(settings, rank)
+    return [action for action in order if action is not None]
+
+
 @pytest.mark.parametrize(("name", "theirs", "options"), SAME)
 def test_the_order_is_torchs(name, theirs, options):
     compared = 0
     for p in range(1, 7):
         for m in range(2 * p if name == "dualpipev" else 1, 3 * p + 5):
-            rounds = max(1, m // p)
-            if m % rounds and name in ("interleaved", "zb-h1", "zb-interleaved"):
+            if m % max(1, m // p) and name in ("interleaved", "zb-h1", "zb-interleaved"):
                 continue  # torch refuses these
             ours = pp.schedule(name, p, m, **options)
             for rank in range(p):
-                # What torch's generation reads of the schedule object, which else needs process groups to be made.
-                settings = SimpleNamespace(
-                    pp_group_size=p, _n_microbatches=m, n_local_stages=ours.chunks, num_stages=ours.stages, rank=rank,
-                    _stages=[None] * ours.chunks, number_of_rounds=rounds, microbatches_per_round=m // rounds,
-                )  # fmt: skip
-                order = getattr(torch_schedules, theirs)._calculate_single_rank_operations(settings, rank)
-                assert list(map(str, ours.orders[rank])) == [str(action) for action in order if action is not None]
+                order = torchs_order(theirs, rank, p, ours.chunks, m)
+                assert list(map(str, ours.orders[rank])) == list(map(str, order))
                 compared += 1
     assert compared > 100
+
+
+@pytest.mark.parametrize("p", [2, 4, 6, 8])
+def test_dualpipe_is_torchs_dualpipev_and_its_mirror_image(p):
+    """DualPipeV is DualPipe cut in half (DualPipe repository): half of the ranks, and half of the microbatches."""
+
+    def unfolded(action, rank):
+        if action.sub_actions:
+            return f"({';'.join(unfolded(part, rank) for part in action.sub_actions)}){action.computation_type.value}"
+        coming_down = (action.stage_index < p // 2) == (rank < p // 2)
+        microbatch = action.microbatch_index + (0 if coming_down else m // 2)
+        return f"{action.stage_index}{action.computation_type.value}{microbatch}"
+
+    for m in range(2 * p, 3 * p + 4, 2):
+        ours = pp.schedule("dualpipe", p, m)
+        for rank in range(p):
+            half = torchs_order("ScheduleDualPipeV", min(rank, p - 1 - rank), p // 2, 2, m // 2)
+            assert list(map(str, ours.orders[rank])) == [unfolded(action, rank) for action in half]
