@@ -55,6 +55,7 @@ def plot(
     outline: Timeline | None = None,
     memory: float | bool = True,
     title: str | None = None,
+    legend: bool = True,
 ) -> Axes:
     """Draw `timeline` and return the Axes.
 
@@ -62,6 +63,7 @@ def plot(
     outline: another timeline of as many ranks, drawn over this one as outlines: a simulation over a measured run.
     memory: a strip under each rank shows its activations, its peak at the right. All ranks are drawn to one scale,
         on which the highest peak fills the strip; or the number given does, so that pictures can be compared.
+    legend: under the picture; of several pictures in one figure, one may do.
     title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway.
 
     Raises:
@@ -104,12 +106,25 @@ def plot(
     if memory:
         _memory(ax, timeline, float(max(timeline.peak_activations)) if memory is True else memory)
 
+    if legend:
+        _legend(ax, timeline, boxes, bool(memory))
+    name = title or f"{schedule.name}, {several(ranks, 'rank')}, {several(schedule.microbatches, 'microbatch')}"
+    if timeline.source != "simulated" and not title:
+        name += f", {timeline.source}"
+    ax.set_title(name, loc="left", fontsize=11, weight="bold")
+    numbers = f"makespan {show(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"
+    ax.set_title(f"{numbers}    peak memory {show(max(timeline.peak_activations))}", loc="right", fontsize=10)
+    return ax
+
+
+def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool) -> None:
+    """What the colours and edges mean that are in the picture, below its left corner."""
     entries = [(Patch(color=COLORS[op]), NAMES[op]) for op in COLORS if any(box.op == op for box in boxes)]
-    if schedule.chunks > 1:
+    if timeline.schedule.chunks > 1:
         dark = _shade(Box(0, 0, 0, 0, Op.F, 0, depth=1, copy=0))
         entries.append((Patch(color=dark), "darker: later chunk"))
-    if schedule.placement.copies > 1:
-        entries.append((Patch(facecolor="none", edgecolor=ink, linewidth=0.8), "second copy"))
+    if timeline.schedule.placement.copies > 1:
+        entries.append((Patch(facecolor="none", edgecolor=rcParams["text.color"], linewidth=0.8), "second copy"))
     if memory:
         entries.append((Patch(color=MEMORY), "activations held"))
     ax.legend(
@@ -124,13 +139,6 @@ def plot(
         handlelength=1,
         handleheight=1,
     )
-    name = title or f"{schedule.name}, {several(ranks, 'rank')}, {several(schedule.microbatches, 'microbatch')}"
-    if timeline.source != "simulated" and not title:
-        name += f", {timeline.source}"
-    ax.set_title(name, loc="left", fontsize=11, weight="bold")
-    numbers = f"makespan {show(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"
-    ax.set_title(f"{numbers}    peak memory {show(max(timeline.peak_activations))}", loc="right", fontsize=10)
-    return ax
 
 
 def svg(timeline: Timeline) -> str:

@@ -109,6 +109,10 @@ def test_ops_are_told_apart_by_colour_and_neighbours_of_a_kind_by_shade():
     assert len({f0, f1, b0, i1, w1}) == 5
 
 
+def test_a_picture_may_leave_the_legend_to_another():
+    assert simulate(pp.schedule("1f1b", 2, 2)).plot(legend=False).get_legend() is None
+
+
 def test_the_legend_names_what_is_drawn():
     def legend(timeline, **options):
         return [text.get_text() for text in timeline.plot(**options).get_legend().get_texts()]
