@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
-from ppedu.core.errors import SettingError, require_rank
+from ppedu.core.errors import require_rank, require_schedule
 from ppedu.core.placement import TOWARDS
 
 if TYPE_CHECKING:
@@ -185,10 +185,7 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
     Raises:
         SettingError: it is no schedule, or one of `ranks` does not exist.
     """
-    if not hasattr(schedule, "problems"):
-        raise SettingError(
-            f"check takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {schedule!r}"
-        )
+    require_schedule("check", schedule)
     if ranks is None and not rendezvous:
         return list(schedule.problems)
     every = range(schedule.ranks)

@@ -37,6 +37,16 @@ class RankError(PipelineError, RuntimeError):
     """A rank that was started here failed, was killed or ran out of time."""
 
 
+def require_schedule(what: str, value: Any) -> None:
+    """Return if `value` is a schedule, which `what` takes.
+
+    Raises:
+        SettingError: it is none.
+    """
+    if not hasattr(value, "problems"):
+        raise SettingError(f"{what} takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {value!r}")
+
+
 def require_rank(rank: Any, ranks: int) -> int:
     """`rank`, if it is one of `ranks`.
 

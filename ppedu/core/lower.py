@@ -16,7 +16,7 @@ from itertools import chain
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, B, Op
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import needs
-from ppedu.core.errors import SettingError, require_count
+from ppedu.core.errors import SettingError, require_count, require_schedule
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.schedule import Schedule
 
@@ -46,6 +46,7 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         ScheduleError: the ranks would wait for ever.
         SettingError: the schedule is lowered already, or an option is none of those above.
     """
+    require_schedule("lower", schedule)
     if receive not in ("early", "late"):
         raise SettingError(f'receive must be "early" or "late"; got {receive!r}')
     if any(action.op in COMMUNICATION | SHARDING for order in schedule.orders for action in order):
@@ -162,7 +163,11 @@ def merge_backward(schedule: Schedule) -> Schedule:
     """The schedule with every I that its own W follows at once joined into a B, which may be computed faster.
 
     What waits for the I has to wait for the W as well, so it can take longer.
+
+    Raises:
+        SettingError: it is no schedule.
     """
+    require_schedule("merge_backward", schedule)
 
     def merged(order: Sequence[Action]) -> Iterator[Action]:
         previous: Action | None = None
@@ -189,6 +194,7 @@ def align(schedule: Schedule) -> Grid:
     Raises:
         SettingError: the schedule is lowered.
     """
+    require_schedule("align", schedule)
     if schedule.lowered:
         raise SettingError(f"{schedule!r} has messages; align takes a schedule before it is lowered")
     grid: list[list[Action | None]] = [[] for _ in range(schedule.ranks)]

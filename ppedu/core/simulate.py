@@ -14,7 +14,7 @@ from typing import Any, cast
 from ppedu.core.actions import COMPUTE, RECEIVE, Action, Op
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Result
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import SettingError, require_schedule
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Number, Span, Timeline, plain, ratio
 
@@ -139,10 +139,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         ScheduleError: the schedule is not legal.
         SettingError: `costs` do not fit the schedule's stages.
     """
-    if not isinstance(schedule, Schedule):
-        raise SettingError(
-            f"simulate takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {schedule!r}"
-        )
+    require_schedule("simulate", schedule)
     if costs is not None and not isinstance(costs, Costs):
         raise SettingError(f"simulate takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
     schedule.validate()

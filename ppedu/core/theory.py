@@ -2,7 +2,7 @@
 
 `FORMS` is written in the letters of the papers; its formulas are what is printed and what is computed, both:
 
-    p ranks, m microbatches, v chunks on each rank, r the rank, k the most microbatches that a rank may hold
+    p ranks, m microbatches, v chunks on each rank, r the rank, k the most microbatches that a rank holds
     F, B, I, W    the times of one rank's share of the model; B = I + W
     FB, c         the time of an overlapped pair, and of a message from rank to rank
     M_W           the part of a microbatch's activations that a split backward keeps until W
@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Rational, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppedu.core.errors import SettingError, require_count
 from ppedu.core.simulate import Costs
@@ -29,8 +28,7 @@ from ppedu.core.timeline import Number, plain, show
 Letters = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """What is known about a schedule.
 
     idle: the time that every rank waits; or makespan, where not all wait for the same time.
@@ -66,6 +64,7 @@ class Form:
 
 
 _ZERO_BUBBLE = "arXiv 2401.10241, table 2; corrected by simulation"
+_V_SHAPED = "arXiv 2405.15362; idle time by simulation"
 _MEGATRON = "github.com/NVIDIA/Megatron-LM, combined 1F1B"
 
 # fmt: off
@@ -92,10 +91,16 @@ FORMS = {
     "zb-v": Form(
         "arXiv 2401.10241, §6; idle time by simulation", "(p-1)*F/2", gap="0", holds="m >= 2*p-1 and F == I == W",
         peak="p", peak_holds="m >= 2*p-1"),
-    "v-half": Form("arXiv 2405.15362", about="about 3p chunk times"),
-    "v-min": Form("arXiv 2405.15362", about="about 4p chunk times"),
-    "v-adaptive": Form("arXiv 2405.15362", about="by simulation"),
-    "hanayo": Form("arXiv 2308.15762", about="by simulation"),
+    "v-adaptive": Form("arXiv 2405.15362", about="as v-half for k = memory"),
+    "v-half": Form(
+        _V_SHAPED, "(p-1+2*(p-k)+max(0, 3*p-4*k))*F/2", holds="m >= p and F == I == W",
+        peak="(p+2)//2", peak_holds="m >= p and M_W == 1"),
+    "v-min": Form(
+        _V_SHAPED, "(p-1+2*(p-k)+max(0, 3*p-4*k))*F/2", holds="m >= p and F == I == W",
+        peak="(p+4)//3", peak_holds="m >= p and M_W == 1"),
+    "hanayo": Form(
+        "arXiv 2308.15762; formulas by simulation", "2*(p-1)*max(F, B)/v", takes="v % 2 == 0", holds="m % p == 0",
+        peak="p", peak_holds="m % p == 0 and m >= 2*p"),
     "1f1b-overlap": Form(
         _MEGATRON, makespan="p*(F+B) + (m-1)*FB", holds="FB >= max(F, B)",
         peak="min(2*p-2*r, m)"),
@@ -125,8 +130,7 @@ _FROM: dict[str, dict[str, str]] = {
 }
 
 
-@dataclass(frozen=True, repr=False)
-class Fact:
+class Fact(NamedTuple):
     """A number, or a tuple of one for each rank; the formula that gives it; where that holds; who says so.
 
     `value` is exact where the costs are. The Timeline of a simulation has it under the same name.
@@ -250,6 +254,8 @@ def _fact(what: str, name: str, ranks: int, microbatches: int, costs: Costs | No
         needs = _require(noun, form.peak, [form.takes, form.peak_holds], letters)
         peaks = tuple(_compute(f"({form.peak})*A", {**letters, "r": rank}) for rank in range(ranks))
         return Fact(peaks, text(form.peak), needs, form.source)
+    if form.peak and "r" not in _words(form.peak):
+        letters["k"] = _compute(form.peak, letters)
     formula, source = getattr(form, field), form.source
     if not letters["c"]:
         formula = _without_latency(formula)

@@ -117,7 +117,7 @@ class Timeline:
             rank 2 waits 3–5: 2B0 needs 3B0 from rank 3
 
         Raises:
-            SettingError: there is no such rank.
+            SettingError: there is no such rank, or `time` is no number.
         """
         from ppedu.core.why import why_idle
 

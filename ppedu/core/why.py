@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import COMPUTE, Op
 from ppedu.core.check import Result, gives, needs
+from ppedu.core.errors import SettingError
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Span, Timeline, ratio, show
 
@@ -69,6 +71,8 @@ def critical_path(timeline: Timeline) -> list[tuple[int, Span]]:
 
 def why_idle(timeline: Timeline, rank: int, time: Any) -> str:
     """See `Timeline.why_idle`."""
+    if isinstance(time, bool) or not isinstance(time, Real):
+        raise SettingError(f"time must be a number; got {time!r}")
     reasons = Reasons(timeline)
     row, zero = reasons.rows[rank], timeline.start
     factor, unit = (1000, "ms") if timeline.costs.unit == "s" and timeline.makespan < 1 else (1, timeline.costs.unit)
