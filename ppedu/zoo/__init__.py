@@ -114,7 +114,7 @@ class Names(tuple[str, ...]):
 
 _PAPER = re.compile(r"arXiv (?P<number>[0-9.]+[0-9])|(?P<page>(?:[a-z]+\.)+(?:com|org)/[\w./-]+)")
 _LETTERS = (
-    "p ranks, m microbatches, v chunks on a rank, r the rank; F, B = I + W: times of a rank's share of the model, "
+    "p ranks, m microbatches, v chunks on a rank, r the rank, k its peak; F, B = I + W: times of a share of the model, "
     "FB of a pair, c of a message; M_W: what W still needs of a microbatch's activations"
 )
 

@@ -1,7 +1,6 @@
 """The formulas of `ppedu.core.theory` against the simulation: right where they say they hold, wrong elsewhere."""
 
 import random
-from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 
@@ -34,7 +33,12 @@ def cases(name):
             forward=f, input=i, weight=w, overlap=pair, latency=latency,
             weight_memory=draw.choice([1, Fraction(1, 3)]), activation=draw.choice([1, 7]),
         )  # fmt: skip
-        yield p, m, costs, {"chunks": draw.choice([1, 2, 3])} if "v" in FORMS[name].idle + FORMS[name].makespan else {}
+        yield (
+            p,
+            m,
+            costs,
+            {"chunks": draw.choice([1, 2, 3, 4])} if "v" in FORMS[name].idle + FORMS[name].makespan else {},
+        )
 
 
 def known(quantity, name, p, m, costs, options):
@@ -85,7 +89,7 @@ def _needs(field):
 def test_each_condition_is_needed(name, field, need, monkeypatch):
     """Where it alone fails (for hops: where there is latency and the formula has none), the formula can be wrong."""
     others = " and ".join(other for other in getattr(FORMS[name], field).split(" and ") if other != need)
-    monkeypatch.setitem(FORMS, "loose", replace(FORMS[name], **{field: "0" if field == "hops" else others}))
+    monkeypatch.setitem(FORMS, "loose", FORMS[name]._replace(**{field: "0" if field == "hops" else others}))
     quantity = "peak" if field == "peak_holds" else "span"
     for case in cases(name):
         if known(quantity, name, *case) is None:
@@ -142,9 +146,7 @@ def test_what_a_message_costs_1f1b_every_microbatch_pays_and_zb_h1_only_the_firs
 
 @pytest.mark.parametrize(("name", "most"), [("zb-h1", Fraction(1)), ("zb-h2", Fraction(5, 2))])
 def test_zero_bubble_hides_messages_up_to_a_length(name, most):
-    """ZB-H1 behind a W of 2, ZB-H2 behind half of F + I = 5; longer ones cost more than the formula says."""
+    """ZB-H1 behind a W of 2, ZB-H2 behind half of F + I = 5; for longer ones no formula is known."""
     for latency, right in ((most, True), (most + Fraction(1, 100), False)):
         costs = Costs(forward=2, input=3, weight=2, latency=latency)
         assert (known("span", name, 4, 16, costs, {}) is not None) is right
-    beyond = pp.simulate(pp.schedule(name, 4, 32), costs).span - pp.simulate(pp.schedule(name, 4, 16), costs).span
-    assert beyond > 16 * (2 + 3 + 2)

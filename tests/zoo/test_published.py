@@ -72,78 +72,6 @@ def test_a_pair_that_is_faster_than_its_parts_shortens_the_run(name, makespan):
     assert pp.simulate(pp.schedule(name, 8, 32), costs).makespan == makespan
 
 
-@pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize("v", [1, 2, 3])
-def test_chunks_divide_the_bubble_for_any_number_of_microbatches(p, v):
-    for m in range(p, 3 * p + 3):
-        assert idle(pp.schedule("interleaved", p, m, chunks=v)) == {Fraction(3 * (p - 1), v)}
-        assert idle(pp.schedule("looped-bfs", p, m, chunks=v)) == {Fraction(3 * (p - 1), v)}
-
-
-@pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize("v", [1, 2, 3])
-def test_interleaving_holds_a_chunk_for_each_step_of_the_way(p, v):
-    """Where the ranks divide the microbatches: min(pv + p - 1, mv) chunks on rank 0; looped BFS holds all."""
-    for m in (p, 2 * p, 3 * p):
-        peak = pp.simulate(pp.schedule("interleaved", p, m, chunks=v)).peak_activations[0]
-        assert peak == Fraction(min(p * v + p - 1, m * v), v)
-        assert pp.simulate(pp.schedule("looped-bfs", p, m, chunks=v)).peak_activations[0] == m
-
-
-def test_interleaving_holds_more_where_the_first_group_is_larger():
-    """Three microbatches on two ranks are one group of three: the closed form above does not hold."""
-    assert pp.simulate(pp.schedule("interleaved", 2, 3, chunks=2)).peak_activations[0] == 3 > Fraction(2 * 2 + 1, 2)
-
-
-COSTS = [(1, 1, 1), (3, 3, 2), (2, 2, 1), (2, 3, 3), (1, 4, 2), (5, 4, 3), (7, 2, 2), (2, 7, 5), (1, 2, 4)]
-
-
-@pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize(("f", "i", "w"), COSTS)
-def test_zb_h1_idles_for_the_way_back_of_the_first_backward(p, f, i, w):
-    """(p-1)(I + max(0, F-W)); with W no longer than F that is the paper's (p-1)(F+I-W), arXiv 2401.10241."""
-    for m in (p, p + 1, 2 * p, 3 * p + 1):
-        timeline = pp.simulate(pp.schedule("zb-h1", p, m), Costs(forward=f, input=i, weight=w))
-        if w <= i:
-            assert set(timeline.idle) == {(p - 1) * (i + max(0, f - w))}
-        assert max(timeline.peak_activations) == p
-
-
-def test_the_papers_formula_for_zb_h1_needs_w_no_longer_than_f():
-    assert idle(pp.schedule("zb-h1", 2, 8), Costs(forward=2, input=3, weight=3)) == {3} != {2 + 3 - 3}
-
-
-@pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize(("f", "i", "w"), COSTS)
-def test_zb_h2_has_no_bubble_of_its_own_where_the_parts_are_equal(p, f, i, w):
-    """In span: the larger of 0, the paper's (p-1)(F+I-2W), and (p-1)(I-F), which it leaves out."""
-    for m in (2 * p - 1, 2 * p, 3 * p + 1):
-        timeline = pp.simulate(pp.schedule("zb-h2", p, m), Costs(forward=f, input=i, weight=w))
-        if w <= i:
-            assert timeline.span - m * (f + i + w) == max(0, (p - 1) * (f + i - 2 * w), (p - 1) * (i - f))
-        assert max(timeline.peak_activations) == 2 * p - 1
-
-
-@pytest.mark.parametrize("p", RANKS)
-def test_zb_v_has_no_bubble_of_its_own_and_the_memory_of_1f1b_on_every_rank(p):
-    for m in (2 * p - 1, 2 * p, 4 * p):
-        timeline = pp.simulate(pp.schedule("zb-v", p, m), Costs(forward=1, input=1, weight=1))
-        assert timeline.span == 3 * m
-        assert set(timeline.peak_activations) == {p}
-
-
-@pytest.mark.parametrize("p", EVEN)
-@pytest.mark.parametrize(("f", "w"), [(1, 1), (2, 1), (3, 2), (5, 3)])
-def test_dualpipe_idles_as_its_formula_says(p, f, w):
-    """(p/2-1)(FB+B-3W) for F = I and FB = F+B; p+1 activations on every rank."""
-    b = f + w
-    costs = Costs(forward=f, input=f, weight=w, overlap=f + b)
-    for m in (2 * p, 2 * p + 2, 4 * p):
-        timeline = pp.simulate(pp.schedule("dualpipe", p, m), costs)
-        assert set(timeline.idle) == {(p // 2 - 1) * (f + b + b - 3 * w)}
-        assert set(timeline.peak_activations) == {p + 1}
-
-
 @pytest.mark.parametrize(("p", "m", "makespan", "waits", "peak"), [(4, 10, 66, 6, 9), (8, 20, 134, 14, 17)])
 def test_dualpipev_in_chunks(p, m, makespan, waits, peak):
     """The DualPipe repository's table, in the times and the memory of a chunk: F=1, B=2, W=1, a pair 3."""
@@ -151,15 +79,6 @@ def test_dualpipev_in_chunks(p, m, makespan, waits, peak):
     costs = Costs(forward=chunk, backward=[2] * 2 * p, overlap=[3] * 2 * p, activation=chunk)
     timeline = pp.simulate(pp.schedule("dualpipev", p, m), costs)
     assert (timeline.makespan, set(timeline.idle), max(timeline.peak_activations)) == (makespan, {waits}, peak)
-
-
-@pytest.mark.parametrize("p", EVEN)
-def test_chimera_has_half_the_bubble(p):
-    """(p-2)/(2m+p-2) of the makespan where F = B, and p/2+1 to p activations (arXiv 2107.06925, table 2)."""
-    for m in (p, 2 * p, 3 * p):
-        timeline = pp.simulate(pp.schedule("chimera", p, m), Costs(forward=1, backward=1))
-        assert timeline.bubble == pytest.approx(Fraction(p - 2, 2 * m + p - 2), abs=1e-12)
-        assert (min(timeline.peak_activations), max(timeline.peak_activations)) == (p // 2 + 1, p)
 
 
 def test_pairs_can_begin_with_the_backward():

@@ -1,0 +1,33 @@
+"""Hanayo: the model zigzags over the ranks, so that a microbatch runs through them in waves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ppedu.core.actions import Action, B, F
+from ppedu.core.errors import SettingError
+from ppedu.zoo import register
+from ppedu.zoo.interleaved import rounds
+
+
+@register("hanayo", placement="v", chunks=2)
+def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
+    """Down the ranks and back up, once for each wave of two chunks (Liu et al., Hanayo, arXiv 2308.15762).
+
+    A microbatch starts two slots after the one before and rests nowhere; a slot has time for a forward and for a
+    backward, and the backward goes first. A group of p of them fits together without a conflict, and the next
+    group's forwards run between its backwards. Where p divides m, the idle time is 2(p-1) times the longer of F
+    and B divided by `chunks`, with p activations. Picture: Chimera with its two directions in one microbatch.
+    """
+    if chunks % 2:
+        nearest = " or ".join(str(number) for number in (chunks - 1, chunks + 1) if number)
+        raise SettingError(f"hanayo needs an even number of chunks, two for each wave; got {chunks} — try {nearest}")
+    stages = [chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank) for chunk in range(chunks)]
+    slots = []
+    for group in rounds(ranks, microbatches):
+        for m in group:
+            start = chunks * group.start + 2 * (m - group.start)
+            for stage in stages:
+                slots.append((start + stage, F(stage, m)))
+                slots.append((start + 2 * chunks * ranks - 1 - stage, B(stage, m)))
+    yield from (action for _, action in sorted(slots, key=lambda slot: (slot[0], slot[1].op)))

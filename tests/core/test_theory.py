@@ -1,0 +1,134 @@
+"""Formulas that are asked for: what they answer, how it reads, and when they refuse. Whether they are right is
+tested in tests/papers."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often
+
+import ppedu as pp
+from ppedu import Costs, SettingError
+from ppedu.core import theory
+
+
+@pytest.mark.parametrize(
+    ("fact", "reads"),
+    [
+        (
+            theory.idle("interleaved", ranks=4, microbatches=8),
+            "4.5 = (p-1)(F+B)/v if m >= p (arXiv 2104.04473, §2.2)",
+        ),
+        (
+            theory.bubble("gpipe", ranks=4, microbatches=8),
+            "0.2727 = (p-1)(F+B) / (m(F+B) + (p-1)(F+B)) (arXiv 1811.06965)",
+        ),
+        (
+            theory.peak("interleaved", 2, 4, chunks=3),
+            "2.333, 1.667 = min(pv+p-1-2r, mv)/v if p divides m (arXiv 2104.04473, §2.2)",
+        ),
+        (
+            theory.makespan("gpipe", 4, 8, Costs(latency=Fraction(1, 2))),
+            "36 = m(F+B) + ((p-1)(F+B) + 2(p-1)c) (arXiv 1811.06965; latency by simulation)",
+        ),
+        (
+            theory.span("zb-h2", 4, 8, Costs(forward=1, input=2, weight=1, latency=1)),
+            "41 = m(F+B) + (p-1)max(0, I+2c-F, F+I+2c-2W) if m >= 2p-1, 2c <= F+I "
+            "(arXiv 2401.10241, table 2; corrected by simulation)",
+        ),
+        (
+            theory.idle("dualpipe", 4, 8),
+            "2 = (p/2-1)(FB+B-3W) if p even, m even, m >= 2p, F = I, W <= I, FB = F+B (arXiv 2412.19437, table 2)",
+        ),
+    ],
+    ids=range(6),
+)
+def test_a_fact_says_its_number_its_formula_where_it_holds_and_who_says_so(fact, reads):
+    assert str(fact) == repr(fact) == reads
+
+
+def test_numbers_are_exact_where_the_costs_are():
+    bubble = theory.bubble("1f1b", 4, 8)
+    assert bubble.value == Fraction(3, 11) and float(bubble) == 3 / 11
+    assert type(theory.idle("1f1b", 4, 8).value) is int
+    inexact = theory.idle("1f1b", 4, 8, Costs(forward=0.1, backward=0.2, latency=0.05)).value
+    assert type(inexact) is float
+    assert inexact == pytest.approx(pp.simulate(pp.schedule("1f1b", 4, 8), Costs(0.1, 0.2, latency=0.05)).idle[0])
+
+
+def test_where_nothing_takes_time_there_is_no_bubble():
+    nothing = Costs(forward=0, backward=0)
+    assert theory.bubble("1f1b", 4, 8, nothing).value == pp.simulate(pp.schedule("1f1b", 4, 8), nothing).bubble == 0
+    assert theory.overhead("1f1b", 4, 8, nothing).value == 0
+
+
+def test_chunks_are_those_of_the_schedule_unless_given():
+    for name in ("interleaved", "looped-bfs", "interleaved-overlap"):
+        assert theory.makespan(name, 4, 8) == theory.makespan(name, 4, 8, chunks=pp.schedule(name, 4, 8).chunks)
+
+
+UNEQUAL = Costs(forward=2, input=1, weight=3)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "asked", "says"),
+    [
+        ("span", ("zb-h2", 4, 6), "the span of zb-h2, .*, holds for m >= 2p-1; got m=6, p=4; simulate it"),
+        ("idle", ("zb-interleaved", 4, 8), "no formula for the idle time of zb-interleaved; simulate it"),
+        ("bubble", ("1f1b-overlap", 4, 8), "no formula for the bubble .*, only for its makespan and its span"),
+        ("peak", ("zb-interleaved", 4, 8), "no formula for the peak of zb-interleaved; simulate it"),
+        ("idle", ("interleaved", 4, 3), "the idle time of interleaved, .*, holds for m >= p; got m=3, p=4"),
+        ("peak", ("interleaved", 4, 6), "the peak of interleaved, .*, holds for p divides m; got m=6, p=4"),
+        ("idle", ("dualpipe", 5, 10), "the idle time of dualpipe, .*, holds for p even; got p=5"),
+        ("idle", ("dualpipe", 4, 8, UNEQUAL), "holds for F = I; got F=2, I=1"),
+        ("idle", ("interleaved", 4, 8, Costs(latency=1)), "of interleaved, .*, is known without latency only"),
+        ("span", ("zb-h2", 4, 8, Costs(latency=2)), r"holds for 2c <= F\+I; got c=2, F=1, I=1"),
+        ("idle", ("1f1b", 4, 8, Costs(forward=[1] * 4)), "about equal stages; give one number for forward"),
+        ("idle", ("1f1b", 4, 8, {"forward": 1}), "a formula takes costs, such as Costs"),
+        ("idle", ("mine", 4, 8), "nothing is published about 'mine'; simulate it, or take one of: naive, gpipe"),
+        ("idle", (None, 4, 8), "nothing is published about None"),
+        ("idle", ("1f1b", 0, 8), "ranks must be at least 1; got 0"),
+        ("idle", ("1f1b", 4, 8.0), "microbatches must be a whole number; got 8.0"),
+        ("idle", ("interleaved", 4, 8, None, 0), "chunks must be at least 1; got 0"),
+        ("idle", ("1f1b", 4, 8, None, 2), "1f1b leaves no choice of chunks"),
+    ],
+)
+def test_a_formula_that_does_not_hold_is_refused_with_where_it_does(quantity, asked, says):
+    with pytest.raises(SettingError, match=says):
+        getattr(theory, quantity)(*asked)
+
+
+@given(share=st.integers(1, 99), ranks=st.integers(1, 40), chunks=st.integers(1, 4))
+@often(100)
+def test_so_many_microbatches_are_enough_and_one_less_is_not(share, ranks, chunks):
+    name, options = ("interleaved", {"chunks": chunks}) if chunks > 1 else ("1f1b", {})
+    enough = theory.microbatches_for(share / 100, ranks, chunks)
+    assert theory.bubble(name, ranks, enough, **options).value <= Fraction(share, 100)
+    if enough > (ranks if chunks > 1 else 1):
+        assert theory.bubble(name, ranks, enough - 1, **options).value > Fraction(share, 100)
+
+
+def test_four_microbatches_a_rank_leave_a_bubble_of_nearly_a_fifth():
+    for ranks in (2, 8, 64):
+        assert theory.microbatches_for(0.2, ranks) == 4 * (ranks - 1)
+        assert theory.bubble("1f1b", ranks, 4 * ranks).value == Fraction(ranks - 1, 5 * ranks - 1) < Fraction(1, 5)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, -0.1, 20, True, "0.2", None, float("nan")], ids=repr)
+def test_a_bubble_to_aim_at_is_a_share(wrong):
+    with pytest.raises(SettingError, match="bubble must be a share between 0 and 1; got "):
+        theory.microbatches_for(wrong, 4)
+
+
+def test_times_of_the_memory_law_are_above_0():
+    assert theory.most_activations(9, 3) == 3 and theory.most_activations(Fraction(19, 2), 3) == 4
+    for times, name in [((0, 3), "lifespan"), ((9, "3"), "interval"), ((9, -1), "interval")]:
+        with pytest.raises(SettingError, match=f"{name} must be a time above 0; got "):
+            theory.most_activations(*times)
+
+
+def test_a_cap_below_one_is_refused():
+    with pytest.raises(SettingError, match="most must be at least 1; got 0"):
+        theory.least_span(4, 8, most=0)
+    assert theory.least_span(4, 8, most=100) == theory.least_span(4, 8)

@@ -1,0 +1,108 @@
+"""What no schedule can beat: bounds from `ppedu.core.theory`, and optima that were proved by constraint solving."""
+
+from fractions import Fraction
+
+import pytest
+
+import ppedu as pp
+from ppedu import Costs, SettingError
+from ppedu.core import theory
+
+UNIT = Costs(forward=1, input=1, weight=1)
+COSTS = [
+    UNIT,
+    Costs(forward=2, backward=3, latency=Fraction(1, 2)),
+    Costs(forward=3, input=1, weight=4),
+    Costs(forward=1, input=5, weight=2, latency=3),
+]
+SIZES = [(1, 3), (2, 1), (3, 8), (4, 4), (5, 3), (6, 14)]
+
+
+def one_stage_a_rank(p, m):
+    """The published schedules that give each rank one stage of one copy of the model."""
+    for name in pp.schedules():
+        try:
+            schedule = pp.schedule(name, p, m)
+        except SettingError:
+            continue
+        if schedule.stages == p and schedule.placement.copies == 1:
+            yield schedule
+
+
+def is_split(schedule):
+    return any(single.op == "W" for order in schedule.orders for action in order for single in action.singles)
+
+
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_no_published_schedule_beats_the_bounds(p, m, costs):
+    for schedule in one_stage_a_rank(p, m):
+        timeline = pp.simulate(schedule, costs)
+        most = pp.simulate(schedule).peak_activations[0]
+        assert timeline.makespan >= theory.least_makespan(p, m, costs, split=is_split(schedule)).value
+        assert timeline.span >= theory.least_span(p, m, costs, most=most).value
+
+
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+def test_gpipe_is_as_fast_as_a_whole_backward_allows(costs):
+    for p, m in SIZES:
+        assert (
+            pp.simulate(pp.schedule("gpipe", p, m), costs).makespan == theory.least_makespan(p, m, costs, False).value
+        )
+
+
+def test_two_stages_a_rank_can_beat_the_bound_for_one():
+    assert pp.simulate(pp.schedule("dualpipe", 4, 16)).makespan == 50 < theory.least_makespan(4, 16).value == 51
+
+
+OPTIMA = [
+    # p, m, the most microbatches a rank may hold, backwards in two halves, least makespan, least span; unit costs
+    (4, 8, 4, True, 27, 27),
+    (4, 8, 7, True, 27, 24),
+    (4, 8, 4, False, 33, 33),
+    (8, 16, 8, True, None, 55),
+    (8, 32, 8, True, None, 103),
+    *((4, 8, cap, True, None, 24 + bubble) for cap, bubble in enumerate((48, 17, 7, 3, 2, 1, 0, 0), 1)),
+]
+
+
+@pytest.mark.parametrize(("p", "m", "most", "split", "makespan", "span"), OPTIMA)
+def test_no_published_schedule_beats_a_proved_optimum(p, m, most, split, makespan, span):
+    assert theory.least_span(p, m, UNIT, most).value <= span
+    assert makespan is None or theory.least_makespan(p, m, UNIT, split).value <= makespan
+    for schedule in one_stage_a_rank(p, m):
+        timeline = pp.simulate(schedule, UNIT)
+        if max(timeline.peak_activations) <= most and split >= is_split(schedule):
+            assert timeline.span >= span
+            assert makespan is None or timeline.makespan >= makespan
+
+
+def test_the_bound_on_the_span_is_reached_at_unit_cost_from_p_microbatches_on():
+    reached = [theory.least_span(p, m, UNIT, most).value == span for p, m, most, split, _, span in OPTIMA if split]
+    assert reached == [most >= p for p, _, most, split, _, _ in OPTIMA if split]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "optimum"),
+    [
+        ("1f1b", (4, 8), 33),
+        ("zb-h1", (4, 8), 27),
+        ("zb-h1", (8, 16), 55),
+        ("zb-h1", (8, 32), 103),
+        ("zb-h2", (4, 8), 24),
+    ],
+)
+def test_these_are_optimal_at_their_memory(name, size, optimum):
+    assert pp.simulate(pp.schedule(name, *size), UNIT).span == optimum
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize(("costs", "interval"), [(COSTS[0], 3), (COSTS[2], 8)])
+def test_a_rank_holds_at_most_a_microbatchs_lifespan_over_the_interval(name, costs, interval):
+    """arXiv 2405.15362, of schedules that repeat themselves: these do every F + B."""
+    timeline = pp.simulate(pp.schedule(name, 4, 24), costs)
+    for rank in range(4):
+        starts = {action.microbatch: start for action, start, _ in timeline.spans(rank) if action.op == "F"}
+        ends = {action.microbatch: end for action, _, end in timeline.spans(rank) if action.op in "BW"}
+        lifespan = max(ends[m] - starts[m] for m in range(24))
+        assert timeline.peak_activations[rank] <= theory.most_activations(lifespan, interval) <= 8

@@ -1,0 +1,138 @@
+"""The table of schedules: names as before, and what is known about each."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+import ppedu as pp
+from ppedu import B, F, SettingError, zoo
+from ppedu.core.theory import FORMS
+
+PUBLISHED = pp.schedules()
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch):
+    """What a test registers is gone after it."""
+    monkeypatch.setattr(zoo, "_entries", dict(zoo._entries))
+
+
+class Cells(HTMLParser):
+    """The cells of an HTML table, row by row, and the addresses that are linked to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.links, self.open, self.inside = [], [], [], False
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.open.append(tag)
+        self.inside = self.inside or tag in ("td", "th")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "a":
+            self.links.append(dict(attributes)["href"])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+        self.inside = self.inside and tag not in ("td", "th")
+
+    def handle_data(self, data):
+        if self.inside:
+            self.rows[-1][-1] += data
+
+
+def rows(names):
+    """Each schedule's cells, of the table as a notebook shows it."""
+    head, *body = Cells(names._repr_html_()).rows
+    return {row[0]: dict(zip(head, row, strict=True)) for row in body}
+
+
+def test_names_are_names_as_before():
+    assert isinstance(PUBLISHED, tuple)
+    assert PUBLISHED[:3] == ("naive", "gpipe", "1f1b")
+    assert "zb-v" in PUBLISHED and [*map(str, PUBLISHED)] == [*PUBLISHED]
+    assert repr(PUBLISHED).startswith("('naive', 'gpipe', '1f1b', ")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_schedule_has_a_row_and_a_paper(name):
+    row = rows(PUBLISHED)[name]
+    assert re.search(r"^(arXiv \d{4}\.\d{5}|github\.com/\w+)", row["paper"])
+    assert row["placement"] in ("loop", "v", "bidirectional")
+    assert row["idle time of a rank"] != "–"
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_paper_is_the_one_that_the_docstring_names(name):
+    said = set(re.findall(r"\d{4}\.\d{5}", zoo._entries[name].generator.__doc__))
+    assert not said or said & set(re.findall(r"\d{4}\.\d{5}", FORMS[name].source))
+
+
+def test_the_rows_say_what_is_known():
+    table = rows(PUBLISHED)
+    assert [*table["interleaved"].values()] == [
+        *("interleaved", "arXiv 2104.04473", "loop", "–", "(p-1)(F+B)/v if m >= p"),
+        *("min(pv+p-1-2r, mv)/v if p divides m", "chunks=2, group=None"),
+    ]
+    assert [*table["zb-h2"].values()][4:] == [
+        *(
+            "(p-1)max(F, I-F, F+I-2W), (p-1)max(0, I-F, F+I-2W) in span if m >= 2p-1",
+            "2p-2r-1 + 2rM_W if m >= 2p-1",
+            "–",
+        )
+    ]
+    assert table["dualpipe"]["takes"] == "p even, m even, m >= 2p"
+    assert table["gpipe"]["options"] == "lifo=False"
+
+
+def test_papers_are_linked():
+    links = Cells(PUBLISHED._repr_html_()).links
+    assert "https://arxiv.org/abs/2104.04473" in links and "https://github.com/deepseek-ai/DualPipe" in links
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_takes_the_sizes_that_the_row_names_and_refuses_the_others(name):
+    takes = rows(PUBLISHED)[name]["takes"]
+    meaning = {"p even": "p % 2 == 0", "m even": "m % 2 == 0", "v even": "v % 2 == 0", "–": "True"}
+    condition = " and ".join(meaning.get(each) or re.sub(r"(\d)([pm])", r"\1*\2", each) for each in takes.split(", "))
+    for p in range(1, 7):
+        for m in range(1, 3 * p + 3):
+            try:
+                accepted = pp.schedule(name, p, m) is not None
+            except SettingError:
+                accepted = False
+            assert accepted == eval(condition, {"p": p, "m": m, "v": 2}), (p, m)
+
+
+def test_a_schedule_of_ones_own_comes_last_with_what_is_known_of_it():
+    @pp.register("mine <b>", placement="v", chunks=2)
+    def mine(rank, ranks, microbatches, depth: int = 3, *, name="a & b"):
+        for stage in (rank, 2 * ranks - 1 - rank):
+            yield from (make(stage, m) for make in (F, B) for m in range(microbatches))
+
+    assert pp.schedules() == (*PUBLISHED, "mine <b>")
+    assert [*rows(pp.schedules())["mine <b>"].values()] == [
+        *("mine <b>", "–", "v", "–", "–", "–", "depth=3, name='a & b'")
+    ]
+
+
+def test_a_name_from_a_paper_does_not_make_ones_own_schedule_the_papers(monkeypatch):
+    monkeypatch.setitem(FORMS, "mine", FORMS["gpipe"])
+    pp.register("mine")(lambda rank, ranks, microbatches: [])
+    assert rows(pp.schedules())["mine"]["paper"] == "–"
+
+
+def test_printed_the_columns_stand_under_each_other():
+    table, letters = str(PUBLISHED).split("\n\n")
+    head, *body = table.splitlines()
+    assert [line.split()[0] for line in body if not line.startswith(" ")] == [*PUBLISHED]
+    for column in [*rows(PUBLISHED)["1f1b"]][1:]:
+        begin = head.index(column)
+        assert all(line[begin - 2 : begin].strip() == "" for line in body)
+    assert max(map(len, body)) <= 180
+    assert letters.startswith("p ranks, m microbatches")
