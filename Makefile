@@ -9,7 +9,7 @@ OTHER_PYTHONS := 3.10 3.12 3.13
 .PHONY: lab test test-all test-floor lint bench lessons pictures clean
 
 lab: .venv/.lab
-	$(BIN)/jupyter lab $(LAB) notebooks/05_1f1b.ipynb
+	$(BIN)/jupyter lab $(LAB) notebooks/03_why_microbatches.ipynb
 
 test: .venv/.test
 	$(BIN)/pytest tests

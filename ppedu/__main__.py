@@ -17,7 +17,7 @@ from ppedu.core.export import to_torch
 from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import plain, several, show
+from ppedu.core.timeline import plain, show
 from ppedu.zoo import schedule, schedules
 
 Options = argparse.Namespace
@@ -170,8 +170,7 @@ def _check(options: Options) -> int:
 def _simulate(options: Options) -> int:
     """compute a schedule's makespan, bubble and memory"""
     timeline = simulate(_schedule(options), _costs(options))
-    ranks, microbatches = timeline.schedule.ranks, timeline.schedule.microbatches
-    print(f"{timeline.schedule.name}, {several(ranks, 'rank')}, {several(microbatches, 'microbatch')}")
+    print(f"{timeline.schedule.name}, {timeline.schedule.size}")
     print(f"makespan  {show(timeline.makespan)}")
     print(f"bubble    {timeline.bubble:.1%}")
     print(f"overhead  {timeline.overhead:.1%}")

@@ -75,14 +75,14 @@ def needs(action: Action, placement: Placement, lowered: bool = False) -> tuple[
     if op == "F":
         if not stage:
             return ()
-        if lowered and placement.rank(stage - 1, microbatch) != placement.rank(stage, microbatch):
+        if lowered and stage < placement.stages and "RECV_F" in placement.links[placement.copy(microbatch)][stage]:
             return (("RECV_F", stage, microbatch),)
         return (("F", stage - 1, microbatch),)
     if op in ("B", "I"):
         own = ("F", stage, microbatch)
         if stage + 1 >= placement.stages:
             return (own,)
-        if lowered and placement.rank(stage + 1, microbatch) != placement.rank(stage, microbatch):
+        if lowered and "RECV_B" in placement.links[placement.copy(microbatch)][stage]:
             return (own, ("RECV_B", stage, microbatch))
         return (own, ("B", stage + 1, microbatch))
     if op == "W":
@@ -203,8 +203,8 @@ def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) 
     stages, microbatches = placement.stages, schedule.microbatches
     for rank in known:
         for index, action in enumerate(schedule.orders[rank]):
-            here = rank, index
             for single in action.parts or (action,):
+                here = rank, index  # made anew for each: the same action twice in a pair is told by identity
                 stage, op, m, _ = single
                 copy = copies > 1 and m >= split  # as Placement.copy has it, without 100,000 calls
                 fresh = placed.setdefault(single, here) is here

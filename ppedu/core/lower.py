@@ -103,6 +103,7 @@ def _deferred(order: Sequence[Action], placement: Placement) -> Iterator[Action]
         while posted and (action.op in SEND or any(each in wanted for each in posted)):
             yield posted.popleft()
         yield action
+    yield from posted
 
 
 def label(action: Action, placement: Placement) -> str:
@@ -124,7 +125,10 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
 
     Gathered are the next stages that the rank will compute with.
     """
-    used = [tuple(part.stage for part in action.parts) if action.parts else (action.stage,) for action in order]
+    used = [
+        tuple(dict.fromkeys(part.stage for part in action.parts)) if action.parts else (action.stage,)
+        for action in order
+    ]
     if (most := max(map(len, used), default=1)) > resident:
         raise SettingError(f"a pair may compute with {most} stages at once; resident must be at least {most}")
 

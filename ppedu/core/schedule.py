@@ -19,6 +19,7 @@ from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Problem, Replay, find_problems, replay
 from ppedu.core.errors import ParseError, PipelineError, ScheduleError, SettingError, require_count, require_rank
 from ppedu.core.placement import Placement
+from ppedu.core.timeline import several
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,6 +52,12 @@ class Schedule:
     def chunks(self) -> int:
         """Stages held by one rank."""
         return self.placement.chunks
+
+    @property
+    def size(self) -> str:
+        """For people: 4 ranks, 2 chunks, 8 microbatches."""
+        chunks = [several(self.chunks, "chunk")] if self.chunks > 1 else []
+        return ", ".join([several(self.ranks, "rank"), *chunks, several(self.microbatches, "microbatch")])
 
     def order(self, rank: int) -> tuple[Action, ...]:
         """What `rank` does.

@@ -202,7 +202,7 @@ class Timeline:
         """One line: the schedule, its size, makespan, bubble and peak of activations."""
         schedule, peaks = self.schedule, self.peak_activations
         return (
-            f"{schedule.name}, {several(schedule.ranks, 'rank')}, {several(schedule.microbatches, 'microbatch')}: "
+            f"{schedule.name}, {schedule.size}: "
             f"makespan {show(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
             f"peak activations {show(max(peaks))}"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
 from numbers import Real
 from textwrap import fill
@@ -43,7 +44,7 @@ def outcome(name: str, value: Any) -> None:
 
 
 def _say(value: Any) -> str:
-    return show(value) if isinstance(value, (int, float)) else str(value)
+    return show(value) if isinstance(value, Real) else str(value)
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ def _require_number(answer: Any, case: str) -> None:
         raise SettingError(f"{case} your function gives {answer!r}, where a number is wanted{forgotten}")
 
 
+def _unlike(number: Any, other: Any) -> str:
+    """The number as people write it, but with all its digits where it would look like the other."""
+    return str(number) if show(number) == show(other) else show(number)
+
+
 def _equal(one: Any, other: Any) -> bool:
     return bool(abs(one - other) < 1e-9)
 
@@ -118,7 +124,10 @@ OTHER_BUBBLES: list[tuple[Callable[[int, int], float], str]] = [
     (lambda p, m: (p - 1) / p, "That is naive's bubble, where one rank works at a time however many microbatches"),
     (lambda p, m: m / (m + p - 1), "That is the share of the time in which a rank works; the bubble is the rest"),
     (lambda p, m: p - 1, "That is the idle time, in units of F+B; divide it by the makespan in the same units"),
-    (lambda p, m: p / (m + p), "The last rank waits for the ranks before it, and there is one less of these than ranks"),
+    (
+        lambda p, m: p / (m + p),
+        "The last rank waits for the ranks before it, and there is one less of these than ranks",
+    ),
     (lambda p, m: p / (m + p - 1), "The makespan is right, but only the ranks before the last keep it waiting"),
     (lambda p, m: (p - 1) / (m + p), "The idle time is right; the makespan is that and the working time, no more"),
     (
@@ -147,17 +156,17 @@ def _not_the_bubble(formula: Any) -> str | None:
         try:
             said.append(formula(ranks, microbatches))
         except ZeroDivisionError:
-            return f"{case} your formula divides by zero"
+            return f"{case} your formula divides by zero; is it right for any number of ranks and microbatches?"
         _require_number(said[-1], case)
         right.append(simulate(schedule("gpipe", ranks, microbatches)))
     wrong = [not _equal(yours, timeline.bubble) for yours, timeline in zip(said, right, strict=True)]
     if not any(wrong):
         return None
     place = wrong.index(True)
-    timeline = right[place]
+    timeline, value = right[place], said[place]
     fault = (
         f"{_case(*CASES[place])} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a share of "
-        f"{show(timeline.bubble)}; your formula says {show(said[place])}"
+        f"{show(timeline.bubble)}; your formula says {_unlike(value, timeline.bubble)}"
     )
     for other, why in OTHER_BUBBLES:
         if all(_equal(yours, other(*sizes)) for yours, sizes in zip(said, CASES, strict=True)):
@@ -280,29 +289,39 @@ def _not_in_order(order: Any, wanted: Any, rank: int, best: Schedule) -> str | N
 
 CHUNKS = (1, 2, 3, 4, 6, 12)  # into which the twelve layers of a rank can be cut evenly
 # Ranks, microbatches and latency; the lesson's own case first.
-DELAYED = [(4, 8, 0.1), (4, 8, 0), (4, 8, 0.02), (4, 8, 1), (2, 8, 0.5), (8, 16, 0.1), (8, 16, 0.5)]
+DELAYED = [(4, 8, 0.1), (4, 8, 0), (4, 8, 0.02), (4, 8, 1), (2, 8, 0.5), (6, 6, 0.1)]
 
 
 def _interleaved(ranks: int, microbatches: int, latency: float, chunks: Any) -> Timeline:
     return simulate(schedule("interleaved", ranks, microbatches, chunks=chunks), Costs(latency=latency))
 
 
+@cache
+def _makespans(ranks: int, microbatches: int, latency: float) -> dict[int, Any]:
+    """For each number of chunks."""
+    return {chunks: _interleaved(ranks, microbatches, latency, chunks).makespan for chunks in CHUNKS}
+
+
 def _not_the_best_chunks(function: Any) -> str | None:
     _require_function(function, "ranks", "microbatches", "latency")
-    said = []
-    for ranks, microbatches, latency in DELAYED:
+    said = [function(*case) for case in DELAYED]
+    for (ranks, microbatches, latency), chunks in zip(DELAYED, said, strict=True):
         case = _case(ranks, microbatches, f"a latency of {latency}")
-        chunks = function(ranks, microbatches, latency)
-        said.append(chunks)
         _require_number(chunks, case)
-        takes = {each: _interleaved(ranks, microbatches, latency, each).makespan for each in CHUNKS}
-        best = min(CHUNKS, key=lambda each: takes[each])
-        if chunks not in CHUNKS:
+        takes = _makespans(ranks, microbatches, latency)
+        best = min(takes, key=lambda each: takes[each])
+        if chunks not in takes:
             makespan = ": that is the makespan; which number of chunks gives it?" if _equal(chunks, takes[best]) else ""
             return f"{case} your function gives {show(chunks)}, which is not one of {_list(CHUNKS)}{makespan}"
-        if not _equal(takes[chunks], takes[best]):
-            fault = f"{case}, {several(chunks, 'chunk')} take {show(takes[chunks])}, but {best} take {show(takes[best])}"
-            return fault.replace("1 chunk take", "1 chunk takes") + _why_not_best(said)
+        if _equal(takes[chunks], takes[best]):
+            continue
+        yours = "1 chunk takes" if chunks == 1 else f"{chunks} chunks take"
+        fault = f"{case}, {yours} {show(takes[chunks])}, and {best} only {show(takes[best])}"
+        if set(said) == {max(CHUNKS)}:
+            return f"{fault}. The most chunks have the smallest bubble, but also the most messages, and these take time"
+        if set(said) == {1}:
+            return f"{fault}. One chunk sends the fewest messages, but has the largest bubble"
+        return fault
     return None
 
 
@@ -311,10 +330,25 @@ def _list(values: Any) -> str:
 
 
 EXERCISES = {
+    "03.1": Exercise(
+        _not_the_bubble,
+        "A rank works m times F+B, and waits for p-1 times F+B; whatever F and B are, they cancel.",
+    ),
     "05.1": Exercise(
         _not_1f1b,
         "That is 1F1B, for any number of ranks and microbatches: this is what you built.",
         lambda generator: simulate(_learners(generator, 4, 8), UNIT),
     ),
     "05.2": Exercise(_not_the_peak, "The peak depends on the distance to the last rank, no longer on the batch."),
+    "09.1": Exercise(
+        _not_depth_first,
+        "That is depth first. With backwards dealt out in the same way, from the last chunk to the first, it is "
+        "interleaved 1F1B: here with three chunks.",
+        lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),
+    ),
+    "09.2": Exercise(
+        _not_the_best_chunks,
+        "The slower the messages, the fewer chunks. This is the best for 4 ranks, 8 microbatches and a latency of 0.1.",
+        lambda function: _interleaved(4, 8, 0.1, function(4, 8, 0.1)),
+    ),
 }

@@ -6,7 +6,7 @@ from html import escape
 
 from matplotlib import style
 
-from ppedu.core.timeline import Timeline, several, show
+from ppedu.core.timeline import Timeline, show
 from ppedu.view.plot import svg
 
 STYLE = """
@@ -28,8 +28,7 @@ pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 def page(timeline: Timeline) -> str:
     """The text of the page: the picture, the numbers, the orders."""
     schedule, unit = timeline.schedule, timeline.costs.unit
-    size = f"{several(schedule.ranks, 'rank')}, {several(schedule.microbatches, 'microbatch')}"
-    title = escape(f"{schedule.name}, {size}, {timeline.source}")
+    title = escape(f"{schedule.name}, {schedule.size}, {timeline.source}")
     with style.context("default"):  # on its white card, whatever style the notebook draws in
         picture = svg(timeline)
     picture = picture[picture.index("<svg") :]

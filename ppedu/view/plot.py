@@ -16,7 +16,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from ppedu.core.actions import COMPUTE, Op
 from ppedu.core.errors import SettingError
-from ppedu.core.timeline import Timeline, several, show
+from ppedu.core.timeline import Timeline, show
 
 # Told apart by hue and, for those who see fewer hues, by lightness as well.
 COLORS = {Op.F: "#3b76b8", Op.B: "#2f8f6b", Op.I: "#8ccfae", Op.W: "#e3a92f"}
@@ -82,12 +82,14 @@ def plot(
     ax.set_yticklabels([f"rank {rank}" for rank in range(ranks)], fontsize=min(9.0, 280 / ranks))
     ax.update_datalim([(0, 0), (end, ranks)])
     ax.autoscale(axis="x", tight=True)  # and not set_xlim: the axis may be shared with another timeline
-    milliseconds = unit == "s" and end < 1
+    milliseconds = unit == "s" and ax.get_xlim()[1] < 1
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(lambda time, _: f"{time * (1000 if milliseconds else 1):g}")
     ax.tick_params(length=0, labelsize=9, axis="x")
     ax.tick_params(length=0, axis="y")
-    ax.set_xlabel(f"time, {'ms' if milliseconds else unit}" if unit else "time", fontsize=9, loc="right")
+    for each in ax.get_shared_x_axes().get_siblings(ax):
+        if each is ax or each.get_xlabel():  # those that share the axis share its unit
+            each.set_xlabel(f"time, {'ms' if milliseconds else unit}" if unit else "time", fontsize=9, loc="right")
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
 
@@ -108,7 +110,7 @@ def plot(
 
     if legend:
         _legend(ax, timeline, boxes, bool(memory))
-    name = title or f"{schedule.name}, {several(ranks, 'rank')}, {several(schedule.microbatches, 'microbatch')}"
+    name = title or f"{schedule.name}, {schedule.size}"
     if timeline.source != "simulated" and not title:
         name += f", {timeline.source}"
     ax.set_title(name, loc="left", fontsize=11, weight="bold")

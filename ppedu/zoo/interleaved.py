@@ -39,7 +39,8 @@ def interleaved(
 
     A group of microbatches runs through a rank's first chunk, then through its second, and so on; then the
     next group. The bubble is that of 1F1B divided by `chunks`. `group` fixes the size of the groups, the last
-    one may be smaller, as Megatron does; it is refused where the ranks would wait for each other for ever.
+    one may be smaller, as Megatron does; it is refused where the ranks would wait for each other for ever. With one
+    chunk this is 1F1B with twice the warm-up: more activations, and more of the latency is hidden.
     Picture: 1F1B with a finer, longer warm-up; each microbatch comes by `chunks` times.
     """
     groups = rounds(ranks, microbatches) if group is None else _fixed(ranks, microbatches, chunks, group)
@@ -63,9 +64,10 @@ def _fixed(ranks: int, microbatches: int, chunks: int, group: int) -> list[range
     orders = tuple(tuple(_one_f_one_b(rank, ranks, chunks, groups)) for rank in range(ranks))
     trial = Schedule("interleaved", Placement.make("loop", ranks, chunks), microbatches, orders)
     if trial.problems:
+        advice = f"group={ranks} or more" if group < ranks else f"a multiple of {group} microbatches"
         raise SettingError(
             f"interleaved with group={group} cannot run {microbatches} microbatches on {ranks} ranks with {chunks} "
-            f"chunks ({trial.problems[0]}); leave group out, or take a multiple of {group} microbatches"
+            f"chunks ({trial.problems[0]}); leave group out, or take {advice}"
         )
     return groups
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stepper import parents
-from strategies import legal_schedules, often, read
+from strategies import legal_schedules, often, read, with_orders
 
 import ppedu as pp
 from ppedu import Costs, SettingError, Timeline, simulate
@@ -134,8 +134,8 @@ def test_a_warm_up_that_is_short_by_one_is_a_matter_of_order():
             yield pp.B(rank, m - warmup)
         yield from (pp.B(rank, m) for m in range(microbatches - warmup, microbatches))
 
-    pp.register("short")(short)
-    timeline = simulate(pp.schedule("short", 4, 8), Costs(backward=1))
+    schedule = with_orders(pp.schedule("1f1b", 4, 8), [short(rank, 4, 8) for rank in range(4)])
+    timeline = simulate(schedule, Costs(backward=1))
     assert timeline.makespan == 36
     assert timeline.causes()["ordering"] == pytest.approx((36 - 22) / 36)
 

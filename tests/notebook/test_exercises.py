@@ -1,9 +1,11 @@
 """Predictions, and exercises that say what is wrong and why."""
 
+from fractions import Fraction
+
 import matplotlib
 import pytest
 
-from ppedu import B, F, SettingError
+from ppedu import B, Costs, F, SettingError, schedule, simulate
 from ppedu.notebook import check_answer, outcome, predict
 from ppedu.notebook.exercises import EXERCISES, find_fault
 
@@ -46,6 +48,12 @@ def test_what_looks_the_same_is_called_right(capsys):
     assert capsys.readouterr().out.endswith("you said 0.3, it is 0.3 — right.\n")
 
 
+def test_a_fraction_is_shown_as_people_write_it(capsys):
+    predict("makespan", 28.5)
+    outcome("makespan", Fraction(57, 2))
+    assert capsys.readouterr().out.endswith("you said 28.5, it is 28.5 — right.\n")
+
+
 def test_the_last_prediction_counts(capsys):
     predict("peak", 1)
     predict("peak", 2)
@@ -56,6 +64,56 @@ def test_the_last_prediction_counts(capsys):
 def test_what_was_not_predicted_asks_for_its_cell():
     with pytest.raises(SettingError, match="nothing was predicted for 'never said'; run its predict cell first"):
         outcome("never said", 1)
+
+
+# Lesson 3: GPipe's bubble
+
+
+BUBBLES = {
+    "of the paper": lambda ranks, microbatches: (ranks - 1) / (microbatches + ranks - 1),
+    "what is not work": lambda p, m: 1 - m / (m + p - 1),
+    "with F and B in it": lambda p, m: 3 * (p - 1) / (3 * m + 3 * (p - 1)),
+    "from the overhead": lambda p, m: 1 - 1 / (1 + (p - 1) / m),
+    "by simulation": lambda p, m: simulate(schedule("1f1b", p, m)).bubble,
+}
+
+
+@pytest.mark.parametrize("formula", BUBBLES.values(), ids=BUBBLES)
+def test_the_bubble_is_right_however_it_is_written(capsys, formula):
+    assert told(capsys, "03.1", formula).startswith("Right. A rank works m times F+B")
+
+
+WRONG_BUBBLES = {
+    "the overhead": (lambda p, m: (p - 1) / m, "says 0.375. That is the overhead, the idle time over the working time"),
+    "naive's": (lambda p, m: 1 - 1 / p, "says 0.75. That is naive's bubble"),
+    "the working share": (lambda p, m: m / (m + p - 1), "in which a rank works; the bubble is the rest"),
+    "a time": (lambda p, m: p - 1, "That is the idle time, in units of F+B; divide it by the makespan"),
+    "p over all": (lambda p, m: p / (m + p), "one less of these than ranks"),
+    "p over the makespan": (lambda p, m: p / (m + p - 1), "The makespan is right, but only the ranks before the last"),
+    "makespan one long": (lambda p, m: (p - 1) / (m + p), "The idle time is right; the makespan is that and"),
+    "the one in circulation": (lambda p, m: (p - 1) / (2 * (m - 1) + p), "This one is in circulation"),
+    "one wait of two": (lambda p, m: (p - 1) / (2 * m + p - 1), "but of the wait only one of the two"),
+    "two waits of one": (lambda p, m: (p - 1) / (m / 2 + p - 1), "The wait is counted twice"),
+    "the wrong way round": (lambda p, m: (m - 1) / (m + p - 1), "Ranks and microbatches have changed places"),
+    "in percent": (lambda p, m: 100 * (p - 1) / (m + p - 1), "between 0 and 1, not in percent"),
+    "something else": (lambda p, m: 1 / m, "idle for 9 of 33, a share of 0.2727; your formula says 0.125."),
+    "one size": (lambda p, m: 3 / 11, "says 0.2727, although it is right with 4 ranks and 8 microbatches"),
+    "rounded": (lambda p, m: 0.2727, "a share of 0.2727; your formula says 0.2727."),
+    "for ranks and microbatches above 1": (
+        lambda p, m: (p - 1) / (m - 1) * 7 / 11,
+        "with 1 rank and 1 microbatch your",
+    ),
+    "forgets return": (lambda p, m: None, "your function gives None, where a number is wanted; is there a return?"),
+    "a text": (lambda p, m: "27 %", "your function gives '27 %', where a number is wanted."),
+    "of three arguments": (lambda r, p, m: 0, "give a function of ranks and microbatches; yours has missing"),
+    "a number": (3 / 11, "give a function of ranks and microbatches, not 0.27"),
+}
+
+
+@pytest.mark.parametrize(("formula", "reason"), WRONG_BUBBLES.values(), ids=WRONG_BUBBLES)
+def test_a_wrong_bubble_is_refused_with_what_it_is_instead(capsys, formula, reason):
+    message = told(capsys, "03.1", formula)
+    assert message.startswith("Not yet: ") and reason in message
 
 
 # Lesson 5, exercise 1: write 1F1B
@@ -249,12 +307,150 @@ def test_one_is_singular(capsys):
     assert "with 2 ranks and 1 microbatch, rank 0" in told(capsys, "05.2", lambda r, p, m: p - r)
 
 
+# Lesson 9, exercise 1: in which order does a rank go through its chunks?
+
+
+def dealt(rank, ranks, microbatches, chunks):
+    for first in range(0, microbatches, ranks):
+        for chunk in range(chunks):
+            for m in range(first, first + ranks):
+                yield F(chunk * ranks + rank, m)
+
+
+def dealt_by_number(rank, ranks, microbatches, chunks):
+    """Forward number k, as Megatron looks it up."""
+    for k in range(microbatches * chunks):
+        chunk, group = k // ranks % chunks, k // (ranks * chunks)
+        yield F(chunk * ranks + rank, group * ranks + k % ranks)
+
+
+@pytest.mark.parametrize("answer", [dealt, dealt_by_number, lambda *sizes: list(dealt(*sizes))])
+def test_depth_first_is_right_however_it_is_written(capsys, no_window, answer):
+    assert told(capsys, "09.1", answer).startswith("Right. That is depth first")
+    assert len(no_window.get_fignums()) == 1
+
+
+def breadth_first(rank, ranks, microbatches, chunks):
+    return [F(chunk * ranks + rank, m) for chunk in range(chunks) for m in range(microbatches)]
+
+
+def microbatch_by_microbatch(rank, ranks, microbatches, chunks):
+    return [F(chunk * ranks + rank, m) for m in range(microbatches) for chunk in range(chunks)]
+
+
+def neighbouring_stages(rank, ranks, microbatches, chunks):
+    return [F(rank * chunks + chunk, m) for chunk in range(chunks) for m in range(microbatches)]
+
+
+def in_fours(rank, ranks, microbatches, chunks):
+    for first in range(0, microbatches, 4):
+        for chunk in range(chunks):
+            for m in range(first, min(first + 4, microbatches)):
+                yield F(chunk * ranks + rank, m)
+
+
+WRONG_DEALS = {
+    "breadth first": (
+        breadth_first,
+        "with 4 ranks, 8 microbatches and 2 chunks, forward number 5 of rank 0 is 0F4 where depth first has 4F0. "
+        "Yours is breadth first",
+    ),
+    "one microbatch at a time": (
+        microbatch_by_microbatch,
+        "forward number 2 of rank 0 is 4F0 where depth first has 0F1. A microbatch comes back only when",
+    ),
+    "stages next to each other": (
+        neighbouring_stages,
+        "rank 0 yields 1F0, but holds stages 0, 4: stages are dealt out",
+    ),
+    "groups of four": (in_fours, "with 2 ranks, 4 microbatches and 3 chunks, forward number 3 of rank 0 is 0F2"),
+    "groups backwards": (
+        lambda *sizes: [F(stage, 7 - m if sizes[2] == 8 else m) for stage, _, m, _ in dealt(*sizes)],
+        "forward number 1 of rank 0 is 0F7 where depth first has 0F0. Take 4 microbatches through the first chunk",
+    ),
+    "the first group": (lambda r, p, m, v: dealt(r, p, p, v), "rank 0 never yields 0F4 (and 7 more)"),
+    "one chunk": (lambda r, p, m, v: dealt(r, p, m, 1), "rank 0 never yields 4F0 (and 7 more)"),
+    "twice": (lambda *sizes: [*dealt(*sizes), *dealt(*sizes)], "rank 0 yields 0F0 2 times"),
+    "one microbatch more": (lambda r, p, m, v: dealt(r, p, m + 1, v), "yields 0F8, but the microbatches are 0 to 7"),
+    "backwards too": (lambda *sizes: [*dealt(*sizes), B(sizes[0], 0)], "rank 0 yields 0B0; yield its forwards only"),
+    "rank 0's everywhere": (lambda r, p, m, v: dealt(0, p, m, v), "rank 1 yields 0F0, but holds stages 1, 5"),
+    "nothing": (lambda *sizes: [], "your generator yields nothing for rank 0"),
+    "no yield": (lambda *sizes: None, "gives None for rank 0; it must yield actions"),
+    "of three arguments": (gpipe, "give a function of rank, ranks, microbatches and chunks; yours has too many"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WRONG_DEALS.values(), ids=WRONG_DEALS)
+def test_what_is_not_depth_first_is_refused_with_the_reason(capsys, no_window, answer, reason):
+    message = told(capsys, "09.1", answer)
+    assert message.startswith("Not yet: ") and reason in message
+    assert no_window.get_fignums() == []
+
+
+# Lesson 9, exercise 2: the best number of chunks
+
+
+MANY = (1, 2, 3, 4, 6, 12)
+
+
+def makespan_of(ranks, microbatches, latency, chunks):
+    return simulate(schedule("interleaved", ranks, microbatches, chunks=chunks), Costs(latency=latency)).makespan
+
+
+def best_by_simulation(ranks, microbatches, latency):
+    return min(MANY, key=lambda chunks: makespan_of(ranks, microbatches, latency, chunks))
+
+
+def best_by_formula(p, m, c):
+    """Work, the bubble over v, and a message for each stage that one microbatch passes, down and back up."""
+    return min(MANY, key=lambda v: 3 * m + 3 * (p - 1) / v + 2 * (p * v - 1) * c)
+
+
+@pytest.mark.parametrize("answer", [best_by_simulation, best_by_formula])
+def test_the_best_chunks_are_right_however_they_are_found(capsys, no_window, answer):
+    assert told(capsys, "09.2", answer).startswith("Right. The slower the messages, the fewer chunks.")
+    assert len(no_window.get_fignums()) == 1
+
+
+WRONG_CHUNKS = {
+    "the most": (
+        lambda p, m, c: 12,
+        "latency of 0.1, 12 chunks take 34.88, and 3 only 29.2. The most chunks have the smallest bubble, but also",
+    ),
+    "the fewest": (lambda p, m, c: 1, "1 chunk takes 33.6, and 3 only 29.2. One chunk sends the fewest messages, but"),
+    "the same for all latencies": (lambda p, m, c: 3, "a latency of 0, 3 chunks take 27, and 12 only 24.75."),
+    "the same for all sizes": (
+        lambda p, m, c: best_by_simulation(4, 8, c),
+        "with 2 ranks, 8 microbatches and a latency of 0.5, 2 chunks take 28.5, and 1 only 28.",
+    ),
+    "the worst": (lambda p, m, c: max(MANY, key=lambda v: makespan_of(p, m, c, v)), "12 chunks take 34.88"),
+    "the makespan": (
+        lambda p, m, c: min(makespan_of(p, m, c, v) for v in MANY),
+        "gives 29.2, which is not one of 1, 2, 3, 4, 6, 12: that is the makespan",
+    ),
+    "any number": (
+        lambda p, m, c: min(range(1, 13), key=lambda v: makespan_of(p, m, c, v)),
+        "a latency of 0.02 your function gives 8, which is not one of 1, 2, 3, 4, 6, 12.",
+    ),
+    "forgets return": (lambda p, m, c: None, "gives None, where a number is wanted; is there a return?"),
+    "another schedule": (lambda p, m, c: schedule("1f1b", p, m, chunks=2), "the schedule '1f1b' takes"),
+    "of the latency": (lambda c: 3, "give a function of ranks, microbatches and latency; yours has too many"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WRONG_CHUNKS.values(), ids=WRONG_CHUNKS)
+def test_a_number_of_chunks_that_is_not_the_best_is_refused_with_a_better_one(capsys, no_window, answer, reason):
+    message = told(capsys, "09.2", answer)
+    assert message.startswith("Not yet: ") and reason in message
+    assert no_window.get_fignums() == []
+
+
 # All exercises
 
 
 @pytest.mark.parametrize("name", ["", "5.1", "05.99", None])
 def test_an_unknown_exercise_is_refused_with_those_there_are(name):
-    with pytest.raises(SettingError, match=r"there is no exercise .*; there is: 05\.1, 05\.2"):
+    with pytest.raises(SettingError, match=r"there is no exercise .*; there is: 03\.1, 05\.1, 05\.2, 09\.1"):
         check_answer(name, right)
 
 
