@@ -1,0 +1,606 @@
+"""Messages between ranks: checked, made, timed and drawn. Oracles: a judge that plays with real values, and torch."""
+
+import itertools
+import re
+from collections import Counter
+from fractions import Fraction
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import judge
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+from strategies import often, read, with_orders
+
+import ppedu as pp
+from ppedu import Action, Costs, Op, Schedule, ScheduleError, SettingError, check, simulate
+from ppedu.core.export import to_torch
+from ppedu.core.lower import align, label, lower, merge_backward, strip, table
+from ppedu.core.theory import FORMS
+
+ZOO = [(name, {}, 4, 8) for name in pp.schedules() if name in FORMS] + [
+    ("gpipe", {"lifo": True}, 3, 4),
+    ("1f1b", {}, 1, 3),
+    ("1f1b", {}, 2, 1),
+    ("interleaved", {"chunks": 3}, 2, 5),
+    ("looped-bfs", {"chunks": 3}, 3, 4),
+    ("zb-interleaved", {"chunks": 3}, 3, 7),
+    ("zb-v", {}, 2, 3),
+    ("interleaved-overlap", {"backward_first": True}, 2, 5),
+    ("dualpipe", {}, 2, 4),
+    ("dualpipev", {}, 3, 7),
+]
+MADE = {
+    f"{name}-{p}-{m}" + "".join(f"-{key}" for key in options): pp.schedule(name, p, m, **options)
+    for name, options, p, m in ZOO
+}
+randoms = st.randoms(use_true_random=True)  # one seed for an example: that many draws cost little
+
+
+def zoo(copies=2):
+    """A parameter `schedule`: every published schedule with at most so many copies of the model."""
+    cases = [pytest.param(schedule, id=key) for key, schedule in MADE.items() if schedule.placement.copies <= copies]
+    return pytest.mark.parametrize("schedule", cases)
+
+
+def ways(schedule):
+    """The schedule lowered early and late, with weights whole and sharded."""
+    for receive, options in itertools.product(("early", "late"), ({}, {"fsdp": True, "resident": 2})):
+        yield lower(schedule, receive, **options)
+
+
+def agree(schedule, **how):
+    """The verdict on the schedule, if it is the judge's."""
+    legal = judge.legal(schedule, **how)
+    assert (check(schedule, **how) == []) == legal, f"{schedule.placement} {how}\n{schedule.to_csv()}"
+    return legal
+
+
+def is_message(action):
+    return action.op in judge.MESSAGES
+
+
+def is_receive(action):
+    return action.op in ("RECV_F", "RECV_B")
+
+
+def is_compute(action):
+    return action.op not in (*judge.MESSAGES, *judge.SHARDING)
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "compute": {"lowered": False},
+    "buffered": {},
+    "together": {"together": True},
+    "sharded": {"together": True, "sharded": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(randoms)
+@often(50)
+def test_the_verdict_is_the_judges_on_all_that_is_drawn_and_then_changed(kind, random):
+    schedule = judge.draw(random, **KINDS[kind])
+    assert judge.legal(schedule), "what the judge draws is legal"
+    assert kind == "buffered" or judge.legal(schedule, rendezvous=True)
+    for each in [schedule, *(judge.mutate(random, schedule) for _ in range(5))]:
+        event("legal" if agree(each) else "illegal")
+        agree(each, rendezvous=True)
+
+
+@zoo()
+@given(randoms)
+@often(3)
+def test_the_verdict_is_the_judges_on_changed_schedules_of_the_zoo(schedule, random):
+    lowered = lower(schedule, random.choice(["early", "late"]), random.random() < 0.5)
+    for each in (schedule, lowered):
+        agree(judge.mutate(random, each), rendezvous=random.random() < 0.5)
+
+
+@given(randoms)
+@often(70)
+def test_of_some_ranks_the_verdict_is_the_judges_and_no_problem_is_anothers(random):
+    schedule = judge.draw(random, **random.choice([*KINDS.values()]))
+    ranks = [rank for rank in range(schedule.ranks) if random.random() < 0.5] or [0]
+    for each in [schedule, *(judge.mutate(random, schedule) for _ in range(4))]:
+        for rendezvous in (False, True):
+            agree(each, ranks=ranks, rendezvous=rendezvous)
+            assert {problem.rank for problem in check(each, ranks=ranks, rendezvous=rendezvous)} <= {*ranks}
+    assert check(schedule, ranks=ranks) == []
+
+
+@given(randoms)
+@often(80)
+def test_a_problem_stands_where_it_says_and_its_sentence_names_the_place(random):
+    schedule = judge.mutate(random, judge.draw(random, **random.choice([*KINDS.values()])))
+    for problem in check(schedule, rendezvous=random.random() < 0.5):
+        if problem.index is None:
+            assert problem.message == f"rank {problem.rank}: {problem.action} is never run"
+        else:
+            there = schedule.orders[problem.rank][problem.index]
+            assert problem.action == there or problem.action in there.parts
+            assert problem.kind == "deadlock" or problem.message.startswith(
+                f"rank {problem.rank}, position {problem.index}: {problem.action}"
+            )
+
+
+@given(randoms)
+@often(80)
+def test_a_receive_that_gets_another_message_is_told_which_and_from_where(random):
+    schedule = judge.draw(random, most_ranks=3)
+    orders = [list(order) for order in schedule.orders]
+    for order in orders:  # some messages change places
+        spots = [index for index, action in enumerate(order) if is_message(action)]
+        some = [spot for spot in spots if random.random() < 0.3]
+        for spot, action in zip(some, random.sample([order[spot] for spot in some], len(some)), strict=True):
+            order[spot] = action
+    schedule = with_orders(schedule, orders)
+    expected = set()
+    for (source, target), (sent, received) in routes(schedule).items():
+        for number, ((index, wanted), (at, got)) in enumerate(zip(received, sent, strict=True)):
+            if judge.message(wanted) != judge.message(got):
+                expected.add((target, index, wanted, str(got), str(number), str(source), str(at)))
+    found = set()
+    for problem in check(schedule):
+        if problem.kind == "message":
+            told = r"would get what (\S+) sends: .* number (\d+) of them is that one \(rank (\d+), position (\d+)\)"
+            found.add((*problem[:3], *re.search(told, str(problem)).groups()))
+    assert found == expected
+
+
+def routes(schedule):
+    """For each two ranks what one sends and what the other receives, with positions, in order."""
+    found = {}
+    for rank, order in enumerate(schedule.orders):
+        for index, action in enumerate(order):
+            if is_message(action):
+                logs = found.setdefault(judge.ends(action, schedule.placement), ([], []))
+                logs[is_receive(action)].append((index, action))
+                assert judge.ends(action, schedule.placement)[is_receive(action)] == rank
+    return found
+
+
+@pytest.mark.parametrize("op", ["F", "B", "I", "W"])
+def test_a_pair_of_twice_the_same_is_a_duplicate(op):
+    action = Action(0, Op(op), 0)
+    orders = {"F": "0B0", "B": "0F0", "I": "0F0 0W0", "W": "0F0 0I0"}[op].split()
+    orders.insert(0 if op == "F" else orders.index("0F0") + 1 + (op == "W"), f"({action};{action})OVERLAP_F_B")
+    (problem,) = check(read(" ".join(orders)))
+    assert (problem.kind, problem.action) == ("duplicate", action)
+
+
+NOWHERE = [*map(Action.parse, ["5F0", "5B0", "5I0", "5W0", "5SEND_F0", "5RECV_B0", "5UNSHARD", "(0F0;5B0)OVERLAP_F_B"])]
+
+
+@pytest.mark.parametrize("action", [*NOWHERE, pp.F(-3, 0), pp.B(-3, 0)], ids=repr)
+@pytest.mark.parametrize("ranks", [None, [0], [1]])
+def test_a_stage_that_is_not_there_is_out_of_range_among_messages_too(action, ranks):
+    lowered = lower(pp.schedule("1f1b", 2, 2))
+    problems = check(with_orders(lowered, ((*lowered.orders[0], action), lowered.orders[1])), ranks=ranks)
+    assert ("range" in {problem.kind for problem in problems}) == (ranks != [1])
+
+
+def test_ranks_that_both_send_first_wait_for_each_other_unless_sends_are_buffered():
+    schedule = read(
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
+        microbatches=2,
+    )
+    assert check(schedule) == []
+    assert [str(problem) for problem in check(schedule, rendezvous=True)] == [
+        "deadlock: rank 0 waits at position 3 (0SEND_F1) for 1RECV_F1 of rank 1, "
+        "rank 1 waits at position 3 (1SEND_B0) for 0RECV_B0 of rank 0"
+    ]
+    assert check(schedule, ranks=[0], rendezvous=True) == check(schedule, ranks=[1], rendezvous=True) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("0F0 1F0 0SEND_F0 1B0 0B0", "2: 0SEND_F0: rank 0 itself holds stage 1; nothing has to be sent"),
+        ("0F0 1F0 1RECV_F0 1B0 0B0", "2: 1RECV_F0: rank 0 itself holds stage 0; nothing has to be sent"),
+        ("0SEND_B0 0F0 1F0 1B0 0B0", "0: 0SEND_B0: stage 0 is the first; there is none to send to"),
+        ("1RECV_B0 0F0 1F0 1B0 0B0", "0: 1RECV_B0: stage 1 is the last; there is none to receive from"),
+        ("0UNSHARD 0F0 1F0 1B0 0B0", "2: 1F0 computes with sharded weights; 1UNSHARD must come first"),
+        (
+            "0UNSHARD 1UNSHARD 0F0 1F0 1I0 1RESHARD (0B0;1W0)OVERLAP_F_B",
+            "6: (0B0;1W0)OVERLAP_F_B computes with sharded weights; 1UNSHARD must come first",
+        ),
+        ("0UNSHARD 0UNSHARD 0F0 0B0", "1: 0UNSHARD is needless: the weights are gathered already"),
+        ("0RESHARD 0UNSHARD 0F0 0B0", "0: 0RESHARD is needless: the weights are sharded already"),
+        ("0F0 1F0 1B0 0REDUCE_GRAD 0B0", "3: 0REDUCE_GRAD is too early: 0B0 comes after it, at position 4"),
+    ],
+)
+def test_the_sentence_for_each_needless_message_and_for_sharded_weights(line, message):
+    assert f"rank 0, position {message}" in [str(problem) for problem in check(read(line, chunks=2))]
+
+
+# --- lowering ---------------------------------------------------------------------------------------------------
+
+
+@zoo()
+def test_lowered_a_schedule_is_legal_and_computes_the_same(schedule):
+    for lowered in ways(schedule):
+        for rendezvous in (False, True):
+            assert judge.legal(lowered, rendezvous=rendezvous)
+            assert check(lowered, rendezvous=rendezvous) == []
+        assert strip(lowered.orders) == schedule.orders
+        assert with_orders(lowered, schedule.orders) == schedule
+
+
+@given(randoms)
+@often(40)
+def test_lowered_whatever_is_drawn_is_legal_and_computes_the_same(random):
+    schedule = judge.draw(random, lowered=False)
+    for lowered in ways(schedule):
+        for rendezvous in (False, True):
+            assert judge.legal(lowered, rendezvous=rendezvous), schedule.to_csv()
+            assert check(lowered, rendezvous=rendezvous) == []
+        assert strip(lowered.orders) == schedule.orders
+
+
+@zoo()
+def test_each_boundary_between_ranks_is_crossed_twice_by_each_microbatch(schedule):
+    crossed = sum(here != there for here, there in itertools.pairwise(schedule.placement.holders[0]))
+    for lowered in ways(schedule):
+        ops = Counter(action.op for order in lowered.orders for action in order if is_message(action))
+        assert set(ops.values()) <= {crossed * schedule.microbatches}
+        assert sum(ops.values()) == 4 * crossed * schedule.microbatches
+
+
+@zoo()
+def test_each_rank_receives_in_the_order_in_which_the_other_sends(schedule):
+    for lowered in ways(schedule):
+        for sent, received in routes(lowered).values():
+            assert [judge.message(action) for _, action in sent] == [judge.message(action) for _, action in received]
+
+
+@zoo()
+def test_what_an_action_makes_for_others_is_sent_at_once_part_by_part(schedule):
+    for lowered in ways(schedule):
+        for rank, order in enumerate(lowered.orders):
+            sent = {action: [] for action in order if is_compute(action)}
+            for action in order:
+                if not is_message(action):
+                    last = action
+                elif action.op.startswith("SEND"):
+                    sent[last].append(judge.message(action)[0])
+            crossing = {
+                judge.message(action)[0] for action in judge.wanted_messages(lowered, rank) if "SEND" in action.op
+            }
+            for action, values in sent.items():
+                made = [value for single in action.singles for value in judge.gives(single)]
+                assert values == [value for value in made if value in crossing]
+
+
+@zoo()
+def test_late_the_same_messages_are_received_only_when_they_must_be(schedule):
+    early, late = lower(schedule), lower(schedule, "late")
+    for soon, deferred in zip(early.orders, late.orders, strict=True):
+        assert [*filter(is_message, soon)] == [*filter(is_message, deferred)]
+        assert all(early <= late for early, late in zip(before(soon), before(deferred), strict=True))
+        for action, after in itertools.pairwise(deferred):
+            if is_receive(action) and not is_receive(after) and not after.op.startswith("SEND"):
+                needed = [value for single in after.singles for value in judge.needs(single, schedule.stages)]
+                assert judge.message(action)[0] in needed
+        assert not is_receive(deferred[-1])
+
+
+def before(order):
+    """How much is computed before each receive."""
+    return [sum(map(is_compute, order[:index])) for index, action in enumerate(order) if is_receive(action)]
+
+
+@zoo()
+def test_each_message_has_a_label_of_its_own_the_same_at_both_ends(schedule):
+    labels = {}
+    for action in itertools.chain(*lower(schedule).orders):
+        if is_message(action):
+            (what, stage, m), *_ = judge.message(action)
+            source, target = judge.ends(action, schedule.placement)
+            of = f"stage {stage}'s " if schedule.stages > schedule.ranks else ""
+            kind = {"activation": "F", "gradient": "B"}[what]
+            expected = f"rank {source} → {target}: {of}{kind} of microbatch {m}"
+            assert label(action, schedule.placement) == expected
+            labels.setdefault(expected, []).append(action)
+    assert all(len(actions) == 2 for actions in labels.values())
+
+
+@zoo()
+@pytest.mark.parametrize("resident", [1, 2, 3])
+def test_no_more_stages_are_gathered_at_once_than_may_be(schedule, resident):
+    if any(
+        len({single.stage for single in action.singles}) > resident for order in schedule.orders for action in order
+    ):
+        with pytest.raises(SettingError, match="resident must be at least 2"):
+            lower(schedule, fsdp=True, resident=resident)
+        return
+    for order in lower(schedule, fsdp=True, resident=resident).orders:
+        gathered, most = set(), 0
+        for action in order:
+            if action.op == "UNSHARD":
+                gathered.add(action.stage)
+            elif action.op == "RESHARD":
+                gathered.remove(action.stage)
+            most = max(most, len(gathered))
+        held = {action.stage for action in order if action.op == "UNSHARD"}
+        assert most == min(resident, len(held)) and not gathered
+        assert sorted(action.stage for action in order if action.op == "REDUCE_GRAD") == sorted(held)
+
+
+@given(randoms)
+@often(60)
+def test_forwards_alone_are_lowered_too(random):
+    schedule = judge.draw(random, lowered=False)
+    forwards = [[F for action in order for F in action.singles if F.op == "F"] for order in schedule.orders]
+    for receive in ("early", "late"):
+        lowered = lower(with_orders(schedule, forwards), receive)
+        assert all(judge.plays(lowered, range(schedule.ranks), rendezvous) for rendezvous in (False, True))
+        assert {problem.kind for problem in check(lowered)} == {"missing"}
+        assert {problem.action.op for problem in check(lowered)} <= {"B", "SEND_B", "RECV_B"}
+
+
+@pytest.mark.parametrize("receive", ["early", "late"])
+def test_what_nobody_needs_is_still_received(receive):
+    lowered = lower(read("0F0", "1F0 1B0"), receive)
+    assert [str(problem) for problem in check(lowered)] == ["rank 0: 0B0 is never run"]
+
+
+def test_what_cannot_be_lowered_is_refused_with_the_reason():
+    schedule = pp.schedule("1f1b", 2, 2)
+    for again in (lower(schedule), lower(pp.schedule("1f1b", 1, 1), fsdp=True)):
+        with pytest.raises(SettingError, match="is lowered already"):
+            lower(again)
+    with pytest.raises(SettingError, match='receive must be "early" or "late"; got \'soon\''):
+        lower(schedule, "soon")
+    with pytest.raises(SettingError, match="resident must be at least 1; got 0"):
+        lower(schedule, fsdp=True, resident=0)
+    with pytest.raises(ScheduleError, match="0B0 needs 0F0, which only comes at position 1"):
+        lower(read("0B0 0F0"))
+    with pytest.raises(SettingError, match="0F0 is no message"):
+        label(pp.F(0, 0), schedule.placement)
+
+
+# --- its times --------------------------------------------------------------------------------------------------
+
+
+@zoo()
+def test_messages_change_no_times(schedule):
+    stages = range(schedule.stages)
+    costs = Costs([1 + stage % 3 for stage in stages], [3 + stage % 2 for stage in stages], latency=Fraction(2, 3))
+    bare = simulate(schedule, costs)
+    for lowered in ways(schedule):
+        timeline = simulate(lowered, costs)
+        rows = tuple(tuple(span for span in row if is_compute(span.action)) for row in timeline.rows)
+        assert rows == bare.rows
+        assert (timeline.makespan, timeline.span, timeline.idle) == (bare.makespan, bare.span, bare.idle)
+        assert timeline.peak_activations == bare.peak_activations
+
+
+@given(randoms)
+@often(80)
+def test_the_times_are_those_of_a_second_clock(random):
+    schedule = judge.draw(random, **KINDS[random.choice(["compute", "buffered", "sharded"])])
+    times = {op: [random.randint(1, 4) for _ in range(schedule.stages)] for op in "FIW"}
+    latency = random.randint(0, 3)
+    timeline = simulate(schedule, Costs(times["F"], input=times["I"], weight=times["W"], latency=latency))
+    times["B"] = [sum(halves) for halves in zip(times["I"], times["W"], strict=True)]
+
+    def length(action):
+        return sum(times[single.op][single.stage] for single in action.singles) if is_compute(action) else 0
+
+    assert [list(map(tuple, row)) for row in timeline.rows] == judge.clock(schedule, length, latency)
+
+
+# --- joined backwards -------------------------------------------------------------------------------------------
+
+
+@given(randoms)
+@often(80)
+def test_a_backward_whose_halves_follow_each_other_is_one(random):
+    schedule = judge.draw(random, lowered=random.random() < 0.5)
+    merged = merge_backward(schedule)
+    for before, after in zip(schedule.orders, merged.orders, strict=True):
+        words = " ".join(map(str, before))
+        joined = re.sub(r"(?<!\S)([0-9]+)I([0-9]+) \1W\2(?!\S)", r"\1B\2", words)
+        assert " ".join(map(str, after)) == joined
+    assert judge.legal(merged) and check(merged) == []
+
+
+# --- the lockstep grid ------------------------------------------------------------------------------------------
+
+# Worked out by hand from the rule of arXiv 2006.09503, forwards as long as backwards.
+PICTURE = """
+F0 F1 F2 F3 .  .  .  B0 .  B1 .  B2 .  B3
+.  F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3 .
+.  .  F0 F1 .  B0 F2 B1 F3 B2 .  B3 .  .
+.  .  .  F0 B0 F1 B1 F2 B2 F3 B3 .  .  .
+"""
+
+
+def test_the_grid_of_1f1b_is_the_picture():
+    grid = align(pp.schedule("1f1b", 4, 4))
+    words = [[str(action)[1:] if action else "." for action in row] for row in grid]
+    assert words == [line.split() for line in PICTURE.strip().splitlines()]
+
+
+@given(randoms)
+@often(80)
+def test_in_the_grid_an_action_stands_as_early_as_what_it_needs_allows(random):
+    schedule = judge.draw(random, lowered=False)
+    grid = align(schedule)
+    assert strip(grid) == schedule.orders
+    assert len({len(row) for row in grid}) == 1 and any(row[-1] for row in grid)
+    expected = judge.clock(schedule, lambda action: 1, 0)
+    found = [[(action, step, step + 1) for step, action in enumerate(row) if action] for row in grid]
+    assert found == expected
+
+
+def test_a_grid_has_no_messages():
+    with pytest.raises(SettingError, match="align takes a schedule before it is lowered"):
+        align(lower(pp.schedule("1f1b", 2, 2)))
+
+
+def test_the_table_of_a_legal_schedule():
+    assert table(pp.schedule("1f1b", 2, 2)) == (
+        "step  rank 0  rank 1\n"
+        "0     0F0     ·\n"
+        "1     0F1     1F0\n"
+        "2     ·       1B0\n"
+        "3     0B0     1F1\n"
+        "4     ·       1B1\n"
+        "5     0B1     ·"
+    )
+
+
+def test_the_table_of_an_illegal_schedule_crosses_what_cannot_be_run_and_says_why():
+    schedule = read("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1", "2F0 2B0 2F1 2B1", microbatches=2)
+    assert table(schedule) == (
+        "step  rank 0  rank 1  rank 2\n"
+        "0     0F0     ·       ·\n"
+        "1     ✗ 0B0   ✗ 1F1   ✗ 2F0\n"
+        "deadlock: rank 0 waits at position 1 (0B0) for 1B0 of rank 1, "
+        "rank 1 waits at position 0 (1F1) for 0F1 of rank 0"
+    )
+
+
+@given(randoms)
+@often(60)
+def test_the_table_ends_with_the_problems_after_a_cross_for_each_rank_that_is_stuck(random):
+    schedule = judge.mutate(random, judge.draw(random, lowered=False))
+    if schedule.lowered:  # a message was put in
+        return
+    problems = [str(problem) for problem in check(schedule)]
+    lines = table(schedule).splitlines()
+    assert lines[len(lines) - len(problems) :] == problems
+    got_through = map(len, align_without_idle(schedule))
+    stuck = [order[done] for order, done in zip(schedule.orders, got_through, strict=True) if done < len(order)]
+    crossed = [line for line in lines if "✗" in line]
+    assert re.findall(r"✗ (\S+)", "".join(crossed)) == [str(action) for action in stuck]
+    assert len(crossed) == bool(stuck)
+
+
+def align_without_idle(schedule):
+    return [[action for action in row if action] for row in align(schedule)]
+
+
+# --- torch ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def torchs():
+    return pytest.importorskip("torch.distributed.pipelining.schedules")
+
+
+@pytest.fixture
+def runtime(torchs):
+    """torch's runtime for a schedule. It reads files, lowers and simulates without a process group and real stages."""
+
+    def make(schedule, **options):
+        stage = SimpleNamespace(num_stages=schedule.stages, group_size=schedule.ranks, group_rank=0)
+        return torchs._PipelineScheduleRuntime([stage], schedule.microbatches, **options)
+
+    return make
+
+
+def texts(orders):
+    """Orders, torch's or ours, as words."""
+    return [[str(action) for action in order] for order in (orders.values() if isinstance(orders, dict) else orders)]
+
+
+def in_torch_words(schedule):
+    """What torch makes of the schedule: OVERLAP_B_F is no word of its."""
+    orders = [[p for a in order for p in (a.parts if a.op == "OVERLAP_B_F" else (a,))] for order in schedule.orders]
+    return with_orders(schedule, orders)
+
+
+@zoo(copies=1)
+def test_torch_loads_our_lowered_schedules_and_steps_through_their_messages(schedule, runtime, tmp_path):
+    for lowered in ways(schedule):
+        to_torch(lowered, tmp_path / "ours.csv")
+        loaded = runtime(lowered)
+        loaded._load_csv(tmp_path / "ours.csv", format="compute_comms")
+        assert texts(loaded.pipeline_order_with_comms) == texts(in_torch_words(lowered).orders)
+        # torch's simulation knows neither pairs nor sharding
+        loaded.pipeline_order_with_comms = {
+            rank: [a for action in row for a in (action.sub_actions or (action,)) if str(a)[1:] not in judge.SHARDING]
+            for rank, row in loaded.pipeline_order_with_comms.items()
+        }
+        stepped = loaded._simulate()
+        compute = {rank: [a for a in row if a is not None and a.is_compute_op] for rank, row in stepped.items()}
+        assert texts(compute) == [[str(s) for action in order for s in action.singles] for order in schedule.orders]
+
+
+@zoo(copies=1)
+def test_what_torch_loads_lowers_and_dumps_is_legal_here(schedule, runtime, tmp_path):
+    to_torch(schedule, tmp_path / "ours.csv")
+    for late in (False, True):
+        theirs = runtime(schedule, defer_pp_recv=late)
+        theirs._load_csv(tmp_path / "ours.csv")
+        theirs._dump_csv(tmp_path / "bare.csv", format="compute_only")
+        theirs._dump_csv(tmp_path / "lowered.csv")
+        bare, lowered = (
+            Schedule.from_csv(tmp_path / f"{name}.csv", schedule.placement, schedule.microbatches)
+            for name in ("bare", "lowered")
+        )
+        assert bare.orders == strip(lowered.orders) == in_torch_words(schedule).orders
+        for rendezvous in (False, True):
+            agree(lowered, rendezvous=rendezvous)
+            assert late or check(lowered, rendezvous=rendezvous) == []
+
+
+def test_late_torch_2_13_receives_in_another_order_than_it_sends(runtime, tmp_path):
+    """ZB-V, 2 ranks, 3 microbatches, defer_pp_recv=True: each receive waits for what needs it, whatever comes first.
+
+    Rank 0 sends an activation, then a gradient. Rank 1 needs the gradient first, so it asks for that first. torch's
+    messages have no tags and the two are as large: it computes with the activation, and nobody is told. The option is
+    from pytorch pull request 178815; run on two ranks, the gradients of all four stages come out wrong.
+    """
+    if not version("torch").startswith("2.13"):
+        pytest.skip("it is a fault of torch 2.13")
+    schedule = pp.schedule("zb-v", 2, 3)
+    to_torch(schedule, tmp_path / "ours.csv")
+    theirs = runtime(schedule, defer_pp_recv=True)
+    theirs._load_csv(tmp_path / "ours.csv")
+    theirs._dump_csv(tmp_path / "late.csv")
+    late = Schedule.from_csv(tmp_path / "late.csv", "v")
+    sent, received = ([str(action) for _, action in log] for log in routes(late)[0, 1])
+    assert sent[2:4] == ["0SEND_F2", "3SEND_B0"] and received[2:4] == ["2RECV_B0", "1RECV_F2"]
+    assert not judge.legal(late)
+    assert [(str(problem.action), problem.kind) for problem in check(late)] == [
+        ("2RECV_B0", "message"),
+        ("1RECV_F2", "message"),
+    ]
+    assert check(lower(schedule, "late")) == []
+
+
+@zoo(copies=1)
+def test_weights_are_gathered_and_freed_where_torch_gathers_and_frees_them(schedule, torchs):
+    if any(action.parts for order in schedule.orders for action in order):
+        return  # for a pair torch may gather one stage more than it was allowed
+    for resident in (1, 2, 3):
+        for order, ours in zip(schedule.orders, lower(schedule, fsdp=True, resident=resident).orders, strict=True):
+            theirs = torchs._add_unshard_reshard([torchs._Action.from_str(str(a)) for a in order], resident)
+            kept = [str(action) for action in ours if not is_message(action) and action.op != "REDUCE_GRAD"]
+            assert kept == [str(action) for action in theirs]
+
+
+@zoo(copies=1)
+def test_backwards_are_joined_where_torch_joins_them(schedule, torchs):
+    for order, ours in zip(in_torch_words(schedule).orders, merge_backward(schedule).orders, strict=True):
+        theirs = torchs._merge_bw([torchs._Action.from_str(str(action)) for action in order])
+        assert texts([theirs]) == texts(in_torch_words(with_orders(schedule, [ours] * schedule.ranks)).orders[:1])
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 16)])
+def test_the_grid_of_looped_bfs_is_torchs_idle_steps_and_all(torchs, ranks, chunks, microbatches):
+    """Here torch's idle steps are for F=B, and more microbatches than ranks."""
+    settings = SimpleNamespace(_stages=[None] * chunks, pp_group_size=ranks, _n_microbatches=microbatches)
+    for rank, row in enumerate(align(pp.schedule("looped-bfs", ranks, microbatches, chunks=chunks))):
+        theirs = torchs.ScheduleLoopedBFS._calculate_single_rank_operations(settings, rank)
+        ours = [str(action) if action else None for action in row]
+        theirs = [str(action) if action else None for action in theirs]
+        assert ours == theirs + [None] * (len(ours) - len(theirs))
