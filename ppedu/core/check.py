@@ -73,14 +73,14 @@ def needs(action: Action, placement: Placement, lowered: bool = False) -> tuple[
     if parts:
         return tuple(need for part in parts for need in needs(part, placement, lowered))
     if op == "F":
-        if not stage:
+        if not 0 < stage < placement.stages:  # the first, or one that is not there
             return ()
-        if lowered and stage < placement.stages and "RECV_F" in placement.links[placement.copy(microbatch)][stage]:
+        if lowered and "RECV_F" in placement.links[placement.copy(microbatch)][stage]:
             return (("RECV_F", stage, microbatch),)
         return (("F", stage - 1, microbatch),)
     if op in ("B", "I"):
         own = ("F", stage, microbatch)
-        if stage + 1 >= placement.stages:
+        if not 0 <= stage < placement.stages - 1:  # the last, or one that is not there
             return (own,)
         if lowered and "RECV_B" in placement.links[placement.copy(microbatch)][stage]:
             return (own, ("RECV_B", stage, microbatch))

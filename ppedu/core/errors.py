@@ -43,7 +43,7 @@ def require_schedule(what: str, value: Any) -> None:
     Raises:
         SettingError: it is none.
     """
-    if not hasattr(value, "problems"):
+    if not hasattr(value, "orders"):
         raise SettingError(f"{what} takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {value!r}")
 
 

@@ -112,8 +112,8 @@ def label(action: Action, placement: Placement) -> str:
     Raises:
         SettingError: the action is not a SEND or RECV.
     """
-    if action.op not in COMMUNICATION:
-        raise SettingError(f"{action} is no message; a SEND or RECV is, such as 1SEND_F3")
+    if action.op not in COMMUNICATION or not 0 <= action.stage + TOWARDS[action.op] < placement.stages:
+        raise SettingError(f"{action} is no message between two stages; a SEND or RECV is, such as 1SEND_F3")
     source, target = placement.route(action)
     made_by = action.stage if action.op in SEND else action.stage + TOWARDS[action.op]
     which = f"stage {made_by}'s " if placement.stages > placement.ranks else ""

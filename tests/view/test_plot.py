@@ -268,6 +268,15 @@ def test_without_an_ax_a_figure_is_made():
     assert pyplot.get_fignums() == [ax.figure.number]
 
 
+@pytest.mark.parametrize("first", [0.01, 0.1])
+def test_timelines_on_one_axis_have_one_unit(first):
+    _, both = pyplot.subplots(2, sharex=True)
+    for ax, forward in zip(both, (first, 0.11 - first), strict=True):  # 0.33 s and 3.3 s
+        simulate(SMALL.schedule, Costs(forward=forward, backward=2 * forward, unit="s")).plot(ax)
+    assert [ax.get_xlabel() for ax in both] == ["time, s"] * 2
+    assert both[1].xaxis.get_major_formatter()(0.5) == "0.5"
+
+
 def test_a_given_ax_is_drawn_into_and_returned():
     figure, (above, below) = pyplot.subplots(2, sharex=True)
     assert SMALL.plot(below) is below
