@@ -239,6 +239,8 @@ def _misplaced(
     elif op in SHARDING:
         if stage not in placement.stages_of(rank):
             yield "rank", f": stage {stage} is held by rank {placement.rank(stage)}"
+        elif op == Op.REDUCE_GRAD and first is not None:
+            yield "duplicate", f" has already been run (rank {first[0]}, position {first[1]})"
     elif not 0 <= microbatch < schedule.microbatches:
         yield "range", f": there is no microbatch {microbatch}; they are 0 to {schedule.microbatches - 1}"
     elif placement.rank(stage, microbatch) != rank:

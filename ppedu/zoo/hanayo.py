@@ -14,10 +14,10 @@ from ppedu.zoo.interleaved import rounds
 def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
     """Down the ranks and back up, once for each wave of two chunks (Liu et al., Hanayo, arXiv 2308.15762).
 
-    A microbatch starts two slots after the one before and rests nowhere; a slot has time for a forward and for a
-    backward, and the backward goes first. A group of p of them fits together without a conflict, and the next
-    group's forwards run between its backwards. Where p divides m, the idle time is 2(p-1) times the longer of F
-    and B divided by `chunks`, with p activations. Picture: Chimera with its two directions in one microbatch.
+    A microbatch starts two slots after the one before and rests nowhere; a slot has time for a backward and for a
+    forward after it. p of them fit together without a conflict; the next group's forwards run between their
+    backwards. Where p divides m, the idle time is 2(p-1) times the longer of F and B, divided by `chunks`, and no
+    rank holds more than p activations. Picture: Chimera, each microbatch taking both of its directions.
     """
     if chunks % 2:
         nearest = " or ".join(str(number) for number in (chunks - 1, chunks + 1) if number)
@@ -30,4 +30,5 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
             for stage in stages:
                 slots.append((start + stage, F(stage, m)))
                 slots.append((start + 2 * chunks * ranks - 1 - stage, B(stage, m)))
-    yield from (action for _, action in sorted(slots, key=lambda slot: (slot[0], slot[1].op)))
+    # Where two share a slot, the older microbatch goes first: it is on its way back.
+    yield from (action for _, action in sorted(slots, key=lambda slot: slot[0]))

@@ -84,7 +84,7 @@ def sharded_wrongly(schedule, rank):
     gathered, summed = set(), set()
     for action in order:
         if action.op in SHARDING:
-            if action.stage not in held:
+            if action.stage not in held or (action.op == "REDUCE_GRAD" and action.stage in summed):
                 return True
             if action.op == "REDUCE_GRAD":
                 summed.add(action.stage)
