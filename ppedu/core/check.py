@@ -239,8 +239,6 @@ def _misplaced(
     elif op in SHARDING:
         if stage not in placement.stages_of(rank):
             yield "rank", f": stage {stage} is held by rank {placement.rank(stage)}"
-        elif op == Op.REDUCE_GRAD and first is not None:
-            yield "duplicate", f" has already been run (rank {first[0]}, position {first[1]})"
     elif not 0 <= microbatch < schedule.microbatches:
         yield "range", f": there is no microbatch {microbatch}; they are 0 to {schedule.microbatches - 1}"
     elif placement.rank(stage, microbatch) != rank:
@@ -312,6 +310,7 @@ def _sharding(schedule: Schedule, rank: int) -> Iterator[Problem]:
     gathers = any(action.op in (Op.UNSHARD, Op.RESHARD) for action in order)  # else gradients alone are summed
     last = {single.stage: i for i, action in enumerate(order) for single in action.singles if single.op in COMPUTE}
     gathered: set[int] = set()
+    summed: set[int] = set()
     for index, action in enumerate(order):
         stage, op = action.stage, action.op
         sharded = [part.stage for part in action.singles if part.op in COMPUTE and part.stage not in gathered]
@@ -323,6 +322,8 @@ def _sharding(schedule: Schedule, rank: int) -> Iterator[Problem]:
             why = "is needless: the weights are sharded already"
         elif op == Op.REDUCE_GRAD and last.get(stage, -1) > index:
             why = f"is too early: {order[last[stage]]} comes after it, at position {last[stage]}"
+        elif op == Op.REDUCE_GRAD and stage in summed:
+            why = "is needless: the gradients are summed already"
         else:
             why = ""
         if why:
@@ -331,6 +332,8 @@ def _sharding(schedule: Schedule, rank: int) -> Iterator[Problem]:
             gathered.add(stage)
         elif op == Op.RESHARD:
             gathered.discard(stage)
+        elif op == Op.REDUCE_GRAD:
+            summed.add(stage)
 
 
 def _too_early(schedule: Schedule, known: Collection[int], placed: Placed, maker: Maker) -> Iterator[Problem]:

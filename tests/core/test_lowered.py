@@ -211,6 +211,10 @@ def test_ranks_that_both_send_first_wait_for_each_other_unless_sends_are_buffere
         ),
         ("0UNSHARD 0UNSHARD 0F0 0B0", "1: 0UNSHARD is needless: the weights are gathered already"),
         ("0RESHARD 0UNSHARD 0F0 0B0", "0: 0RESHARD is needless: the weights are sharded already"),
+        (
+            "0F0 1F0 1B0 0B0 0REDUCE_GRAD 0REDUCE_GRAD",
+            "5: 0REDUCE_GRAD is needless: the gradients are summed already",
+        ),
         ("0F0 1F0 1B0 0REDUCE_GRAD 0B0", "3: 0REDUCE_GRAD is too early: 0B0 comes after it, at position 4"),
     ],
 )
