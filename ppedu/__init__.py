@@ -11,7 +11,6 @@ and Jupyter are loaded by the rooms that need them (`pp.run`, `pp.view`, `pp.not
 from importlib import import_module
 from typing import Any
 
-from ppedu.core import export, partition, theory
 from ppedu.core.actions import Action, B, F, I, Op, W
 from ppedu.core.check import Problem, check
 from ppedu.core.errors import (
@@ -68,6 +67,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("run", "view", "notebook"):
         return import_module(f"ppedu.{name}")
+    if name in ("export", "partition", "theory"):
+        return import_module(f"ppedu.core.{name}")
     raise AttributeError(f"module 'ppedu' has no attribute {name!r}")
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from numbers import Rational, Real
-from statistics import median
 from typing import Any, cast
 
 from ppedu.core.actions import COMPUTE, RECEIVE, Action, Op
@@ -72,6 +71,8 @@ class Costs:
 
         A stage that never does one of these, although others do, is taken to be like them.
         """
+        from statistics import median  # brings much along that nothing else needs
+
         times: dict[Op, list[list[Any]]] = {}
         for row in timeline.rows:
             for action, start, end in row:

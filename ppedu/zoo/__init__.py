@@ -20,7 +20,6 @@ from ppedu.core.bulk import in_bulk
 from ppedu.core.errors import ScheduleError, SettingError, require_count
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
-from ppedu.core.theory import FORMS, Form
 
 Generator = Callable[..., Iterable[Action]]
 MOST_ACTIONS = 1000  # of a stage for each microbatch; a generator that yields more never ends
@@ -102,6 +101,8 @@ class Names(tuple[str, ...]):
         )
 
     def _rows(self) -> Iterator[Sequence[str]]:
+        from ppedu.core.theory import FORMS, Form
+
         yield ("schedule", "paper", "placement", "takes", "idle time of a rank", "peak activations", "options")
         for name in self:
             entry = _entries[name]
@@ -129,6 +130,8 @@ def schedules() -> Names:
 
     Print them, or end a cell with them, to see what is known about each (`ppedu.core.theory`).
     """
+    from ppedu.core.theory import FORMS
+
     return Names(dict.fromkeys([*(name for name in FORMS if name in _entries), *_entries]))
 
 
