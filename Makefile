@@ -39,10 +39,10 @@ lint: .venv/.test
 bench: .venv/.test
 	$(BIN)/python tests/bench.py
 
-# Run the lessons and keep what they show.
+# Run the lessons and keep what they show; the second pass joins what was printed in several pieces.
 lessons: .venv/.test
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False \
-	  --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(LESSONS)
+	$(BIN)/jupyter nbconvert --to notebook --inplace --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
 
 pictures: .venv/.test
 	$(BIN)/python docs/pictures.py
