@@ -67,6 +67,11 @@ class Action(NamedTuple):
         """The action itself, or the two that an overlapped pair is made of."""
         return self.parts or (self,)
 
+    @property
+    def computes(self) -> bool:
+        """Is it a forward, a backward, half of one or a pair, and neither a message nor sharding?"""
+        return bool(self.parts) or self.op in COMPUTE
+
     def __str__(self) -> str:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.op}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
-from ppedu.core.errors import require_rank, require_schedule
+from ppedu.core.errors import SettingError, require_rank, require_schedule
 from ppedu.core.placement import TOWARDS
 
 if TYPE_CHECKING:
@@ -183,11 +183,13 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
         over at once. Receives wait for their message in both.
 
     Raises:
-        SettingError: it is no schedule, or one of `ranks` does not exist.
+        SettingError: it is no schedule, `ranks` are no collection, or one of them does not exist.
     """
     require_schedule("check", schedule)
     if ranks is None and not rendezvous:
         return list(schedule.problems)
+    if ranks is not None and not isinstance(ranks, Collection):
+        raise SettingError(f"ranks are several, such as [0, 1]; got {ranks!r}")
     every = range(schedule.ranks)
     known = every if ranks is None else sorted({require_rank(rank, schedule.ranks) for rank in ranks})
     return list(find_problems(schedule, known, replay(schedule, known, rendezvous)))

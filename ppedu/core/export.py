@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import SettingError, require_schedule
 from ppedu.core.schedule import Schedule
 
 
@@ -17,9 +17,10 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
     word of torch's, is written as its two actions in order.
 
     Raises:
-        SettingError: the schedule has two copies of the model, for which torch has no words.
+        SettingError: it is no schedule, or has two copies of the model, for which torch has no words.
         PipelineError: the file cannot be written.
     """
+    require_schedule("to_torch", schedule)
     if schedule.placement.copies > 1:
         raise SettingError(
             f"{schedule!r} runs two copies of the model in opposite directions; a torch schedule has one rank for "
@@ -36,8 +37,11 @@ def lookup_table(schedule: Schedule, rank: int = 0) -> list[tuple[int, int]]:
     """The microbatch and the chunk of each forward of `rank`, in its order: Megatron-LM's schedule table.
 
     Raises:
-        SettingError: there is no such rank.
+        SettingError: it is no schedule, or there is no such rank.
+        ScheduleError: the schedule is not legal.
     """
+    require_schedule("lookup_table", schedule)
+    schedule.validate()
     chunk = schedule.placement.chunk
     return [
         (single.microbatch, chunk(single.stage, single.microbatch))
@@ -53,9 +57,12 @@ def signed_order(schedule: Schedule, rank: int = 0) -> list[int]:
     It is the `_order` that Transformer Engine's `make_graphed_callables` takes to capture CUDA graphs.
 
     Raises:
-        SettingError: there is no such rank, or it splits backwards or runs two copies of the model, which this form
-            cannot say.
+        SettingError: it is no schedule, there is no such rank, or it splits backwards or runs two copies of the model,
+            which this form cannot say.
+        ScheduleError: the schedule is not legal.
     """
+    require_schedule("signed_order", schedule)
+    schedule.validate()
     if schedule.placement.copies > 1:
         raise SettingError(f"{schedule!r} runs two copies of the model; signed chunks know one")
     signs = {Op.F: 1, Op.B: -1}

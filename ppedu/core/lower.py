@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import chain
 
-from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, B, Op
+from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import needs
 from ppedu.core.errors import SettingError, require_count, require_schedule
@@ -22,8 +22,6 @@ from ppedu.core.schedule import Schedule
 
 Grid = tuple[tuple[Action | None, ...], ...]
 Group = tuple[Action, ...]
-SENT = {Op.SEND_F: "F", Op.SEND_B: "B"}  # the kind of result that is sent
-ARRIVES = {Op.SEND_F: Op.RECV_F, Op.SEND_B: Op.RECV_B}
 
 
 @in_bulk
@@ -46,11 +44,9 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         ScheduleError: the ranks would wait for ever.
         SettingError: the schedule is lowered already, or an option is none of those above.
     """
-    require_schedule("lower", schedule)
+    _require_compute("lower", schedule)
     if receive not in ("early", "late"):
         raise SettingError(f'receive must be "early" or "late"; got {receive!r}')
-    if any(action.op in COMMUNICATION | SHARDING for order in schedule.orders for action in order):
-        raise SettingError(f"{schedule!r} is lowered already; lower takes compute actions alone")
     if schedule.replay.blocked:
         schedule.validate()
     if fsdp:
@@ -64,6 +60,12 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
     return replace(schedule, orders=tuple(map(tuple, orders)))
 
 
+def _require_compute(what: str, schedule: Schedule) -> None:
+    require_schedule(what, schedule)
+    if not all(action.computes for order in schedule.orders for action in order):
+        raise SettingError(f"{schedule!r} is lowered already; {what} takes compute actions alone")
+
+
 def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> list[list[Action]]:
     """The orders with each message at one time: sent as soon as its result is made, and received right then.
 
@@ -71,7 +73,7 @@ def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> lis
     """
     placement = schedule.placement
     onward = {
-        (SENT[op], stage, copy): (op, ARRIVES[op], stage + TOWARDS[op], holders[stage + TOWARDS[op]])
+        (op[-1], stage, copy): (op, Op(f"RECV_{op[-1]}"), stage + TOWARDS[op], holders[stage + TOWARDS[op]])
         for copy, holders in enumerate(placement.holders)
         for stage, links in enumerate(placement.links[copy])
         for op in links
@@ -112,8 +114,6 @@ def label(action: Action, placement: Placement) -> str:
     Raises:
         SettingError: the action is not a SEND or RECV.
     """
-    if action.op not in COMMUNICATION or not 0 <= action.stage + TOWARDS[action.op] < placement.stages:
-        raise SettingError(f"{action} is no message between two stages; a SEND or RECV is, such as 1SEND_F3")
     source, target = placement.route(action)
     made_by = action.stage if action.op in SEND else action.stage + TOWARDS[action.op]
     which = f"stage {made_by}'s " if placement.stages > placement.ranks else ""
@@ -198,9 +198,7 @@ def align(schedule: Schedule) -> Grid:
     Raises:
         SettingError: the schedule is lowered.
     """
-    require_schedule("align", schedule)
-    if schedule.lowered:
-        raise SettingError(f"{schedule!r} has messages; align takes a schedule before it is lowered")
+    _require_compute("align", schedule)
     grid: list[list[Action | None]] = [[] for _ in range(schedule.ranks)]
     done: dict[tuple[str, int, int], int] = {}
     for rank, index, wanted, given in schedule.replay.steps:
@@ -212,9 +210,14 @@ def align(schedule: Schedule) -> Grid:
 
 
 def strip(grid: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]:
-    """The compute orders in a grid or in lowered orders, without idle steps, messages and sharding."""
-    compute = COMPUTE | {Op.OVERLAP_F_B, Op.OVERLAP_B_F}
-    return tuple(tuple(action for action in row if action and action.op in compute) for row in grid)
+    """The compute orders in a grid or in lowered orders, without idle steps, messages and sharding.
+
+    Raises:
+        SettingError: it is neither.
+    """
+    if not isinstance(grid, Sequence):
+        raise SettingError(f"strip takes rows of actions, such as align(schedule) or schedule.orders; got {grid!r}")
+    return tuple(tuple(action for action in row if action and action.computes) for row in grid)
 
 
 def table(schedule: Schedule) -> str:

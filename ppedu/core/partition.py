@@ -83,7 +83,9 @@ def imbalance(costs: Sequence[Number], pieces: Sequence[range], first: Number = 
         SettingError: a cost is negative or not a number, or the pieces are not all layers in their order.
     """
     weights = _weights(costs, first, last)
-    if not all(pieces) or [*chain(*pieces)] != [*range(len(weights))]:
+    require_count("layers", len(weights))
+    ranges = isinstance(pieces, Sequence) and all(isinstance(piece, range) and piece for piece in pieces)
+    if not ranges or [*chain(*pieces)] != [*range(len(weights))]:
         raise SettingError(f"the pieces must be all of the layers 0 to {len(weights) - 1} in order; got {pieces!r}")
     heaviest = max(sum(weights[layer] for layer in piece) for piece in pieces)
     return float(Fraction(heaviest * len(pieces), sum(weights)) - 1) if heaviest else 0.0

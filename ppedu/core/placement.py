@@ -59,11 +59,14 @@ class Placement:
         """One copy, with stage s on rank `holders[s]`.
 
         Raises:
-            SettingError: there are no stages, or a rank below the highest holds none.
+            SettingError: there are no stages, a rank below the highest holds none, or one is not a whole number.
         """
-        if not holders or set(holders) != set(range(max(holders) + 1)):
+        if not isinstance(holders, Sequence):
+            raise SettingError(f"a placement is a rank for each stage, such as [0, 1, 1, 0]; got {holders!r}")
+        ranks = sorted({require_count("a rank", rank, least=0) for rank in holders})
+        if not ranks or ranks != list(range(len(ranks))):
             raise SettingError(f"a placement gives every rank from 0 on a stage; got {list(holders)}")
-        return cls("custom", max(holders) + 1, (tuple(holders),))
+        return cls("custom", len(ranks), (tuple(map(int, holders)),))
 
     @cached_property
     def stages(self) -> int:
@@ -108,9 +111,15 @@ class Placement:
         )
 
     def route(self, action: Action) -> tuple[int, int]:
-        """The ranks that the message of a SEND or RECV goes from and to."""
-        here = self.rank(action.stage, action.microbatch)
-        there = self.rank(action.stage + TOWARDS[action.op], action.microbatch)
+        """The ranks that the message of a SEND or RECV goes from and to.
+
+        Raises:
+            SettingError: the action is no SEND or RECV, or there is no stage at one of its ends.
+        """
+        other = action.stage + TOWARDS.get(action.op, 0)
+        if action.op not in TOWARDS or not (0 <= action.stage < self.stages and 0 <= other < self.stages):
+            raise SettingError(f"{action} is no message between two stages; a SEND or RECV is, such as 1SEND_F3")
+        here, there = self.rank(action.stage, action.microbatch), self.rank(other, action.microbatch)
         return (here, there) if action.op in SEND else (there, here)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from itertools import chain
 from numbers import Rational, Real
 from typing import Any, cast
 
-from ppedu.core.actions import COMPUTE, RECEIVE, Action, Op
+from ppedu.core.actions import RECEIVE, Action, Op
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Result
 from ppedu.core.errors import SettingError, require_schedule
@@ -67,21 +67,23 @@ class Costs:
 
     @classmethod
     def fit(cls, timeline: Timeline) -> Costs:
-        """The costs that a run shows: for each stage, the median time of its F, B, I and W.
+        """The costs that a run shows: for each stage, the median time of its F, B, I and W, and of the pairs it is in.
 
         A stage that never does one of these, although others do, is taken to be like them.
         """
         from statistics import median  # brings much along that nothing else needs
 
-        times: dict[Op, list[list[Any]]] = {}
+        names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
+        times: dict[str, list[list[Any]]] = {}
         for row in timeline.rows:
             for action, start, end in row:
-                if not action.parts and action.op in COMPUTE:
-                    stages = times.setdefault(action.op, [[] for _ in range(timeline.schedule.stages)])
-                    stages[action.stage].append(end - start)
-        names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
+                if action.computes:
+                    name = names.get(action.op, "overlap")
+                    stages = times.setdefault(name, [[] for _ in range(timeline.schedule.stages)])
+                    for single in action.singles:
+                        stages[single.stage].append(end - start)
         found: dict[str, Any] = {
-            names[op]: [median(each or chain(*stages)) for each in stages] for op, stages in times.items()
+            name: [median(each or chain(*stages)) for each in stages] for name, stages in times.items()
         }
         known = timeline.costs
         return cls(**found, activation=known.activation, weight_memory=known.weight_memory, unit=known.unit)

@@ -114,7 +114,7 @@ FORMS = {
         "github.com/deepseek-ai/DualPipe", "(p-1)*(FB+B-3*W)/2", takes="m >= 2*p",
         holds="F == I and W <= I and FB == F+B", peak="(2*p+1)/2"),
     "gems": Form(
-        "arXiv 1911.02610; by simulation", "(p-1)*(F+m*B)", gap="(p-1)*(m*B + m%2*F)", holds="F <= B", peak="1"),
+        "arXiv 1911.02610; by simulation", "(p-1)*(F+m*B)", gap="(p-1)*(m*B + F*(m % 2))", holds="F <= B", peak="1"),
     "chimera": Form(
         "arXiv 2107.06925, table 2", "(p/2-1)*(F+B)", takes="p % 2 == 0 and m % 2 == 0",
         holds="m % p == 0 and F == B", peak="p/2+1+min(r, p-1-r)", peak_holds="m >= p"),
@@ -214,7 +214,7 @@ def most_activations(lifespan: Number, interval: Number) -> int:
         SettingError: a time is not above 0.
     """
     for name, time in (("lifespan", lifespan), ("interval", interval)):
-        if isinstance(time, bool) or not isinstance(time, Real) or not time > 0:
+        if isinstance(time, bool) or not isinstance(time, Real) or not 0 < time < math.inf:
             raise SettingError(f"{name} must be a time above 0; got {time!r}")
     return math.ceil(lifespan / interval)
 

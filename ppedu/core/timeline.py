@@ -71,7 +71,7 @@ class Timeline:
     @property
     def span(self) -> Any:
         """The longest time from a rank's own first start to its own last end: the Zero Bubble papers' "cost"."""
-        rows = [[span for span in row if span.end > span.start] for row in self.rows]  # a receive is posted early
+        rows = [[span for span in row if span.action.computes] for row in self.rows]  # a receive is posted early
         return plain(max((row[-1].end - row[0].start for row in rows if row), default=0))
 
     @cached_property
@@ -117,7 +117,7 @@ class Timeline:
             rank 2 waits 3–5: 2B0 needs 3B0 from rank 3
 
         Raises:
-            SettingError: there is no such rank, or `time` is no number.
+            SettingError: there is no such rank, or `time` is not a number of at least 0.
         """
         from ppedu.core.why import why_idle
 
@@ -132,6 +132,9 @@ class Timeline:
         "ordering": what another order could save at best, as far as the next one tells.
         "warm-up and drain": no order avoids it. Some rank must wait for its first microbatch and, unless it has
             weight backwards to fill that time, for its last gradient to go back to the first stage.
+
+        Raises:
+            ScheduleError: the timeline's schedule is not legal.
         """
         from ppedu.core.why import causes
 

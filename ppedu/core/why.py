@@ -8,7 +8,7 @@ from itertools import accumulate
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.actions import COMPUTE, Op
+from ppedu.core.actions import Op
 from ppedu.core.check import Result, gives, needs
 from ppedu.core.errors import SettingError
 from ppedu.core.simulate import Costs, simulate
@@ -25,7 +25,7 @@ class Reasons:
 
     def __init__(self, timeline: Timeline):
         self.placement = timeline.schedule.placement
-        self.rows = [[span for span in row if _computes(span)] for row in timeline.rows]
+        self.rows = [[span for span in row if span.action.computes] for row in timeline.rows]
         self.maker: dict[Result, Place] = {
             result: (rank, index)
             for rank, row in enumerate(self.rows)
@@ -52,27 +52,22 @@ class Reasons:
         return max(self.waited_for(place), key=arrives, default=None)
 
 
-def _computes(span: Span) -> bool:
-    return bool(span.action.parts) or span.action.op in COMPUTE
-
-
 def critical_path(timeline: Timeline) -> list[tuple[int, Span]]:
     """See `Timeline.critical_path`."""
     reasons = Reasons(timeline)
-    ends = [(row[-1].end, rank) for rank, row in enumerate(reasons.rows) if row]
-    _, rank = max(ends, key=lambda each: each[0])
-    place: Place | None = (rank, len(reasons.rows[rank]) - 1)
-    path = []
-    while place:
-        path.append((place[0], reasons[place]))
+    last = [(rank, len(row) - 1) for rank, row in enumerate(reasons.rows) if row]
+    place = max(last, key=lambda each: reasons[each].end, default=None)
+    path: dict[Place, Span] = {}
+    while place and place not in path:  # the spans of an illegal order may wait for each other in a ring
+        path[place] = reasons[place]
         place = reasons.last_cause(place, timeline.costs.latency)
-    return path[::-1]
+    return [(rank, span) for (rank, _), span in reversed(path.items())]
 
 
 def why_idle(timeline: Timeline, rank: int, time: Any) -> str:
     """See `Timeline.why_idle`."""
-    if isinstance(time, bool) or not isinstance(time, Real):
-        raise SettingError(f"time must be a number; got {time!r}")
+    if isinstance(time, bool) or not isinstance(time, Real) or not float(time) >= 0:
+        raise SettingError(f"time must be a number of at least 0; got {time!r}")
     reasons = Reasons(timeline)
     row, zero = reasons.rows[rank], timeline.start
     factor, unit = (1000, "ms") if timeline.costs.unit == "s" and timeline.makespan < 1 else (1, timeline.costs.unit)
@@ -122,11 +117,13 @@ def _even(cost: Cost | None) -> Cost | None:
 def _shortest(timeline: Timeline) -> Any:
     """No order of a rank's actions is faster: its first microbatch must reach it, its last gradient must go back.
 
-    A weight backward can be the last of all, so with one nothing has to follow.
+    A weight backward can be the last of all, so with one nothing has to follow; and where any backward is split, a
+    gradient may go back by halves.
     """
     schedule = timeline.schedule
     times = timeline.costs.durations(schedule.stages, schedule.ranks)
-    lead, drain = ([0, *accumulate(times[op])] for op in (Op.F, Op.B))
+    halves = any(part.op == Op.W for order in schedule.orders for action in order for part in action.singles)
+    lead, drain = ([0, *accumulate(times[op])] for op in (Op.F, Op.I if halves else Op.B))
     bounds = []
     for rank, busy in enumerate(timeline.busy):
         first = min(schedule.placement.stages_of(rank))

@@ -99,10 +99,20 @@ def _case(ranks: int, microbatches: int, *others: str) -> str:
     return f"with {', '.join(first)} and {last}"
 
 
-def _require_number(answer: Any, case: str) -> None:
+def _ask(function: Any, case: str, *sizes: Any) -> Any:
+    """The number that a learner's function gives.
+
+    Raises:
+        SettingError: it gives something else, or divides by zero.
+    """
+    try:
+        answer = function(*sizes)
+    except ZeroDivisionError:
+        raise SettingError(f"{case} your function divides by zero; is it right for any of these?") from None
     if isinstance(answer, bool) or not isinstance(answer, Real):
         forgotten = "; is there a return?" if answer is None else ""
         raise SettingError(f"{case} your function gives {answer!r}, where a number is wanted{forgotten}")
+    return answer
 
 
 def _unlike(number: Any, other: Any) -> str:
@@ -152,12 +162,7 @@ def _not_the_bubble(formula: Any) -> str | None:
     _require_function(formula, "ranks", "microbatches")
     said, right = [], []
     for ranks, microbatches in CASES:
-        case = _case(ranks, microbatches)
-        try:
-            said.append(formula(ranks, microbatches))
-        except ZeroDivisionError:
-            return f"{case} your formula divides by zero; is it right for any number of ranks and microbatches?"
-        _require_number(said[-1], case)
+        said.append(_ask(formula, _case(ranks, microbatches), ranks, microbatches))
         right.append(simulate(schedule("gpipe", ranks, microbatches)))
     wrong = [not _equal(yours, timeline.bubble) for yours, timeline in zip(said, right, strict=True)]
     if not any(wrong):
@@ -221,11 +226,10 @@ def _not_the_peak(formula: Any) -> str | None:
     for ranks, microbatches in CASES:
         timeline = simulate(schedule("1f1b", ranks, microbatches))
         for rank, peak in enumerate(timeline.peak_activations):
-            if formula(rank, ranks, microbatches) != peak:
-                return (
-                    f"{_case(ranks, microbatches)}, rank {rank} holds {peak} at its peak; "
-                    f"your formula says {formula(rank, ranks, microbatches)!r}"
-                )
+            case = _case(ranks, microbatches)
+            said = _ask(formula, case, rank, ranks, microbatches)
+            if said != peak:
+                return f"{case}, rank {rank} holds {peak} at its peak; your formula says {said!r}"
     return None
 
 
@@ -304,10 +308,9 @@ def _makespans(ranks: int, microbatches: int, latency: float) -> dict[int, Any]:
 
 def _not_the_best_chunks(function: Any) -> str | None:
     _require_function(function, "ranks", "microbatches", "latency")
-    said = [function(*case) for case in DELAYED]
-    for (ranks, microbatches, latency), chunks in zip(DELAYED, said, strict=True):
-        case = _case(ranks, microbatches, f"a latency of {latency}")
-        _require_number(chunks, case)
+    cases = [_case(ranks, microbatches, f"a latency of {latency}") for ranks, microbatches, latency in DELAYED]
+    said = [_ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
+    for case, (ranks, microbatches, latency), chunks in zip(cases, DELAYED, said, strict=True):
         takes = _makespans(ranks, microbatches, latency)
         best = min(takes, key=lambda each: takes[each])
         if chunks not in takes:

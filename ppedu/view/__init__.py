@@ -20,10 +20,12 @@ def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str])
     """Write a timeline to `path`; see `Timeline.save`. A .json file holds several: a measured run and its simulation.
 
     Raises:
-        SettingError: there is no timeline, several for a file that holds one, or an ending that is not known.
+        SettingError: there is no timeline, or several for a file that holds one, or the ending is not known.
         PipelineError: the file cannot be written.
     """
-    given = [timelines] if isinstance(timelines, Timeline) else list(timelines)
+    given = list(timelines) if isinstance(timelines, Iterable) else [timelines]
+    if not all(isinstance(each, Timeline) for each in given):
+        raise SettingError(f"save takes timelines, such as simulate(schedule); got {timelines!r}")
     ending = require_savable(path)
     if not given or (len(given) > 1 and ending != ".json"):
         raise SettingError(f"{str(path)!r} cannot hold {len(given)} timelines; save one, or several in a .json file")

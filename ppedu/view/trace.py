@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.actions import COMMUNICATION, SHARDING, Action
+from ppedu.core.actions import Action
 from ppedu.core.check import gives, needs
 from ppedu.core.errors import ParseError, PipelineError
 from ppedu.core.placement import Placement
@@ -34,6 +34,7 @@ MICROSECONDS = 1_000_000  # the trace counts in these; a unit of simulated time 
 TICK = 0.125
 
 PREFIX = "PP:"
+PER_STAGE = ("forward", "backward", "input", "weight", "overlap", "activation")
 TRACKS = ("", " communication")  # of each rank: what it computes, and the rest
 
 Event = dict[str, Any]
@@ -61,7 +62,7 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Event]:
             yield {**thread, "name": "thread_name", "args": {"name": f"{label} {rank}{what}"}}
             yield {**thread, "name": "thread_sort_index", "args": {"sort_index": _tid(rank, track)}}
         for action, start, end in row:
-            track = 0 if _computes(action) else 1
+            track = 0 if action.computes else 1
             ts, over = _microseconds(timeline, start), _microseconds(timeline, end)
             # What takes no time, as simulated messages do, is a mark on its track.
             shape = {"ph": "i", "s": "t"} if track and ts == over else {"ph": "X", "dur": over - ts}
@@ -76,7 +77,7 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Event]:
 
 def _messages(timeline: Timeline, pid: int, arrows: Iterator[int]) -> Iterator[Event]:
     """An arrow from the end of each action to the start of the one on another rank that needs its result."""
-    computed = [(rank, span) for rank, row in enumerate(timeline.rows) for span in row if _computes(span.action)]
+    computed = [(rank, span) for rank, row in enumerate(timeline.rows) for span in row if span.action.computes]
     made = {result: at for at in computed for result in gives(at[1].action)}
     for rank, (action, start, _) in computed:
         for need in needs(action, timeline.schedule.placement):
@@ -87,10 +88,6 @@ def _messages(timeline: Timeline, pid: int, arrows: Iterator[int]) -> Iterator[E
                 left, right = (_microseconds(timeline, time) for time in (maker.start, maker.end))
                 yield {**arrow, "ph": "s", "tid": _tid(source), "ts": max(left, right - TICK)}
                 yield {**arrow, "ph": "f", "bp": "e", "tid": _tid(rank), "ts": _microseconds(timeline, start)}
-
-
-def _computes(action: Action) -> bool:
-    return action.op not in COMMUNICATION and action.op not in SHARDING
 
 
 def _tid(rank: int, track: int = 0) -> int:
@@ -104,7 +101,10 @@ def _microseconds(timeline: Timeline, time: Any) -> float:
 
 def _about(timeline: Timeline) -> dict[str, object]:
     schedule, costs = timeline.schedule, timeline.costs
-    weighs = costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
+
+    def floats(cost: Any) -> list[float] | None:
+        return None if cost is None else [*map(float, costs.per_stage(cost, schedule.stages, schedule.ranks))]
+
     return {
         "schedule": schedule.name,
         "placement": schedule.placement.name,
@@ -112,7 +112,8 @@ def _about(timeline: Timeline) -> dict[str, object]:
         "chunks": schedule.chunks,
         "holders": schedule.placement.holders[0],
         "microbatches": schedule.microbatches,
-        "activation": [float(weight) for weight in weighs],
+        **{name: floats(getattr(costs, name)) for name in PER_STAGE},
+        "latency": float(costs.latency),
         "weight_memory": float(costs.weight_memory),
         "unit": costs.unit,
         "source": timeline.source,
@@ -163,6 +164,7 @@ def _timeline(about: dict[str, Any], rows: list[list[Span]]) -> Timeline:
         placement = Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule(about["schedule"], placement, about["microbatches"], orders)
-    costs = Costs(activation=about["activation"], weight_memory=about["weight_memory"], unit=about["unit"])
+    costs = Costs(**{name: about[name] for name in (*PER_STAGE, "latency", "weight_memory", "unit")})
+    costs.durations(schedule.stages, schedule.ranks)
     costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
     return Timeline(schedule, tuple(map(tuple, rows)), costs, about["source"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
+from ppedu.core.placement import Placement
 from ppedu.zoo import register
 from ppedu.zoo.interleaved import rounds
 
@@ -22,7 +23,7 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
     if chunks % 2:
         nearest = " or ".join(str(number) for number in (chunks - 1, chunks + 1) if number)
         raise SettingError(f"hanayo needs an even number of chunks, two for each wave; got {chunks} — try {nearest}")
-    stages = [chunk * ranks + (ranks - 1 - rank if chunk % 2 else rank) for chunk in range(chunks)]
+    stages = Placement.make("v", ranks, chunks).stages_of(rank)
     slots = []
     for group in rounds(ranks, microbatches):
         for m in group:

@@ -140,6 +140,28 @@ def test_a_warm_up_that_is_short_by_one_is_a_matter_of_order():
     assert timeline.causes()["ordering"] == pytest.approx((36 - 22) / 36)
 
 
+@pytest.mark.parametrize("name, costs", [("1f1b", {"latency": 5}), ("dualpipe", {"overlap": 2})])
+def test_saved_or_measured_a_run_has_the_same_causes(tmp_path, name, costs):
+    timeline = simulate(pp.schedule(name, 4, 8), Costs(**{"forward": 1, "backward": 2, **costs}))
+    timeline.save(tmp_path / "x.json")
+    assert Timeline.load(tmp_path / "x.json").causes() == pytest.approx(timeline.causes(), abs=1e-9)
+    measured = Timeline(timeline.schedule, timeline.rows, Costs(unit="s"), "measured")
+    assert measured.causes() == pytest.approx(timeline.causes(), abs=1e-9)
+
+
+def test_the_bound_lets_a_gradient_go_back_by_halves_where_any_backward_is_split():
+    timeline = simulate(read("0F0 0B0", "1F0 1I0 1W0", "2F0 2B0"))
+    assert timeline.makespan == 8 and timeline.causes()["ordering"] == pytest.approx(1 / 8)
+
+
+def test_the_path_of_an_order_that_cannot_be_is_still_a_path():
+    schedule = read("0B0 0F0")
+    (first, second) = schedule.orders[0]
+    measured = Timeline(schedule, ((pp.Span(first, 0, 1), pp.Span(second, 1, 2)),), Costs(unit="s"), "measured")
+    assert [str(span.action) for _, span in measured.critical_path()] == ["0B0", "0F0"]
+    assert Timeline(schedule, ((),), Costs(), "measured").critical_path() == []
+
+
 def test_a_slow_stage_and_a_slow_network_are_told_apart():
     schedule = pp.schedule("1f1b", 4, 8)
     slow_stage = simulate(schedule, Costs(forward=[1, 2, 1, 1], backward=[2, 4, 2, 2])).causes()

@@ -3,7 +3,7 @@
 import pytest
 
 import ppedu as pp
-from ppedu import Costs, ParseError, Schedule, SettingError
+from ppedu import Action, Costs, Op, ParseError, Schedule, SettingError
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,18 @@ from ppedu import Costs, ParseError, Schedule, SettingError
         (lambda: pp.align(None), SettingError),
         (lambda: pp.merge_backward([]), SettingError),
         (lambda: pp.check(pp.schedule("1f1b", 2, 2), ranks=[2]), SettingError),
+        (lambda: pp.check(pp.schedule("1f1b", 2, 2), ranks=1), SettingError),
+        (lambda: pp.strip(pp.schedule("1f1b", 2, 2)), SettingError),
+        (lambda: pp.export.to_torch("1f1b"), SettingError),
+        (lambda: pp.export.signed_order(None), SettingError),
+        (lambda: pp.Placement.custom(None), SettingError),
+        (lambda: pp.Placement.custom([0.0, 1.0]), SettingError),
+        (lambda: pp.Placement.custom([10**9]), SettingError),
+        (lambda: pp.Placement.make("loop", 2).route(Action(0, Op.SEND_B, 0)), SettingError),
+        (lambda: pp.Placement.make("loop", 2).route(pp.F(0, 0)), SettingError),
+        (lambda: pp.partition.imbalance([1, 2], [3, 4]), SettingError),
+        (lambda: pp.view.save(None, "x.json"), SettingError),
+        (lambda: pp.view.save([1], "x.json"), SettingError),
         (lambda: pp.schedule(["1f1b"], 2, 2), SettingError),
         (lambda: pp.register("number")(5), SettingError),
         (lambda: Costs(forward=b"12"), SettingError),

@@ -291,7 +291,7 @@ WRONG_PEAKS = {
     "one short": (lambda r, p, m: min(p - r - 1, m), "rank 0 holds 4 at its peak; your formula says 3"),
     "not clamped": (lambda r, p, m: p - r, "rank 0 holds 1 at its peak; your formula says 2"),
     "the same on all": (lambda r, p, m: min(p, m), "rank 1 holds 3 at its peak; your formula says 4"),
-    "forgets return": (lambda r, p, m: None, "your formula says None"),
+    "forgets return": (lambda r, p, m: None, "is there a return?"),
     "a number": (4, "give a function of rank, ranks and microbatches, not 4"),
     "of two arguments": (lambda r, p: p - r, "a function of rank, ranks and microbatches"),
 }

@@ -20,7 +20,7 @@ def cases(name):
     for _ in range(5000):
         p = draw.choice([1, 2, 2, 3, 4, 4, 5, 6])
         m = draw.choice([draw.randint(1, 4 * p), p * draw.randint(1, 4)])
-        f, i, w = draw.choices([1, 2, 3, 5, Fraction(7, 3)], k=3)
+        f, i, w = draw.choices([0, 1, 2, 3, 5, Fraction(7, 3)], k=3)
         pair, latency = draw.choice([None, max(f, i + w), 1, 4]), draw.choice([0, 0, Fraction(1, 4), 1, 6])
         shape = draw.randrange(4)
         if shape == 0:
