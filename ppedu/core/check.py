@@ -71,7 +71,8 @@ def needs(action: Action, placement: Placement, lowered: bool = False) -> tuple[
     """
     stage, op, microbatch, parts = action
     if parts:
-        return tuple(need for part in parts for need in needs(part, placement, lowered))
+        first, second = parts
+        return needs(first, placement, lowered) + needs(second, placement, lowered)
     if op == "F":
         if not 0 < stage < placement.stages:  # the first, or one that is not there
             return ()
@@ -98,7 +99,8 @@ def gives(action: Action) -> tuple[Result, ...]:
     """The results that are there once an action has ended."""
     stage, op, microbatch, parts = action
     if parts:
-        return tuple(result for part in parts for result in gives(part))
+        first, second = parts
+        return gives(first) + gives(second)
     if op == "F":
         return (("F", stage, microbatch),)
     if op in ("B", "I"):
