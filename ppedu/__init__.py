@@ -21,7 +21,7 @@ from ppedu.core.errors import (
     ScheduleError,
     SettingError,
 )
-from ppedu.core.lower import align, lower, merge_backward, strip
+from ppedu.core.lower import align, label, lower, merge_backward, strip
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
@@ -52,6 +52,7 @@ __all__ = [
     "align",
     "check",
     "export",
+    "label",
     "lower",
     "merge_backward",
     "partition",
@@ -70,6 +71,10 @@ def __getattr__(name: str) -> Any:
     if name in ("export", "partition", "theory"):
         return import_module(f"ppedu.core.{name}")
     raise AttributeError(f"module 'ppedu' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "notebook", "run", "view"})
 
 
 def load_ipython_extension(ipython: Any) -> None:

@@ -25,7 +25,7 @@ Options = argparse.Namespace
 RANKS, MICROBATCHES = 4, 8  # where the command line does not say
 COSTS = {
     "forward": "time of a forward through a rank's share of the model (default: 1)",
-    "backward": "of a backward (default: 2)",
+    "backward": "of a backward (default: twice the forward)",
     "input": "of a backward for the input (default: half the backward)",
     "weight": "of a backward for the weights (default: what is left of the backward)",
     "overlap": "of an overlapped pair (default: the sum of its parts)",

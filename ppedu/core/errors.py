@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,22 @@ def require_rank(rank: Any, ranks: int) -> int:
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
         raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {ranks - 1}")
     return rank
+
+
+MOST_FORWARDS = 5_000_000  # of a schedule: some gigabytes
+
+
+def require_size(ranks: Any, chunks: Any, microbatches: Any) -> None:
+    """Return if a schedule can have so many.
+
+    Raises:
+        SettingError: one of them is no whole number above 0, or together they are more than fits into memory.
+    """
+    counts = {"ranks": ranks, "chunks": chunks, "microbatches": microbatches}
+    forwards = math.prod(require_count(name, count) for name, count in counts.items())
+    if forwards > MOST_FORWARDS:
+        size = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise SettingError(f"{size} make {forwards} forwards; at most {MOST_FORWARDS} fit here: take fewer of them")
 
 
 def require_count(name: str, value: Any, least: int = 1) -> int:

@@ -39,6 +39,7 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         its last backward (REDUCE_GRAD).
 
     An incomplete schedule is lowered as it is, forwards without backwards for instance; `check` tells what is missing.
+    `label(action, schedule.placement)` says a message for people.
 
     Raises:
         ScheduleError: the ranks would wait for ever.
@@ -225,7 +226,11 @@ def table(schedule: Schedule) -> str:
 
     Of an illegal schedule, up to where the ranks get stuck: the action that each cannot get past has a ✗, and the
     problems stand below.
+
+    Raises:
+        SettingError: it is no schedule, or it is lowered.
     """
+    _require_compute("table", schedule)
     grid = align(schedule)
     rows = [["step", *(f"rank {rank}" for rank in range(schedule.ranks))]]
     rows += [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ppedu.core.actions import SEND, Action, Op
-from ppedu.core.errors import SettingError, require_count
+from ppedu.core.errors import SettingError, require_count, require_size
 
 # The stage at the other end of a message: activations go to the next stage, gradients to the one before.
 TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
@@ -39,9 +39,7 @@ class Placement:
         Raises:
             SettingError: there is no such placement, or a number is not a whole number above 0.
         """
-        require_count("ranks", ranks)
-        require_count("chunks", chunks)
-        require_count("microbatches", microbatches)
+        require_size(ranks, chunks, microbatches)
         if name == "bidirectional":
             if chunks != 1:
                 raise SettingError(

@@ -28,7 +28,7 @@ class Costs:
     that, so that schedules with different numbers of stages are compared on the same model. A sequence gives
     the time of each stage itself instead.
 
-    forward, backward: F and B. `backward` is 2, or the sum of `input` and `weight` where both are given.
+    forward, backward: F and B. `backward` is twice `forward`, or the sum of `input` and `weight` where both are given.
     input, weight: the two halves of a split backward, I and W. Together they take `backward`, half each,
         unless they say otherwise.
     overlap: an overlapped pair; by default the sum of its parts. Given for each stage, the mean of the two.
@@ -64,6 +64,8 @@ class Costs:
                     raise SettingError(f"{name} must be a number of at least 0; got {number!r}")
         if self.weight_memory > 1:
             raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
+        if not any(map(_is_sequence, vars(self).values())):
+            self.durations(1, 1)
 
     @classmethod
     def fit(cls, timeline: Timeline) -> Costs:
@@ -115,7 +117,7 @@ class Costs:
             first, second = each(self.input), each(self.weight)
             full = [i + w for i, w in zip(first, second, strict=True)]
         else:
-            full = each(2 if self.backward is None else self.backward)
+            full = [2 * f for f in each(self.forward)] if self.backward is None else each(self.backward)
             if self.input is not None:
                 first = each(self.input)
                 second = (

@@ -21,7 +21,7 @@ from fractions import Fraction
 from numbers import Rational, Real
 from typing import Any, NamedTuple
 
-from ppedu.core.errors import SettingError, require_count
+from ppedu.core.errors import SettingError, require_count, require_size
 from ppedu.core.simulate import Costs
 from ppedu.core.timeline import Number, plain, show
 
@@ -120,6 +120,8 @@ FORMS = {
         holds="m % p == 0 and F == B", peak="p/2+1+min(r, p-1-r)", peak_holds="m >= p"),
 }
 # fmt: on
+
+_NOUNS = {"idle": "idle time", "gap": "bubble in span"}
 
 # What follows from what is known: from a Form's field, a formula with it in the place of {0}.
 _FROM: dict[str, dict[str, str]] = {
@@ -244,14 +246,18 @@ def text(expression: str) -> str:
 def _fact(what: str, name: str, ranks: int, microbatches: int, costs: Costs | None, chunks: int | None) -> Fact:
     if not isinstance(name, str) or name not in FORMS:
         raise SettingError(f"nothing is published about {name!r}; simulate it, or take one of: {', '.join(FORMS)}")
-    form, noun = FORMS[name], f"the {'idle time' if what == 'idle' else what} of {name}"
+    form, noun = FORMS[name], f"the {_NOUNS.get(what, what)} of {name}"
     field = next((field for field in _FROM[what] if getattr(form, field)), None)
     if field is None:
         instead = ", only for its makespan and its span" if form.makespan else ""
         raise SettingError(f"there is no formula for {noun}{instead}; simulate it")
     if chunks is not None and "v" not in _words(form.idle + form.makespan):
         raise SettingError(f"{name} leaves no choice of chunks; leave them out")
+    noun = f"the {_NOUNS.get(field, field)} of {name}"
     letters = _letters(ranks, microbatches, costs, 2 if chunks is None else chunks)
+    for need in _needs(form.takes, latency=False):
+        if not _compute(need, letters):
+            raise SettingError(f"{name} takes {text(need)} only; got {_here(need, letters)}")
     if what == "peak":
         needs = _require(noun, form.peak, [form.takes, form.peak_holds], letters)
         peaks = tuple(_compute(f"({form.peak})*A", {**letters, "r": rank}) for rank in range(ranks))
@@ -279,10 +285,11 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
         if isinstance(value, Sequence) and not isinstance(value, str):
             raise SettingError(f"formulas are about equal stages; give one number for {name}, or simulate")
     times: dict[str, Any] = {op: each for op, (each,) in costs.durations(stages=1, ranks=1).items()}
+    require_size(ranks, chunks, microbatches)
     letters: Letters = {
-        "p": require_count("ranks", ranks),
-        "m": require_count("microbatches", microbatches),
-        "v": require_count("chunks", chunks),
+        "p": ranks,
+        "m": microbatches,
+        "v": chunks,
         **times,
         "FB": times["F"] + times["B"] if costs.overlap is None else costs.overlap,
         "c": costs.latency,
@@ -303,9 +310,13 @@ def _require(noun: str, formula: str, conditions: Sequence[str], letters: Letter
     needs = [need for each in conditions for need in _needs(each, letters["c"] > 0)]
     for need in needs:
         if not _compute(need, letters):
-            here = ", ".join(f"{word}={show(letters[word])}" for word in _words(need) if word in letters)
+            here = _here(need, letters)
             raise SettingError(f"{noun}, {text(formula)}, holds for {text(need)}; got {here}; simulate it")
     return text(" and ".join(needs))
+
+
+def _here(need: str, letters: Letters) -> str:
+    return ", ".join(f"{word}={show(letters[word])}" for word in _words(need) if word in letters)
 
 
 def _without_latency(formula: str) -> str:

@@ -98,15 +98,15 @@ class RankPool:
         write: is called with a rank and a piece of its output, stdout and stderr together, as it comes.
 
         Raises:
-            SettingError: `ranks` is below 1 or above 64, or `timeout` below 0.
+            SettingError: `ranks` is below 1 or above 64, or `timeout` not above 0.
             RankError: a rank has failed, or they ran out of time; all have been ended.
             KeyboardInterrupt: with a line for each rank, which says where it was; all have been ended.
         """
         require_count("the number of ranks", ranks)
         if ranks > MOST_RANKS:
             raise SettingError(f"at most {MOST_RANKS} ranks can be started on one machine here; got {ranks}")
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
-            raise SettingError(f"timeout must be a number of seconds, at least 0; got {timeout!r}")
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+            raise SettingError(f"timeout must be a number of seconds above 0; got {timeout!r}")
         self.start()
         self._wait_until_ready()
         assert self._control is not None

@@ -17,7 +17,7 @@ from typing import Any
 
 from ppedu.core.actions import Action
 from ppedu.core.bulk import in_bulk
-from ppedu.core.errors import ScheduleError, SettingError, require_count
+from ppedu.core.errors import ScheduleError, SettingError, require_count, require_size
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 
@@ -110,7 +110,8 @@ class Names(tuple[str, ...]):
             papers = ", ".join(match[0] for match in _PAPER.finditer(form.source))
             options = [*inspect.signature(entry.generator).parameters.values()][3:]
             settings = ", ".join(str(option.replace(annotation=inspect.Parameter.empty)) for option in options)
-            yield [cell or "–" for cell in (name, papers, entry.placement, *form.in_words(), settings)]
+            placement = entry.placement + (", weights twice" if entry.placement == "bidirectional" else "")
+            yield [cell or "–" for cell in (name, papers, placement, *form.in_words(), settings)]
 
 
 _PAPER = re.compile(r"arXiv (?P<number>[0-9.]+[0-9])|(?P<page>(?:[a-z]+\.)+(?:com|org)/[\w./-]+)")
@@ -143,7 +144,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
         ScheduleError: the generator yields something that is not an action.
     """
     if not isinstance(name, str) or name not in _entries:
-        raise SettingError(f"there is no schedule called {name!r}; there is: {', '.join(_entries)}")
+        raise SettingError(f"there is no schedule called {name!r}; there is: {', '.join(schedules())}")
     ranks, microbatches = require_count("ranks", ranks), require_count("microbatches", microbatches)
     return build(name, _entries[name], ranks, microbatches, options)
 
@@ -152,7 +153,8 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """What `schedule` returns, from an entry that need not be registered."""
     settings = _settings(name, entry.generator, options)
-    chunks = require_count("chunks", settings.get("chunks", entry.chunks))
+    chunks = settings.get("chunks", entry.chunks)
+    require_size(ranks, chunks, microbatches)
     most = MOST_ACTIONS * microbatches * chunks
     orders = []
     for rank in range(ranks):
@@ -165,6 +167,12 @@ def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[
                 raise ScheduleError(
                     f"the schedule {name!r} yields {action!r} on rank {rank}; yield actions, such as F({rank}, 0)"
                 )
+            for single in action.parts or (action,):
+                if not isinstance(single.stage, int) or not isinstance(single.microbatch, int):
+                    raise ScheduleError(
+                        f"the schedule {name!r} yields {action} on rank {rank}; "
+                        "a stage and a microbatch are whole numbers, as m // 2 is and m / 2 is not"
+                    )
         if len(order) > most:
             raise ScheduleError(f"the schedule {name!r} yields more and more actions on rank {rank}; does it end?")
         orders.append(order)
@@ -182,6 +190,9 @@ def _settings(name: str, generator: Generator, options: dict[str, Any]) -> dict[
         given = ", ".join(["rank", "ranks", "microbatches", *(f"{key}={value!r}" for key, value in options.items())])
         raise SettingError(f"the schedule {name!r} takes ({takes}), not ({given}): {error}") from None
     bound.apply_defaults()
+    for option, value in bound.arguments.items():
+        if isinstance(signature.parameters[option].default, bool) and not isinstance(value, bool):
+            raise SettingError(f"{option} must be True or False; got {value!r}")
     return bound.arguments
 
 

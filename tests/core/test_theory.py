@@ -74,13 +74,13 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
 @pytest.mark.parametrize(
     ("quantity", "asked", "says"),
     [
-        ("span", ("zb-h2", 4, 6), "the span of zb-h2, .*, holds for m >= 2p-1; got m=6, p=4; simulate it"),
+        ("span", ("zb-h2", 4, 6), "the bubble in span of zb-h2, .*, holds for m >= 2p-1; got m=6, p=4; simulate it"),
         ("idle", ("zb-interleaved", 4, 8), "no formula for the idle time of zb-interleaved; simulate it"),
         ("bubble", ("1f1b-overlap", 4, 8), "no formula for the bubble .*, only for its makespan and its span"),
         ("peak", ("zb-interleaved", 4, 8), "no formula for the peak of zb-interleaved; simulate it"),
         ("idle", ("interleaved", 4, 3), "the idle time of interleaved, .*, holds for m >= p; got m=3, p=4"),
         ("peak", ("interleaved", 4, 6), "the peak of interleaved, .*, holds for p divides m; got m=6, p=4"),
-        ("idle", ("dualpipe", 5, 10), "the idle time of dualpipe, .*, holds for p even; got p=5"),
+        ("idle", ("dualpipe", 5, 10), "dualpipe takes p even only; got p=5"),
         ("idle", ("dualpipe", 4, 8, UNEQUAL), "holds for F = I; got F=2, I=1"),
         ("idle", ("interleaved", 4, 8, Costs(latency=1)), "of interleaved, .*, is known without latency only"),
         ("span", ("zb-h2", 4, 8, Costs(latency=2)), r"holds for 2c <= F\+I; got c=2, F=1, I=1"),

@@ -120,7 +120,7 @@ def test_a_summary_says_what_matters_in_one_line():
     ],
 )  # fmt: skip
 def test_times_are_shown_with_their_unit(forward, unit, shown):
-    timeline = simulate(pp.schedule("naive", 1, 1), Costs(forward=forward, unit=unit))
+    timeline = simulate(pp.schedule("naive", 1, 1), Costs(forward=forward, backward=2, unit=unit))
     assert f"makespan {shown}, " in timeline.summary()
 
 

@@ -374,7 +374,7 @@ def test_a_failed_run_leaves_no_open_file_here(ranks):
     assert sorted(path.name for path in Path("/proc/self/fd").iterdir()) == before
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
+@pytest.mark.parametrize("timeout", [-1, 0, float("nan"), "soon"])
 def test_a_timeout_that_is_no_time_is_refused_before_anything_starts(ranks, spare, timeout):
     with pytest.raises(SettingError, match="timeout must"):
         ranks("print('never')", 1, timeout=timeout, pool=spare)
