@@ -207,7 +207,7 @@ def test_endless_output_does_not_outlast_the_timeout(rank_pool, tmp_path):
     assert sum(pieces) > 100_000
 
 
-@pytest.mark.parametrize("timeout", [0, 1e-6, 0.01])
+@pytest.mark.parametrize("timeout", [1e-6, 0.01])
 def test_a_timeout_may_be_shorter_than_a_start(ranks, timeout):
     assert f"had not ended after {timeout:g} s" in failure(ranks, "while True: pass", 4, timeout=timeout)
 
