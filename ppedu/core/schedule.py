@@ -148,7 +148,7 @@ class Schedule:
             ParseError: a cell is not an action, or the file does not fit the placement or `microbatches`.
             PipelineError: the file cannot be read.
         """
-        where = Path(path)
+        where = named(path)
         try:
             rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8"), newline="")))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -195,6 +195,18 @@ def _cells(row: list[str], line: int, path: Path) -> Iterable[Action]:
     return actions
 
 
+def named(path: str | os.PathLike[str]) -> Path:
+    """`path` as a Path.
+
+    Raises:
+        SettingError: it is no file's name.
+    """
+    try:
+        return Path(path)
+    except TypeError:
+        raise SettingError(f"a file is named by text or by a Path; got {path!r}") from None
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path`.
 
@@ -202,7 +214,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         PipelineError: the file cannot be written.
     """
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        named(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise _cannot_write(path, error.strerror) from error
 
@@ -213,11 +225,12 @@ def require_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         PipelineError: it cannot.
     """
-    if Path(path).is_dir():
+    where = named(path)
+    if where.is_dir():
         raise _cannot_write(path, "it is a folder")
-    if not Path(path).parent.is_dir():
-        raise _cannot_write(path, f"there is no folder {str(Path(path).parent)!r}")
-    if not os.access(path if Path(path).exists() else Path(path).parent, os.W_OK):
+    if not where.parent.is_dir():
+        raise _cannot_write(path, f"there is no folder {str(where.parent)!r}")
+    if not os.access(where if where.exists() else where.parent, os.W_OK):
         raise _cannot_write(path, "permission denied")
 
 

@@ -17,14 +17,13 @@ import math
 import os
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from ppedu.core.actions import Action
 from ppedu.core.check import gives, needs
 from ppedu.core.errors import ParseError, PipelineError
 from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
+from ppedu.core.schedule import Schedule, named
 from ppedu.core.simulate import Costs
 from ppedu.core.timeline import Span, Timeline, several
 
@@ -137,7 +136,7 @@ def load(path: str | os.PathLike[str]) -> Timeline:
 def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
     """The timelines in a trace file, in the order in which `trace` was given them; otherwise as `load`."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = named(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(f"cannot read {str(path)!r}: {error}") from error
     try:
