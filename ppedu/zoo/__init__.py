@@ -93,10 +93,11 @@ class Names(tuple[str, ...]):
         head, *rows = ([escape(cell) for cell in row] for row in self._rows())
         for row in rows:
             row[:2] = f"<code>{row[0]}</code>", _PAPER.sub(_link, row[1])
-        body = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
+        left = 'style="text-align: left"'  # Jupyter puts cells to the right, where numbers would be
+        body = ("".join(f"<td {left}>{cell}</td>" for cell in row) for row in rows)
         return (
             f"<table><caption>{_LETTERS}</caption>"
-            f"<thead><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr></thead>"
+            f"<thead><tr>{''.join(f'<th {left}>{name}</th>' for name in head)}</tr></thead>"
             f"<tbody>{''.join(f'<tr>{cells}</tr>' for cells in body)}</tbody></table>"
         )
 
