@@ -1,6 +1,7 @@
 """Order for order the same as torch.distributed.pipelining, where it has the schedule too."""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -46,6 +47,26 @@ def test_the_order_is_torchs(name, theirs, options):
                 assert list(map(str, ours.orders[rank])) == list(map(str, order))
                 compared += 1
     assert compared > 100
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("gpipe", "ScheduleGPipe"), ("1f1b", "Schedule1F1B")])
+def test_what_torchs_hand_written_loop_runs_is_what_is_yielded(name, theirs):
+    """The loop itself, on a stage that only notes what it is asked to do and has nobody to send to."""
+    for p in range(1, 7):
+        for m in range(1, 3 * p + 3):
+            ours = pp.schedule(name, p, m)
+            for rank in range(p):
+                ran: list[str] = []
+                stage = MagicMock(stage_index=rank)
+                for direction in ("fwd", "bwd"):
+                    for way in ("recv", "send"):
+                        getattr(stage, f"get_{direction}_{way}_ops").return_value = []
+                stage.forward_one_chunk = lambda i, *_, r=rank, ran=ran, **__: ran.append(f"{r}F{i}")
+                stage.backward_one_chunk = lambda i, *_, r=rank, ran=ran, **__: ran.append(f"{r}B{i}")
+                own = MagicMock(_stage=stage, _num_stages=p, _n_microbatches=m, _stage_initialized=True)
+                own._check_inputs.return_value = [()] * m, [{}] * m
+                getattr(torch_schedules, theirs)._step_microbatches(own, [()] * m)
+                assert list(map(str, ours.orders[rank])) == ran
 
 
 @pytest.mark.parametrize("p", [2, 4, 6, 8])
