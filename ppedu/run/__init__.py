@@ -1,7 +1,8 @@
 """The schedule on real processes, with torch.distributed. May import core, zoo and torch.
 
 Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps
-written out by hand), gpt and data (what is trained), train (the whole thing).
+written out by hand); engine, which runs any schedule, with backward (one in two halves), batch, messages and gradients;
+gpt and data (what is trained), train (the whole thing).
 """
 
 from typing import Any
@@ -10,9 +11,10 @@ from ppedu.core.errors import PipelineError
 
 try:
     from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate
+    from ppedu.run.engine import Pipeline, local_stages
     from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
-    from ppedu.run.loops import LOOPS, gpipe_step, naive_step, one_f_one_b_step
-    from ppedu.run.stage import Stage, measured
+    from ppedu.run.loops import LOOPS, gpipe_step, measured, naive_step, one_f_one_b_step
+    from ppedu.run.stage import Stage
 except ModuleNotFoundError as error:
     if error.name in ("torch", "numpy", "tqdm"):
         raise PipelineError(
@@ -24,6 +26,7 @@ __all__ = [
     "GPT",
     "LOOPS",
     "GPTConfig",
+    "Pipeline",
     "PipelineGroup",
     "Stage",
     "TrainConfig",
@@ -31,6 +34,7 @@ __all__ = [
     "bidirectional_communicate",
     "communicate",
     "gpipe_step",
+    "local_stages",
     "measured",
     "naive_step",
     "next_token_loss",

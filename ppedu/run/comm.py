@@ -34,6 +34,7 @@ DTYPES = [
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 ]  # fmt: skip  # a header names a dtype by its place here
 MOST_DIMENSIONS = 8
+DESCRIPTION = 2 + MOST_DIMENSIONS  # whole numbers that state a tensor's dtype and shape
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,9 @@ def _exchange(
         else None
     )
     # Headers first, and all of them, so that a message that does not fit is refused before it is received.
-    theirs = None if incoming is None else torch.empty(2 + MOST_DIMENSIONS, dtype=torch.int64, device=group.device)
-    _swap(None if outgoing is None else _header(outgoing), theirs, neighbour, group)
+    theirs = None if incoming is None else torch.empty(DESCRIPTION, dtype=torch.int64, device=group.device)
+    ours = None if outgoing is None else describe(outgoing.dtype, outgoing.shape)
+    _swap(None if ours is None else torch.tensor(ours, device=group.device), theirs, neighbour, group)
     if incoming is None or theirs is None:
         _swap(outgoing, None, neighbour, group)
         return None
@@ -194,16 +196,24 @@ def _swap(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbou
         request.wait()
 
 
-def _header(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype not in DTYPES or tensor.dim() > MOST_DIMENSIONS:
-        raise SettingError(f"cannot send a {tensor.dim()}-dimensional tensor of {tensor.dtype}")
-    shape = [*tensor.shape, *[0] * (MOST_DIMENSIONS - tensor.dim())]
-    return torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *shape], device=tensor.device)
+def describe(dtype: torch.dtype, shape: Sequence[int]) -> list[int]:
+    """A tensor's dtype and shape as `DESCRIPTION` whole numbers; `described` reads them.
+
+    Raises:
+        SettingError: there is no way to say it.
+    """
+    if dtype not in DTYPES or len(shape) > MOST_DIMENSIONS:
+        raise SettingError(f"cannot send a {len(shape)}-dimensional tensor of {dtype}")
+    return [DTYPES.index(dtype), len(shape), *shape, *[0] * (MOST_DIMENSIONS - len(shape))]
+
+
+def described(words: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
+    dtype, dimensions, *shape = words
+    return DTYPES[dtype], tuple(shape[:dimensions])
 
 
 def _check(header: list[int], expected: torch.Tensor, where: str) -> None:
-    kind, dimensions, *shape = header
-    got = DTYPES[kind], tuple(shape[:dimensions])
+    got = described(header)
     if got != (expected.dtype, tuple(expected.shape)):
         raise CommunicationError(
             f"{where}: expected {expected.dtype} of shape {tuple(expected.shape)}, but {got[0]} of shape {got[1]} came"

@@ -16,7 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 
+from ppedu.core.placement import Placement
+from ppedu.core.schedule import Schedule
+from ppedu.core.timeline import Span, Timeline
+from ppedu.run.clock import timeline
 from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate
 from ppedu.run.stage import Stage
 
@@ -106,3 +111,20 @@ LOOPS: dict[str, Callable[..., torch.Tensor]] = {
     "gpipe": gpipe_step,
     "1f1b": one_f_one_b_step,
 }
+
+
+def measured(name: str, stage: Stage, group: PipelineGroup) -> Timeline | None:
+    """The last step of all ranks as a Timeline, on rank 0 of the group; None on the others.
+
+    Times are in seconds, counted from the first action. All ranks must call it. They must run on one machine:
+    its monotonic clock is the same for every process.
+    """
+    rows: list[list[Span]] | None = [[] for _ in range(group.size)] if group.rank == 0 else None
+    if group.size == 1:
+        rows = [stage.clock.spans()]
+    else:
+        dist.gather_object(stage.clock.spans(), rows, group.peer(0), group.process_group)
+    if rows is None:
+        return None
+    orders = tuple(tuple(span.action for span in row) for row in rows)
+    return timeline(Schedule(name, Placement.make("loop", group.size), len(stage.inputs), orders), rows)

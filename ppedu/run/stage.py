@@ -1,29 +1,28 @@
-"""A piece of the model on its rank: runs forwards and backwards, keeps what is in flight, notes the time."""
+"""A piece of the model on its rank: runs forwards and backwards, and keeps what is in flight."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ppedu.core.actions import Action, B, F
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs
-from ppedu.core.timeline import Span, Timeline
-from ppedu.run.comm import PipelineGroup
+from ppedu.core.actions import B, F, I, W
+from ppedu.core.errors import PipelineError
+from ppedu.run.backward import backward_input, taken
+from ppedu.run.clock import Clock
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
+Tensors = torch.Tensor | Sequence[torch.Tensor]
 
 
 class Stage:
     """One stage of a pipeline.
 
-    module: takes one tensor and returns one. index: which stage this is, from 0.
+    module: takes a tensor, or several, and returns a tensor or a tuple of them. index: which stage this is, from 0.
     loss_fn: `loss_fn(output, target)` → the microbatch's mean loss, a scalar. Given on the last stage only.
     """
 
@@ -33,67 +32,88 @@ class Stage:
         self.loss_fn = loss_fn
         self.begin((), ())
 
-    def begin(self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        """Start a step on these microbatches, which are of equal size and as many as there are targets."""
-        self.inputs, self.targets = inputs, targets
-        self.loss = torch.zeros(())  # mean over the microbatches; stays 0 where there is no loss_fn
-        self.spans: list[Span] = []
-        self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # in flight: input and output
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; the CPU if there are none."""
+        return next((each.device for each in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
 
-    def forward(self, microbatch: int, x: torch.Tensor | None = None) -> torch.Tensor:
+    def begin(self, inputs: Sequence[Any], targets: Sequence[Any], shares: Sequence[Fraction] = ()) -> None:
+        """Start a step on these microbatches, as many as there are targets.
+
+        shares: what part of the batch each microbatch is; equal parts if not given.
+        """
+        self.inputs, self.targets = inputs, targets
+        self.shares = shares or [Fraction(1, len(inputs)) for _ in inputs]
+        self.loss = torch.zeros((), device=self.device)  # mean over the batch; stays 0 where there is no loss_fn
+        self.losses: dict[int, torch.Tensor] = {}  # each microbatch's own
+        self.clock = Clock(self.device)
+        # In flight: the inputs that want a gradient, and where the gradients of the outputs enter.
+        self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge]]] = {}
+        self.left: dict[int, Callable[[], None]] = {}  # what backward_input has left for backward_weight
+
+    def forward(self, microbatch: int, x: Tensors | None = None, **keywords: Any) -> Any:
         """The output for `x`, what the stage before sent; on the first stage, which is sent None, for the input.
 
-        On the last stage the output is the loss divided by the number of microbatches, so that the gradients
-        of all of them add up to the gradient of their mean.
+        On the last stage the output is the loss times the microbatch's share of the batch, so that the gradients of
+        all microbatches add up to the gradient of the batch's mean loss.
         """
-        x = self.inputs[microbatch] if x is None else x
-        with self._timed(F(self.index, microbatch), x.device):
-            y: torch.Tensor = self.module(x)
-            if self.loss_fn:
-                y = self.loss_fn(y, self.targets[microbatch]) / len(self.inputs)
+        xs = as_tuple(self.inputs[microbatch] if x is None else x)
+        with self.clock.timing(F(self.index, microbatch)):
+            y = self.module(*xs, **keywords)
+            if self.loss_fn and len(self.targets):
+                loss = self.loss_fn(y, self.targets[microbatch])
+                self.losses[microbatch] = loss.detach()
+                share = self.shares[microbatch]
+                y = (loss * share.numerator if share.numerator > 1 else loss) / share.denominator
                 self.loss = self.loss + y.detach()
-        self.held[microbatch] = x, y
+        if torch.is_grad_enabled():
+            wanting = [] if x is None else [each for each in xs if each.requires_grad]
+            edges = [get_gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
+            self.held[microbatch] = wanting, edges  # not the outputs themselves: they can go once they are sent
         return y
 
-    def backward(self, microbatch: int, dy: torch.Tensor | None = None) -> torch.Tensor | None:
+    def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """The gradient of the input, given `dy`, the gradient of the output (None on the last stage: the loss).
 
-        The gradients of the weights are added to their `.grad`. The first stage's input needs no gradient:
-        there the answer is None.
+        The gradients of the weights are added to their `.grad`. The first stage's input needs no gradient: there the
+        answer is None. Of several inputs, the answer is a tuple with a gradient for each that requires grad, and `dy`
+        is one with a gradient for each output that does.
         """
-        x, y = self.held.pop(microbatch)
-        with self._timed(B(self.index, microbatch), x.device):
-            torch.autograd.backward(y, dy)
-        return x.grad
+        with self.clock.timing(B(self.index, microbatch)):
+            xs, edges, grads = self._ready(microbatch, dy)
+            if edges:  # a wholly frozen stage has none
+                torch.autograd.backward(edges, grads)
+            return _one_or_several([taken(x) for x in xs])
 
-    @contextmanager
-    def _timed(self, action: Action, device: torch.device) -> Iterator[None]:
-        start = _now(device)
-        yield
-        self.spans.append(Span(action, start, _now(device)))
+    def backward_input(self, microbatch: int, dy: Tensors | None = None) -> Any:
+        """The first half of `backward`: the gradient of the input. `backward_weight` must follow, at any time."""
+        with self.clock.timing(I(self.index, microbatch)):
+            xs, edges, grads = self._ready(microbatch, dy)
+            found, self.left[microbatch] = backward_input(edges, grads, xs)
+            return _one_or_several(found)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The second half of `backward`: the gradients of the weights are added to their `.grad`."""
+        with self.clock.timing(W(self.index, microbatch)):
+            self.left.pop(microbatch)()
+
+    def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
+        xs, edges = self.held.pop(microbatch)
+        return xs, edges, [None] * len(edges) if dy is None else list(as_tuple(dy))[: len(edges)]
 
 
-def measured(name: str, stage: Stage, group: PipelineGroup) -> Timeline | None:
-    """The last step of all ranks as a Timeline, on rank 0 of the group; None on the others.
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """The tensors that go into a stage or come out of it: one, or several.
 
-    Times are in seconds, counted from the first action. All ranks must call it. They must run on one machine:
-    its monotonic clock is the same for every process.
+    Raises:
+        PipelineError: it is something else.
     """
-    rows: list[list[Span]] | None = [[] for _ in range(group.size)] if group.rank == 0 else None
-    if group.size == 1:
-        rows = [stage.spans]
-    else:
-        dist.gather_object(stage.spans, rows, group.peer(0), group.process_group)
-    if rows is None:
-        return None
-    orders = tuple(tuple(span.action for span in row) for row in rows)
-    schedule = Schedule(name, Placement.make("loop", group.size), len(stage.inputs), orders)
-    zero = min(row[0].start for row in rows)
-    shifted = tuple(tuple(Span(action, start - zero, end - zero) for action, start, end in row) for row in rows)
-    return Timeline(schedule, shifted, Costs(unit="s"), "measured")
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    if isinstance(value, (tuple, list)) and all(isinstance(each, torch.Tensor) for each in value):
+        return tuple(value)
+    raise PipelineError(f"between stages go a tensor or a tuple of tensors; got {type(value).__name__}")
 
 
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # a kernel that was only launched has not yet run
-    return time.monotonic()
+def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+    return tuple(values) if len(values) > 1 else values[0] if values else None

@@ -18,8 +18,8 @@ from ppedu.core.timeline import Timeline
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.data import Text
 from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
-from ppedu.run.loops import LOOPS
-from ppedu.run.stage import Stage, measured
+from ppedu.run.loops import LOOPS, measured
+from ppedu.run.stage import Stage
 from ppedu.view import require_savable
 
 MOST_SEED = 10**9  # a generator's seed is made of it and the step

@@ -52,7 +52,7 @@ for microbatches in map(int, sys.argv[2:]):
             ],
             "loss": result.item(),
             "expected loss": loss.item() if rank == size - 1 else 0,
-            "order": [str(span.action) for span in stage.spans],
+            "order": [str(span.action) for span in stage.clock.spans()],
             "held": list(stage.held),
         }
         print(json.dumps(report))

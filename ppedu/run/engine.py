@@ -1,0 +1,498 @@
+"""An interpreter for schedules: what is drawn is what runs.
+
+A `Pipeline` lowers the schedule, looks up each action's op in one table and does it, on the rank that it is for.
+Any legal schedule will do: several stages on a rank, two copies of the model, a backward in two halves.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ppedu.core.actions import RECEIVE, Action, F, Op
+from ppedu.core.check import Result, check, gives, needs
+from ppedu.core.errors import CommunicationError, PipelineError, SettingError, require_rank, require_schedule
+from ppedu.core.lower import lower, strip
+from ppedu.core.schedule import Schedule
+from ppedu.core.timeline import Span, Timeline
+from ppedu.run import clock
+from ppedu.run.batch import Batch, Dims
+from ppedu.run.comm import PipelineGroup
+from ppedu.run.gradients import Tie, add_up, mean, shared, squares, start_mean
+from ppedu.run.messages import Messages
+from ppedu.run.stage import Loss, Stage, as_tuple
+
+Handler = Callable[[Action, "Step"], None]
+
+
+def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
+    """The stages that `rank` holds, of both copies where there are two.
+
+    Raises:
+        SettingError: there is no such rank.
+    """
+    require_schedule("local_stages", schedule)
+    return schedule.placement.stages_of(require_rank(rank, schedule.ranks))
+
+
+class Pipeline:
+    """A schedule, with the stages of this rank, ready to run. All ranks make one, and call it alike.
+
+    schedule: compute actions alone, or lowered by `pp.lower`.
+    stages: by number, the module of each stage that this rank holds; see `local_stages`. A stage takes what the
+        stage before returns, a tensor or several, and every keyword given to `step`.
+    loss_fn: `loss_fn(output, target)` → the microbatch's mean loss, a scalar.
+    group: the ranks of the pipeline; by default the whole world.
+    replicas: a process group of ranks that hold the same stages in pipelines beside this one. Gradients and losses
+        are averaged over it, once a step, when a stage's last backward is done.
+    tied: pairs of weights that are one in the model, each named by its stage and its name there, such as
+        [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients.
+    dims, target_dim, output_dim, count: how a batch is cut and put together again; see `Batch.cut`.
+    autocast: run forwards in mixed precision, such as torch.bfloat16.
+    seed: makes random numbers in a forward, such as dropout's, depend on it, the step, the stage and the microbatch
+        alone, and so neither on the schedule nor on the ranks.
+    timeout: seconds that a rank waits for another. debug: say in each message what it is, and look for tensors that
+        are written to after they have been sent.
+
+    Raises:
+        ScheduleError: the schedule is not legal.
+        SettingError: the stages or the group do not fit it.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, nn.Module | Stage],
+        loss_fn: Loss | None = None,
+        group: PipelineGroup | None = None,
+        *,
+        replicas: dist.ProcessGroup | None = None,
+        tied: Sequence[Tie] = (),
+        dims: Dims | None = None,
+        target_dim: int = 0,
+        output_dim: int = 0,
+        count: Callable[[Any], int] | None = None,
+        autocast: torch.dtype | None = None,
+        seed: int | None = None,
+        timeout: float = 60.0,
+        debug: bool = False,
+    ):
+        require_schedule("Pipeline", schedule)
+        schedule.validate()
+        self.group = group or PipelineGroup.world()
+        if self.group.size != schedule.ranks:
+            raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; there are {self.group.size}")
+        if schedule.lowered and (problems := check(schedule, rendezvous=True)):
+            raise SettingError(f"{schedule!r} would run only where nobody waits to send: {problems[0]}")
+        self.schedule = replace(schedule, orders=strip(schedule.orders))
+        self.lowered = schedule if schedule.lowered else lower(schedule)
+        self.stages = _stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
+        self.last = self.stages.get(schedule.stages - 1)
+        if self.last and loss_fn:
+            self.last.loss_fn = loss_fn
+        self.device = next(iter(self.stages.values())).device
+        self.replicas = replicas
+        modules = {index: stage.module for index, stage in self.stages.items()}
+        self.shared = shared(schedule.placement, modules, tied, self.group.rank)
+        self.cutting: dict[str, Any] = {"dims": dims, "target_dim": target_dim, "count": count}
+        self.output_dim, self.autocast, self.seed, self.timeout = output_dim, autocast, seed, timeout
+        self.messages = Messages(schedule.placement, self.group, timeout, debug)
+        self.handlers: dict[Op, Handler] = dict(DEFAULTS)
+        self.steps = 0
+        self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
+        self._measured: tuple[Schedule, list[list[Span]]] | None = None
+        self._broken = ""
+
+    @cached_property
+    def side(self) -> torch.cuda.Stream:
+        """The GPU's second stream, for overlapped pairs."""
+        return torch.cuda.Stream(self.device)
+
+    @cached_property
+    def forwards(self) -> Schedule:
+        """The schedule's forwards alone, lowered."""
+        singles = ((single for action in order for single in action.singles) for order in self.schedule.orders)
+        orders = tuple(tuple(single for single in order if single.op == Op.F) for order in singles)
+        return lower(replace(self.schedule, orders=orders))
+
+    def on(self, op: Op, handler: Handler) -> None:
+        """Let `handler(action, step)` do every action of `op`; in it, `step.default(action)` does what was done before.
+
+        See `Step` for what a handler works with.
+
+        Raises:
+            SettingError: there is no such op.
+        """
+        if op not in DEFAULTS:
+            raise SettingError(f"there is no op {op!r}; there is: {', '.join(DEFAULTS)}")
+        self.handlers[Op(op)] = handler
+
+    def step(self, inputs: Any = None, targets: Any = None, **keywords: Any) -> torch.Tensor:
+        """Run the schedule on a batch: gradients are added to `.grad`, the mean loss is returned, on every rank.
+
+        inputs: a batch for the first stage, a tensor or a tuple of arguments; or a list, one such for each microbatch.
+        targets: for the loss, likewise. keywords: for every stage. Ranks that do not hold the first stage may leave
+        out the inputs, those that do not hold the last one the targets.
+
+        Raises:
+            SettingError: the batch cannot be cut into the schedule's microbatches.
+            CommunicationError: another rank has failed, was given something else, or does not answer in time.
+            PipelineError: a stage has failed, or a loss is not a finite number.
+        """
+        self._run("step", inputs, targets, keywords)
+        return self.loss
+
+    def eval(self, inputs: Any = None, targets: Any = None, **keywords: Any) -> torch.Tensor:
+        """The batch's mean loss, without gradients and with the modules in evaluation mode; otherwise as `step`."""
+        self._run("eval", inputs, targets, keywords)
+        return self.loss
+
+    def forward(self, inputs: Any = None, **keywords: Any) -> Any:
+        """What the model gives for a batch, as in `eval`, joined along `output_dim`; None without the last stage.
+
+        Where two ranks hold the last stage, each gives what its own microbatches have come to.
+        """
+        outputs = self._run("forward", inputs, None, keywords).outputs
+        return _joined([outputs[m] for m in sorted(outputs)], self.output_dim) if outputs else None
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last step of all ranks, measured, in seconds.
+
+        Raises:
+            PipelineError: there has been none.
+        """
+        if self._measured is None:
+            raise PipelineError("nothing has been measured yet; run a step first")
+        return clock.timeline(*self._measured)
+
+    def clip_grad_norm(self, most: float) -> float:
+        """Scale all gradients down so that their norm, over all stages, is at most `most`; returns what it was.
+
+        Every weight of the model counts once, also one that several ranks hold. All ranks must call it.
+        """
+        modules = [stage.module for stage in self.stages.values()]
+        own = torch.tensor([squares(self.shared, modules)], dtype=torch.float64)
+        norm = math.sqrt(self._gather(own, "clip_grad_norm").sum())
+        if norm > most:
+            for stage in self.stages.values():
+                for weight in stage.module.parameters():
+                    if weight.grad is not None:
+                        weight.grad.mul_(most / norm)
+        return norm
+
+    def _run(self, what: str, inputs: Any, targets: Any, keywords: Mapping[str, Any]) -> Step:
+        if self._broken:
+            raise PipelineError(f"this pipeline has stopped within a step, start the ranks again: {self._broken}")
+        training = what == "step"
+        lowered = self.lowered if training else self.forwards
+        batch = Batch.cut(inputs, targets, keywords, self.schedule.microbatches, **self.cutting)
+        self._require(what, batch)
+        kinds = self._agree(what, batch)
+        step = Step(self, batch, kinds, training)
+        try:
+            with _modes(self.stages.values(), training), torch.set_grad_enabled(training):
+                step.run(lowered.order(self.group.rank))
+                step.finish()
+                self._conclude(step, lowered)
+        except BaseException as error:
+            self._broken = str(error)
+            self._kept = step  # what is on its way must not be freed
+            raise
+        self.steps += training
+        if what != "forward":
+            self._require_finite()
+        return step
+
+    def _require(self, what: str, batch: Batch) -> None:
+        rank = self.group.rank
+        if 0 in self.stages and not batch.inputs:
+            raise SettingError(f"rank {rank} holds the first stage, so {what} needs the inputs there")
+        if self.last and what != "forward":
+            if self.last.loss_fn is None:
+                raise SettingError(f"rank {rank} holds the last stage, so {what} needs a loss_fn: give Pipeline one")
+            if not batch.targets:
+                raise SettingError(f"rank {rank} holds the last stage, so {what} needs the targets there")
+
+    def _agree(self, what: str, batch: Batch) -> list[int]:
+        """What each microbatch looks like, once it is sure that all ranks are about to do the same."""
+        calls = ["step", "eval", "forward"]
+        orders = zlib.crc32(self.lowered.to_csv().encode())
+        own = [calls.index(what), orders, *batch.kinds(self.schedule.microbatches)]
+        rows = self._gather(torch.tensor(own), f"start a {what}").tolist()
+        for rank, (call, schedule, *_) in enumerate(rows):
+            if call != rows[0][0]:
+                raise CommunicationError(
+                    f"rank 0 calls {calls[rows[0][0]]}, rank {rank} {calls[call]}; call the same on all"
+                )
+            if schedule != rows[0][1]:
+                raise CommunicationError(f"rank {rank} runs another schedule than rank 0; give all ranks the same")
+        kinds = []
+        for m, column in enumerate(list(zip(*rows, strict=True))[2:]):
+            known = {kind: rank for rank, kind in reversed(list(enumerate(column))) if kind}
+            if len(known) > 1:
+                one, other = list(known.values())[:2]
+                raise CommunicationError(
+                    f"microbatch {m} of the inputs has another shape or dtype on rank {other} than on rank {one}; "
+                    "give all ranks the same batch, or leave it out where it is not needed"
+                )
+            kinds.append(next(iter(known)))
+        return kinds
+
+    def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
+        """Everybody's row of numbers, shape (ranks, length)."""
+        if self.group.size == 1:
+            return own[None]
+        own = own.to(self.group.device)
+        rows = [torch.empty_like(own) for _ in range(self.group.size)]
+        try:
+            work = dist.all_gather(rows, own, self.group.process_group, async_op=True)
+            work.wait(timedelta(seconds=self.timeout))
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"rank {self.group.rank} was about to {doing}, but not every rank has come to it "
+                f"within {self.timeout:g} s, or one has failed ({str(error).splitlines()[0]})"
+            ) from error
+        return torch.stack(rows).cpu()
+
+    def _conclude(self, step: Step, lowered: Schedule) -> None:
+        """Tell all ranks the losses, and what was done when."""
+        microbatches, orders = self.schedule.microbatches, strip(lowered.orders)
+        spans = step.clock.spans()
+        times = [time for _, start, end in spans for time in (start, end)]
+        losses = self.last.losses if self.last else {}
+        own = torch.zeros(1 + microbatches + 2 * max(map(len, orders)), dtype=torch.float64)
+        own[0] = self.last.loss.double() if self.last else 0
+        for m, loss in losses.items():
+            own[1 + m] = loss.double()
+        own[1 + microbatches :][: len(times)] = torch.tensor(times, dtype=torch.float64)
+        rows = self._gather(own, "end a step")
+        self.loss = rows[:, 0].sum().float()
+        if self.replicas is not None:
+            self.loss = mean(self.loss, self.replicas)
+        self.losses = rows[:, 1 : 1 + microbatches].sum(0).float()
+        self._measured = (
+            replace(self.schedule, orders=orders),
+            [
+                [
+                    Span(action, *pair)
+                    for action, pair in zip(order, row[1 + microbatches :].view(-1, 2).tolist(), strict=False)
+                ]
+                for order, row in zip(orders, rows, strict=True)
+            ],
+        )
+
+    def _require_finite(self) -> None:
+        for m, loss in enumerate(self.losses.tolist()):
+            if not math.isfinite(loss):
+                last = Action(self.schedule.stages - 1, Op.F, m)
+                raise PipelineError(
+                    f"rank {self.schedule.placement.rank(*last[::2])}: {last} gave a loss of {loss}; "
+                    f"look at microbatch {m}, at the learning rate, and for what divides by zero"
+                )
+
+
+class Step:
+    """One step in progress, on one rank; a handler works with it.
+
+    `receive` what an action needs from another stage, `give` what it has made, or have the usual done by `default`.
+    `stages` are this rank's, `batch` is what all ranks were given.
+    """
+
+    def __init__(self, pipeline: Pipeline, batch: Batch, kinds: Sequence[int], training: bool):
+        self.pipeline, self.stages, self.batch = pipeline, pipeline.stages, batch
+        self.placement, self.messages = pipeline.schedule.placement, pipeline.messages
+        self.kinds = [(kind, training) for kind in kinds]  # no gradients are wanted in an evaluation
+        self.clock = clock.Clock(pipeline.device)
+        self.outputs: dict[int, Any] = {}  # of microbatches without a loss
+        self._given: dict[Result, tuple[torch.Tensor, ...]] = {}
+        self._reductions: list[Callable[[], None]] = []
+        self._streams: dict[Action, torch.cuda.Stream] = {}
+        self.messages.begin()
+        for stage in self.stages.values():
+            stage.begin(batch.inputs, batch.targets, batch.shares)
+
+    def run(self, order: Sequence[Action]) -> None:
+        """Do everything in `order`."""
+        last = {single.stage: i for i, action in enumerate(order) for single in action.singles if single.op in WEIGHTS}
+        for index, action in enumerate(order):
+            try:
+                if action.computes:
+                    self._await(action)
+                    with self.clock.timing(action):
+                        self.do(action)
+                else:
+                    self.do(action)
+            except PipelineError:
+                raise
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                raise PipelineError(f"rank {self.pipeline.group.rank}: {action} failed: {why}") from error
+            for single in action.singles:
+                if last.get(single.stage) == index:
+                    self._reduce(single.stage)
+
+    def do(self, action: Action) -> None:
+        """Do an action, as its handler does it."""
+        self.pipeline.handlers[action.op](action, self)
+
+    def default(self, action: Action) -> None:
+        """Do an action as it is done where no handler was given."""
+        DEFAULTS[action.op](action, self)
+
+    def receive(self, action: Action) -> tuple[torch.Tensor, ...] | None:
+        """What a forward or backward gets from another stage; None for the first stage's F and the last stage's B."""
+        own = ("F", action.stage, action.microbatch)
+        wanted = [need for need in needs(action, self.placement, lowered=True) if need != own]
+        if not wanted:
+            return None
+        values = self._given.pop(wanted[0])
+        if wanted[0][0] == "F":  # from a stage on this rank, whose graph ends here
+            return tuple(y.detach().requires_grad_(y.requires_grad) for y in values)
+        return values
+
+    def give(self, action: Action, values: Any) -> None:
+        """Hand on what a forward (activations) or backward (gradients) has made, a tensor, a tuple or None."""
+        for result in gives(action):
+            self._given[result] = () if values is None else as_tuple(values)
+
+    def forward(self, action: Action) -> None:
+        stage, m = self.stages[action.stage], action.microbatch
+        x = self.receive(action)
+        with self._precision(stage), self._randomness(action):
+            y = stage.forward(m, x, **self.batch.keywords[m])
+        if action.stage < self.placement.stages - 1:
+            self.give(action, y)
+        elif not self.batch.targets:
+            self.outputs[m] = y
+
+    def backward(self, action: Action) -> None:
+        dy = self.receive(action)
+        half = action.op == Op.I
+        run = self.stages[action.stage].backward_input if half else self.stages[action.stage].backward
+        dx = run(action.microbatch, dy)
+        if action.stage > 0:
+            self.give(action, dx)
+
+    def backward_weight(self, action: Action) -> None:
+        self.stages[action.stage].backward_weight(action.microbatch)
+
+    def overlapped(self, action: Action) -> None:
+        """Both parts: one after the other on the CPU, at the same time on a GPU, which has streams of its own for them.
+
+        A backward runs on the stream that its forward ran on, so the forward takes another one.
+        """
+        if self.pipeline.device.type != "cuda":
+            for part in action.parts:
+                self.do(part)
+            return
+        main = torch.cuda.current_stream(self.pipeline.device)
+        forward, backward = sorted(action.parts, key=lambda part: part.op != Op.F)
+        theirs = self._streams.pop(F(backward.stage, backward.microbatch), main)
+        own = self.pipeline.side if theirs == main else main
+        self._streams[forward] = own
+        self.pipeline.side.wait_stream(main)
+        for part in action.parts:
+            with torch.cuda.stream(own if part == forward else theirs):
+                self.do(part)
+        main.wait_stream(self.pipeline.side)
+
+    def send(self, action: Action) -> None:
+        values = self._given.pop((action.op[-1], action.stage, action.microbatch))
+        self.messages.send(action, values, self.kinds[action.microbatch])
+
+    def post(self, action: Action) -> None:
+        self.messages.receive(action, self.kinds[action.microbatch])
+
+    def finish(self) -> None:
+        """Return when all messages have arrived and all gradients are whole."""
+        self.messages.end()
+        for finish in self._reductions:
+            finish()
+        if torch.is_grad_enabled():
+            add_up(self.pipeline.shared, self.pipeline.group)
+
+    def _await(self, action: Action) -> None:
+        for need in needs(action, self.placement, lowered=True):
+            kind, stage, m = need
+            if kind in RECEIVE:
+                message = Action(stage, Op(kind), m)
+                self._given[need] = self.messages.wait(message, action, self.kinds[m], self.pipeline.device)
+
+    def _reduce(self, stage: int) -> None:
+        if self.pipeline.replicas is not None:
+            weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
+            self._reductions.append(start_mean(weights, self.pipeline.replicas))
+
+    def _precision(self, stage: Stage) -> AbstractContextManager[Any]:
+        dtype = self.pipeline.autocast
+        return torch.autocast(stage.device.type, dtype) if dtype else nullcontext()
+
+    @contextmanager
+    def _randomness(self, action: Action) -> Iterator[None]:
+        """Random numbers that depend on what is computed, not on when or where."""
+        seed, device = self.pipeline.seed, self.pipeline.device
+        if seed is None:
+            yield
+            return
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            place = (seed, self.pipeline.steps, action.stage, action.microbatch)
+            torch.manual_seed(zlib.crc32(repr(place).encode()))
+            yield
+
+
+WEIGHTS = (Op.B, Op.W)  # what adds to the weights' gradients
+DEFAULTS: dict[Op, Handler] = {
+    Op.F: lambda action, step: step.forward(action),
+    Op.B: lambda action, step: step.backward(action),
+    Op.I: lambda action, step: step.backward(action),
+    Op.W: lambda action, step: step.backward_weight(action),
+    Op.OVERLAP_F_B: lambda action, step: step.overlapped(action),
+    Op.OVERLAP_B_F: lambda action, step: step.overlapped(action),
+    Op.SEND_F: lambda action, step: step.send(action),
+    Op.SEND_B: lambda action, step: step.send(action),
+    Op.RECV_F: lambda action, step: step.post(action),
+    Op.RECV_B: lambda action, step: step.post(action),
+}
+
+
+def _stages(given: Mapping[int, nn.Module | Stage], wanted: Sequence[int], rank: int) -> dict[int, Stage]:
+    """The stages as given, each as a Stage."""
+    if not isinstance(given, Mapping) or set(given) != set(wanted):
+        told = ", ".join(map(str, given)) if isinstance(given, Mapping) else repr(given)
+        raise SettingError(
+            f"rank {rank} holds the stages {', '.join(map(str, wanted))}; got {told or 'none'}: "
+            "give a module for each, such as {0: module}, see pp.run.local_stages"
+        )
+    made = {}
+    for index in wanted:
+        stage = given[index]
+        made[index] = stage if isinstance(stage, Stage) else Stage(stage, index)
+    return made
+
+
+@contextmanager
+def _modes(stages: Iterable[Stage], training: bool) -> Iterator[None]:
+    """In an evaluation, all modules in evaluation mode, and then back in the mode that each was in."""
+    before = {} if training else {part: part.training for stage in stages for part in stage.module.modules()}
+    for part in before:
+        part.training = False
+    yield
+    for part, mode in before.items():
+        part.training = mode
+
+
+def _joined(outputs: Sequence[Any], dim: int) -> Any:
+    if isinstance(outputs[0], (tuple, list)):
+        return tuple(_joined(column, dim) for column in zip(*outputs, strict=True))
+    return torch.cat(list(outputs), dim) if outputs[0].dim() else torch.stack(list(outputs))

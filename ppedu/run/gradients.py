@@ -1,0 +1,125 @@
+"""Gradients that more than one rank has a part of: copies of a stage, tied weights, replicas; and the norm over all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ppedu.core.errors import SettingError
+from ppedu.core.placement import Placement
+from ppedu.run.comm import PipelineGroup
+
+Tie = tuple[tuple[int, str], tuple[int, str]]  # two weights that are one, each by its stage and its name there
+
+
+class Shared(NamedTuple):
+    """Weights here, and those they share their gradients with: `others` on this rank, or as many on rank `peer`.
+
+    first: this rank's part comes first in the sum, which so is the same on both, to the last bit.
+    """
+
+    weights: list[nn.Parameter]
+    others: list[nn.Parameter]
+    peer: int
+    first: bool
+
+
+def shared(placement: Placement, modules: Mapping[int, nn.Module], ties: Sequence[Tie], rank: int) -> list[Shared]:
+    """What `rank` shares: the stages of which another rank holds a copy, then the ties. All ranks have one order.
+
+    Raises:
+        SettingError: a tied weight does not exist.
+    """
+    found = []
+    for stage in range(placement.stages):
+        holders = [copy[stage] for copy in placement.holders]
+        if rank in holders and len(set(holders)) > 1:
+            first = holders[0] == rank
+            weights = [weight for weight in modules[stage].parameters() if weight.requires_grad]
+            found.append(Shared(weights, [], holders[first], first))
+    for tie in ties:
+        for copy in placement.holders:
+            holders = [copy[stage] if 0 <= stage < placement.stages else -1 for stage, _ in tie]
+            here = [_weight(modules, *tie[end]) for end in (0, 1) if holders[end] in (rank, -1)]
+            first = holders[0] == rank
+            if len(here) == 2 and here[0] is not here[1]:
+                found.append(Shared(here[:1], here[1:], rank, first))
+            elif len(here) == 1:
+                found.append(Shared(here, [], holders[first], first))
+    return found
+
+
+def _weight(modules: Mapping[int, nn.Module], stage: int, name: str) -> nn.Parameter:
+    try:
+        return modules[stage].get_parameter(name)
+    except (KeyError, AttributeError):
+        known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
+        raise SettingError(f"there is no weight {name!r} in stage {stage} to tie; there is: {known}") from None
+
+
+def add_up(found: Sequence[Shared], group: PipelineGroup) -> None:
+    """Give every holder of a shared weight the sum of its gradients."""
+    for weights, others, peer, first in found:
+        mine = flat(weights)
+        if others:
+            total = mine + flat(others)
+            put(others, total)
+        else:
+            mine = mine.to(group.device)
+            theirs = torch.empty_like(mine)
+            swap = [(dist.isend, mine), (dist.irecv, theirs)]
+            ops = [dist.P2POp(how, part, group.peer(peer), group.process_group) for how, part in swap]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+            total = mine + theirs if first else theirs + mine
+        put(weights, total)
+
+
+def start_mean(weights: Sequence[nn.Parameter], replicas: dist.ProcessGroup) -> Callable[[], None]:
+    """Start to average the weights' gradients over `replicas`; to be called later, it puts the mean into place."""
+    total = flat(weights)
+    if dist.get_backend(replicas) == "gloo":
+        total = total.cpu()
+    work = dist.all_reduce(total, group=replicas, async_op=True)
+
+    def finish() -> None:
+        work.wait()
+        put(weights, total / dist.get_world_size(replicas))
+
+    return finish
+
+
+def mean(value: torch.Tensor, replicas: dist.ProcessGroup) -> torch.Tensor:
+    """A number's mean over `replicas`."""
+    value = value.to("cpu" if dist.get_backend(replicas) == "gloo" else "cuda", copy=True)
+    dist.all_reduce(value, group=replicas)
+    return value.cpu() / dist.get_world_size(replicas)
+
+
+def squares(found: Sequence[Shared], modules: Iterable[nn.Module]) -> float:
+    """The sum of squares of the gradients that this rank answers for: of several holders, the first does."""
+    elsewhere = {
+        id(weight) for each in found for weight in each.others or each.weights if each.others or not each.first
+    }
+    return sum(
+        weight.grad.double().square().sum().item()
+        for module in modules
+        for weight in module.parameters()
+        if weight.grad is not None and id(weight) not in elsewhere
+    )
+
+
+def flat(weights: Sequence[nn.Parameter]) -> torch.Tensor:
+    """The gradients in one row; zeros where there is none."""
+    grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
+    return torch.cat([grad.reshape(-1) for grad in grads]) if grads else torch.empty(0)
+
+
+def put(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
+    """Take `row` apart again into the weights' gradients."""
+    for weight, part in zip(weights, row.split([weight.numel() for weight in weights]), strict=True):
+        weight.grad = part.view_as(weight).to(weight, copy=True)

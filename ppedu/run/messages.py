@@ -1,0 +1,213 @@
+"""The messages of a schedule: sent without waiting, received early, waited for when their content is needed.
+
+What one rank sends another arrives in the order sent, so a message needs no name: the schedule says which it is.
+The first of a kind is preceded by a header that states shapes and dtypes; from then on both sides know them. With
+`debug` each has a header, which also says what the message is, and what has been sent is looked at again once it has
+arrived: has somebody written to it in the meantime?
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ppedu.core.actions import SEND, Action, Op
+from ppedu.core.errors import CommunicationError
+from ppedu.core.lower import label
+from ppedu.core.placement import TOWARDS, Placement
+from ppedu.run.comm import DESCRIPTION, PipelineGroup, describe, described
+
+MOST_TENSORS = 8  # in one message
+MESSAGES = [Op.SEND_F, Op.SEND_B]  # a header names a kind of message by its place here
+WORDS = 4 + MOST_TENSORS * (1 + DESCRIPTION)  # of a header
+
+
+class Layout(NamedTuple):
+    """What a tensor in a message looks like, and whether its gradient is wanted back."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    wants_grad: bool
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {self.shape}"
+
+
+class Sent(NamedTuple):
+    """A message on its way. Its tensors must live, unchanged, until they have arrived."""
+
+    work: list[dist.Work]
+    tensors: list[torch.Tensor]
+    sums: list[int]
+
+
+class Messages:
+    """Those of one rank's step.
+
+    `layouts` of the activations are known from step to step, by the stage that makes them and a `kind`: what the
+    microbatch looks like. A gradient looks like the activation it belongs to.
+    """
+
+    def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
+        self.placement, self.group, self.timeout, self.debug = placement, group, timeout, debug
+        self.layouts: dict[tuple[int, Hashable], list[Layout]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        self.sent: dict[Action, Sent] = {}
+        self.coming: dict[Action, Sent] = {}
+
+    def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
+        """Start to send what a forward has given, or a backward: the gradients of the inputs that want one.
+
+        Raises:
+            CommunicationError: it does not look as the receiver expects.
+        """
+        found = [Layout(tensor.dtype, tuple(tensor.shape), tensor.requires_grad) for tensor in tensors]
+        expected = self._expected(action, kind)
+        if expected is not None and [each[:2] for each in found] != [each[:2] for each in expected]:
+            raise CommunicationError(
+                f"rank {self.group.rank}: {action} has {_told(found)} to send, but the receiver expects "
+                f"{_told(expected)}, as for earlier microbatches of that shape"
+            )
+        target = self.group.peer(self.placement.route(action)[1])
+        outgoing = [tensor.detach().to(self.group.device).contiguous() for tensor in tensors]
+        sums = [0, *map(_checksum, outgoing)] if self.debug else []  # a header has none
+        if expected is None or self.debug:
+            outgoing.insert(0, self._header(action, found))
+        if expected is None:
+            self.layouts[_maker(action), kind] = found
+        work = [self._start(dist.isend, tensor, target, action) for tensor in outgoing]
+        self.sent[action] = Sent(work, outgoing, sums)
+
+    def receive(self, action: Action, kind: Hashable) -> None:
+        """Start to receive; `wait` hands over what has come.
+
+        Raises:
+            CommunicationError: another message comes than the schedule says, or one that looks otherwise (debug).
+        """
+        source = self.group.peer(self.placement.route(action)[0])
+        expected = self._expected(action, kind)
+        if expected is None or self.debug:
+            header = torch.empty(WORDS, dtype=torch.int64, device=self.group.device)
+            self._finish([self._start(dist.irecv, header, source, action)], action, f"rank {self.group.rank}: {action}")
+            found = self._read(header.tolist(), action)
+            if expected is None:
+                expected = self.layouts[_maker(action), kind] = found
+            if found != expected:
+                raise CommunicationError(
+                    f"rank {self.group.rank}: {action} expects {_told(expected)}, but {_told(found)} comes"
+                )
+        buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.group.device) for each in expected]
+        work = [self._start(dist.irecv, buffer, source, action) for buffer in buffers]
+        self.coming[action] = Sent(work, buffers, [])
+
+    def wait(self, action: Action, user: Action, kind: Hashable, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """What a receive has brought, for `user`, which needs it. Activations require grad if their maker's do.
+
+        Raises:
+            CommunicationError: it has not come in time, or its sender is gone.
+        """
+        coming = self.coming.pop(action)
+        self._finish(coming.work, action, f"rank {self.group.rank}: {user} waits for {action}")
+        arrived = tuple(tensor.to(device) for tensor in coming.tensors)
+        if action.op == Op.RECV_F:
+            for tensor, layout in zip(arrived, self.layouts[_maker(action), kind], strict=True):
+                tensor.requires_grad_(layout.wants_grad)
+        else:  # who sends a gradient has received the activation
+            self._arrived(Action(action.stage, Op.SEND_F, action.microbatch))
+        return arrived
+
+    def end(self) -> None:
+        """Return when everything sent has arrived.
+
+        Raises:
+            CommunicationError: something was not received in time, or was written to before it was (debug).
+        """
+        for action in list(self.sent):
+            self._arrived(action)
+        for action in self.coming:
+            raise CommunicationError(f"rank {self.group.rank}: nobody has used what {action} received")
+
+    def _arrived(self, action: Action) -> None:
+        sent = self.sent.pop(action)
+        self._finish(sent.work, action, f"rank {self.group.rank}: {action}")
+        for tensor, before in zip(sent.tensors, sent.sums, strict=False):
+            if before and _checksum(tensor) != before:
+                raise CommunicationError(
+                    f"rank {self.group.rank}: what {action} sends was written to after it was sent; "
+                    "make a new tensor instead of changing that one in place"
+                )
+
+    def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
+        """How the message looks, as far as known: that of an activation, or of the gradients wanted of it."""
+        if action.op in (Op.SEND_F, Op.RECV_F):
+            return self.layouts.get((_maker(action), kind))
+        activation = self.layouts[_maker(action), kind]
+        return [each._replace(wants_grad=False) for each in activation if each.wants_grad]
+
+    def _start(self, how: object, tensor: torch.Tensor, peer: int, action: Action) -> dist.Work:
+        try:
+            work: dist.Work = how(tensor, peer, self.group.process_group)  # type: ignore[operator]
+        except RuntimeError as error:
+            raise self._lost(f"rank {self.group.rank}: {action}", action, error) from error
+        return work
+
+    def _finish(self, work: list[dist.Work], action: Action, who: str) -> None:
+        for each in work:
+            try:
+                if self.group.device.type == "cuda":
+                    each.wait()  # a GPU's stream waits; NCCL has a watchdog of its own
+                else:
+                    each.wait(timedelta(seconds=self.timeout))
+            except RuntimeError as error:
+                raise self._lost(who, action, error) from error
+
+    def _lost(self, who: str, action: Action, error: RuntimeError) -> CommunicationError:
+        peer = self.placement.route(action)[action.op in SEND]
+        late = "imed out" in str(error) or "imeout" in str(error)
+        why = (
+            f"rank {peer} has not come to it within {self.timeout:g} s"
+            if late
+            else f"the connection to rank {peer} is lost; that rank has failed or ended ({str(error).splitlines()[0]})"
+        )
+        return CommunicationError(f"{who} ({label(action, self.placement)}): {why}")
+
+    def _header(self, action: Action, layouts: Sequence[Layout]) -> torch.Tensor:
+        if len(layouts) > MOST_TENSORS:
+            raise CommunicationError(
+                f"rank {self.group.rank}: {action} has {len(layouts)} tensors; at most {MOST_TENSORS}"
+            )
+        words = [action.stage, MESSAGES.index(action.op), action.microbatch, len(layouts)]
+        for dtype, shape, wants_grad in layouts:
+            words += [wants_grad, *describe(dtype, shape)]
+        return torch.tensor(words + [0] * (WORDS - len(words)), device=self.group.device)
+
+    def _read(self, words: list[int], action: Action) -> list[Layout]:
+        stage, message, microbatch, count = words[:4]
+        came = Action(stage, MESSAGES[message], microbatch)
+        wanted = Action(action.stage + TOWARDS[action.op], Op(f"SEND_{action.op[-1]}"), action.microbatch)
+        if came != wanted:
+            raise CommunicationError(
+                f"rank {self.group.rank}: {action} wants what {wanted} sends, but what {came} sends came"
+            )
+        starts = [4 + (1 + DESCRIPTION) * number for number in range(count)]
+        return [Layout(*described(words[at + 1 : at + 1 + DESCRIPTION]), bool(words[at])) for at in starts]
+
+
+def _maker(action: Action) -> int:
+    """The stage that makes the activation which is sent, or whose gradient is."""
+    return action.stage - (action.op in (Op.RECV_F, Op.SEND_B))
+
+
+def _told(layouts: Sequence[Layout]) -> str:
+    return ", ".join(map(str, layouts)) or "nothing"
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()) + 1  # 0 stands for none

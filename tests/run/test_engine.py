@@ -1,0 +1,122 @@
+"""The engine runs every schedule, and its gradients are those of one process, to the last bit."""
+
+import json
+
+import pytest
+
+import ppedu as pp
+
+LAYERS = 8
+
+RUN = """
+import json, sys
+import torch, torch.distributed as dist
+import ppedu as pp
+from ppedu.run import GPT, GPTConfig, Pipeline, local_stages, next_token_loss
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+config = GPTConfig(vocabulary=11, context=8, layers=int(sys.argv[1]), heads=2, width=16)
+
+def one_process(schedule, inputs, targets):
+    "Each stage's gradients added up in that stage's order, on one process; no pipeline of ours is in it."
+    modules = [GPT.stage(config, stage, schedule.stages) for stage in range(schedule.stages)]
+    waits, losses = {}, []  # the gradients of every stage and microbatch alone
+    for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+        for module in modules:
+            x = module(x)
+        loss = next_token_loss(x, y) / len(inputs)
+        losses.append(loss.detach())
+        weights = [weight for module in modules for weight in module.parameters()]
+        grads = iter(torch.autograd.grad(loss, weights))
+        for stage, module in enumerate(modules):
+            waits[stage, m] = [next(grads) for _ in module.parameters()]
+    last = [action.microbatch for order in schedule.orders for each in order for action in each.singles
+            if action.stage == schedule.stages - 1 and action.op == "F"]
+    total = torch.zeros(())
+    for m in last:
+        total += losses[m]
+    for stage, module in enumerate(modules):
+        done = [single.microbatch for order in schedule.orders for each in order for single in each.singles
+                if single.stage == stage and single.op in ("B", "W")]
+        for m in done:
+            for weight, grad in zip(module.parameters(), waits[stage, m], strict=True):
+                weight.grad = grad if weight.grad is None else weight.grad + grad
+    return modules, total
+
+for case in json.loads(sys.argv[2]):
+    name, microbatches, options = case
+    schedule = pp.schedule(name, size, microbatches, **options)
+    tokens = torch.randint(11, (2 * microbatches, 9), generator=torch.Generator().manual_seed(3))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    modules = {stage: GPT.stage(config, stage, schedule.stages) for stage in local_stages(schedule, rank)}
+    pipeline = Pipeline(schedule, modules, next_token_loss)
+    loss = pipeline.step(inputs, targets)
+    expected, total = one_process(schedule, inputs.split(2), targets.split(2))
+    far, wrong = 0.0, 0
+    for stage, module in modules.items():
+        for weight, other in zip(module.parameters(), expected[stage].parameters(), strict=True):
+            wrong += not torch.equal(weight.grad, other.grad)
+            far = max(far, ((weight.grad - other.grad).norm() / other.grad.norm()).item())
+    timeline = pipeline.timeline
+    print(json.dumps(dict(
+        wrong=wrong, far=far, loss=loss.item(), expected=total.item(),
+        order=timeline.schedule.orders == schedule.orders,
+        measured=[str(span.action) for row in timeline.rows for span in row] == [str(a) for o in schedule.orders for a in o],
+    )))
+dist.barrier()
+"""
+
+
+def cases(ranks, names):
+    found = []
+    for name in names:
+        fewest = next(m for m in range(1, 40) if _legal(name, ranks, m))
+        uneven = [m for m in range(fewest, 40) if m % ranks and _legal(name, ranks, m)]
+        many = next(m for m in range(4 * ranks, 60) if _legal(name, ranks, m))
+        found += [(ranks, name, m) for m in dict.fromkeys([fewest, *uneven[:1], many])]
+    return found
+
+
+def _legal(name, ranks, microbatches):
+    try:
+        pp.schedule(name, ranks, microbatches).validate()
+    except pp.PipelineError:
+        return False
+    return True
+
+
+def possible(ranks):
+    return [name for name in pp.schedules() if any(_legal(name, ranks, m) for m in (1, 2, 4, 8, 16))]
+
+
+EVERY = cases(2, possible(2)) + cases(4, possible(4))
+
+
+@pytest.fixture(scope="module")
+def reports(ranks):
+    found = {}
+
+    def run(size):
+        mine = [case for case in EVERY if case[0] == size]
+        output = ranks(RUN, size, str(LAYERS), json.dumps([(name, m, {}) for _, name, m in mine]), timeout=240)
+        for case, lines in zip(mine, zip(*[text.splitlines() for text in output], strict=True), strict=True):
+            found[case] = [json.loads(line) for line in lines]
+
+    def get(case):
+        if case not in found:
+            run(case[0])
+        return found[case]
+
+    return get
+
+
+@pytest.mark.parametrize("case", EVERY, ids=lambda case: "-".join(map(str, case)))
+def test_gradients_and_loss_are_those_of_one_process(reports, case):
+    size, name, microbatches = case
+    found = reports(case)
+    two_copies = pp.schedule(name, size, microbatches).placement.copies > 1
+    for report in found:
+        assert report["far"] <= 1e-6 if two_copies else report["wrong"] == 0
+        assert abs(report["loss"] - report["expected"]) <= (1e-6 if two_copies else 0)
+        assert report["order"] and report["measured"]
