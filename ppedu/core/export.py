@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ppedu.core.actions import Op
+from ppedu.core.actions import Action, Op
 from ppedu.core.errors import SettingError, require_schedule
 from ppedu.core.schedule import Schedule
 
@@ -14,7 +14,8 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
     """The CSV text that `_load_csv` of torch.distributed.pipelining's schedules reads, with a `path` written there.
 
     A lowered schedule is loaded with format="compute_comms", another with "compute_only". OVERLAP_B_F, which is no
-    word of torch's, is written as its two actions in order.
+    word of torch's, is written as its two actions in order. A lowered schedule is given REDUCE_GRAD where it has none:
+    that is where torch divides gradients by the number of microbatches, also of stages that are not sharded.
 
     Raises:
         SettingError: it is no schedule, or has two copies of the model, for which torch has no words.
@@ -26,11 +27,14 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
             f"{schedule!r} runs two copies of the model in opposite directions; a torch schedule has one rank for "
             "each stage, whatever the microbatch — take a schedule with one copy, such as dualpipev for dualpipe"
         )
-    orders = tuple(
-        tuple(part for action in order for part in (action.parts if action.op == Op.OVERLAP_B_F else (action,)))
+    orders = [
+        [part for action in order for part in (action.parts if action.op == Op.OVERLAP_B_F else (action,))]
         for order in schedule.orders
-    )
-    return replace(schedule, orders=orders).to_csv(path)
+    ]
+    if schedule.lowered and not any(action.op == Op.REDUCE_GRAD for order in orders for action in order):
+        for rank, order in enumerate(orders):
+            order += [Action(stage, Op.REDUCE_GRAD) for stage in schedule.placement.stages_of(rank)]
+    return replace(schedule, orders=tuple(map(tuple, orders))).to_csv(path)
 
 
 def lookup_table(schedule: Schedule, rank: int = 0) -> list[tuple[int, int]]:

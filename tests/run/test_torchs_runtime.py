@@ -1,0 +1,70 @@
+"""What `to_torch` writes runs in torch's own runtime, which comes to the gradients that the engine comes to."""
+
+import json
+
+import pytest
+
+import ppedu as pp
+
+RUN = """
+import json, sys
+import torch, torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+import ppedu as pp
+from ppedu.run import GPT, GPTConfig, Pipeline, local_stages, next_token_loss
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+config = GPTConfig(vocabulary=11, context=8, layers=8, heads=2, width=16)
+for name, form, path, microbatches in json.loads(sys.argv[1]):
+    schedule = pp.schedule(name, size, microbatches)
+    tokens = torch.randint(11, (2 * microbatches, 9), generator=torch.Generator().manual_seed(3))
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def made():
+        return {stage: GPT.stage(config, stage, schedule.stages) for stage in local_stages(schedule, rank)}
+
+    ours = made()
+    pipeline = Pipeline(schedule, ours, next_token_loss)
+    pipeline.step(inputs, targets)
+
+    theirs = made()
+    stages = [PipelineStage(module, stage, schedule.stages, torch.device("cpu")) for stage, module in theirs.items()]
+    runtime = _PipelineScheduleRuntime(stages, microbatches, loss_fn=next_token_loss)
+    runtime._load_csv(path, format=form)
+    first, last = 0 in theirs, schedule.stages - 1 in theirs
+    runtime.step(*[inputs] * first, target=targets if last else None)
+
+    far = 0.0
+    for stage, module in ours.items():
+        for weight, other in zip(module.parameters(), theirs[stage].parameters(), strict=True):
+            far = max(far, ((weight.grad - other.grad).norm() / other.grad.norm()).item())
+    print(far)
+dist.barrier()
+"""
+
+NAMES = [name for name in pp.schedules() if pp.schedule(name, 4, 8).placement.copies == 1]
+FORMS = ["compute_only", "compute_comms"]
+
+
+@pytest.fixture(scope="module")
+def differences(ranks, tmp_path_factory):
+    """By schedule and form, the largest relative difference of a gradient on any rank."""
+    folder = tmp_path_factory.mktemp("csv")
+    asked = []
+    for name in NAMES:
+        schedule = pp.schedule(name, 4, 8)
+        for form, written in zip(FORMS, (schedule, pp.lower(schedule)), strict=True):
+            path = str(folder / f"{name}-{form}.csv")
+            pp.export.to_torch(written, path)
+            asked.append((name, form, path, 8))
+    output = ranks(RUN, 4, json.dumps(asked), timeout=240)
+    found = [[float(line) for line in text.splitlines() if line[0].isdigit()] for text in output]
+    return {(name, form): max(each) for (name, form, *_), *each in zip(asked, *found, strict=True)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", NAMES)
+def test_torchs_runtime_comes_to_the_same_gradients(differences, name, form):
+    assert differences[name, form] < 1e-5
