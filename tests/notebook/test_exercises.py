@@ -450,7 +450,7 @@ def test_a_number_of_chunks_that_is_not_the_best_is_refused_with_a_better_one(ca
 
 @pytest.mark.parametrize("name", ["", "5.1", "05.99", None])
 def test_an_unknown_exercise_is_refused_with_those_there_are(name):
-    with pytest.raises(SettingError, match=r"there is no exercise .*; there is: 03\.1, 05\.1, 05\.2, 09\.1"):
+    with pytest.raises(SettingError, match=r"there is no exercise .*; there is: .*03\.1, .*05\.1, 05\.2, .*09\.1"):
         check_answer(name, right)
 
 

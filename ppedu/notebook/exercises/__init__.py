@@ -1,0 +1,75 @@
+"""Predictions and exercises: `predict`, `outcome`, and `check_answer`, which says what is wrong and why.
+
+An exercise is a function that takes the learner's answer and returns what is wrong with it, in a sentence,
+or None; it is known by the lesson's number and its own. It may also be given a reward: the picture of what
+the learner has built. Those of a lesson are the `EXERCISES` of its own file here, `lesson_NN.py`, which is
+found by its name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from numbers import Real
+from pkgutil import iter_modules
+from textwrap import fill
+from typing import Any
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.timeline import show
+from ppedu.notebook.exercises.common import Exercise
+
+_predictions: dict[str, Any] = {}
+
+
+def predict(name: str, value: Any) -> None:
+    """Note what you expect `name` to be, before you run anything. `outcome` shows it beside what came out."""
+    _predictions[name] = value
+    print(f"Noted: {name} = {_say(value)}. Now run it.")
+
+
+def outcome(name: str, value: Any) -> None:
+    """Show `value`, what came out, beside what was predicted for `name`.
+
+    Raises:
+        SettingError: nothing was predicted under that name.
+    """
+    if name not in _predictions:
+        raise SettingError(f"nothing was predicted for {name!r}; run its predict cell first")
+    said, found = _say(_predictions[name]), _say(value)
+    print(f"{name}: you said {said}, it is {found}{' — right.' if said == found else '.'}")
+
+
+def _say(value: Any) -> str:
+    return show(value) if isinstance(value, Real) else str(value)
+
+
+def check_answer(exercise: str, answer: Any) -> None:
+    """Say whether `answer` solves the exercise, such as "05.1"; if it does not, what is wrong and why.
+
+    Raises:
+        SettingError: there is no such exercise.
+    """
+    if exercise not in EXERCISES:
+        raise SettingError(f"there is no exercise {exercise!r}; there is: {', '.join(EXERCISES)}")
+    task = EXERCISES[exercise]
+    wrong = find_fault(exercise, answer)
+    print(fill(f"Not yet: {wrong}{'' if wrong[-1] in '.?!)' else '.'}" if wrong else f"Right. {task.praise}", 100))
+    if not wrong and task.reward:
+        task.reward(answer).plot()
+
+
+def find_fault(exercise: str, answer: Any) -> str | None:
+    """What is wrong with an answer, in a sentence; None if it is right."""
+    try:
+        return EXERCISES[exercise].wrong(answer)
+    except PipelineError as error:
+        return str(error)
+
+
+def _of_all_lessons() -> dict[str, Exercise]:
+    lessons = sorted(module.name for module in iter_modules(__path__) if module.name.startswith("lesson_"))
+    found = (import_module(f"{__name__}.{lesson}").EXERCISES for lesson in lessons)
+    return {name: exercise for exercises in found for name, exercise in exercises.items()}
+
+
+EXERCISES = _of_all_lessons()

@@ -1,0 +1,250 @@
+"""Lesson 2: the hand-off between the two halves of a model that was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import show
+from ppedu.notebook.exercises.common import Exercise, require_function
+from ppedu.zoo import schedule
+
+if TYPE_CHECKING:  # the other lessons do without torch
+    from torch import Tensor
+    from torch.nn import Module
+
+
+@dataclass
+class Seen:
+    """What the two halves made, were given and got back while the learner's function ran."""
+
+    sent: list[Tensor] = field(default_factory=list)  # by the first half
+    received: list[Tensor] = field(default_factory=list)  # by the second
+    tracked: bool = False  # did the received activation require grad when the second half ran?
+    gradients: list[Tensor] = field(default_factory=list)  # that came to what was sent
+    loss: Any = None
+    error: RuntimeError | None = None  # from autograd
+
+
+@dataclass
+class Right:
+    """The same from the uncut model: its halves, their gradients in `.grad`; the activation's gradient; the loss."""
+
+    first: Module
+    second: Module
+    gradient: Tensor
+    loss: Tensor
+
+
+def _cases() -> Iterator[tuple[str, Module, Module, list[tuple[Tensor, Tensor]], Any]]:
+    """In words, the halves, the microbatches (inputs, targets) that they see one after the other, the loss."""
+    import torch
+    from torch.nn import Linear, Sequential, Tanh
+    from torch.nn.functional import l1_loss, mse_loss
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        first, second = Sequential(Linear(64, 32, bias=False), Tanh()), Linear(32, 1, bias=False)
+        x, target = torch.randn(16, 64), torch.randn(16, 1)
+        deep = [Sequential(Linear(6, 6), Tanh(), Linear(6, 6)).double() for _ in range(2)]
+        inputs, targets = torch.randn(2, 2, 4, 6, dtype=torch.float64)
+    yield "", first, second, [(x, target)], mse_loss
+    two = list(zip(inputs, targets, strict=True))
+    yield "with deeper halves, another loss and two microbatches, one after the other, ", deep[0], deep[1], two, l1_loss
+
+
+def _not_a_hand_off(function: Any) -> str | None:
+    require_function(function, "first", "second", "x", "target", "loss_fn")
+    for case, first, second, microbatches, loss_fn in _cases():
+        whole = deepcopy(first), deepcopy(second)
+        for x, target in microbatches:
+            right = _uncut(*whole, x, target, loss_fn)
+            seen = _watched(function, first, second, x, target, loss_fn)
+            fault = (
+                _not_cut(seen)
+                or _not_through_the_second(second, right)
+                or _not_back_to_the_first(seen, right)
+                or _unlike_the_uncut("first", first, right.first)
+            )
+            if fault is None and seen.error:
+                raise seen.error
+            fault = fault or _not_the_loss(seen.loss, right.loss)
+            if fault:
+                return case + fault
+    return None
+
+
+def _uncut(first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Right:
+    activation = first(x)
+    activation.retain_grad()
+    loss = loss_fn(second(activation), target)
+    loss.backward()
+    return Right(first, second, activation.grad, loss.detach())
+
+
+def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Seen:
+    seen = Seen()
+
+    def after_first(module: Module, inputs: Any, output: Tensor) -> None:
+        seen.sent.append(output)
+        if output.requires_grad:
+            output.register_hook(seen.gradients.append)
+
+    def before_second(module: Module, inputs: Any) -> None:
+        seen.received.append(inputs[0])
+        seen.tracked = inputs[0].requires_grad
+
+    hooks = first.register_forward_hook(after_first), second.register_forward_pre_hook(before_second)
+    try:
+        seen.loss = function(first, second, x, target, loss_fn)
+    except RuntimeError as error:
+        seen.error = error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def _not_cut(seen: Seen) -> str | None:
+    """What is wrong on the way down."""
+    import torch
+
+    for half, runs in (("first", seen.sent), ("second", seen.received)):
+        if len(runs) != 1:
+            return f"the {half} half {f'runs {len(runs)} times' if runs else 'never runs'}; run each half once"
+    (sent,), (received,) = seen.sent, seen.received
+    if sent.grad_fn is None:
+        return (
+            "what the first half made has no history, so no gradient can come back through it. Run it outside "
+            "no_grad(), and keep its output beside the copy; detach_() changes it in place"
+        )
+    if received.grad_fn is not None:
+        return (
+            f"the second half's input still has its history, {received.grad_fn.name()}, so loss.backward() runs on "
+            "into the first half. From one process to another only the numbers travel: hand on a detached copy"
+        )
+    if not torch.equal(received, sent):
+        return "the second half does not receive the numbers that the first half made"
+    if not seen.tracked:
+        return (
+            "the received activation does not require grad when the second half runs: its .grad stays None, and there "
+            "is nothing to send back. Call requires_grad_() on it first"
+        )
+    return None
+
+
+def _not_through_the_second(second: Module, right: Right) -> str | None:
+    if _none(second):
+        return "the second half's weights have no gradients; loss.backward() computes them"
+    return _unlike_the_uncut("second", second, right.second)
+
+
+def _not_back_to_the_first(seen: Seen, right: Right) -> str | None:
+    """What is wrong with the gradient that came to what was sent."""
+    import torch
+
+    if not seen.gradients:
+        return _why_nothing_came(seen, right)
+    came = torch.stack(seen.gradients).sum(0)
+    if torch.equal(came, right.gradient):
+        return None
+    if torch.equal(came, seen.sent[0]):
+        return "the first half is given the activation itself, where the activation's gradient is wanted"
+    if torch.allclose(came, came.flatten()[0]):
+        return (
+            "the first half is given the same gradient everywhere, as by sum() or mean(). It must be told how the "
+            "*loss* changes with each number that it sent: that is the gradient of the received activation"
+        )
+    times = _times(came, right.gradient)
+    if times:
+        return f"the first half is given {times} times the gradient of the received activation; hand it back as it is"
+    return "the first half is given another tensor than the gradient of the received activation"
+
+
+def _why_nothing_came(seen: Seen, right: Right) -> str | None:
+    (sent,), (received,) = seen.sent, seen.received
+    said = str(seen.error)
+    if "implicitly created" in said:
+        return (
+            "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, "
+            "starts from 1 by itself; give it the gradient of the received activation"
+        )
+    if "does not require grad" in said:
+        return "backward() is called on a copy without history; call it on what first(x) returned"
+    if "Mismatch in shape" in said:
+        return (
+            f"backward() is given a gradient that has not the shape of what was sent, {tuple(sent.shape)}: it is that "
+            "of another tensor. Send back the gradient of the received activation"
+        )
+    if seen.error:
+        return None
+    if received.grad is not None and _times(received.grad, right.gradient) == "2":
+        return (
+            "backward() is called on the received copy. That has no history, so its gradient is only added to itself; "
+            "call it on what first(x) returned"
+        )
+    return (
+        "the first half's weights have no gradients. The received activation now has one: go on with it from what "
+        "first(x) returned"
+    )
+
+
+def _unlike_the_uncut(name: str, half: Module, uncut: Module) -> str | None:
+    from torch import equal
+
+    fault = f"the {name} half's gradients are not those of the uncut model"
+    if _none(half):
+        return f"{fault}: there are none"
+    mine, others = (_gradients(each) for each in (half, uncut))
+    if equal(mine, others):
+        return None
+    times = _times(mine, others)
+    if times:
+        return f"{fault}, but {times} times these. Leave the loss as loss_fn gives it"
+    return f"{fault}. Take the loss from loss_fn, and let backward() add to what is in .grad"
+
+
+def _gradients(half: Module) -> Tensor:
+    """Those of all its weights, one after the other."""
+    import torch
+
+    return torch.cat([weight.grad.flatten() for weight in half.parameters() if weight.grad is not None])
+
+
+def _none(half: Module) -> bool:
+    return any(weight.grad is None for weight in half.parameters())
+
+
+def _times(one: Tensor, other: Tensor) -> str | None:
+    """The number that `one` is `other` times, in words; None if there is none."""
+    import torch
+
+    if one.shape != other.shape:
+        return None
+    factor = (one * other).sum() / (other * other).sum()
+    return show(round(factor.item(), 4)) if torch.allclose(one, factor * other, rtol=1e-4) else None
+
+
+def _not_the_loss(said: Any, loss: Tensor) -> str | None:
+    from torch import is_tensor
+
+    value = said.item() if is_tensor(said) and said.numel() == 1 else said
+    if not isinstance(value, Real):
+        return f"the gradients are right, but your function gives {said!r}; let it return the loss"
+    if value != loss.item():
+        return f"the gradients are right, but your function returns {show(value)}, and the loss is {show(loss.item())}"
+    return None
+
+
+EXERCISES = {
+    "02.1": Exercise(
+        _not_a_hand_off,
+        "All gradients are those of the uncut model, bit for bit. With a rank for each half, this is what you built: "
+        "down, and back up.",
+        lambda _: simulate(schedule("naive", 2, 1)),
+    ),
+}

@@ -1,0 +1,76 @@
+"""Lesson 5: the 1F1B schedule, and the memory it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import several
+from ppedu.notebook.exercises.common import CASES, Exercise, ask, listed, require_function, with_sizes
+from ppedu.zoo import Entry, build, schedule
+
+UNIT = Costs(forward=1, backward=1)
+
+
+def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
+    return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
+
+
+def _not_1f1b(generator: Any) -> str | None:
+    require_function(generator, "rank", "ranks", "microbatches")
+    for ranks, microbatches in CASES:
+        case = with_sizes(ranks, microbatches)
+        yours = _learners(generator, ranks, microbatches)
+        if not any(yours.orders):
+            return f"{case} your generator yields nothing. Start with the warm-up: which forwards come first?"
+        if yours.problems:
+            more = len(yours.problems) - 1
+            return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
+        best = simulate(schedule("1f1b", ranks, microbatches), UNIT)
+        timeline = simulate(yours, UNIT)
+        slower = timeline.makespan > best.makespan
+        if not slower and timeline.peak_activations == best.peak_activations:
+            continue
+        slots = f"takes {timeline.makespan} slots instead of {best.makespan}" if slower else "no slower"
+        for rank, order in enumerate(yours.orders):
+            first = next(place for place, action in enumerate(order) if action.op == "B")
+            enough = min(ranks - rank, microbatches)
+            if first > enough:
+                return (
+                    f"{case} it is legal and {slots}, but rank {rank} runs {first} forwards before its first backward, "
+                    f"where {enough} would do: it holds {timeline.peak_activations[rank]} activations instead of "
+                    f"{best.peak_activations[rank]}"
+                )
+            if first < enough:
+                return (
+                    f"{case} it is legal, but {slots}: rank {rank} runs {several(first, 'forward')} before its first "
+                    f"backward, and then waits; {enough} would keep it busy"
+                )
+        return (
+            f"{case} it is legal, but {slots}, with peaks {listed(timeline.peak_activations)} instead of "
+            f"{listed(best.peak_activations)}: the warm-up is right, so look at the order after it"
+        )
+    return None
+
+
+def _not_the_peak(formula: Any) -> str | None:
+    require_function(formula, "rank", "ranks", "microbatches")
+    for ranks, microbatches in CASES:
+        timeline = simulate(schedule("1f1b", ranks, microbatches))
+        for rank, peak in enumerate(timeline.peak_activations):
+            case = with_sizes(ranks, microbatches)
+            said = ask(formula, case, rank, ranks, microbatches)
+            if said != peak:
+                return f"{case}, rank {rank} holds {peak} at its peak; your formula says {said!r}"
+    return None
+
+
+EXERCISES = {
+    "05.1": Exercise(
+        _not_1f1b,
+        "That is 1F1B, for any number of ranks and microbatches: this is what you built.",
+        lambda generator: simulate(_learners(generator, 4, 8), UNIT),
+    ),
+    "05.2": Exercise(_not_the_peak, "The peak depends on the distance to the last rank, no longer on the batch."),
+}

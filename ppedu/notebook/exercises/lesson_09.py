@@ -1,0 +1,122 @@
+"""Lesson 9: the order of interleaved chunks, and how many of them are best."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ppedu.core.actions import F
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import Timeline, several, show
+from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, require_function, with_sizes
+from ppedu.zoo import Entry, build, schedule
+
+# Ranks, microbatches (a multiple of them) and chunks; the lesson's own case first.
+DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
+
+
+def _not_depth_first(generator: Any) -> str | None:
+    names = ("rank", "ranks", "microbatches", "chunks")
+    require_function(generator, *names)
+
+    def forwards(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
+        return generator(rank, ranks, microbatches, chunks)
+
+    for ranks, microbatches, chunks in DEALT:
+        yours = build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
+        best = schedule("interleaved", ranks, microbatches, chunks=chunks)
+        for rank, order in enumerate(yours.orders):
+            wanted = tuple(action for action in best.orders[rank] if action.op == "F")
+            fault = _not_forwards(order, wanted, rank, best) or _not_in_order(order, wanted, rank, best)
+            if fault:
+                return f"{with_sizes(ranks, microbatches, several(chunks, 'chunk'))}, {fault}"
+    return None
+
+
+def _not_forwards(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
+    """What is wrong with the forwards of a rank, whatever their order."""
+    if not order:
+        return f"your generator yields nothing for rank {rank}"
+    stages = best.placement.stages_of(rank)
+    for action in order:
+        if action.op != "F":
+            return f"rank {rank} yields {action}; yield its forwards only, the backwards follow from them"
+        if action.stage not in stages:
+            held = f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}"
+            return f"rank {rank} yields {action}, but holds {held}: stages are dealt out to the ranks in turn"
+        if action not in wanted:
+            return f"rank {rank} yields {action}, but the microbatches are 0 to {best.microbatches - 1}"
+        if order.count(action) > 1:
+            return f"rank {rank} yields {action} {order.count(action)} times"
+    missing = [action for action in wanted if action not in order]
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        return f"rank {rank} never yields {missing[0]}{more}"
+    return None
+
+
+def _not_in_order(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
+    """Where the order of a rank's forwards is not depth first."""
+    if order == wanted:
+        return None
+    place = next(place for place, action in enumerate(order) if action != wanted[place])
+    fault = f"forward number {place + 1} of rank {rank} is {order[place]} where depth first has {wanted[place]}. "
+    breadth_first = schedule("looped-bfs", best.ranks, best.microbatches, chunks=best.chunks).orders[rank]
+    if order == breadth_first[: len(order)]:
+        return fault + "Yours is breadth first: all microbatches go through one chunk before the next"
+    if order == tuple(F(stage, m) for m in range(best.microbatches) for stage in best.placement.stages_of(rank)):
+        return fault + "A microbatch comes back only when it has been to all the other ranks; run others meanwhile"
+    return fault + f"Take {several(best.ranks, 'microbatch')} through the first chunk, then the same through the next"
+
+
+CHUNKS = (1, 2, 3, 4, 6, 12)  # into which the twelve layers of a rank can be cut evenly
+# Ranks, microbatches and latency; the lesson's own case first.
+DELAYED = [(4, 8, 0.1), (4, 8, 0), (4, 8, 0.02), (4, 8, 1), (2, 8, 0.5), (6, 6, 0.1)]
+
+
+def _interleaved(ranks: int, microbatches: int, latency: float, chunks: Any) -> Timeline:
+    return simulate(schedule("interleaved", ranks, microbatches, chunks=chunks), Costs(latency=latency))
+
+
+@cache
+def _makespans(ranks: int, microbatches: int, latency: float) -> dict[int, Any]:
+    """For each number of chunks."""
+    return {chunks: _interleaved(ranks, microbatches, latency, chunks).makespan for chunks in CHUNKS}
+
+
+def _not_the_best_chunks(function: Any) -> str | None:
+    require_function(function, "ranks", "microbatches", "latency")
+    cases = [with_sizes(ranks, microbatches, f"a latency of {latency}") for ranks, microbatches, latency in DELAYED]
+    said = [ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
+    for case, (ranks, microbatches, latency), chunks in zip(cases, DELAYED, said, strict=True):
+        takes = _makespans(ranks, microbatches, latency)
+        best = min(takes, key=lambda each: takes[each])
+        if chunks not in takes:
+            makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
+            return f"{case} your function gives {show(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
+        if equal(takes[chunks], takes[best]):
+            continue
+        yours = "1 chunk takes" if chunks == 1 else f"{chunks} chunks take"
+        fault = f"{case}, {yours} {show(takes[chunks])}, and {best} only {show(takes[best])}"
+        if set(said) == {max(CHUNKS)}:
+            return f"{fault}. The most chunks have the smallest bubble, but also the most messages, and these take time"
+        if set(said) == {1}:
+            return f"{fault}. One chunk sends the fewest messages, but has the largest bubble"
+        return fault
+    return None
+
+
+EXERCISES = {
+    "09.1": Exercise(
+        _not_depth_first,
+        "That is depth first. With backwards dealt out in the same way, from the last chunk to the first, it is "
+        "interleaved 1F1B: here with three chunks.",
+        lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),
+    ),
+    "09.2": Exercise(
+        _not_the_best_chunks,
+        "The slower the messages, the fewer chunks. This is the best for 4 ranks, 8 microbatches and a latency of 0.1.",
+        lambda function: _interleaved(4, 8, 0.1, function(4, 8, 0.1)),
+    ),
+}

@@ -1,0 +1,184 @@
+"""Lesson 2: the hand-off is right however it is written, and refused with the reason where it is not."""
+
+import subprocess
+import sys
+
+import matplotlib
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+from ppedu.notebook import check_answer
+from ppedu.notebook.exercises import find_fault
+
+
+def written(
+    hand_on=lambda sent: sent.detach().requires_grad_(),
+    go_back=lambda sent, received: sent.backward(received.grad),
+    loss_of=lambda loss: loss,
+    answer=lambda loss: loss,
+):
+    """A hand-off, put together from its steps."""
+
+    def hand_off(first, second, x, target, loss_fn):
+        sent = first(x)
+        received = hand_on(sent)
+        loss = loss_of(loss_fn(second(received), target))
+        loss.backward()
+        go_back(sent, received)
+        return answer(loss)
+
+    return hand_off
+
+
+right = written()
+
+RIGHT = {
+    "copied": written(hand_on=lambda sent: sent.detach().clone().requires_grad_()),
+    "through a list": written(lambda sent: torch.tensor(sent.tolist(), dtype=sent.dtype, requires_grad=True)),
+    "by a surrogate": written(go_back=lambda sent, received: (sent * received.grad).sum().backward()),
+    "a number": written(answer=lambda loss: loss.item()),
+}
+
+
+def test_the_hand_off_is_right_and_drawn(capsys):
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    check_answer("02.1", right)
+    assert capsys.readouterr().out.startswith("Right. All gradients are those of the uncut model")
+    assert len(pyplot.get_fignums()) == 1
+    pyplot.close("all")
+
+
+@pytest.mark.parametrize("hand_off", RIGHT.values(), ids=RIGHT)
+def test_the_hand_off_is_right_however_it_is_written(hand_off):
+    assert find_fault("02.1", hand_off) is None
+
+
+def uncut(first, second, x, target, loss_fn):
+    loss = loss_fn(second(first(x)), target)
+    loss.backward()
+    return loss
+
+
+def without_loss_backward(first, second, x, target, loss_fn):
+    return loss_fn(second(first(x).detach().requires_grad_()), target)
+
+
+def too_late(first, second, x, target, loss_fn):
+    sent = first(x)
+    received = sent.detach()
+    loss = loss_fn(second(received), target)
+    received.requires_grad_()
+    loss.backward()
+    sent.backward(received.grad)
+    return loss
+
+
+def without_a_graph(first, second, x, target, loss_fn):
+    with torch.no_grad():
+        return right(first, second, x, target, loss_fn)
+
+
+def copy_kept(first, second, x, target, loss_fn):
+    return right(lambda x: first(x).detach(), second, x, target, loss_fn)
+
+
+def forgets_before(first, second, x, target, loss_fn):
+    first.zero_grad()
+    return right(first, second, x, target, loss_fn)
+
+
+def half_the_loss(first, second, x, target, loss_fn):
+    return right(first, second, x, target, lambda y, t: loss_fn(y, t) / 2)
+
+
+WRONG = {
+    "not cut": (uncut, "second half's input still has its history, TanhBackward0"),
+    "cut too late": (written(lambda sent: sent.clone(), lambda *both: None), "still has its history, CloneBackward0"),
+    "requires no grad": (
+        written(hand_on=lambda sent: sent.detach()),
+        "does not require grad when the second half runs",
+    ),
+    "requires grad too late": (too_late, "does not require grad when the second half runs: its .grad stays None"),
+    "other numbers": (
+        written(hand_on=lambda sent: torch.zeros_like(sent).requires_grad_()),
+        "does not receive the numbers that the first half made",
+    ),
+    "detached in place": (written(lambda sent: sent.detach_().requires_grad_()), "made has no history"),
+    "no_grad": (without_a_graph, "made has no history"),
+    "no loss.backward()": (without_loss_backward, "second half's weights have no gradients; loss.backward() computes"),
+    "half the loss": (half_the_loss, "second half's gradients are not those of the uncut model, but 0.5 times these"),
+    "never back": (written(go_back=lambda *both: None), "first half's weights have no gradients. The received"),
+    "no gradient": (written(go_back=lambda sent, received: sent.backward()), "on an activation without a gradient"),
+    "backward on the received": (
+        written(go_back=lambda sent, received: received.backward(received.grad)),
+        "called on the received copy. That has no history",
+    ),
+    "backward on a copy": (
+        written(go_back=lambda sent, received: sent.detach().backward(received.grad)),
+        "called on a copy without history; call it on what first(x) returned",
+    ),
+    "only a copy kept": (copy_kept, "called on a copy without history"),
+    "sum": (written(go_back=lambda sent, received: sent.sum().backward()), "the same gradient everywhere"),
+    "mean": (written(go_back=lambda sent, received: sent.mean().backward()), "the same gradient everywhere"),
+    "the activation": (
+        written(go_back=lambda sent, received: sent.backward(received)),
+        "given the activation itself, where the activation's gradient is wanted",
+    ),
+    "another shape": (
+        written(go_back=lambda sent, received: sent.backward(received.grad[:, :1])),
+        "has not the shape of what was sent, (16, 32)",
+    ),
+    "another tensor": (
+        written(go_back=lambda sent, received: sent.backward(received.grad.flip(0))),
+        "another tensor than the gradient of the received activation",
+    ),
+    "mean over the samples": (
+        written(go_back=lambda sent, received: sent.backward(received.grad / len(sent))),
+        "given 0.0625 times the gradient",
+    ),
+    "twice": (
+        written(go_back=lambda sent, received: [sent.backward(received.grad, retain_graph=True) for _ in range(2)]),
+        "given 2 times the gradient",
+    ),
+    "zeroes .grad": (forgets_before, "two microbatches, one after the other, the first half's gradients are not those"),
+    "its own loss": (
+        lambda first, second, x, target, loss_fn: right(first, second, x, target, mse_loss),
+        "another loss and two microbatches, one after the other, the second half's gradients are not those",
+    ),
+    "forgets return": (written(answer=lambda loss: None), "the gradients are right, but your function gives None"),
+    "another return": (written(answer=lambda loss: -loss), "the gradients are right, but your function returns -"),
+    "does nothing": (lambda first, second, x, target, loss_fn: 0, "the first half never runs"),
+    "runs twice": (lambda *given: [right(*given), right(*given)][0], "the first half runs 2 times"),
+    "of the model": (lambda model, x: 0, "give a function of first, second, x, target and loss_fn; yours has too many"),
+}
+
+
+@pytest.mark.parametrize(("hand_off", "reason"), WRONG.values(), ids=WRONG)
+def test_a_wrong_hand_off_is_refused_with_the_reason(hand_off, reason):
+    assert reason in find_fault("02.1", hand_off)
+
+
+def test_an_error_that_is_not_the_hand_offs_is_shown_as_it_is():
+    def broken(first, second, x, target, loss_fn):
+        right(first, second, x, target, loss_fn)
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        find_fault("02.1", broken)
+
+
+def test_the_check_leaves_the_random_numbers_as_they_were():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    find_fault("02.1", right)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_exercises_are_there_without_torch():
+    program = "import sys, ppedu.notebook; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
