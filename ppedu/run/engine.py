@@ -95,7 +95,7 @@ class Pipeline:
         if schedule.lowered and (problems := check(schedule, rendezvous=True)):
             raise SettingError(f"{schedule!r} would run only where nobody waits to send: {problems[0]}")
         self.schedule = replace(schedule, orders=strip(schedule.orders))
-        self.lowered = schedule if schedule.lowered else lower(schedule)
+        self.program = Program(schedule if schedule.lowered else lower(schedule), self.group.rank)
         self.stages = _stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         if self.last and loss_fn:
@@ -110,7 +110,8 @@ class Pipeline:
         self.handlers: dict[Op, Handler] = dict(DEFAULTS)
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
-        self._measured: tuple[Schedule, list[list[Span]]] | None = None
+        self._measured: tuple[Schedule, torch.Tensor] | None = None  # start and end of each action, a row for each rank
+        self._agreed: list[int] = []
         self._broken = ""
 
     @cached_property
@@ -119,11 +120,11 @@ class Pipeline:
         return torch.cuda.Stream(self.device)
 
     @cached_property
-    def forwards(self) -> Schedule:
-        """The schedule's forwards alone, lowered."""
+    def forwards(self) -> Program:
+        """The schedule's forwards alone."""
         singles = ((single for action in order for single in action.singles) for order in self.schedule.orders)
         orders = tuple(tuple(single for single in order if single.op == Op.F) for order in singles)
-        return lower(replace(self.schedule, orders=orders))
+        return Program(lower(replace(self.schedule, orders=orders)), self.group.rank)
 
     def on(self, op: Op, handler: Handler) -> None:
         """Let `handler(action, step)` do every action of `op`; in it, `step.default(action)` does what was done before.
@@ -174,7 +175,12 @@ class Pipeline:
         """
         if self._measured is None:
             raise PipelineError("nothing has been measured yet; run a step first")
-        return clock.timeline(*self._measured)
+        schedule, times = self._measured
+        rows = [
+            [Span(action, *pair) for action, pair in zip(order, row.view(-1, 2).tolist(), strict=False)]
+            for order, row in zip(schedule.orders, times, strict=True)
+        ]
+        return clock.timeline(schedule, rows)
 
     def clip_grad_norm(self, most: float) -> float:
         """Scale all gradients down so that their norm, over all stages, is at most `most`; returns what it was.
@@ -195,16 +201,16 @@ class Pipeline:
         if self._broken:
             raise PipelineError(f"this pipeline has stopped within a step, start the ranks again: {self._broken}")
         training = what == "step"
-        lowered = self.lowered if training else self.forwards
+        program = self.program if training else self.forwards
         batch = Batch.cut(inputs, targets, keywords, self.schedule.microbatches, **self.cutting)
         self._require(what, batch)
         kinds = self._agree(what, batch)
         step = Step(self, batch, kinds, training)
         try:
             with _modes(self.stages.values(), training), torch.set_grad_enabled(training):
-                step.run(lowered.order(self.group.rank))
+                step.run(program)
                 step.finish()
-                self._conclude(step, lowered)
+                self._conclude(step, program)
         except BaseException as error:
             self._broken = str(error)
             self._kept = step  # what is on its way must not be freed
@@ -225,10 +231,14 @@ class Pipeline:
                 raise SettingError(f"rank {rank} holds the last stage, so {what} needs the targets there")
 
     def _agree(self, what: str, batch: Batch) -> list[int]:
-        """What each microbatch looks like, once it is sure that all ranks are about to do the same."""
+        """What each microbatch looks like, once it is sure that all ranks are about to do the same.
+
+        Ranks that all have the inputs need not ask again before a step like the last one.
+        """
         calls = ["step", "eval", "forward"]
-        orders = zlib.crc32(self.lowered.to_csv().encode())
-        own = [calls.index(what), orders, *batch.kinds(self.schedule.microbatches)]
+        own = [calls.index(what), self.program.fingerprint, *batch.kinds(self.schedule.microbatches)]
+        if own == self._agreed:
+            return own[2:]
         rows = self._gather(torch.tensor(own), f"start a {what}").tolist()
         for rank, (call, schedule, *_) in enumerate(rows):
             if call != rows[0][0]:
@@ -247,6 +257,7 @@ class Pipeline:
                     "give all ranks the same batch, or leave it out where it is not needed"
                 )
             kinds.append(next(iter(known)))
+        self._agreed = own if all(map(all, (row[2:] for row in rows))) else []
         return kinds
 
     def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
@@ -265,32 +276,22 @@ class Pipeline:
             ) from error
         return torch.stack(rows).cpu()
 
-    def _conclude(self, step: Step, lowered: Schedule) -> None:
+    def _conclude(self, step: Step, program: Program) -> None:
         """Tell all ranks the losses, and what was done when."""
-        microbatches, orders = self.schedule.microbatches, strip(lowered.orders)
-        spans = step.clock.spans()
-        times = [time for _, start, end in spans for time in (start, end)]
-        losses = self.last.losses if self.last else {}
-        own = torch.zeros(1 + microbatches + 2 * max(map(len, orders)), dtype=torch.float64)
-        own[0] = self.last.loss.double() if self.last else 0
-        for m, loss in losses.items():
-            own[1 + m] = loss.double()
-        own[1 + microbatches :][: len(times)] = torch.tensor(times, dtype=torch.float64)
-        rows = self._gather(own, "end a step")
+        microbatches, orders = self.schedule.microbatches, program.schedule.orders
+        numbers = [0.0] * (1 + microbatches)
+        if self.last:
+            numbers[0] = self.last.loss.item()
+            for m, loss in self.last.losses.items():
+                numbers[1 + m] = loss.item()
+        numbers += [time for _, start, end in step.clock.spans() for time in (start, end)]
+        numbers += [0.0] * (1 + microbatches + 2 * max(map(len, orders)) - len(numbers))
+        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end a step")
         self.loss = rows[:, 0].sum().float()
         if self.replicas is not None:
             self.loss = mean(self.loss, self.replicas)
         self.losses = rows[:, 1 : 1 + microbatches].sum(0).float()
-        self._measured = (
-            replace(self.schedule, orders=orders),
-            [
-                [
-                    Span(action, *pair)
-                    for action, pair in zip(order, row[1 + microbatches :].view(-1, 2).tolist(), strict=False)
-                ]
-                for order, row in zip(orders, rows, strict=True)
-            ],
-        )
+        self._measured = program.schedule, rows[:, 1 + microbatches :]
 
     def _require_finite(self) -> None:
         for m, loss in enumerate(self.losses.tolist()):
@@ -300,6 +301,26 @@ class Pipeline:
                     f"rank {self.schedule.placement.rank(*last[::2])}: {last} gave a loss of {loss}; "
                     f"look at microbatch {m}, at the learning rate, and for what divides by zero"
                 )
+
+
+class Program:
+    """A lowered schedule, with all that one rank can know before it starts.
+
+    schedule: its computing actions alone. actions: those of the rank, each with the receives that it waits for and the
+    stages whose gradients are complete after it. fingerprint: the same on ranks with the same schedule.
+    """
+
+    def __init__(self, lowered: Schedule, rank: int):
+        self.schedule = replace(lowered, orders=strip(lowered.orders))
+        self.fingerprint = zlib.crc32(lowered.to_csv().encode())
+        order = lowered.order(rank)
+        # What is last to add to the weights' gradients of each stage.
+        last = {one.stage: i for i, action in enumerate(order) for one in action.singles if one.op in (Op.B, Op.W)}
+        self.actions = []
+        for index, action in enumerate(order):
+            wanted = needs(action, lowered.placement, lowered=True) if action.computes else ()
+            awaited = [Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE]
+            self.actions.append((action, awaited, [stage for stage, place in last.items() if place == index]))
 
 
 class Step:
@@ -322,13 +343,13 @@ class Step:
         for stage in self.stages.values():
             stage.begin(batch.inputs, batch.targets, batch.shares)
 
-    def run(self, order: Sequence[Action]) -> None:
-        """Do everything in `order`."""
-        last = {single.stage: i for i, action in enumerate(order) for single in action.singles if single.op in WEIGHTS}
-        for index, action in enumerate(order):
+    def run(self, program: Program) -> None:
+        """Do everything in `program`."""
+        for action, awaited, complete in program.actions:
             try:
                 if action.computes:
-                    self._await(action)
+                    for message in awaited:
+                        self._take(message, action)
                     with self.clock.timing(action):
                         self.do(action)
                 else:
@@ -338,9 +359,8 @@ class Step:
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
                 raise PipelineError(f"rank {self.pipeline.group.rank}: {action} failed: {why}") from error
-            for single in action.singles:
-                if last.get(single.stage) == index:
-                    self._reduce(single.stage)
+            for stage in complete:
+                self._reduce(stage)
 
     def do(self, action: Action) -> None:
         """Do an action, as its handler does it."""
@@ -422,12 +442,10 @@ class Step:
         if torch.is_grad_enabled():
             add_up(self.pipeline.shared, self.pipeline.group)
 
-    def _await(self, action: Action) -> None:
-        for need in needs(action, self.placement, lowered=True):
-            kind, stage, m = need
-            if kind in RECEIVE:
-                message = Action(stage, Op(kind), m)
-                self._given[need] = self.messages.wait(message, action, self.kinds[m], self.pipeline.device)
+    def _take(self, message: Action, user: Action) -> None:
+        """Wait for what `user` needs from another rank."""
+        op, stage, m = message.op, message.stage, message.microbatch
+        self._given[op.value, stage, m] = self.messages.wait(message, user, self.kinds[m], self.pipeline.device)
 
     def _reduce(self, stage: int) -> None:
         if self.pipeline.replicas is not None:
@@ -438,20 +456,13 @@ class Step:
         dtype = self.pipeline.autocast
         return torch.autocast(stage.device.type, dtype) if dtype else nullcontext()
 
-    @contextmanager
-    def _randomness(self, action: Action) -> Iterator[None]:
-        """Random numbers that depend on what is computed, not on when or where."""
-        seed, device = self.pipeline.seed, self.pipeline.device
-        if seed is None:
-            yield
-            return
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            place = (seed, self.pipeline.steps, action.stage, action.microbatch)
-            torch.manual_seed(zlib.crc32(repr(place).encode()))
-            yield
+    def _randomness(self, action: Action) -> AbstractContextManager[Any]:
+        if self.pipeline.seed is None:
+            return nullcontext()
+        place = (self.pipeline.seed, self.pipeline.steps, action.stage, action.microbatch)
+        return _seeded(zlib.crc32(repr(place).encode()), self.pipeline.device)
 
 
-WEIGHTS = (Op.B, Op.W)  # what adds to the weights' gradients
 DEFAULTS: dict[Op, Handler] = {
     Op.F: lambda action, step: step.forward(action),
     Op.B: lambda action, step: step.backward(action),
@@ -479,6 +490,14 @@ def _stages(given: Mapping[int, nn.Module | Stage], wanted: Sequence[int], rank:
         stage = given[index]
         made[index] = stage if isinstance(stage, Stage) else Stage(stage, index)
     return made
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from `seed` on, and then on from where they were."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -9,9 +9,9 @@ arrived: has somebody written to it in the meantime?
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -54,7 +54,9 @@ class Messages:
     """
 
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
-        self.placement, self.group, self.timeout, self.debug = placement, group, timeout, debug
+        self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
+        self.patience = timedelta(seconds=timeout)
+        self.peers: dict[Action, int] = {}  # the process at the other end
         self.layouts: dict[tuple[int, Hashable], list[Layout]] = {}
         self.begin()
 
@@ -70,20 +72,19 @@ class Messages:
         """
         found = [Layout(tensor.dtype, tuple(tensor.shape), tensor.requires_grad) for tensor in tensors]
         expected = self._expected(action, kind)
-        if expected is not None and [each[:2] for each in found] != [each[:2] for each in expected]:
+        if expected is not None and found != expected:
             raise CommunicationError(
-                f"rank {self.group.rank}: {action} has {_told(found)} to send, but the receiver expects "
-                f"{_told(expected)}, as for earlier microbatches of that shape"
+                f"rank {self.group.rank}: {action} has {_told(found)} to send, where the receiver expects "
+                f"{_told(expected)}, as for earlier microbatches of that shape; after freezing or unfreezing weights, "
+                "make a new Pipeline"
             )
-        target = self.group.peer(self.placement.route(action)[1])
-        outgoing = [tensor.detach().to(self.group.device).contiguous() for tensor in tensors]
+        outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
         sums = [0, *map(_checksum, outgoing)] if self.debug else []  # a header has none
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
         if expected is None:
             self.layouts[_maker(action), kind] = found
-        work = [self._start(dist.isend, tensor, target, action) for tensor in outgoing]
-        self.sent[action] = Sent(work, outgoing, sums)
+        self.sent[action] = Sent([self._start(dist.isend, tensor, action) for tensor in outgoing], outgoing, sums)
 
     def receive(self, action: Action, kind: Hashable) -> None:
         """Start to receive; `wait` hands over what has come.
@@ -91,11 +92,10 @@ class Messages:
         Raises:
             CommunicationError: another message comes than the schedule says, or one that looks otherwise (debug).
         """
-        source = self.group.peer(self.placement.route(action)[0])
         expected = self._expected(action, kind)
         if expected is None or self.debug:
-            header = torch.empty(WORDS, dtype=torch.int64, device=self.group.device)
-            self._finish([self._start(dist.irecv, header, source, action)], action, f"rank {self.group.rank}: {action}")
+            header = torch.empty(WORDS, dtype=torch.int64, device=self.device)
+            self._finish([self._start(dist.irecv, header, action)], action)
             found = self._read(header.tolist(), action)
             if expected is None:
                 expected = self.layouts[_maker(action), kind] = found
@@ -103,9 +103,8 @@ class Messages:
                 raise CommunicationError(
                     f"rank {self.group.rank}: {action} expects {_told(expected)}, but {_told(found)} comes"
                 )
-        buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.group.device) for each in expected]
-        work = [self._start(dist.irecv, buffer, source, action) for buffer in buffers]
-        self.coming[action] = Sent(work, buffers, [])
+        buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
+        self.coming[action] = Sent([self._start(dist.irecv, buffer, action) for buffer in buffers], buffers, [])
 
     def wait(self, action: Action, user: Action, kind: Hashable, device: torch.device) -> tuple[torch.Tensor, ...]:
         """What a receive has brought, for `user`, which needs it. Activations require grad if their maker's do.
@@ -114,7 +113,7 @@ class Messages:
             CommunicationError: it has not come in time, or its sender is gone.
         """
         coming = self.coming.pop(action)
-        self._finish(coming.work, action, f"rank {self.group.rank}: {user} waits for {action}")
+        self._finish(coming.work, action, user)
         arrived = tuple(tensor.to(device) for tensor in coming.tensors)
         if action.op == Op.RECV_F:
             for tensor, layout in zip(arrived, self.layouts[_maker(action), kind], strict=True):
@@ -136,7 +135,7 @@ class Messages:
 
     def _arrived(self, action: Action) -> None:
         sent = self.sent.pop(action)
-        self._finish(sent.work, action, f"rank {self.group.rank}: {action}")
+        self._finish(sent.work, action)
         for tensor, before in zip(sent.tensors, sent.sums, strict=False):
             if before and _checksum(tensor) != before:
                 raise CommunicationError(
@@ -151,32 +150,34 @@ class Messages:
         activation = self.layouts[_maker(action), kind]
         return [each._replace(wants_grad=False) for each in activation if each.wants_grad]
 
-    def _start(self, how: object, tensor: torch.Tensor, peer: int, action: Action) -> dist.Work:
+    def _start(self, how: Callable[..., Any], tensor: torch.Tensor, action: Action) -> dist.Work:
+        if action not in self.peers:
+            self.peers[action] = self.group.peer(self.placement.route(action)[action.op in SEND])
         try:
-            work: dist.Work = how(tensor, peer, self.group.process_group)  # type: ignore[operator]
+            work: dist.Work = how(tensor, self.peers[action], self.group.process_group)
         except RuntimeError as error:
-            raise self._lost(f"rank {self.group.rank}: {action}", action, error) from error
+            raise self._lost(action, error) from error
         return work
 
-    def _finish(self, work: list[dist.Work], action: Action, who: str) -> None:
+    def _finish(self, work: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
         for each in work:
             try:
-                if self.group.device.type == "cuda":
+                if self.device.type == "cuda":
                     each.wait()  # a GPU's stream waits; NCCL has a watchdog of its own
                 else:
-                    each.wait(timedelta(seconds=self.timeout))
+                    each.wait(self.patience)
             except RuntimeError as error:
-                raise self._lost(who, action, error) from error
+                raise self._lost(action, error, user) from error
 
-    def _lost(self, who: str, action: Action, error: RuntimeError) -> CommunicationError:
+    def _lost(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
         peer = self.placement.route(action)[action.op in SEND]
-        late = "imed out" in str(error) or "imeout" in str(error)
+        what = f"{user} waits for {action}" if user else str(action)
         why = (
-            f"rank {peer} has not come to it within {self.timeout:g} s"
-            if late
+            f"rank {peer} has not come to it within {self.patience.total_seconds():g} s"
+            if "imed out" in str(error) or "imeout" in str(error)
             else f"the connection to rank {peer} is lost; that rank has failed or ended ({str(error).splitlines()[0]})"
         )
-        return CommunicationError(f"{who} ({label(action, self.placement)}): {why}")
+        return CommunicationError(f"rank {self.group.rank}: {what} ({label(action, self.placement)}): {why}")
 
     def _header(self, action: Action, layouts: Sequence[Layout]) -> torch.Tensor:
         if len(layouts) > MOST_TENSORS:
@@ -186,7 +187,7 @@ class Messages:
         words = [action.stage, MESSAGES.index(action.op), action.microbatch, len(layouts)]
         for dtype, shape, wants_grad in layouts:
             words += [wants_grad, *describe(dtype, shape)]
-        return torch.tensor(words + [0] * (WORDS - len(words)), device=self.group.device)
+        return torch.tensor(words + [0] * (WORDS - len(words)), device=self.device)
 
     def _read(self, words: list[int], action: Action) -> list[Layout]:
         stage, message, microbatch, count = words[:4]

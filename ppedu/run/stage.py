@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ class Stage:
     @property
     def device(self) -> torch.device:
         """Where the weights are; the CPU if there are none."""
-        return next((each.device for each in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
+        first = next(chain(self.module.parameters(), self.module.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any], shares: Sequence[Fraction] = ()) -> None:
         """Start a step on these microbatches, as many as there are targets.
@@ -44,9 +46,10 @@ class Stage:
         """
         self.inputs, self.targets = inputs, targets
         self.shares = shares or [Fraction(1, len(inputs)) for _ in inputs]
-        self.loss = torch.zeros((), device=self.device)  # mean over the batch; stays 0 where there is no loss_fn
+        device = self.device
+        self.loss = torch.zeros((), device=device)  # mean over the batch; stays 0 where there is no loss_fn
         self.losses: dict[int, torch.Tensor] = {}  # each microbatch's own
-        self.clock = Clock(self.device)
+        self.clock = Clock(device)
         # In flight: the inputs that want a gradient, and where the gradients of the outputs enter.
         self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge]]] = {}
         self.left: dict[int, Callable[[], None]] = {}  # what backward_input has left for backward_weight
