@@ -1,18 +1,29 @@
-"""When actions start and end: on the CPU by its clock, on a GPU by events, so that nothing waits to be measured."""
+"""When actions start and end: on the CPU by its clock, on a GPU by events, so that nothing waits to be measured.
+
+All processes of a machine have one monotonic clock. Where ranks are on several machines, each finds out by how much its
+own differs from rank 0's, to within half of the fastest message's way there and back.
+"""
 
 from __future__ import annotations
 
+import platform
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ppedu.core.actions import Action
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs
 from ppedu.core.timeline import Span, Timeline
+from ppedu.run.comm import PipelineGroup
+
+ROUNDS = 10  # of asking another machine for its time
 
 
 class Clock:
@@ -47,6 +58,36 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+
+def machine() -> int:
+    """A number that tells machines, or their starts, apart."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # of Linux
+    return zlib.crc32(boot.read_bytes() if boot.exists() else platform.node().encode())
+
+
+def offset(group: PipelineGroup, machines: Sequence[int]) -> float:
+    """What to add to this rank's clock to have rank 0's, in seconds; all ranks must call it.
+
+    machines: each rank's `machine()`.
+    """
+    best, found = float("inf"), 0.0
+    for rank in range(1, group.size):
+        if machines[rank] == machines[0] or group.rank not in (0, rank):
+            continue
+        for _ in range(ROUNDS):
+            theirs = torch.zeros(1, dtype=torch.float64, device=group.device)
+            if group.rank == 0:
+                dist.recv(theirs, group.peer(rank), group.process_group)
+                dist.send(theirs.fill_(time.monotonic()), group.peer(rank), group.process_group)
+                continue
+            asked = time.monotonic()
+            dist.send(theirs, group.peer(0), group.process_group)
+            dist.recv(theirs, group.peer(0), group.process_group)
+            answered = time.monotonic()
+            if answered - asked < best:
+                best, found = answered - asked, theirs.item() - (asked + answered) / 2
+    return found
 
 
 def timeline(schedule: Schedule, rows: Sequence[Sequence[Span]], source: str = "measured") -> Timeline:

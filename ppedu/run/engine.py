@@ -112,6 +112,7 @@ class Pipeline:
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
         self._measured: tuple[Schedule, torch.Tensor] | None = None  # start and end of each action, a row for each rank
         self._agreed: list[int] = []
+        self._offset: float | None = None  # of rank 0's clock
         self._broken = ""
 
     @cached_property
@@ -205,6 +206,9 @@ class Pipeline:
         batch = Batch.cut(inputs, targets, keywords, self.schedule.microbatches, **self.cutting)
         self._require(what, batch)
         kinds = self._agree(what, batch)
+        if self._offset is None:
+            machines = self._gather(torch.tensor([clock.machine()]), "compare clocks")
+            self._offset = clock.offset(self.group, machines[:, 0].tolist())
         step = Step(self, batch, kinds, training)
         try:
             with _modes(self.stages.values(), training), torch.set_grad_enabled(training):
@@ -284,7 +288,7 @@ class Pipeline:
             numbers[0] = self.last.loss.item()
             for m, loss in self.last.losses.items():
                 numbers[1 + m] = loss.item()
-        numbers += [time for _, start, end in step.clock.spans() for time in (start, end)]
+        numbers += [time + self._offset for _, *times in step.clock.spans() for time in times]
         numbers += [0.0] * (1 + microbatches + 2 * max(map(len, orders)) - len(numbers))
         rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end a step")
         self.loss = rows[:, 0].sum().float()

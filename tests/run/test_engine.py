@@ -62,7 +62,7 @@ for case in json.loads(sys.argv[2]):
     print(json.dumps(dict(
         wrong=wrong, far=far, loss=loss.item(), expected=total.item(),
         order=timeline.schedule.orders == schedule.orders,
-        measured=[str(span.action) for row in timeline.rows for span in row] == [str(a) for o in schedule.orders for a in o],
+        measured=[[span.action for span in row] for row in timeline.rows] == list(map(list, schedule.orders)),
     )))
 dist.barrier()
 """
