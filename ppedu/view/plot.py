@@ -93,7 +93,7 @@ def plot(
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
 
-    boxes = list(_boxes(timeline, bottom))
+    boxes = sorted(_boxes(timeline, bottom), key=lambda box: box.copy)  # no edge of the second copy is covered
     wide, high = _points(ax)
     gap = 0.8 if boxes and sum(box.right - box.left for box in boxes) / len(boxes) * wide > 5 else 0.2
     ink = rcParams["text.color"]

@@ -26,7 +26,9 @@ CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 3), (5, 4), (8, 20)]
 
 
 def require_function(answer: Any, *of: str) -> None:
-    wanted = f"give a function of {', '.join(of[:-1])} and {of[-1]}"
+    *first, last = of
+    before = f"{', '.join(first)} and " if first else ""
+    wanted = f"give a function of {before}{last}"
     if not callable(answer):
         raise SettingError(f"{wanted}, not {answer!r}")
     try:

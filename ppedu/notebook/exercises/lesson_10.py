@@ -1,0 +1,172 @@
+"""Lesson 10: weight backwards in 1F1B's bubbles, and what idle time they cannot fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ppedu.core.actions import Action
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import Timeline, several, show
+from ppedu.core.why import Reasons
+from ppedu.notebook.exercises.common import CASES, Exercise, ask, equal, require_function, unlike, with_sizes
+from ppedu.zoo import Entry, build, schedule
+
+
+def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
+    return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
+
+
+def _not_filled(generator: Any) -> str | None:
+    require_function(generator, "rank", "ranks", "microbatches")
+    for ranks, microbatches in CASES:
+        case = with_sizes(ranks, microbatches)
+        yours = _learners(generator, ranks, microbatches)
+        if not any(yours.orders):
+            return f"{case} your generator yields nothing"
+        if yours.problems:
+            more = len(yours.problems) - 1
+            return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
+        timeline, room = simulate(yours), min(ranks, microbatches)
+        best = simulate(schedule("zb-h1", ranks, microbatches)).makespan
+        if max(timeline.peak_activations) > room:
+            return f"{case} it is legal, but {_too_much(timeline, room)}"
+        if timeline.makespan > best:
+            why = _whole(yours) or _late_start(yours) or _needless(timeline, room) or _longest_wait(timeline)
+            return f"{case} it is legal, but takes {show(timeline.makespan)} where {show(best)} is enough. {why}"
+    return None
+
+
+def _too_much(timeline: Timeline, room: int) -> str:
+    """Why a rank holds more than any rank of 1F1B."""
+    peaks = timeline.peak_activations
+    rank = peaks.index(max(peaks))
+    fault = f"rank {rank} holds {show(peaks[rank])} activations at its peak, and no rank of 1F1B more than {room}"
+    first = _warmup(timeline.schedule.orders[rank])
+    if first > room:
+        return f"{fault}: it runs {first} forwards before its first backward"
+    return f"{fault}. They are held until their W, and its Ws come too late"
+
+
+def _whole(yours: Schedule) -> str | None:
+    """The first backward in one piece that another rank waits for."""
+    for rank, order in enumerate(yours.orders[1:]):
+        for action in order:
+            if action.op == "B":
+                return (
+                    f"Rank {rank + 1} runs {action} in one piece, and rank {rank} waits for all of it, not for I alone"
+                )
+    return None
+
+
+def _late_start(yours: Schedule) -> str | None:
+    """The first rank that starts its backwards later than in 1F1B."""
+    for rank, order in enumerate(yours.orders):
+        first, enough = _warmup(order), min(yours.ranks - rank, yours.microbatches)
+        if first > enough:
+            return f"Rank {rank} runs {first} forwards before its first backward, where {enough} would do"
+    return None
+
+
+def _warmup(order: Sequence[Action]) -> int:
+    """How many forwards come before the first backward."""
+    return next(place for place, action in enumerate(order) if action.op != "F")
+
+
+def _needless(timeline: Timeline, room: int) -> str | None:
+    """The first W that holds up something else, which could run and for which there is room."""
+    reasons = Reasons(timeline)
+    places = ((rank, index) for rank, row in enumerate(reasons.rows) for index in range(len(row)))
+    for place in sorted(places, key=lambda place: reasons[place].start):
+        (weight, start, end), (rank, index) = reasons[place], place
+        row = reasons.rows[rank]
+        after = next((later for later in range(index, len(row)) if row[later].action.op != "W"), None)
+        if weight.op != "W" or after is None:
+            continue
+        other = row[after].action
+        causes = (reasons[cause].end for cause in reasons.waited_for((rank, after)) if cause[0] != rank)
+        held = sum({"F": 1, "B": -1, "W": -1}.get(span.action.op, 0) for span in row[:index])
+        if max(causes, default=0) <= start and (other.op != "F" or held < room):
+            fits = f", and there is room: it holds {several(held, 'activation')} of {room}" if other.op == "F" else ""
+            when = f"{show(start)}–{show(end)}"
+            return f"At {when} rank {rank} runs {weight}, for which nobody waits; {other} could run instead{fits}"
+    return None
+
+
+def _longest_wait(timeline: Timeline) -> str:
+    """Where a rank that has started waits longest."""
+    waits = [
+        (after.start - before.end, rank, before.end)
+        for rank, row in enumerate(timeline.rows)
+        for before, after in pairwise(row)
+    ]
+    _, rank, time = max(waits, key=lambda wait: wait[0])
+    return f"Look at its longest wait: {timeline.why_idle(rank, time)}"
+
+
+# Ranks and the times of F, I and W; the lesson's own case first.
+TIMES = [(4, 1, 1, 1), (8, 1, 1, 1), (1, 1, 1, 1), (4, 2, 3, 1), (4, 2, 1, 2), (4, 1, 1, 2), (4, 1, 2, 2), (6, 2, 3, 7)]
+
+# What people write for the idle time with p ranks, and what it is instead.
+OTHER_IDLE_TIMES: list[tuple[Callable[..., Any], str]] = [
+    (
+        lambda p, f, i, w: (p - 1) * (f + i - w),
+        "That is the published formula, and right as long as W is no longer than F and I. A longer W does not fill "
+        "more: some of the wait comes before there is any W to do",
+    ),
+    (
+        lambda p, f, i, w: (p - 1) * max(0, f + i - w),
+        "Not all of the wait can be filled: before its first I a rank has no W to do",
+    ),
+    (
+        lambda p, f, i, w: (p - 1) * max(f, f + i - w),
+        "The last rank's wait for its first microbatch is in it. There is another wait without a W: when has rank 0 "
+        "run its p forwards, and when is the first gradient back?",
+    ),
+    (
+        lambda p, f, i, w: (p - 1) * max(i, f + i - w),
+        "Rank 0's wait for its first gradient is in it. There is another wait without a W: the last rank's for its "
+        "first microbatch",
+    ),
+    (lambda p, f, i, w: (p - 1) * (f + i + w), "That is 1F1B's"),
+    (lambda p, f, i, w: (p - 1) * (f + i), "That is what is left when the backward is split and no W is put off"),
+    (lambda p, f, i, w: (p - 1) * f, "That is what the last rank waits for its first microbatch; there is more"),
+    (lambda p, f, i, w: (p - 1) * max(f, i), "Those two waits no W can fill; but a short W leaves more"),
+]
+
+
+def _not_the_idle_time(formula: Any) -> str | None:
+    require_function(formula, "ranks", "forward", "input", "weight")
+    cases = [f"with {several(p, 'rank')}, F = {f}, I = {i} and W = {w}" for p, f, i, w in TIMES]
+    said = [ask(formula, case, *sizes) for case, sizes in zip(cases, TIMES, strict=True)]
+    for case, value, (ranks, *times) in zip(cases, said, TIMES, strict=True):
+        right = _idle_time(ranks, *times)
+        if equal(value, right):
+            continue
+        fault = f"{case} each rank is idle for {show(right)}; your formula says {unlike(value, right)}"
+        for other, why in OTHER_IDLE_TIMES:
+            if all(equal(yours, other(*sizes)) for yours, sizes in zip(said, TIMES, strict=True)):
+                return f"{fault}. {why}"
+        return fault
+    return None
+
+
+def _idle_time(ranks: int, forward: int, first: int, second: int) -> Any:
+    costs = Costs(forward=forward, input=first, weight=second)
+    return simulate(schedule("zb-h1", ranks, 2 * ranks), costs).idle[0]
+
+
+EXERCISES = {
+    "10.1": Exercise(
+        _not_filled,
+        "As fast as ZB-H1, in no more memory than 1F1B, and two thirds of its bubble are gone: this is what you built.",
+        lambda generator: simulate(_learners(generator, 4, 8)),
+    ),
+    "10.2": Exercise(
+        _not_the_idle_time,
+        "Each W fills a gap, as long as there is a W to do: the wait for the first microbatch and the wait for the "
+        "first gradient remain.",
+    ),
+}

@@ -1,0 +1,131 @@
+"""Lesson 11: how many copies of the model the ranks hold, and DualPipeV's row of the published table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import several, show
+from ppedu.notebook.exercises.common import Exercise, ask, equal, require_function, unlike
+from ppedu.zoo import schedule
+
+
+def _counted() -> list[Schedule]:
+    """The lesson's own case first."""
+    return [
+        schedule("1f1b", 4, 8),
+        schedule("dualpipe", 4, 8),
+        schedule("dualpipev", 4, 8),
+        schedule("zb-v", 4, 8),
+        schedule("interleaved", 2, 4, chunks=3),
+        schedule("chimera", 6, 6),
+        schedule("dualpipev", 3, 6),
+    ]
+
+
+# What people count, and what it is instead.
+OTHER_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
+    (
+        lambda schedule: len(schedule.placement.stages_of(0)),
+        "You count the stages on a rank; into how many is the model cut?",
+    ),
+    (
+        lambda schedule: schedule.chunks,
+        "chunks are the stages of one copy on a rank: that says into how small pieces a copy is cut, and not how many "
+        "copies there are",
+    ),
+    (
+        lambda schedule: sum(len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks)),
+        "You count all stages on all ranks; how many make one model?",
+    ),
+    (
+        lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
+        "That is the part of the model that one rank holds; take all ranks together",
+    ),
+]
+
+
+def _not_the_copies(function: Any) -> str | None:
+    require_function(function, "schedule")
+    cases = _counted()
+    said = [ask(function, _named(each), each) for each in cases]
+    for each, value in zip(cases, said, strict=True):
+        held = sum(len(each.placement.stages_of(rank)) for rank in range(each.ranks))
+        if equal(value, held / each.stages):
+            continue
+        fault = (
+            f"{_named(each)} the model is cut into {several(each.stages, 'stage')}, and together the ranks hold "
+            f"{held}: {show(held / each.stages)} of each; your function says {show(value)}"
+        )
+        for other, why in OTHER_COUNTS:
+            if all(equal(yours, other(case)) for yours, case in zip(said, cases, strict=True)):
+                return f"{fault}. {why}"
+        return fault
+    return None
+
+
+def _named(schedule: Schedule) -> str:
+    return f"for {schedule.name} on {several(schedule.ranks, 'rank')}"
+
+
+# Ranks and the times of F, B and W of a share, for which the published formula is exact: F = I and W no longer.
+# The lesson's own case first.
+TIMES = [(4, 1, 2, 1), (8, 1, 2, 1), (3, 2, 4, 2), (5, 4, 6, 2), (1, 1, 2, 1), (6, 3, 4, 1)]
+
+# What people make of the published (PP/2-1)(F&B+B-3W), p ranks, and what it is instead.
+OTHER_ROWS: list[tuple[Callable[..., Any], str]] = [
+    (
+        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w),
+        "That is DualPipe's on as many ranks. In the table PP counts the stages, and its times are those of a stage: "
+        "how many stages has DualPipeV here, and what part of a rank's share is each?",
+    ),
+    (
+        lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w),
+        "PP is right. But the table's times are those of a stage, and here a stage is half of a rank's share",
+    ),
+    (
+        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) / 2,
+        "A stage's times are halves, that is right. But PP counts the stages, and a rank has two",
+    ),
+    (
+        lambda p, f, b, w: (p - 1) * (max(f, b) + b - 3 * w) / 2,
+        "You let the shorter part of a pair take no time; without overlap F&B is F+B",
+    ),
+    (lambda p, f, b, w: (p - 1) * (f + b), "That is 1F1B's"),
+    (lambda p, f, b, w: (p - 1) * (f + b - 2 * w), "That is ZB-H1's, which the table calls ZB1P"),
+]
+
+
+def _not_the_row(formula: Any) -> str | None:
+    require_function(formula, "ranks", "forward", "backward", "weight")
+    cases = [f"with {several(p, 'rank')}, F = {f}, B = {b} and W = {w}" for p, f, b, w in TIMES]
+    said = [ask(formula, case, *sizes) for case, sizes in zip(cases, TIMES, strict=True)]
+    for case, value, sizes in zip(cases, said, TIMES, strict=True):
+        right = _idle_time(*sizes)
+        if equal(value, right):
+            continue
+        fault = f"{case} each rank is idle for {show(right)}; your formula says {unlike(value, right)}"
+        for other, why in OTHER_ROWS:
+            if all(equal(yours, other(*each)) for yours, each in zip(said, TIMES, strict=True)):
+                return f"{fault}. {why}"
+        return fault
+    return None
+
+
+def _idle_time(ranks: int, forward: int, backward: int, weight: int) -> Any:
+    costs = Costs(forward=forward, backward=backward, weight=weight)
+    return simulate(schedule("dualpipev", ranks, 2 * ranks), costs).idle[0]
+
+
+EXERCISES = {
+    "11.1": Exercise(
+        _not_the_copies,
+        "DualPipe's ranks hold the model twice, DualPipeV's hold it once, although each has two stages, too.",
+    ),
+    "11.2": Exercise(
+        _not_the_row,
+        "The published row, read for p ranks: twice as many stages, each half as long.",
+    ),
+}

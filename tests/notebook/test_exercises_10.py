@@ -1,0 +1,226 @@
+"""Lesson 10: filled bubbles and the idle time that is left; what is wrong is refused with the reason."""
+
+import matplotlib
+import pytest
+import stepper
+
+from ppedu import B, F, I, W, schedule
+from ppedu.core.check import check
+from ppedu.notebook import check_answer
+from ppedu.zoo import Entry, build
+
+
+def told(capsys, exercise, answer):
+    """What the learner reads, as one line."""
+    check_answer(exercise, answer)
+    return " ".join(capsys.readouterr().out.split())
+
+
+def put_off(late, warmup=lambda rank, ranks: ranks - rank - 1):
+    """1F1B with its backwards in halves, and each W so many microbatches late."""
+
+    def generator(rank, ranks, microbatches):
+        first, later = min(max(0, warmup(rank, ranks)), microbatches), min(late(rank, ranks), microbatches)
+        for m in range(first):
+            yield F(rank, m)
+        for m in range(microbatches):
+            if first + m < microbatches:
+                yield F(rank, first + m)
+            yield I(rank, m)
+            if m >= later:
+                yield W(rank, m - later)
+        for m in range(microbatches - later, microbatches):
+            yield W(rank, m)
+
+    return generator
+
+
+right = put_off(lambda rank, ranks: rank)
+
+
+def when_there_is_no_room(rank, ranks, microbatches):
+    """A W only when the rank holds as much as 1F1B's first rank, and what is left at the end."""
+    forwards, weights = 0, 0
+    for m in range(microbatches):
+        while forwards < min(microbatches, m + ranks - rank):
+            if forwards - weights == min(ranks, microbatches):
+                yield W(rank, weights)
+                weights += 1
+            yield F(rank, forwards)
+            forwards += 1
+        yield I(rank, m)
+        if forwards == microbatches and m >= rank:  # in the drain, while the next gradient is on its way
+            yield W(rank, weights)
+            weights += 1
+    for m in range(weights, microbatches):
+        yield W(rank, m)
+
+
+@pytest.mark.parametrize("answer", [right, when_there_is_no_room, lambda *sizes: tuple(right(*sizes))])
+def test_filled_bubbles_are_right_however_they_are_written(capsys, answer):
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    pyplot.close("all")
+    assert told(capsys, "10.1", answer).startswith("Right. As fast as ZB-H1, in no more memory than 1F1B")
+    assert len(pyplot.get_fignums()) == 1, "the learner is shown what was built"
+    pyplot.close("all")
+
+
+def test_what_is_called_right_takes_27_and_holds_4_by_another_clock():
+    rows = stepper.run(build("right", Entry(right, "loop"), 4, 8, {}))
+    assert max(end for row in rows for _, _, end in row) == 27
+    for row in rows:
+        held = [sum((action.op == "F") - (action.op == "W") for action, *_ in row[: place + 1]) for place in range(24)]
+        assert max(held) == 4
+
+
+def without(op):
+    return lambda *sizes: [action for action in right(*sizes) if action.op != op]
+
+
+def whole(rank, ranks, microbatches):
+    return schedule("1f1b", ranks, microbatches).orders[rank]
+
+
+def weights_first(rank, ranks, microbatches):
+    for action in whole(rank, ranks, microbatches):
+        m = action.microbatch
+        yield from [W(rank, m), I(rank, m)] if action.op == "B" else [action]
+
+
+def newest_first(rank, ranks, microbatches):
+    warmup = min(ranks - rank - 1, microbatches)
+    for m in range(warmup):
+        yield F(rank, m)
+    for m in [*range(warmup, microbatches), *range(warmup)]:
+        if m >= warmup:
+            yield F(rank, m)
+        yield I(rank, m)
+        yield W(rank, m)
+
+
+WRONG = {
+    "W right after I": (
+        put_off(lambda r, p: 0),
+        "with 4 ranks and 8 microbatches it is legal, but takes 30 where 27 is enough. At 5–6 rank 3 runs 3W0, for "
+        "which nobody waits; 3F1 could run instead, and there is room: it holds 1 activation of 4.",
+    ),
+    "one microbatch too early": (
+        put_off(lambda r, p: max(0, r - 1)),
+        "takes 28 where 27 is enough. At 7–8 rank 1 runs",
+    ),
+    "backwards in one piece": (
+        whole,
+        "takes 33 where 27 is enough. Rank 1 runs 1B0 in one piece, and rank 0 waits for all of it, not for I alone.",
+    ),
+    "the same delay everywhere": (
+        put_off(lambda r, p: p - 1),
+        "rank 0 holds 7 activations at its peak, and no rank of 1F1B more than 4. They are held until their W, and its",
+    ),
+    "the wrong way round": (put_off(lambda r, p: p - 1 - r), "rank 0 holds 7 activations at its peak"),
+    "one microbatch too late": (put_off(lambda r, p: r + 1), "rank 0 holds 5 activations at its peak"),
+    "all Ws at the end": (put_off(lambda r, p: 10**6), "rank 0 holds 8 activations at its peak"),
+    "ZB-H2": (
+        lambda rank, *sizes: schedule("zb-h2", *sizes).orders[rank],
+        "rank 0 holds 7 activations at its peak, and no rank of 1F1B more than 4: it runs 7 forwards before its first",
+    ),
+    "right for four ranks": (
+        put_off(lambda r, p: min(r, 3)),
+        "with 8 ranks and 20 microbatches it is legal, but takes 71 where 67 is enough. At 15–16 rank 7 runs 7W0",
+    ),
+    "the same warm-up everywhere": (
+        put_off(lambda r, p: 0, lambda r, p: p - 1),
+        "takes 54 where 27 is enough. Rank 1 runs 4 forwards before its first backward, where 3 would do.",
+    ),
+    "warm-up one short": (
+        put_off(lambda r, p: r + (r < p - 1), lambda r, p: p - r - 2),
+        "takes 42 where 27 is enough. Look at its longest wait: rank 0 waits 3–7: 0I0 needs 1I0 from rank 1.",
+    ),
+    "the newest first": (newest_first, "takes 66 where 27 is enough."),
+    "W forgotten": (without("W"), "rank 0: 0W0 is never run (and 31 more)"),
+    "the last Ws forgotten": (
+        lambda r, p, m: [action for action in right(r, p, m) if (action.op, action.microbatch) != ("W", m - 1)],
+        "rank 0: 0W7 is never run (and 3 more)",
+    ),
+    "I forgotten": (without("I"), "rank 0: 0I0 is never run"),
+    "W before its I": (weights_first, "rank 0, position 4: 0W0 needs 0I0, which only comes at position 5"),
+    "both B and I": (
+        lambda r, p, m: [*right(r, p, m), *(B(r, k) for k in range(m))],
+        "0B0 is a full backward, and half of it, 0I0, is run too",
+    ),
+    "nothing": (lambda r, p, m: [], "with 4 ranks and 8 microbatches your generator yields nothing."),
+    "no yield": (lambda r, p, m: None, "gives None for rank 0; it must yield actions"),
+    "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours has"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
+def test_what_does_not_fill_the_bubbles_is_refused_with_the_reason(capsys, answer, reason):
+    message = told(capsys, "10.1", answer)
+    assert message.startswith("Not yet: ") and reason in message
+
+
+def test_what_the_lesson_starts_with_is_legal():
+    assert check(build("start", Entry(put_off(lambda r, p: 0), "loop"), 4, 8, {})) == []
+
+
+# Exercise 2: the idle time
+
+
+def idle_time(ranks, forward, input, weight):
+    return (ranks - 1) * max(forward, input, forward + input - weight)
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2), (3, 1, 1)])
+def test_the_idle_time_is_that_of_another_clock(times):
+    lasts = dict(zip("FIW", times, strict=True))
+    rows = stepper.run(schedule("zb-h1", 4, 9), lambda action: lasts[action.op])
+    assert max(end for row in rows for _, _, end in row) - 9 * sum(times) == idle_time(4, *times)
+
+
+def by_cases(p, f, i, w):
+    return (p - 1) * (f + i - w) if w <= f and w <= i else (p - 1) * (f if f > i else i)
+
+
+@pytest.mark.parametrize("formula", [idle_time, by_cases, lambda *sizes: float(idle_time(*sizes))])
+def test_the_idle_time_is_right_however_it_is_written(capsys, formula):
+    assert told(capsys, "10.2", formula).startswith("Right. Each W fills a gap")
+
+
+WRONG_TIMES = {
+    "the paper's": (
+        lambda p, f, i, w: (p - 1) * (f + i - w),
+        "with 4 ranks, F = 2, I = 1 and W = 2 each rank is idle for 6; your formula says 3. That is the published",
+    ),
+    "the paper's, not below 0": (
+        lambda p, f, i, w: (p - 1) * max(0, f + i - w),
+        "F = 2, I = 1 and W = 2 each rank is idle for 6; your formula says 3. Not all of the wait can be filled",
+    ),
+    "without the first gradient": (
+        lambda p, f, i, w: (p - 1) * max(f, f + i - w),
+        "F = 1, I = 2 and W = 2 each rank is idle for 6; your formula says 3. The last rank's wait",
+    ),
+    "without the first microbatch": (
+        lambda p, f, i, w: (p - 1) * max(i, f + i - w),
+        "F = 2, I = 1 and W = 2 each rank is idle for 6; your formula says 3. Rank 0's wait for its first gradient",
+    ),
+    "1F1B's": (
+        lambda p, f, i, w: (p - 1) * (f + i + w),
+        "each rank is idle for 3; your formula says 9. That is 1F1B's.",
+    ),
+    "no W put off": (lambda p, f, i, w: (p - 1) * (f + i), "your formula says 6. That is what is left when"),
+    "the first wait alone": (lambda p, f, i, w: (p - 1) * f, "That is what the last rank waits"),
+    "the long Ws' alone": (lambda p, f, i, w: (p - 1) * max(f, i), "but a short W leaves more"),
+    "the ranks' number": (lambda p, f, i, w: p * max(f, i, f + i - w), "idle for 3; your formula says 4."),
+    "one time for all": (lambda p, f, i, w: p - 1, "with 4 ranks, F = 2, I = 3 and W = 1 each rank is idle for 12"),
+    "forgets return": (lambda p, f, i, w: None, "is there a return?"),
+    "a number": (3, "give a function of ranks, forward, input and weight, not 3."),
+}
+
+
+@pytest.mark.parametrize(("formula", "reason"), WRONG_TIMES.values(), ids=WRONG_TIMES)
+def test_a_wrong_idle_time_is_refused_with_what_it_is_instead(capsys, formula, reason):
+    message = told(capsys, "10.2", formula)
+    assert message.startswith("Not yet: ") and reason in message
+    assert ".." not in message and "?." not in message
