@@ -6,7 +6,8 @@ two sides, a matrix product for instance, whose backward is two products: one fo
 
 I runs along the main path and asks each such node for the one side only, and keeps the gradient that came to it
 (autograd computes just what it is asked for). W goes back to each node with that gradient and asks for the other.
-Nothing is computed twice, and the results are those of a full backward to the last bit.
+Nothing is computed twice, and the results are those of a full backward to the last bit. (A hook on an activation
+may be called by both halves, with the same gradient.)
 
 The idea of running autograd twice with a gradient caught at the joint is that of the Zero Bubble paper (arXiv
 2401.10241, §5) as torch.distributed.pipelining carries it out; what is kept, and when it is not safe to wait, is ours.
@@ -15,15 +16,27 @@ The idea of running autograd twice with a gradient caught at the joint is that o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Grads = Sequence[torch.Tensor | None]
-Joint = tuple[Node, list[GradientEdge]]  # a node of the main path, and its edges to the weights
+Known = list[tuple[GradientEdge, torch.Tensor]]  # gradients, and where they go in
+
+
+class Joint(NamedTuple):
+    """A node of the main path at which weights join it.
+
+    entries: where gradients come to it. weights: those that join nowhere else. edges: to those that join elsewhere,
+    too, each time through a node of its own, such as a transpose.
+    """
+
+    entries: list[GradientEdge]
+    weights: list[torch.Tensor]
+    edges: list[GradientEdge]
 
 
 def backward_input(
@@ -35,90 +48,104 @@ def backward_input(
     inputs: leaves that require grad. With none there is nothing that anybody waits for, and all is left for later.
 
     A weight's gradient is computed at once, and only added later, where waiting would mean computing something again:
-    the weight joins the path in several places, its joint is somebody's own autograd function, or the joint's
-    saved tensors are made when asked for (a checkpointed block, which so is run again once).
+    the weight itself is used in several places, or is an output; its joint computes both sides whatever it is asked
+    for (somebody's own autograd function, a fused LSTM); or the joint's saved tensors are made when asked for (a
+    checkpointed block, which so is run again once).
     """
     if not outputs:  # wholly frozen, and of what comes in nothing goes out
         return [torch.zeros_like(x) for x in inputs], lambda: None
     if not inputs:
         return [], partial(torch.autograd.backward, list(outputs), list(grads))
     edges = [get_gradient_edge(x) for x in inputs]
-    joints, at_once, reentrant = _joints([edge.node for edge in outputs], [edge.node for edge in edges])
+    joints, at_once, reentrant = _joints(outputs, [edge.node for edge in edges])
     if reentrant:  # torch.utils.checkpoint(use_reentrant=True) runs in a whole backward only
         torch.autograd.backward(list(outputs), list(grads))
         return [taken(x) for x in inputs], lambda: None
 
-    caught: list[tuple[Joint, Grads]] = []
-    hooks = [joint[0].register_prehook(partial(_catch, caught, joint)) for joint in joints]
-    try:
-        found = torch.autograd.grad(
-            list(outputs), [*edges, *at_once], list(grads), retain_graph=bool(joints), allow_unused=True
-        )
-    finally:
-        for hook in hooks:
-            hook.remove()
-    own, weights = found[: len(inputs)], found[len(inputs) :]
-    known = [(edge, grad) for edge, grad in zip(at_once, weights, strict=True) if grad is not None]
-    return (
-        [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, own, strict=True)],
-        partial(_backward_weight, caught, known),
-    )
+    wanted = [*edges, *at_once, *(entry for joint in joints for entry in joint.entries)]
+    found = iter(torch.autograd.grad(list(outputs), wanted, list(grads), retain_graph=bool(joints), allow_unused=True))
+    own = [torch.zeros_like(x) if (grad := next(found)) is None else grad for x in inputs]
+    known = _known(at_once, found)
+    return own, partial(_backward_weight, [(joint, _known(joint.entries, found)) for joint in joints], known)
 
 
-def _backward_weight(caught: list[tuple[Joint, Grads]], known: list[tuple[GradientEdge, torch.Tensor]]) -> None:
-    """The other side of each joint; then from there to the weights themselves, all together, as autograd adds them."""
-    while caught:
-        (node, edges), grads = caught.pop(0)
-        enter = [(GradientEdge(node, place), grad) for place, grad in enumerate(grads) if grad is not None]
-        if enter:
-            roots, values = zip(*enter, strict=True)
-            found = torch.autograd.grad(roots, edges, values, allow_unused=True)
-            known += [(edge, grad) for edge, grad in zip(edges, found, strict=True) if grad is not None]
-    if known:
-        roots, values = zip(*known, strict=True)
+def _backward_weight(joints: list[tuple[Joint, Known]], known: Known) -> None:
+    """The other side of each joint, and what is known; the parts of a sum together, as autograd itself adds them."""
+    parts: Known = []
+    while joints:  # with each, what only it needed of the graph is freed
+        joint, caught = joints.pop(0)
+        if caught:
+            roots, values = zip(*caught, strict=True)
+            if joint.edges:
+                again = bool(joint.weights)
+                found = torch.autograd.grad(roots, joint.edges, values, retain_graph=again, allow_unused=True)
+                parts += _known(joint.edges, iter(found))
+            if joint.weights:
+                torch.autograd.backward(roots, values, inputs=joint.weights)
+    if parts:
+        roots, values = zip(*parts, strict=True)
         torch.autograd.backward(roots, values)
+    with torch.no_grad():
+        for edge, grad in known:
+            add: Any = edge.node  # to the weight's; its hooks have already been called, when this was computed
+            add(grad)
 
 
-def _catch(caught: list[tuple[Joint, Grads]], joint: Joint, grads: Grads) -> None:
-    caught.append((joint, grads))
+def _known(edges: Iterable[GradientEdge], grads: Iterator[torch.Tensor | None]) -> Known:
+    """The next of `grads`, as many as there are edges, without those that are none."""
+    return [(edge, grad) for edge in edges if (grad := next(grads)) is not None]
 
 
-def _joints(outputs: list[Node], inputs: list[Node]) -> tuple[list[Joint], list[GradientEdge], bool]:
+def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[list[Joint], list[GradientEdge], bool]:
     """Where the weights join the path from `outputs` to `inputs`: the joints, and the weights that cannot wait.
 
-    Last: is there a reentrant checkpoint on the way?
+    The joints are in the order of a backward. Last: is there a reentrant checkpoint on the way?
     """
     users: defaultdict[Node, set[Node]] = defaultdict(set)
+    uses: dict[Node, set[Node]] = {}
+    places: defaultdict[Node, set[int]] = defaultdict(set)  # of a node's results, those that are used
+    for edge in outputs:
+        places[edge.node].add(edge.output_nr)
 
-    def onward(node: Node) -> list[Node]:
-        found = [other for other, _ in node.next_functions if other is not None]
-        for other in found:
-            users[other].add(node)
-        return found
+    def onward(node: Node) -> set[Node]:
+        uses[node] = {other for other, _ in node.next_functions if other is not None}
+        for other, place in node.next_functions:
+            if other is not None:
+                users[other].add(node)
+                places[other].add(place)
+        return uses[node]
 
-    seen = _reached(outputs, onward)
+    roots = set(places)
+    seen = _reached(roots, onward)
     path = _reached([node for node in inputs if node in seen], lambda node: users[node])
     beside = seen - path
 
-    sides: defaultdict[Node, list[GradientEdge]] = defaultdict(list)
+    found: dict[Any, Joint] = {}
     at_once: list[GradientEdge] = []
     while beside:  # the weights beside the path, with what is computed from them alone, one connected piece at a time
-        piece = _reached([next(iter(beside))], lambda node: (users[node] | set(onward(node))) - path)
+        piece: set[Any] = _reached([next(iter(beside))], lambda node: (users[node] | uses[node]) - path)
         beside -= piece
-        used = {node: users[node] & path for node in piece}
+        weights = [node for node in piece if hasattr(node, "variable")]
+        used = {node: users[node] & path for node in piece if users[node] & path}
+        joints = set().union(*used.values())
         # What one joint alone uses can be asked of that joint without running through others.
-        alone = all(len(users[node]) == 1 for node in piece if used[node])
-        if alone and not any(map(_lazy, piece)) and all(map(_has_sides, set().union(*used.values()))):
-            for node, joints in used.items():
-                for joint in joints:
-                    places = {place for other, place in joint.next_functions if other is node}
-                    sides[joint] += [GradientEdge(node, place) for place in places]
+        alone = not piece & roots and all(len(users[node]) == 1 for node in used)
+        if not alone or any(map(_lazy, piece)) or not all(map(_has_sides, joints)):
+            at_once += [GradientEdge(node, 0) for node in weights]
+            continue
+        for node in joints - set(found):
+            found[node] = Joint([GradientEdge(node, place) for place in sorted(places[node])], [], [])
+        if len(joints) == 1:
+            found[joints.pop()].weights.extend(node.variable for node in weights)
         else:
-            at_once += [GradientEdge(node, 0) for node in piece if not node.next_functions]
-    return list(sides.items()), at_once, any(node.name() == "CheckpointFunctionBackward" for node in seen)
+            for node, (joint,) in used.items():
+                across = {place for other, place in joint.next_functions if other is node}
+                found[joint].edges.extend(GradientEdge(node, place) for place in across)
+    order = sorted(found, key=lambda node: -node._sequence_nr())
+    return [found[node] for node in order], at_once, any(node.name() == "CheckpointFunctionBackward" for node in seen)
 
 
-def _reached(start: list[Node], onward: Callable[[Node], Iterable[Node]]) -> set[Node]:
+def _reached(start: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) -> set[Node]:
     seen, left = set(start), list(start)
     while left:
         fresh = set(onward(left.pop())) - seen
@@ -129,7 +156,8 @@ def _reached(start: list[Node], onward: Callable[[Node], Iterable[Node]]) -> set
 
 def _has_sides(node: Any) -> bool:
     """Does autograd compute one side of it without the other, and again the other later?"""
-    return not isinstance(node, torch.autograd.function.BackwardCFunction) and not _lazy(node)
+    own = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return not own and "Rnn" not in node.name() and not _lazy(node)
 
 
 def _lazy(node: Any) -> bool:

@@ -41,9 +41,9 @@ class Batch:
     ) -> Batch:
         """Cut a whole batch as evenly as it goes, larger microbatches first; a list is taken to be cut already.
 
-        inputs: a tensor, a tuple of arguments, or a list with one of these for each microbatch. targets: a tensor
-        (or a list of them). dims: by an argument's place or name, the dimension to cut along, 0 if it is not there;
-        None gives all of it to each microbatch, as is anything that is no tensor.
+        inputs: a tensor, a tuple of arguments, or a list with one of these for each microbatch. targets: a tensor, or
+        a list of anything, one for each. dims: by an argument's place or name, the dimension to cut along, 0 if it is
+        not there; None gives all of it to each microbatch, as is anything that is no tensor.
         count: how much a microbatch's targets weigh in the mean loss, such as their number of tokens; by default
         their size along `target_dim`.
 
@@ -51,6 +51,7 @@ class Batch:
             SettingError: the batch cannot be cut so, or the microbatches given are not as many.
         """
         dims = dims or {}
+        samples: dict[int | str, int] = {}  # by argument
 
         def cut(value: Any, name: int | str, dim: int | None) -> list[Any]:
             if isinstance(value, list):
@@ -61,11 +62,21 @@ class Batch:
                 return value
             if dim is None or not isinstance(value, torch.Tensor):
                 return [value] * microbatches
-            if not -value.dim() <= dim < value.dim() or value.shape[dim] < microbatches:
+            size = value.shape[dim] if -value.dim() <= dim < value.dim() else 0
+            whole = "" if name == "targets" else f", or with dims={{{name!r}: None}} all of it to each"
+            if size < microbatches:
                 raise SettingError(
                     f"{_named(name)} of shape {tuple(value.shape)} cannot be cut into {microbatches} microbatches "
-                    f"along dimension {dim}; give at least {microbatches} samples, or take fewer microbatches"
+                    f"along dimension {dim}; give at least {microbatches} samples{whole}, or take fewer microbatches"
                 )
+            if name != "targets":  # which may be tokens, where the inputs are sequences
+                first, as_many = next(iter(samples.items()), (name, size))
+                if size != as_many:
+                    raise SettingError(
+                        f"{_named(name)} has {size} samples along dimension {dim}, {_named(first)} has {as_many}; "
+                        f"give as many{whole}"
+                    )
+                samples[name] = size
             return list(value.tensor_split(microbatches, dim))
 
         if inputs is None:
@@ -78,8 +89,12 @@ class Batch:
             arguments = list(zip(*columns, strict=True))
         named = {name: cut(value, name, dims.get(name, 0)) for name, value in keywords.items()}
         each = [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
+        if not isinstance(targets, (torch.Tensor, list, type(None))):
+            raise SettingError(
+                f"targets are a tensor, or a list with those of each microbatch; got {type(targets).__name__}"
+            )
         wanted = [] if targets is None else cut(targets, "targets", target_dim)
-        counts = [count(target) if count else _size(target, target_dim) for target in wanted]
+        counts = [int(count(target)) if count else _size(target, target_dim) for target in wanted]
         if wanted and (min(counts) < 0 or not sum(counts)):
             raise SettingError(f"the microbatches' targets count {counts}; there must be some, and none below 0")
         return cls(arguments, each, wanted, [Fraction(number, sum(counts)) for number in counts])
@@ -88,7 +103,11 @@ class Batch:
         """For each microbatch a number above 0 that says what it looks like; 0 where that is not known here."""
         if not self.inputs:
             return [0] * microbatches
-        return [zlib.crc32(repr(list(map(_look, each))).encode()) + 1 for each in self.inputs]
+        looks = [
+            [*map(_look, each), *((name, _look(value)) for name, value in sorted(named.items()))]
+            for each, named in zip(self.inputs, self.keywords, strict=True)
+        ]
+        return [zlib.crc32(repr(look).encode()) + 1 for look in looks]
 
 
 def _look(value: Any) -> Any:

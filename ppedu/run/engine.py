@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core.actions import RECEIVE, Action, F, Op
+from ppedu.core.actions import COMMUNICATION, RECEIVE, Action, F, Op
 from ppedu.core.check import Result, check, gives, needs
 from ppedu.core.errors import CommunicationError, PipelineError, SettingError, require_rank, require_schedule
 from ppedu.core.lower import lower, strip
@@ -29,7 +29,8 @@ from ppedu.run import clock
 from ppedu.run.batch import Batch, Dims
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.gradients import Tie, add_up, mean, shared, squares, start_mean
-from ppedu.run.messages import Messages
+from ppedu.run.messages import Messages, other_end, reason
+from ppedu.run.sharded import Shards, is_sharded, kept
 from ppedu.run.stage import Loss, Stage, as_tuple
 
 Handler = Callable[[Action, "Step"], None]
@@ -54,7 +55,8 @@ class Pipeline:
     loss_fn: `loss_fn(output, target)` → the microbatch's mean loss, a scalar.
     group: the ranks of the pipeline; by default the whole world.
     replicas: a process group of ranks that hold the same stages in pipelines beside this one. Gradients and losses
-        are averaged over it, once a step, when a stage's last backward is done.
+        are averaged over it, once a step, when a stage's last backward is done. Stages that torch's fully_shard has
+        sharded over it, all of them and each as a whole, have their gradients averaged by that, at REDUCE_GRAD.
     tied: pairs of weights that are one in the model, each named by its stage and its name there, such as
         [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients.
     dims, target_dim, output_dim, count: how a batch is cut and put together again; see `Batch.cut`.
@@ -95,7 +97,7 @@ class Pipeline:
         if schedule.lowered and (problems := check(schedule, rendezvous=True)):
             raise SettingError(f"{schedule!r} would run only where nobody waits to send: {problems[0]}")
         self.schedule = replace(schedule, orders=strip(schedule.orders))
-        self.program = Program(schedule if schedule.lowered else lower(schedule), self.group.rank)
+        self.timeout = timeout
         self.stages = _stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         if self.last and loss_fn:
@@ -103,9 +105,14 @@ class Pipeline:
         self.device = next(iter(self.stages.values())).device
         self.replicas = replicas
         modules = {index: stage.module for index, stage in self.stages.items()}
+        self.sharded = is_sharded(self._gather(torch.tensor(kept(modules)), "make a Pipeline").tolist())
+        self.shards = Shards(modules, self.group.rank)
+        lowered = schedule if schedule.lowered else lower(schedule, fsdp=self.sharded)
+        self.shards.require(lowered, replicas)
+        self.program = Program(lowered, self.group.rank)
         self.shared = shared(schedule.placement, modules, tied, self.group.rank)
         self.cutting: dict[str, Any] = {"dims": dims, "target_dim": target_dim, "count": count}
-        self.output_dim, self.autocast, self.seed, self.timeout = output_dim, autocast, seed, timeout
+        self.output_dim, self.autocast, self.seed = output_dim, autocast, seed
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         self.handlers: dict[Op, Handler] = dict(DEFAULTS)
         self.steps = 0
@@ -125,7 +132,7 @@ class Pipeline:
         """The schedule's forwards alone."""
         singles = ((single for action in order for single in action.singles) for order in self.schedule.orders)
         orders = tuple(tuple(single for single in order if single.op == Op.F) for order in singles)
-        return Program(lower(replace(self.schedule, orders=orders)), self.group.rank)
+        return Program(lower(replace(self.schedule, orders=orders), fsdp=self.sharded), self.group.rank)
 
     def on(self, op: Op, handler: Handler) -> None:
         """Let `handler(action, step)` do every action of `op`; in it, `step.default(action)` does what was done before.
@@ -162,7 +169,8 @@ class Pipeline:
     def forward(self, inputs: Any = None, **keywords: Any) -> Any:
         """What the model gives for a batch, as in `eval`, joined along `output_dim`; None without the last stage.
 
-        Where two ranks hold the last stage, each gives what its own microbatches have come to.
+        What is neither a tensor nor a tuple of them is not joined: it comes as a list, one for each microbatch. Where
+        two ranks hold the last stage, each gives what its own microbatches have come to.
         """
         outputs = self._run("forward", inputs, None, keywords).outputs
         return _joined([outputs[m] for m in sorted(outputs)], self.output_dim) if outputs else None
@@ -188,14 +196,13 @@ class Pipeline:
 
         Every weight of the model counts once, also one that several ranks hold. All ranks must call it.
         """
-        modules = [stage.module for stage in self.stages.values()]
-        own = torch.tensor([squares(self.shared, modules)], dtype=torch.float64)
+        modules = nn.ModuleList(stage.module for stage in self.stages.values())  # a weight in two stages counts once
+        own = torch.tensor([squares(self.shared, [modules])], dtype=torch.float64)
         norm = math.sqrt(self._gather(own, "clip_grad_norm").sum())
         if norm > most:
-            for stage in self.stages.values():
-                for weight in stage.module.parameters():
-                    if weight.grad is not None:
-                        weight.grad.mul_(most / norm)
+            for weight in modules.parameters():
+                if weight.grad is not None:
+                    weight.grad.mul_(most / norm)
         return norm
 
     def _run(self, what: str, inputs: Any, targets: Any, keywords: Mapping[str, Any]) -> Step:
@@ -205,10 +212,9 @@ class Pipeline:
         program = self.program if training else self.forwards
         batch = Batch.cut(inputs, targets, keywords, self.schedule.microbatches, **self.cutting)
         self._require(what, batch)
-        kinds = self._agree(what, batch)
         if self._offset is None:
-            machines = self._gather(torch.tensor([clock.machine()]), "compare clocks")
-            self._offset = clock.offset(self.group, machines[:, 0].tolist())
+            self._meet(what)
+        kinds = self._agree(what, batch)
         step = Step(self, batch, kinds, training)
         try:
             with _modes(self.stages.values(), training), torch.set_grad_enabled(training):
@@ -216,7 +222,7 @@ class Pipeline:
                 step.finish()
                 self._conclude(step, program)
         except BaseException as error:
-            self._broken = str(error)
+            self._broken = str(error) or type(error).__name__
             self._kept = step  # what is on its way must not be freed
             raise
         self.steps += training
@@ -234,25 +240,37 @@ class Pipeline:
             if not batch.targets:
                 raise SettingError(f"rank {rank} holds the last stage, so {what} needs the targets there")
 
+    def _meet(self, what: str) -> None:
+        """Once: make sure that all ranks have the same schedule, and compare their clocks."""
+        own = [clock.machine(), self.program.fingerprint, self.messages.debug]
+        rows = self._gather(torch.tensor(own), f"start the {what}").tolist()
+        for rank, (_, schedule, debug) in enumerate(rows):
+            if schedule != rows[0][1]:
+                raise CommunicationError(f"rank {rank} runs another schedule than rank 0; give all ranks the same")
+            if debug != rows[0][2]:
+                raise CommunicationError(
+                    f"debug is not the same on rank {rank} as on rank 0; give it to all or to none"
+                )
+        self._offset = clock.offset(self.group, [row[0] for row in rows])
+
     def _agree(self, what: str, batch: Batch) -> list[int]:
         """What each microbatch looks like, once it is sure that all ranks are about to do the same.
 
         Ranks that all have the inputs need not ask again before a step like the last one.
         """
         calls = ["step", "eval", "forward"]
-        own = [calls.index(what), self.program.fingerprint, *batch.kinds(self.schedule.microbatches)]
-        if own == self._agreed:
-            return own[2:]
-        rows = self._gather(torch.tensor(own), f"start a {what}").tolist()
-        for rank, (call, schedule, *_) in enumerate(rows):
+        own = [calls.index(what), *batch.kinds(self.schedule.microbatches)]
+        if own == self._agreed and not self.messages.debug:
+            return own[1:]
+        unlike = ", with another batch or after another call than the last" if self._agreed else ""
+        rows = self._gather(torch.tensor(own), f"start the {what}{unlike}").tolist()
+        for rank, (call, *_) in enumerate(rows):
             if call != rows[0][0]:
                 raise CommunicationError(
                     f"rank 0 calls {calls[rows[0][0]]}, rank {rank} {calls[call]}; call the same on all"
                 )
-            if schedule != rows[0][1]:
-                raise CommunicationError(f"rank {rank} runs another schedule than rank 0; give all ranks the same")
         kinds = []
-        for m, column in enumerate(list(zip(*rows, strict=True))[2:]):
+        for m, column in enumerate(list(zip(*rows, strict=True))[1:]):
             known = {kind: rank for rank, kind in reversed(list(enumerate(column))) if kind}
             if len(known) > 1:
                 one, other = list(known.values())[:2]
@@ -261,7 +279,7 @@ class Pipeline:
                     "give all ranks the same batch, or leave it out where it is not needed"
                 )
             kinds.append(next(iter(known)))
-        self._agreed = own if all(map(all, (row[2:] for row in rows))) else []
+        self._agreed = own if all(map(all, (row[1:] for row in rows))) else []
         return kinds
 
     def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
@@ -274,10 +292,11 @@ class Pipeline:
             work = dist.all_gather(rows, own, self.group.process_group, async_op=True)
             work.wait(timedelta(seconds=self.timeout))
         except RuntimeError as error:
-            raise CommunicationError(
+            self._broken = (
                 f"rank {self.group.rank} was about to {doing}, but not every rank has come to it "
-                f"within {self.timeout:g} s, or one has failed ({str(error).splitlines()[0]})"
-            ) from error
+                f"within {self.timeout:g} s, or one has failed: {reason(error)}"
+            )
+            raise CommunicationError(self._broken) from error
         return torch.stack(rows).cpu()
 
     def _conclude(self, step: Step, program: Program) -> None:
@@ -290,7 +309,7 @@ class Pipeline:
                 numbers[1 + m] = loss.item()
         numbers += [time + self._offset for _, *times in step.clock.spans() for time in times]
         numbers += [0.0] * (1 + microbatches + 2 * max(map(len, orders)) - len(numbers))
-        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end a step")
+        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step")
         self.loss = rows[:, 0].sum().float()
         if self.replicas is not None:
             self.loss = mean(self.loss, self.replicas)
@@ -311,7 +330,8 @@ class Program:
     """A lowered schedule, with all that one rank can know before it starts.
 
     schedule: its computing actions alone. actions: those of the rank, each with the receives that it waits for and the
-    stages whose gradients are complete after it. fingerprint: the same on ranks with the same schedule.
+    stages whose gradients are complete after it. arrived: by receive, the sends of this rank for which its sender was
+    ready before. fingerprint: the same on ranks with the same schedule.
     """
 
     def __init__(self, lowered: Schedule, rank: int):
@@ -325,6 +345,15 @@ class Program:
             wanted = needs(action, lowered.placement, lowered=True) if action.computes else ()
             awaited = [Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE]
             self.actions.append((action, awaited, [stage for stage, place in last.items() if place == index]))
+        self.arrived: dict[Action, list[Action]] = {}
+        for peer, theirs in enumerate(lowered.orders):
+            ready: list[Action] = []
+            for action in theirs:
+                if peer != rank and action.op in COMMUNICATION and rank in lowered.placement.route(action):
+                    if action.op in RECEIVE:
+                        ready.append(other_end(action))
+                    else:
+                        self.arrived[other_end(action)], ready = ready, []
 
 
 class Step:
@@ -343,6 +372,11 @@ class Step:
         self._given: dict[Result, tuple[torch.Tensor, ...]] = {}
         self._reductions: list[Callable[[], None]] = []
         self._streams: dict[Action, torch.cuda.Stream] = {}
+        self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
+        for weight in (each for one in pipeline.shared for each in one.weights + one.others):
+            if training and weight.grad is not None:  # from earlier steps: all its holders have the sum of that already
+                self._earlier.append((weight, weight.grad))
+                weight.grad = None
         self.messages.begin()
         for stage in self.stages.values():
             stage.begin(batch.inputs, batch.targets, batch.shares)
@@ -354,14 +388,16 @@ class Step:
                 if action.computes:
                     for message in awaited:
                         self._take(message, action)
+                        self.messages.arrived(program.arrived[message])
+                    self.pipeline.shards.wait(action)
                     with self.clock.timing(action):
                         self.do(action)
                 else:
                     self.do(action)
-            except PipelineError:
+            except CommunicationError:
                 raise
             except Exception as error:
-                why = f"{type(error).__name__}: {error}"
+                why = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
                 raise PipelineError(f"rank {self.pipeline.group.rank}: {action} failed: {why}") from error
             for stage in complete:
                 self._reduce(stage)
@@ -380,7 +416,7 @@ class Step:
         wanted = [need for need in needs(action, self.placement, lowered=True) if need != own]
         if not wanted:
             return None
-        values = self._given.pop(wanted[0])
+        values = self._result(wanted[0])
         if wanted[0][0] == "F":  # from a stage on this rank, whose graph ends here
             return tuple(y.detach().requires_grad_(y.requires_grad) for y in values)
         return values
@@ -410,6 +446,7 @@ class Step:
 
     def backward_weight(self, action: Action) -> None:
         self.stages[action.stage].backward_weight(action.microbatch)
+        self.pipeline.shards.end_backward(action.stage)
 
     def overlapped(self, action: Action) -> None:
         """Both parts: one after the other on the CPU, at the same time on a GPU, which has streams of its own for them.
@@ -432,7 +469,7 @@ class Step:
         main.wait_stream(self.pipeline.side)
 
     def send(self, action: Action) -> None:
-        values = self._given.pop((action.op[-1], action.stage, action.microbatch))
+        values = self._result((action.op[-1], action.stage, action.microbatch))
         self.messages.send(action, values, self.kinds[action.microbatch])
 
     def post(self, action: Action) -> None:
@@ -441,10 +478,21 @@ class Step:
     def finish(self) -> None:
         """Return when all messages have arrived and all gradients are whole."""
         self.messages.end()
+        self.pipeline.shards.end()
         for finish in self._reductions:
             finish()
         if torch.is_grad_enabled():
             add_up(self.pipeline.shared, self.pipeline.group)
+        for weight, grad in self._earlier:
+            weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
+
+    def _result(self, result: Result) -> tuple[torch.Tensor, ...]:
+        if result not in self._given:
+            kind, stage, m = result
+            raise PipelineError(
+                f"nothing is there of {stage}{kind}{m}; what does that must `give` it, to be taken once"
+            )
+        return self._given.pop(result)
 
     def _take(self, message: Action, user: Action) -> None:
         """Wait for what `user` needs from another rank."""
@@ -452,7 +500,7 @@ class Step:
         self._given[op.value, stage, m] = self.messages.wait(message, user, self.kinds[m], self.pipeline.device)
 
     def _reduce(self, stage: int) -> None:
-        if self.pipeline.replicas is not None:
+        if self.pipeline.replicas is not None and not self.pipeline.sharded:
             weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
             self._reductions.append(start_mean(weights, self.pipeline.replicas))
 
@@ -478,6 +526,9 @@ DEFAULTS: dict[Op, Handler] = {
     Op.SEND_B: lambda action, step: step.send(action),
     Op.RECV_F: lambda action, step: step.post(action),
     Op.RECV_B: lambda action, step: step.post(action),
+    Op.UNSHARD: lambda action, step: step.pipeline.shards.unshard(action.stage),
+    Op.RESHARD: lambda action, step: step.pipeline.shards.reshard(action.stage),
+    Op.REDUCE_GRAD: lambda action, step: step.pipeline.shards.reduce_grad(action),
 }
 
 
@@ -492,6 +543,8 @@ def _stages(given: Mapping[int, nn.Module | Stage], wanted: Sequence[int], rank:
     made = {}
     for index in wanted:
         stage = given[index]
+        if not isinstance(stage, (Stage, nn.Module)):
+            raise SettingError(f"stage {index} must be a torch module; got {type(stage).__name__}")
         made[index] = stage if isinstance(stage, Stage) else Stage(stage, index)
     return made
 
@@ -510,12 +563,16 @@ def _modes(stages: Iterable[Stage], training: bool) -> Iterator[None]:
     before = {} if training else {part: part.training for stage in stages for part in stage.module.modules()}
     for part in before:
         part.training = False
-    yield
-    for part, mode in before.items():
-        part.training = mode
+    try:
+        yield
+    finally:
+        for part, mode in before.items():
+            part.training = mode
 
 
 def _joined(outputs: Sequence[Any], dim: int) -> Any:
     if isinstance(outputs[0], (tuple, list)):
         return tuple(_joined(column, dim) for column in zip(*outputs, strict=True))
+    if not isinstance(outputs[0], torch.Tensor):
+        return list(outputs)
     return torch.cat(list(outputs), dim) if outputs[0].dim() else torch.stack(list(outputs))

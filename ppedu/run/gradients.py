@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -101,25 +101,49 @@ def mean(value: torch.Tensor, replicas: dist.ProcessGroup) -> torch.Tensor:
 
 
 def squares(found: Sequence[Shared], modules: Iterable[nn.Module]) -> float:
-    """The sum of squares of the gradients that this rank answers for: of several holders, the first does."""
+    """The sum of squares of the gradients that this rank answers for: of several holders, the first does.
+
+    Of gradients that are sharded it is the sum over all slices, on each rank that has one.
+    """
     elsewhere = {
         id(weight) for each in found for weight in each.others or each.weights if each.others or not each.first
     }
-    return sum(
-        weight.grad.double().square().sum().item()
-        for module in modules
-        for weight in module.parameters()
-        if weight.grad is not None and id(weight) not in elsewhere
-    )
+    total = 0.0
+    slices: dict[Any, torch.Tensor] = {}
+    for weight in (weight for module in modules for weight in module.parameters() if id(weight) not in elsewhere):
+        grad: Any = weight.grad
+        if grad is not None:
+            own = local(grad).double().square().sum()
+            if hasattr(grad, "placements"):  # one sum for all that are sharded alike
+                over = grad.device_mesh, grad.placements
+                slices[over] = slices[over] + own if over in slices else own
+            else:
+                total += own.item()
+    return total + sum(_whole(own, *over) for over, own in slices.items())
+
+
+def _whole(own: torch.Tensor, mesh: Any, placements: Sequence[Any]) -> float:
+    """The sum of what each rank has of its own slices."""
+    from torch.distributed.tensor import DTensor, Partial  # takes long to import; who has slices has it already
+
+    parts = [Partial() if each.is_shard() else each for each in placements]
+    return DTensor.from_local(own, mesh, parts).full_tensor().item()
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Of a tensor that is sharded, the slice that is here; any other as it is."""
+    here: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
+    return here
 
 
 def flat(weights: Sequence[nn.Parameter]) -> torch.Tensor:
     """The gradients in one row; zeros where there is none."""
     grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-    return torch.cat([grad.reshape(-1) for grad in grads]) if grads else torch.empty(0)
+    return torch.cat([local(grad).reshape(-1) for grad in grads]) if grads else torch.empty(0)
 
 
 def put(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
     """Take `row` apart again into the weights' gradients."""
-    for weight, part in zip(weights, row.split([weight.numel() for weight in weights]), strict=True):
-        weight.grad = part.view_as(weight).to(weight, copy=True)
+    for weight, part in zip(weights, row.split([local(weight).numel() for weight in weights]), strict=True):
+        weight.grad = torch.empty_like(weight)
+        local(weight.grad).copy_(part.view_as(local(weight)))

@@ -8,6 +8,7 @@ arrived: has somebody written to it in the meantime?
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
@@ -49,15 +50,15 @@ class Sent(NamedTuple):
 class Messages:
     """Those of one rank's step.
 
-    `layouts` of the activations are known from step to step, by the stage that makes them and a `kind`: what the
-    microbatch looks like. A gradient looks like the activation it belongs to.
+    `layouts` of the activations are known from step to step, by the stage that makes them, its copy and a `kind`: what
+    the microbatch looks like. A gradient looks like the activation it belongs to.
     """
 
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
         self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
         self.patience = timedelta(seconds=timeout)
         self.peers: dict[Action, int] = {}  # the process at the other end
-        self.layouts: dict[tuple[int, Hashable], list[Layout]] = {}
+        self.layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -83,7 +84,7 @@ class Messages:
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
         if expected is None:
-            self.layouts[_maker(action), kind] = found
+            self.layouts[self._key(action, kind)] = found
         self.sent[action] = Sent([self._start(dist.isend, tensor, action) for tensor in outgoing], outgoing, sums)
 
     def receive(self, action: Action, kind: Hashable) -> None:
@@ -98,7 +99,7 @@ class Messages:
             self._finish([self._start(dist.irecv, header, action)], action)
             found = self._read(header.tolist(), action)
             if expected is None:
-                expected = self.layouts[_maker(action), kind] = found
+                expected = self.layouts[self._key(action, kind)] = found
             if found != expected:
                 raise CommunicationError(
                     f"rank {self.group.rank}: {action} expects {_told(expected)}, but {_told(found)} comes"
@@ -112,15 +113,25 @@ class Messages:
         Raises:
             CommunicationError: it has not come in time, or its sender is gone.
         """
+        if action not in self.coming:
+            raise CommunicationError(f"rank {self.group.rank}: {user} waits for {action}, which has not been started")
         coming = self.coming.pop(action)
         self._finish(coming.work, action, user)
         arrived = tuple(tensor.to(device) for tensor in coming.tensors)
         if action.op == Op.RECV_F:
-            for tensor, layout in zip(arrived, self.layouts[_maker(action), kind], strict=True):
+            for tensor, layout in zip(arrived, self.layouts[self._key(action, kind)], strict=True):
                 tensor.requires_grad_(layout.wants_grad)
-        else:  # who sends a gradient has received the activation
-            self._arrived(Action(action.stage, Op.SEND_F, action.microbatch))
         return arrived
+
+    def arrived(self, actions: Sequence[Action]) -> None:
+        """What these have sent may be freed: its receiver was ready for it.
+
+        Raises:
+            CommunicationError: as `end` does.
+        """
+        for action in actions:
+            if action in self.sent:
+                self._arrived(action)
 
     def end(self) -> None:
         """Return when everything sent has arrived.
@@ -128,8 +139,7 @@ class Messages:
         Raises:
             CommunicationError: something was not received in time, or was written to before it was (debug).
         """
-        for action in list(self.sent):
-            self._arrived(action)
+        self.arrived(list(self.sent))
         for action in self.coming:
             raise CommunicationError(f"rank {self.group.rank}: nobody has used what {action} received")
 
@@ -146,9 +156,13 @@ class Messages:
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
         """How the message looks, as far as known: that of an activation, or of the gradients wanted of it."""
         if action.op in (Op.SEND_F, Op.RECV_F):
-            return self.layouts.get((_maker(action), kind))
-        activation = self.layouts[_maker(action), kind]
+            return self.layouts.get(self._key(action, kind))
+        activation = self.layouts[self._key(action, kind)]
         return [each._replace(wants_grad=False) for each in activation if each.wants_grad]
+
+    def _key(self, action: Action, kind: Hashable) -> tuple[int, int, Hashable]:
+        maker = action.stage - (action.op in (Op.RECV_F, Op.SEND_B))
+        return maker, self.placement.copy(action.microbatch), kind
 
     def _start(self, how: Callable[..., Any], tensor: torch.Tensor, action: Action) -> dist.Work:
         if action not in self.peers:
@@ -175,7 +189,7 @@ class Messages:
         why = (
             f"rank {peer} has not come to it within {self.patience.total_seconds():g} s"
             if "imed out" in str(error) or "imeout" in str(error)
-            else f"the connection to rank {peer} is lost; that rank has failed or ended ({str(error).splitlines()[0]})"
+            else f"the connection to rank {peer} is lost; that rank has failed or ended ({reason(error)})"
         )
         return CommunicationError(f"rank {self.group.rank}: {what} ({label(action, self.placement)}): {why}")
 
@@ -192,7 +206,7 @@ class Messages:
     def _read(self, words: list[int], action: Action) -> list[Layout]:
         stage, message, microbatch, count = words[:4]
         came = Action(stage, MESSAGES[message], microbatch)
-        wanted = Action(action.stage + TOWARDS[action.op], Op(f"SEND_{action.op[-1]}"), action.microbatch)
+        wanted = other_end(action)
         if came != wanted:
             raise CommunicationError(
                 f"rank {self.group.rank}: {action} wants what {wanted} sends, but what {came} sends came"
@@ -201,9 +215,15 @@ class Messages:
         return [Layout(*described(words[at + 1 : at + 1 + DESCRIPTION]), bool(words[at])) for at in starts]
 
 
-def _maker(action: Action) -> int:
-    """The stage that makes the activation which is sent, or whose gradient is."""
-    return action.stage - (action.op in (Op.RECV_F, Op.SEND_B))
+def other_end(action: Action) -> Action:
+    """The receive that belongs to a send, or the send to a receive."""
+    op = Op(f"{'RECV' if action.op in SEND else 'SEND'}_{action.op[-1]}")
+    return Action(action.stage + TOWARDS[action.op], op, action.microbatch)
+
+
+def reason(error: Exception) -> str:
+    """What torch says, in short: neither the place in its source nor what to look at next."""
+    return re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0]).split(". ")[0]
 
 
 def _told(layouts: Sequence[Layout]) -> str:

@@ -60,14 +60,12 @@ class Stage:
         On the last stage the output is the loss times the microbatch's share of the batch, so that the gradients of
         all microbatches add up to the gradient of the batch's mean loss.
         """
-        xs = as_tuple(self.inputs[microbatch] if x is None else x)
+        given = self.inputs[microbatch] if x is None else as_tuple(x)
+        xs = given if isinstance(given, tuple) else (given,)  # a first stage may be given what is no tensor
         with self.clock.timing(F(self.index, microbatch)):
             y = self.module(*xs, **keywords)
             if self.loss_fn and len(self.targets):
-                loss = self.loss_fn(y, self.targets[microbatch])
-                self.losses[microbatch] = loss.detach()
-                share = self.shares[microbatch]
-                y = (loss * share.numerator if share.numerator > 1 else loss) / share.denominator
+                y = self._weighted(self.loss_fn, y, microbatch)
                 self.loss = self.loss + y.detach()
         if torch.is_grad_enabled():
             wanting = [] if x is None else [each for each in xs if each.requires_grad]
@@ -100,6 +98,16 @@ class Stage:
         with self.clock.timing(W(self.index, microbatch)):
             self.left.pop(microbatch)()
 
+    def _weighted(self, loss_fn: Loss, y: Any, microbatch: int) -> torch.Tensor:
+        share = self.shares[microbatch]
+        # Where no target counts there is no mean, and loss_fn might give NaN.
+        loss: Any = loss_fn(y, self.targets[microbatch]) if share else torch.zeros((), device=self.device)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise PipelineError(f"loss_fn must give one number, the microbatch's mean loss, as a tensor; got {got}")
+        self.losses[microbatch] = loss.detach()
+        return (loss * share.numerator if share.numerator > 1 else loss) / share.denominator
+
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
         xs, edges = self.held.pop(microbatch)
         return xs, edges, [None] * len(edges) if dy is None else list(as_tuple(dy))[: len(edges)]
@@ -115,7 +123,10 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
         return (value,)
     if isinstance(value, (tuple, list)) and all(isinstance(each, torch.Tensor) for each in value):
         return tuple(value)
-    raise PipelineError(f"between stages go a tensor or a tuple of tensors; got {type(value).__name__}")
+    got = type(value).__name__
+    if isinstance(value, (tuple, list)):
+        got += f" of {', '.join(type(each).__name__ for each in value)}"
+    raise PipelineError(f"between stages go a tensor or a tuple of tensors; got {got}")
 
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:

@@ -1,0 +1,178 @@
+"""A batch is cut where its samples lie, and its loss and gradients are those of the whole. The judge is one forward."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often
+from torch import nn
+from torch.nn import functional as fn
+
+import ppedu as pp
+from ppedu.run import Pipeline
+from ppedu.run.batch import Batch
+
+
+def tokens(*shape, most=7):
+    return torch.randint(most, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def numbers(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@often(100)
+@given(st.integers(1, 6), st.integers(0, 9), st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
+def test_pieces_are_as_even_as_can_be_and_put_together_they_are_the_whole(microbatches, more, shape, data):
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    shape[dim] = microbatches + more
+    whole = tokens(*shape)
+    batch = Batch.cut((whole, "all", whole), None, {"mask": whole}, microbatches, {0: dim, 1: 5, 2: None, "mask": dim})
+    pieces = [each[0] for each in batch.inputs]
+    sizes = [piece.shape[dim] for piece in pieces]
+    assert torch.equal(torch.cat(pieces, dim), whole)
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1 and len(sizes) == microbatches
+    assert all(each[1] == "all" and each[2] is whole for each in batch.inputs)
+    assert all(torch.equal(named["mask"], piece) for named, piece in zip(batch.keywords, pieces, strict=True))
+    assert batch.targets == [] and batch.shares == []
+
+
+class Model(nn.Module):
+    """Takes whatever it may be given in these tests, all of it along other dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, x, turned=None, factor=1, *, scale=None, table=None):
+        x = self.token(x)
+        x = x if turned is None else x + turned.transpose(0, 1)
+        x = x if scale is None else x * scale.permute(2, 0, 1)
+        x = x if table is None else x + table
+        return self.head(x * factor)
+
+
+def loss(logits, targets):
+    return fn.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
+
+
+def counted(targets):
+    return (targets != -100).sum()
+
+
+def padded(*lengths):
+    """Targets of which so many count in each row, of 6."""
+    targets = tokens(len(lengths), 6)
+    for row, length in enumerate(lengths):
+        targets[row, length:] = -100
+    return targets
+
+
+X, Y = tokens(7, 6), tokens(7, 6)
+TURNED, SCALE, TABLE = numbers(6, 7, 4), numbers(6, 4, 7), numbers(6, 4)
+
+
+def uneven(whole, dim=0):
+    return list(whole.split([1, 4, 2], dim))
+
+
+CUT = {  # inputs, targets, keywords, options; what the judge gets: all of it in one piece
+    "whole tensors": ((X, Y, {}, {}), (X, Y, {})),
+    "several arguments, each along its own dimension": (
+        ((X, TURNED, 2), Y, {"scale": SCALE, "table": TABLE}, {"dims": {1: 1, "scale": -1, "table": None}}),
+        ((X, TURNED, 2), Y, {"scale": SCALE, "table": TABLE}),
+    ),
+    "targets along another dimension": ((X, Y.t(), {}, {"target_dim": 1}), (X, Y, {})),
+    "tokens that do not count": (
+        (X, padded(6, 1, 2, 5, 3, 6, 1), {}, {"count": counted}),
+        (X, padded(6, 1, 2, 5, 3, 6, 1), {}),
+    ),
+    "a microbatch where none counts": (
+        (X, padded(3, 4, 1, 0, 0, 6, 1), {}, {"count": counted}),
+        (X, padded(3, 4, 1, 0, 0, 6, 1), {}),
+    ),
+    "lists, cut unevenly": (
+        (uneven(X), uneven(Y), {"scale": uneven(SCALE, -1), "table": TABLE}, {"dims": {"table": None}}),
+        (X, Y, {"scale": SCALE, "table": TABLE}),
+    ),
+    "a list of arguments": (
+        (list(zip(uneven(X), uneven(TURNED, 1), strict=True)), uneven(Y), {}, {}),
+        ((X, TURNED), Y, {}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_loss_and_gradients_are_those_of_the_whole_batch(case):
+    (inputs, targets, keywords, options), (x, y, named) = CUT[case]
+    models = [Model().double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+
+    def ours(output, target):
+        return loss(output, target.t() if "target_dim" in options else target)
+
+    pipeline = Pipeline(pp.schedule("gpipe", ranks=1, microbatches=3), {0: models[0]}, ours, **options)
+    found = pipeline.step(inputs, targets, **keywords)
+    expected = loss(models[1](*(x if isinstance(x, tuple) else (x,)), **named), y)
+    expected.backward()
+    torch.testing.assert_close(found, expected.float())
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-12)
+
+
+REFUSED = {
+    "too few samples": (
+        (X[:2], Y, {}, {}),
+        "input 0 of shape (2, 6) cannot be cut into 3 microbatches along dimension 0",
+    ),
+    "too few targets": (
+        (X, Y[:2], {}, {}),
+        "targets of shape (2, 6) cannot be cut into 3 microbatches along dimension 0",
+    ),
+    "no such dimension": (
+        (X, Y, {}, {"dims": {0: 2}}),
+        "input 0 of shape (7, 6) cannot be cut into 3 microbatches along",
+    ),
+    "a number as a tensor": (
+        (X, Y, {"scale": torch.tensor(2.0)}, {}),
+        "scale of shape () cannot be cut into 3 microbatches along dimension 0; give at least 3 samples, or with "
+        "dims={'scale': None} all of it to each, or take fewer microbatches",
+    ),
+    "another number of samples": (
+        ((X, TURNED), Y, {}, {}),
+        "input 1 has 6 samples along dimension 0, input 0 has 7; "
+        "give as many, or with dims={1: None} all of it to each",
+    ),
+    "a list of another length": ((uneven(X)[1:], Y, {}, {}), "input 0: 2 microbatches were given; the schedule has 3"),
+    "a keyword's list": ((X, Y, {"scale": [1, 2]}, {}), "scale: 2 microbatches were given; the schedule has 3"),
+    "a tuple of targets": (
+        (X, (Y, Y), {}, {}),
+        "targets are a tensor, or a list with those of each microbatch; got tuple",
+    ),
+    "no target counts": (
+        (X, padded(0, 0, 0, 0, 0, 0, 0), {}, {"count": counted}),
+        "count [0, 0, 0]; there must be some",
+    ),
+    "targets count less than nothing": ((X, Y, {}, {"count": lambda y: -1}), "count [-1, -1, -1]; there must be some"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_cut_is_refused_with_the_reason(case):
+    (inputs, targets, keywords, options), why = REFUSED[case]
+    with pytest.raises(pp.SettingError, match=re.escape(why)):
+        Batch.cut(inputs, targets, keywords, 3, **options)
+
+
+def test_a_microbatchs_kind_is_its_shapes_and_dtypes():
+    def kinds(*inputs, **keywords):
+        return Batch.cut(inputs, None, keywords, 3).kinds(3)
+
+    first = kinds(X)
+    assert first[0] != first[1] == first[2] and min(first) > 0  # 3 samples, 2 and 2
+    assert kinds(X + 1) == first
+    assert kinds(X, scale=X)[1:] != kinds(X, scale=X.double())[1:]
+    assert not set(first) & {*kinds(X[:, :5]), *kinds(X.double()), *kinds(X, X), *kinds(X, 1), *kinds(X, scale=X)}
+    assert Batch.cut(None, Y, {}, 3).kinds(3) == [0, 0, 0]

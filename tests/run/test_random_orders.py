@@ -1,0 +1,130 @@
+"""Whatever order is legal runs, and its gradients are those of one process, to the last bit."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stepper import parents
+from strategies import often
+
+from ppedu import Action, B, F, I, Op, Placement, Schedule, W
+
+RANKS, EXAMPLES = 3, 60
+
+RUN = """
+import json, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn import functional as fn
+import ppedu as pp
+from ppedu.run import Pipeline, local_stages
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+def stage_module(stage, frozen):
+    with torch.random.fork_rng():
+        torch.manual_seed(stage)
+        return nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4), nn.LayerNorm(4)).requires_grad_(not frozen)
+
+def one_process(schedule, frozen, inputs, targets):
+    "Each stage's gradients added up in that stage's order, on one process; no pipeline of ours is in it."
+    modules = [stage_module(stage, stage in frozen) for stage in range(schedule.stages)]
+    grads, losses = {}, []
+    for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+        for module in modules:
+            x = module(x)
+        losses.append(fn.mse_loss(x, y) / len(inputs))
+        weights = [weight for module in modules for weight in module.parameters() if weight.requires_grad]
+        found = iter(torch.autograd.grad(losses[-1], weights) if weights else ())
+        for stage, module in enumerate(modules):
+            grads[stage, m] = [next(found) for weight in module.parameters() if weight.requires_grad]
+    total = torch.zeros(())
+    for action in (one for order in schedule.orders for each in order for one in each.singles):
+        if action.op == "F" and action.stage == schedule.stages - 1:
+            total = total + losses[action.microbatch].detach()
+        if action.op in ("B", "W") and action.stage not in frozen:
+            for weight, grad in zip(modules[action.stage].parameters(), grads[action.stage, action.microbatch]):
+                weight.grad = grad if weight.grad is None else weight.grad + grad
+    return modules, total
+
+wrong = []
+for number, (words, holders, split, microbatches, frozen, options) in enumerate(json.loads(sys.argv[1])):
+    placement = pp.Placement("drawn", size, tuple(map(tuple, holders)), split)
+    schedule = pp.Schedule("drawn", placement, microbatches, tuple(tuple(map(pp.Action.parse, row)) for row in words))
+    x = torch.randn(2 * microbatches, 4, generator=torch.Generator().manual_seed(1))
+    y = torch.randn(2 * microbatches, 4, generator=torch.Generator().manual_seed(2))
+    modules = {stage: stage_module(stage, stage in frozen) for stage in local_stages(schedule, rank)}
+    lowered = pp.lower(schedule, receive="late") if options["late"] else schedule
+    pipeline = Pipeline(lowered, modules, fn.mse_loss, debug=options["debug"], timeout=20)
+    loss = pipeline.step(x, y)
+    expected, total = one_process(schedule, frozen, x.split(2), y.split(2))
+    same = torch.equal if placement.copies == 1 else torch.allclose
+    fine = same(loss, total) and pipeline.timeline.schedule.orders == schedule.orders
+    for stage, module in modules.items():
+        for weight, other in zip(module.parameters(), expected[stage].parameters(), strict=True):
+            fine = fine and (weight.grad is None if other.grad is None else same(weight.grad, other.grad))
+    if not fine:
+        wrong.append(number)
+print(json.dumps(wrong))
+dist.barrier()
+"""
+
+
+@st.composite
+def placements(draw, microbatches):
+    """Several stages on a rank, in any arrangement, or two copies of the model."""
+    if draw(st.integers(0, 4)) == 0:
+        return Placement.make("bidirectional", RANKS, 1, microbatches)
+    return Placement.custom(draw(st.permutations([0, 1, 2, *draw(st.lists(st.integers(0, 2), max_size=4))])))
+
+
+@st.composite
+def schedules(draw):
+    """Actions in a random order in which each comes after what it needs; some run in pairs."""
+    microbatches = draw(st.integers(1, 5))
+    placement = draw(placements(microbatches))
+    random = draw(st.randoms(use_true_random=False))
+    split, pairs = draw(st.sampled_from([0, 0.5, 1])), draw(st.sampled_from([0, 0.3]))
+    left = []
+    for stage in range(placement.stages):
+        for m in range(microbatches):
+            left += [make(stage, m) for make in (F, *((I, W) if random.random() < split else (B,)))]
+    orders, done = [[] for _ in range(RANKS)], set()
+    while left:
+        ready = [action for action in left if all(done & set(choices) for choices in parents(action, placement.stages))]
+        action = random.choice(ready)
+        rank = placement.rank(action.stage, action.microbatch)
+        others = [one for one in ready if one != action and placement.rank(one.stage, one.microbatch) == rank]
+        taken = [action, random.choice(others)] if others and random.random() < pairs else [action]
+        pair = Action(-1, random.choice([Op.OVERLAP_F_B, Op.OVERLAP_B_F]), -1, tuple(taken))
+        orders[rank].append(pair if len(taken) > 1 else action)
+        done |= set(taken)
+        left = [one for one in left if one not in taken]
+    return Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
+
+
+def plain(schedule):
+    """All that there is to a schedule, for another process."""
+    orders = [list(map(str, order)) for order in schedule.orders]
+    return orders, schedule.placement.holders, schedule.placement.split, schedule.microbatches
+
+
+def test_any_legal_order_has_the_gradients_of_one_process(ranks):
+    drawn = []
+
+    @often(EXAMPLES)
+    @given(schedules(), st.sets(st.integers(0, 6), max_size=2), st.booleans(), st.booleans())
+    def draw(schedule, frozen, late, debug):
+        schedule.validate()
+        drawn.append((schedule, sorted(frozen), {"late": late, "debug": debug}))
+
+    draw()
+    told = json.dumps([(*plain(schedule), frozen, options) for schedule, frozen, options in drawn])
+    wrong = {number for text in ranks(RUN, RANKS, told, timeout=200) for number in json.loads(text)}
+    if wrong:
+        schedule, frozen, options = drawn[min(wrong, key=lambda number: sum(map(len, drawn[number][0].orders)))]
+        pytest.fail(f"{schedule.placement.holders}, frozen {frozen}, {options}\n{schedule.to_csv()}")
+    ops = {str(one.op) for schedule, _, _ in drawn for order in schedule.orders for one in order}
+    assert ops == {"F", "B", "I", "W", "OVERLAP_F_B", "OVERLAP_B_F"}
