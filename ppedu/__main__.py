@@ -8,16 +8,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from fractions import Fraction
-from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError, require_count
 from ppedu.core.export import to_torch
 from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
+from ppedu.core.settings import number, option
 from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import plain, show
+from ppedu.core.timeline import show
 from ppedu.zoo import schedule, schedules
 
 Options = argparse.Namespace
@@ -71,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument(
         "-o",
         "--option",
-        type=_setting,
+        type=option,
         action="append",
         default=[],
         metavar="NAME=VALUE",
@@ -82,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     costs = argparse.ArgumentParser(add_help=False)
     times = costs.add_argument_group("times", "whole numbers, decimals or fractions, such as 1/3; all are exact")
     for name, meaning in COSTS.items():
-        times.add_argument(f"--{name}", type=_number, metavar="TIME", help=meaning)
+        times.add_argument(f"--{name}", type=number, metavar="TIME", help=meaning)
 
     def add(name: str, run: Callable[..., int], *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=run.__doc__, description=run.__doc__, parents=parents)
@@ -102,27 +100,6 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--save", metavar="FILE", help="write a .csv or .json (a trace of the simulation) instead")
     commands.add_parser("train", help=_train.__doc__, add_help=False)
     return every
-
-
-def _number(text: str) -> int | Fraction:
-    try:
-        if "e" in text.lower():
-            raise ValueError  # 1e999999999 would be written out
-        number: int | Fraction = plain(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number such as 2, 0.5 or 1/3") from None
-    return number
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    words = {"True": True, "False": False, "None": None}
-    if name.isidentifier() and name not in ("name", "ranks", "microbatches"):
-        if value in words:
-            return name, words[value]
-        with suppress(argparse.ArgumentTypeError):
-            return name, _number(value)
-    raise argparse.ArgumentTypeError(f"{text!r} is no option such as chunks=3 or lifo=True")
 
 
 def _schedule(options: Options) -> Schedule:
@@ -205,7 +182,7 @@ def _train(arguments: Sequence[str]) -> int:
     from ppedu.run import train
 
     own = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
-    own.add_argument("-n", "--nproc-per-node", type=int, default=1, help="ranks, each with a stage (default: 1)")
+    own.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
     known, settings = own.parse_known_args(arguments)
     every = train.parser(prog="python -m ppedu train", parents=[own])
     require_count("the number of ranks", known.nproc_per_node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -11,6 +12,9 @@ from torch.nn import functional
 
 from ppedu.core.errors import SettingError, require_count
 from ppedu.core.partition import evenly
+from ppedu.run.gradients import Tie
+
+Part = TypeVar("Part", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,8 @@ class GPTConfig:
     """The size of a GPT.
 
     vocabulary: number of tokens. context: longest sequence. layers: transformer blocks. width: of the
-    residual stream, a multiple of `heads`.
+    residual stream, a multiple of `heads`. tied: the head's weights are those of the token embedding (arXiv
+    1608.05859).
 
     Raises:
         SettingError: a number is below 1, or the width cannot be shared among the heads.
@@ -29,14 +34,19 @@ class GPTConfig:
     layers: int = 4
     heads: int = 4
     width: int = 64
+    tied: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            require_count(name, value)
+        for name in ("vocabulary", "context", "layers", "heads", "width"):
+            require_count(name, getattr(self, name))
         if self.width % self.heads:
             raise SettingError(
                 f"width {self.width} cannot be shared among {self.heads} heads; take a multiple of {self.heads}"
             )
+
+    def ties(self, stages: int) -> list[Tie]:
+        """The weights that are one, for a `Pipeline` of so many stages: its `tied`."""
+        return [((0, "embedding.token.weight"), (stages - 1, "head.linear.weight"))] if self.tied else []
 
 
 class GPT(nn.Module):
@@ -54,7 +64,7 @@ class GPT(nn.Module):
         super().__init__()
         layers = range(config.layers) if layers is None else layers
 
-        def part(place: int, make: Callable[[GPTConfig], nn.Module]) -> nn.Module:
+        def part(place: int, make: Callable[[GPTConfig], Part]) -> Part:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed * 100_003 + place)
                 return make(config)
@@ -62,6 +72,10 @@ class GPT(nn.Module):
         self.embedding = part(0, Embedding) if layers.start == 0 else None
         self.layers = nn.ModuleDict({str(layer): part(1 + layer, Block) for layer in layers})
         self.head = part(1 + config.layers, Head) if layers.stop == config.layers else None
+        if config.tied and self.head:
+            # Without the embedding here, an equal weight of its own, which `Pipeline` keeps so.
+            embedding = self.embedding or part(0, Embedding)
+            self.head.linear.weight = embedding.token.weight
 
     @classmethod
     def stage(cls, config: GPTConfig, stage: int, stages: int, seed: int = 0) -> GPT:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -13,15 +14,17 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from ppedu.core.errors import PipelineError, SettingError, require_count
-from ppedu.core.partition import evenly
+from ppedu.core.schedule import Schedule
+from ppedu.core.settings import option
 from ppedu.core.timeline import Timeline
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.data import Text
+from ppedu.run.engine import Pipeline, local_stages
 from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
-from ppedu.run.loops import LOOPS, measured
-from ppedu.run.stage import Stage
 from ppedu.view import require_savable
+from ppedu.zoo import schedule
 
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16}  # and what forwards are autocast to
 MOST_SEED = 10**9  # a generator's seed is made of it and the step
 
 
@@ -29,9 +32,13 @@ MOST_SEED = 10**9  # a generator's seed is made of it and the step
 class TrainConfig:
     """What is trained, and how.
 
-    schedule: one of `LOOPS`. steps: optimizer steps. batch: sequences in a step, a multiple of `microbatches`.
-    context, layers, heads, width: of the GPT. lr: AdamW's learning rate. text: a file in place of Python's
-    documentation. seed: of the weights and the batches; the number of ranks changes neither.
+    schedule: any name in `pp.schedules()`. options: of the schedule, such as {"chunks": 3}. steps: optimizer steps.
+    batch: sequences in a step. microbatches: pieces that a pipeline cuts its part of the batch into.
+    context, layers, heads, width, tied: of the GPT. lr: AdamW's learning rate. clip: the most that the norm of all
+    gradients may be. dtype: "float32", or "bfloat16" for forwards in mixed precision. seed: of the weights and the
+    batches; the number of ranks changes neither. text: a file in place of Python's documentation.
+    replicas: pipelines side by side, each of which takes its part of the batch.
+    save: a folder for checkpoints; training goes on from the one that is there. every: steps from one to the next.
 
     Raises:
         SettingError: a setting cannot work.
@@ -48,107 +55,196 @@ class TrainConfig:
     lr: float = 3e-3
     seed: int = 0
     text: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tied: bool = False
+    clip: float | None = None
+    dtype: str = "float32"
+    replicas: int = 1
+    save: str | None = None
+    every: int = 10
 
     def __post_init__(self) -> None:
-        if self.schedule not in LOOPS:
-            raise SettingError(f"there is no loop for the schedule {self.schedule!r}; there is: {', '.join(LOOPS)}")
-        require_count("steps", self.steps)
-        require_count("microbatches", self.microbatches)
-        require_count("batch", self.batch)
+        for name in ("steps", "microbatches", "batch", "replicas", "every"):
+            require_count(name, getattr(self, name))
         if require_count("seed", self.seed, least=0) > MOST_SEED:
             raise SettingError(f"seed must be at most {MOST_SEED}; got {self.seed}")
-        if self.batch % self.microbatches:
+        if self.batch % self.replicas:
             raise SettingError(
-                f"a batch of {self.batch} cannot be cut into {self.microbatches} equal microbatches; "
-                f"take a batch that is a multiple of {self.microbatches}"
+                f"a batch of {self.batch} cannot be shared equally by {self.replicas} replicas; "
+                f"take a multiple of {self.replicas}"
             )
-        if not isinstance(self.lr, (int, float)) or not self.lr > 0:
-            raise SettingError(f"lr must be above 0; got {self.lr!r}")
+        if self.batch // self.replicas < self.microbatches:
+            raise SettingError(
+                f"{self.batch // self.replicas} sequences for a pipeline cannot be cut into {self.microbatches} "
+                f"microbatches; take a batch of at least {self.replicas * self.microbatches}, or fewer microbatches"
+            )
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and value > 0) and (name, value) != ("clip", None):
+                raise SettingError(f"{name} must be above 0; got {value!r}")
+        if self.dtype not in DTYPES:
+            raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
         self.gpt(vocabulary=1)
 
     def gpt(self, vocabulary: int) -> GPTConfig:
-        return GPTConfig(vocabulary, self.context, self.layers, self.heads, self.width)
+        return GPTConfig(vocabulary, self.context, self.layers, self.heads, self.width, self.tied)
 
-    def check_ranks(self, ranks: int) -> None:
-        """Return if the model can be cut for so many ranks.
+    def schedule_on(self, ranks: int) -> Schedule:
+        """What each pipeline runs, where so many ranks train.
 
         Raises:
-            SettingError: there are more ranks, and so stages, than layers.
+            SettingError: there is no such schedule, the replicas cannot share the ranks, or there are more stages than
+                layers.
+            ScheduleError: the schedule is not legal.
         """
-        evenly(self.layers, ranks)
+        if ranks % self.replicas:
+            raise SettingError(
+                f"{ranks} ranks cannot be shared equally by {self.replicas} replicas; "
+                f"take a multiple of {self.replicas}"
+            )
+        made = schedule(self.schedule, ranks // self.replicas, self.microbatches, **self.options)
+        if made.stages > self.layers:
+            raise SettingError(
+                f"{self.layers} layers cannot be cut into the {made.stages} stages that {made.name} has "
+                f"on {made.ranks} ranks; take at least {made.stages} layers"
+            )
+        made.validate()
+        return made
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came out: the loss of every step, the last step's measured timeline (on rank 0), this rank's stage."""
+    """What came out: the loss of every step, those before a checkpoint included, and this rank's pipeline."""
 
     losses: list[float]
-    timeline: Timeline | None
-    stage: Stage
+    pipeline: Pipeline
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The last step of this pipeline's ranks, measured; None where the checkpoint left no step to do."""
+        return self.pipeline.timeline if self.pipeline.steps else None
 
 
 def train_gpt(
-    config: TrainConfig | None = None, group: PipelineGroup | None = None, progress: bool = False
+    config: TrainConfig | None = None,
+    group: PipelineGroup | None = None,
+    progress: bool = False,
+    device: torch.device | str | None = None,
 ) -> TrainResult:
-    """Train on the ranks of `group`, one stage on each; every rank must call it with the same `config`.
+    """Train on the ranks of `group`; every rank must call it with the same `config`.
 
-    progress: rank 0 shows a progress bar on stderr.
+    progress: the first rank shows a progress bar on stderr. device: where this rank's stages are; by default where the
+    group's messages arrive.
 
     Raises:
-        SettingError: the model cannot be cut for this many ranks, or the text is too short.
+        SettingError: what `TrainConfig.schedule_on` refuses, or a text that is too short.
+        PipelineError: a checkpoint cannot be written or read, or is of another model.
     """
     config, group = config or TrainConfig(), group or PipelineGroup.world()
-    config.check_ranks(group.size)
+    made = config.schedule_on(group.size)
     text = Text(config.text)
     model = config.gpt(len(text.characters))
-    module = GPT.stage(model, group.rank, group.size, config.seed).to(group.device)
-    stage = Stage(module, group.rank, next_token_loss if group.is_last else None)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=config.lr)
-    step_through = LOOPS[config.schedule]
-    size = config.batch // config.microbatches
-    shape = (size, config.context, config.width)
+    device = torch.device(device or group.device)
+    own, beside = side_by_side(group, config.replicas)
+    modules = {
+        stage: GPT.stage(model, stage, made.stages, config.seed).to(device) for stage in local_stages(made, own.rank)
+    }
+    pipeline = Pipeline(
+        made,
+        modules,
+        next_token_loss,
+        own,
+        replicas=beside,
+        tied=model.ties(made.stages),
+        autocast=DTYPES[config.dtype],
+    )
+    weights = [weight for module in modules.values() for weight in module.parameters()]
+    optimizer = torch.optim.AdamW(weights, lr=config.lr)
+    losses: list[float] = []
+    if config.save is not None:
+        from ppedu.run.checkpoint import Checkpoints  # what it needs of torch takes a second to load
 
-    losses = []
-    bar = tqdm(range(config.steps), disable=not (progress and group.is_first), desc="training", unit="step")
+        checkpoints = Checkpoints(config.save, modules.values(), optimizer, asdict(model), group)
+        losses = checkpoints.load()
+        if losses and group.is_first:
+            print(f"going on after step {len(losses)}, from the checkpoint in {config.save}", file=sys.stderr)
+
+    quiet = not (progress and group.is_first)
+    steps = range(len(losses), config.steps)
+    bar = tqdm(steps, "training", config.steps, initial=len(losses), disable=quiet, unit="step")
     for step in bar:
         batch = text.batch(config.batch, config.context, seed=config.seed * 1_000_003 + step)
-        inputs, targets = (tokens.to(group.device).split(size) for tokens in batch)
-        loss = step_through(stage, inputs, targets, shape, group)
+        inputs, targets = (tokens.chunk(config.replicas)[group.rank // own.size].to(device) for tokens in batch)
+        loss = pipeline.step(inputs, targets)
+        if config.clip is not None:
+            pipeline.clip_grad_norm(config.clip)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(_from_last(loss, group))
+        losses.append(loss.item())
         bar.set_postfix(loss=f"{losses[-1]:.3f}")
-    return TrainResult(losses, measured(config.schedule, stage, group), stage)
+        if config.save is not None and (len(losses) % config.every == 0 or len(losses) == config.steps):
+            checkpoints.save(losses)
+    return TrainResult(losses, pipeline)
 
 
-def _from_last(loss: torch.Tensor, group: PipelineGroup) -> float:
-    """The last rank's loss, on every rank."""
-    loss = loss.to(group.device)
-    if group.size > 1:
-        dist.broadcast(loss, group.peer(group.size - 1), group.process_group)
-    return loss.item()
+def side_by_side(group: PipelineGroup, replicas: int) -> tuple[PipelineGroup, dist.ProcessGroup | None]:
+    """This rank's pipeline, one of `replicas` that share the group's ranks in order; and its like in all of them."""
+    if replicas == 1:
+        return group, None
+    size = group.size // replicas
+    replica, place = divmod(group.rank, size)
+    pipeline = [group.peer(replica * size + each) for each in range(size)]
+    beside = [group.peer(each * size + place) for each in range(replicas)]
+    # Made by their members alone, as ranks outside `group` have no part in it.
+    made = [dist.new_group(ranks, use_local_synchronization=True) for ranks in (pipeline, beside)]
+    return PipelineGroup(place, size, made[0]), made[1]
+
+
+SETTINGS: dict[str, dict[str, tuple[type, str, str]]] = {  # in groups, by name: the type, what it is, what it does
+    "the pipeline": {
+        "schedule": (str, "NAME", "one that `python -m ppedu list` shows"),
+        "microbatches": (int, "N", "pieces that a pipeline cuts its part of the batch into"),
+        "replicas": (int, "N", "pipelines side by side, each with its part of the ranks and of the batch"),
+    },
+    "the model": {
+        "layers": (int, "N", "transformer blocks"),
+        "heads": (int, "N", "attention heads"),
+        "width": (int, "N", "width of the residual stream"),
+        "context": (int, "N", "characters in a sequence"),
+    },
+    "the training": {
+        "steps": (int, "N", "optimizer steps"),
+        "batch": (int, "N", "sequences in a step"),
+        "lr": (float, "RATE", "AdamW's learning rate"),
+        "clip": (float, "NORM", "the most that the norm of all gradients may be"),
+        "dtype": (str, "NAME", "float32, or bfloat16 for forwards in mixed precision"),
+        "seed": (int, "N", "of the weights and the batches"),
+    },
+    "files": {
+        "text": (str, "FILE", "train on this text, in place of Python's documentation"),
+        "save": (str, "FOLDER", "write checkpoints there, and go on from the one that is there"),
+        "every": (int, "N", "steps from one checkpoint to the next"),
+    },
+}
 
 
 def parser(**options: Any) -> argparse.ArgumentParser:
     """The command line: each setting of `TrainConfig`, and `--out`. `options` go to argparse."""
     made = argparse.ArgumentParser(description="Train a toy GPT with pipeline parallelism.", **options)
-    meaning = {
-        "schedule": f"one of {', '.join(LOOPS)}",
-        "steps": "optimizer steps",
-        "microbatches": "pieces that the batch is cut into",
-        "batch": "sequences in a step",
-        "context": "characters in a sequence",
-        "layers": "transformer blocks",
-        "heads": "attention heads",
-        "width": "width of the residual stream",
-        "lr": "AdamW's learning rate",
-        "seed": "seed of the weights and the batches",
-        "text": "a text file to train on, in place of Python's documentation",
-    }
-    for name, default in vars(TrainConfig()).items():
-        kind = str if default is None else type(default)
-        made.add_argument(f"--{name}", type=kind, default=default, help=f"{meaning[name]} (default: {default})")
-    made.add_argument("--out", default="timeline.json", help="file for the timeline (default: timeline.json)")
+    groups = {title: made.add_argument_group(title) for title in SETTINGS}
+    for title, settings in SETTINGS.items():
+        for name, (kind, metavar, meaning) in settings.items():
+            default = getattr(TrainConfig, name)
+            told = meaning if default is None else f"{meaning} (default: {default})"
+            groups[title].add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=told)
+    told = "an option of the schedule, as `list` shows them: -o chunks=3; may be repeated"
+    groups["the pipeline"].add_argument(
+        "-o", "--option", type=option, action="append", default=[], dest="options", metavar="NAME=VALUE", help=told
+    )
+    groups["the model"].add_argument("--tied", action="store_true", help="the head has the token embedding's weights")
+    groups["files"].add_argument(
+        "--out", metavar="FILE", default="timeline.json", help="for the timeline (default: timeline.json)"
+    )
     return made
 
 
@@ -157,35 +253,54 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
 
     Raises:
         SettingError: a setting cannot work.
-        PipelineError: `out` cannot be written, or the text not be read.
+        PipelineError: `out` or `save` cannot be written, or the text not be read.
     """
-    config = TrainConfig(
-        **{name: value for name, value in vars(options).items() if name in TrainConfig.__dataclass_fields__}
-    )
-    config.check_ranks(ranks)
+    given = {name: value for name, value in vars(options).items() if name in TrainConfig.__dataclass_fields__}
+    config = TrainConfig(**given | {"options": dict(options.options)})
+    config.schedule_on(ranks)
     require_savable(options.out)
     Text(config.text).batch(1, config.context, seed=0)
+    if config.save is not None:
+        from ppedu.run.checkpoint import require_folder
+
+        require_folder(config.save)
     return config
+
+
+def place(ranks: int, local: int) -> tuple[torch.device, str]:
+    """The device and the backend for the rank that is `local` among the `ranks` of this machine.
+
+    NCCL wants a GPU for each rank; where there are fewer, ranks share them and messages go through gloo.
+    """
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        return torch.device("cpu"), "gloo"
+    if ranks > gpus and local == 0:
+        few = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        print(f"{ranks} ranks share {few}; their messages go through the host's memory", file=sys.stderr)
+    device = torch.device("cuda", local % gpus)
+    torch.cuda.set_device(device)
+    return device, "gloo" if ranks > gpus else "nccl"
 
 
 def main() -> None:
     """One rank of `torchrun … -m ppedu.run.train`."""
-    ranks, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     options = parser(prog="ppedu.run.train").parse_args()
     config = prepare(options, ranks)
     torch.set_num_threads(1)
+    device, backend = place(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), int(os.environ.get("LOCAL_RANK", 0)))
     if ranks > 1:
-        # One GPU for each rank of this machine, or the CPU for all of them.
-        gpus = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-        if gpus:
-            torch.cuda.set_device(local)
-        dist.init_process_group("nccl" if gpus else "gloo")
+        dist.init_process_group(backend)
     try:
-        result = train_gpt(config, progress=True)
-        if result.timeline is not None:
-            result.timeline.save(options.out)
+        result = train_gpt(config, progress=True, device=device)
+        if rank == 0:
             print(f"loss {result.losses[0]:.3f} → {result.losses[-1]:.3f}")
-            print(f"{result.timeline.summary()}; saved to {options.out}")
+            if result.timeline is None:
+                print(f"{config.save} holds {len(result.losses)} steps already; take more --steps to go on")
+            else:
+                result.timeline.save(options.out)
+                print(f"{result.timeline.summary()}; saved to {options.out}")
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -5,141 +5,241 @@ import json
 import pytest
 
 import ppedu as pp
-from ppedu.run import LOOPS
-from ppedu.run.train import TrainConfig
+from ppedu.run.train import TrainConfig, place
 
-TEXT = pp.core.check.__file__  # one that is at hand, and short
-SMALL = f"steps=12, microbatches=4, batch=8, context=16, heads=2, width=16, lr=1e-2, seed=3, text={TEXT!r}"
+SMALL = {
+    "steps": 2,
+    "batch": 16,
+    "context": 8,
+    "layers": 8,
+    "heads": 2,
+    "width": 16,
+    "lr": 1e-2,
+    "seed": 3,
+    "text": pp.core.check.__file__,  # one that is at hand, and short
+}
 
-PIPELINE = f"""
-import json
+PIPELINE = """
+import hashlib, json, sys
 import torch.distributed as dist
-from ppedu.run import LOOPS
 from ppedu.run.train import TrainConfig, train_gpt
 
 dist.init_process_group("gloo")
-for schedule in LOOPS:
-    result = train_gpt(TrainConfig(schedule, {SMALL}))
+for settings in json.loads(sys.argv[1]):
+    result = train_gpt(TrainConfig(**settings))
     timeline = result.timeline
-    report = dict(schedule=schedule, losses=result.losses, timeline=timeline is not None)
-    if timeline is not None:
-        report |= dict(
-            source=timeline.source,
-            unit=timeline.costs.unit,
-            name=timeline.schedule.name,
-            orders=[[str(span.action) for span in row] for row in timeline.rows],
-            times=[[(span.start, span.end) for span in row] for row in timeline.rows],
-        )
-    print(json.dumps(report))
+    one = ("embedding.token.weight", "head.linear.weight")
+    modules = [stage.module for stage in result.pipeline.stages.values()]
+    found = [weight for module in modules for name, weight in module.named_parameters() if name in one]
+    print(json.dumps(dict(
+        losses=result.losses,
+        tied=[hashlib.sha256(weight.detach().numpy().tobytes()).hexdigest() for weight in found],
+        name=timeline.schedule.name,
+        source=timeline.source,
+        unit=timeline.costs.unit,
+        orders=[[str(span.action) for span in row] for row in timeline.rows],
+        times=[[(span.start, span.end) for span in row] for row in timeline.rows],
+    )))
 dist.barrier()
 """
 
-PLAIN = f"""
-import json, torch
+PLAIN = """
+import json, sys
+import torch
 from ppedu.run import GPT, next_token_loss
 from ppedu.run.data import Text
 from ppedu.run.train import TrainConfig
 
-config = TrainConfig({SMALL})
-text, losses = Text(config.text), []
-model = GPT(config.gpt(len(text.characters)), seed=config.seed)
-optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
-for step in range(config.steps):
-    inputs, targets = text.batch(config.batch, config.context, seed=config.seed * 1_000_003 + step)
-    total = torch.zeros(())
-    for x, y in zip(inputs.split(2), targets.split(2), strict=True):
-        loss = next_token_loss(model(x), y) / config.microbatches
-        loss.backward()
-        total += loss.detach()
-    optimizer.step()
-    optimizer.zero_grad()
-    losses.append(total.item())
-print(json.dumps(losses))
+def train(config, pieces, lifo):
+    text, losses = Text(config.text), []
+    model = GPT(config.gpt(len(text.characters)), seed=config.seed)
+    assert (model.head.linear.weight is model.embedding.token.weight) == config.tied
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
+    clipped = set()
+    for step in range(config.steps):
+        inputs, targets = text.batch(config.batch, config.context, seed=config.seed * 1_000_003 + step)
+        total, parts = torch.zeros(()), []
+        for x, y in zip(inputs.chunk(pieces), targets.chunk(pieces), strict=True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=config.dtype == "bfloat16"):
+                parts.append(next_token_loss(model(x), y) / pieces)
+            total += parts[-1].detach()
+        for part in reversed(parts) if lifo else parts:
+            part.backward()
+        if config.clip:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            clipped.add(bool(norm > config.clip))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total.item())
+    assert not config.clip or clipped == {True, False}
+    return losses
+
+settings, *how = json.loads(sys.argv[1])
+print(json.dumps(train(TrainConfig(**settings), *how)))
 """
+
+
+def sized(ranks):
+    """As small as every schedule can be on so many ranks."""
+    return SMALL | {"layers": 2 * ranks, "microbatches": 2 * ranks}
+
+
+def possible(ranks):
+    def is_possible(name):
+        try:
+            return bool(pp.schedule(name, ranks, 2 * ranks))
+        except pp.SettingError:
+            return False
+
+    return list(filter(is_possible, pp.schedules()))
+
+
+EVERY = {f"{name}-{ranks}": (ranks, sized(ranks) | {"schedule": name}) for ranks in (2, 4) for name in possible(ranks)}
+# Adam does not see how large gradients are, but clipping them in the first steps alone does.
+LONGER = sized(2) | {"steps": 4, "clip": 1.2}
+TIED = {name: (2, LONGER | {"schedule": name, "tied": True}) for name in ("1f1b", "zb-h1", "dualpipev", "dualpipe")}
+ALIKE = {
+    "clip": (2, LONGER),
+    "replicas": (4, LONGER | {"replicas": 2}),
+    "replicas of one rank": (2, LONGER | {"replicas": 2}),
+    "uneven microbatches": (2, LONGER | {"microbatches": 5}),
+    "chunks": (2, LONGER | {"schedule": "interleaved", "options": {"chunks": 1}}),
+}
+MIXED = (2, sized(2) | {"dtype": "bfloat16"})
+CASES = [*EVERY.values(), *TIED.values(), *ALIKE.values(), MIXED]
 
 
 @pytest.fixture(scope="module")
 def trained(ranks):
-    """What each rank reports, by number of ranks and schedule."""
+    """What each rank reports of a case. All cases for as many ranks run in one program."""
     found = {}
-    for size in (1, 2, 4):
-        lines = [map(json.loads, text.splitlines()) for text in ranks(PIPELINE, size)]
-        for reports in zip(*lines, strict=True):
-            found[size, reports[0]["schedule"]] = reports
-    return found
+
+    def get(case):
+        size = case[0]
+        if size not in found:
+            cases = [settings for ranks, settings in CASES if ranks == size]
+            output = ranks(PIPELINE, size, json.dumps(cases), timeout=240)
+            reports = zip(*[map(json.loads, text.splitlines()) for text in output], strict=True)
+            found[size] = list(zip(cases, reports, strict=True))
+        return next(reports for settings, reports in found[size] if settings == case[1])
+
+    return get
 
 
 @pytest.fixture(scope="module")
 def plain(ranks):
-    """The losses of the same training, written without a pipeline."""
-    return json.loads(ranks(PLAIN, 1)[0])
+    """The losses of training without a pipeline, on the whole batch or in equal pieces, last in first out or not."""
+    found = {}
+
+    def get(settings, pieces=1, lifo=False):
+        job = json.dumps([settings, pieces, lifo])
+        if job not in found:
+            found[job] = json.loads(ranks(PLAIN, 1, job, timeout=240)[0])
+        return found[job]
+
+    return get
 
 
-each = pytest.mark.parametrize(("size", "schedule"), [(size, schedule) for size in (1, 2, 4) for schedule in LOOPS])
+def alone(case):
+    """The settings that do not say how the work is shared out."""
+    return {
+        name: value
+        for name, value in case[1].items()
+        if name not in ("schedule", "options", "microbatches", "replicas")
+    }
 
 
-@each
-def test_losses_are_those_of_training_without_a_pipeline_on_every_rank(trained, plain, size, schedule):
-    assert [report["losses"] for report in trained[size, schedule]] == [plain] * size
+def losses(reports):
+    return [report["losses"] for report in reports]
 
 
-def test_the_losses_fall(plain):
-    assert plain[-1] < plain[0] - 0.5
+@pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
+def test_losses_are_those_of_training_without_a_pipeline_on_every_rank(trained, plain, case):
+    size, name = case[0], case[1]["schedule"]
+    # looped-bfs adds up the gradients from the last microbatch to the first.
+    expected = plain(alone(case), 2 * size, lifo=name == "looped-bfs")
+    two_copies = pp.schedule(name, size, 2 * size).placement.copies > 1
+    assert losses(trained(case)) == [pytest.approx(expected, rel=1e-6) if two_copies else expected] * size
 
 
-@each
-def test_rank_0_alone_has_the_timeline(trained, size, schedule):
-    assert [report["timeline"] for report in trained[size, schedule]] == [True] + [False] * (size - 1)
-
-
-@each
-def test_the_timeline_is_a_measured_one_in_seconds(trained, size, schedule):
-    report = trained[size, schedule][0]
-    assert (report["source"], report["unit"], report["name"]) == ("measured", "s", schedule)
-    assert min(start for row in report["times"] for start, _ in row) == 0
-    for row in report["times"]:
+@pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
+def test_every_rank_has_the_timeline_measured_in_seconds(trained, case):
+    size, settings = case
+    first, *others = trained(case)
+    assert all(report["times"] == first["times"] for report in others)
+    schedule = pp.schedule(settings["schedule"], size, 2 * size)
+    assert (first["source"], first["unit"], first["name"]) == ("measured", "s", schedule.name)
+    assert first["orders"] == [list(map(str, order)) for order in schedule.orders]
+    assert min(start for row in first["times"] for start, _ in row) == 0
+    for row in first["times"]:
         times = [time for span in row for time in span]
         assert times == sorted(times) and times[-1] < 60
-        assert all(start < end for start, end in row)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_the_timelines_orders_are_the_schedules(trained, size, schedule):
-    expected = [list(map(str, order)) for order in pp.schedule(schedule, size, 4).orders]
-    assert trained[size, schedule][0]["orders"] == expected
-
-
-@pytest.mark.parametrize("schedule", LOOPS)
-def test_what_needs_a_message_starts_after_its_sender_has_ended(trained, schedule):
-    report = trained[4, schedule][0]
+def test_what_needs_a_message_starts_after_its_sender_has_ended(trained):
+    report = trained(EVERY["1f1b-4"])[0]
     time = {
         action: span
         for order, spans in zip(report["orders"], report["times"], strict=True)
         for action, span in zip(order, spans, strict=True)
     }
     for stage in range(3):
-        for m in range(4):
+        for m in range(8):
             assert time[f"{stage}F{m}"][1] <= time[f"{stage + 1}F{m}"][0]
             assert time[f"{stage + 1}B{m}"][1] <= time[f"{stage}B{m}"][0]
 
 
+@pytest.mark.slow
+def test_200_steps_follow_training_without_a_pipeline(ranks, plain):
+    settings = SMALL | {"steps": 200, "batch": 8, "layers": 8}
+    expected = plain(settings, 8)
+    assert expected[-1] < expected[0] - 1
+    output = ranks(PIPELINE, 4, json.dumps([settings | {"schedule": "dualpipev"}]), timeout=240)
+    assert losses(map(json.loads, output)) == [expected] * 4
+
+
+@pytest.mark.parametrize("case", TIED.values(), ids=TIED)
+def test_tied_weights_stay_equal_to_the_last_bit_and_train_as_one(trained, plain, case):
+    reports = trained(case)
+    held = [weight for report in reports for weight in report["tied"]]
+    assert len(held) == (4 if case[1]["schedule"] == "dualpipe" else 2) and len(set(held)) == 1
+    assert losses(reports) == [pytest.approx(plain(alone(case)), rel=1e-5)] * 2
+
+
+@pytest.mark.parametrize("case", ALIKE.values(), ids=ALIKE)
+def test_what_is_set_follows_training_without_a_pipeline_on_the_whole_batch(trained, plain, case):
+    assert losses(trained(case)) == [pytest.approx(plain(alone(case)), rel=1e-5)] * case[0]
+
+
+def test_mixed_precision_is_that_of_autocast(trained, plain):
+    expected = plain(alone(MIXED), 4)
+    assert expected != plain(alone(MIXED) | {"dtype": "float32"}, 4)
+    assert losses(trained(MIXED)) == [expected] * 2
+
+
 REFUSED = {
-    "unknown schedule": ({"schedule": "2f2b"}, "no loop for the schedule '2f2b'; there is: naive, gpipe, 1f1b"),
-    "not a schedule": ({"schedule": None}, "no loop for the schedule None"),
     "0 steps": ({"steps": 0}, "steps must be at least 1; got 0"),
     "part of a step": ({"steps": 1.5}, "steps must be a whole number"),
     "0 microbatches": ({"microbatches": 0}, "microbatches must be at least 1"),
     "no batch": ({"batch": -8}, "batch must be at least 1"),
-    "unequal microbatches": (
-        {"batch": 30},
-        "30 cannot be cut into 8 equal microbatches; take a batch that is a multiple of 8",
+    "few sequences": (
+        {"batch": 14, "replicas": 2},
+        "7 sequences for a pipeline cannot be cut into 8 microbatches; take a batch of at least 16, or fewer",
     ),
+    "0 replicas": ({"replicas": 0}, "replicas must be at least 1"),
+    "unequal replicas": (
+        {"batch": 33, "replicas": 2},
+        "33 cannot be shared equally by 2 replicas; take a multiple of 2",
+    ),
+    "never saved": ({"every": 0}, "every must be at least 1"),
     "negative seed": ({"seed": -1}, "seed must be at least 0"),
     "huge seed": ({"seed": 10**30}, "seed must be"),
     "lr 0": ({"lr": 0}, "lr must be above 0"),
     "lr nan": ({"lr": float("nan")}, "lr must be above 0"),
     "lr text": ({"lr": "fast"}, "lr must be .*'fast'"),
+    "no lr": ({"lr": None}, "lr must be above 0; got None"),
+    "clip 0": ({"clip": 0.0}, "clip must be above 0; got 0.0"),
+    "dtype": ({"dtype": "float16"}, "dtype must be float32 or bfloat16; got 'float16'"),
     "width": ({"width": 65}, "width 65 cannot be shared among 4 heads"),
     "0 layers": ({"layers": 0}, "layers must be at least 1"),
     "0 context": ({"context": 0}, "context must be at least 1"),
@@ -152,7 +252,41 @@ def test_a_setting_that_cannot_work_is_refused(setting, says):
         TrainConfig(**setting)
 
 
-@pytest.mark.parametrize("ranks", [5, 64])
-def test_more_ranks_than_layers_are_refused(ranks):
-    with pytest.raises(pp.SettingError, match=f"4 layers cannot be cut into {ranks} stages"):
-        TrainConfig().check_ranks(ranks)
+IMPOSSIBLE = {
+    "unknown schedule": (4, {"schedule": "2f2b"}, "there is no schedule called '2f2b'; there is: naive, gpipe, 1f1b"),
+    "not a schedule": (4, {"schedule": None}, "there is no schedule called None"),
+    "unknown option": (2, {"options": {"chunks": 2}}, "'1f1b' takes"),
+    "more ranks than layers": (
+        5,
+        {},
+        "4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks; take at least 5",
+    ),
+    "more stages than layers": (4, {"schedule": "zb-v"}, "the 8 stages that zb-v has on 4 ranks"),
+    "few microbatches": (4, {"schedule": "dualpipe", "microbatches": 6, "layers": 8}, "dualpipe needs .* got 6 for 4"),
+    "unequal pipelines": (4, {"replicas": 3, "batch": 33}, "4 ranks cannot be shared equally by 3 replicas"),
+}
+
+
+@pytest.mark.parametrize(("size", "setting", "says"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_what_cannot_run_on_so_many_ranks_is_refused(size, setting, says):
+    with pytest.raises(pp.SettingError, match=says):
+        TrainConfig(**setting).schedule_on(size)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "local", "expected", "says"),
+    [
+        (0, 4, 3, ("cpu", "gloo"), ""),
+        (4, 4, 3, ("cuda:3", "nccl"), ""),
+        (2, 4, 3, ("cuda:1", "gloo"), ""),
+        (2, 4, 0, ("cuda:0", "gloo"), "4 ranks share 2 GPUs; their messages go through the host's memory\n"),
+        (1, 2, 0, ("cuda:0", "gloo"), "2 ranks share 1 GPU; their messages go through the host's memory\n"),
+    ],
+)
+def test_more_ranks_than_gpus_share_them_and_say_so_once(monkeypatch, capsys, gpus, ranks, local, expected, says):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    device, backend = place(ranks, local)
+    assert (str(device), backend) == expected and capsys.readouterr().err == says
+    assert chosen == ([device] if gpus else [])

@@ -1,19 +1,23 @@
 """`python -m ppedu train` and `torchrun … -m ppedu.run.train`."""
 
 import dataclasses
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
 
 import pytest
+import torch
 
 import ppedu as pp
 from ppedu.__main__ import main
 from ppedu.notebook.pool import RankPool
-from ppedu.run import TrainConfig
+from ppedu.run import TrainConfig, train_gpt
+from ppedu.run.train import parser, prepare
 
 SMALL = ["--steps", "3", "--microbatches", "4", "--batch", "8", "--context", "16", "--heads", "2", "--width", "16"]
 
@@ -55,20 +59,68 @@ def test_torchrun_gives_the_same_loss(four, tmp_path):
     assert pp.Timeline.load(out).schedule == pp.schedule("gpipe", 2, 4)
 
 
+@pytest.mark.slow
+def test_two_machines_train_one_pipeline_with_the_losses_of_one_process(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = [*SMALL, "--schedule", "zb-v", "--out", tmp_path / "timeline.json"]
+    agent = ["-m", "torch.distributed.run", "--nnodes", 2, "--master-addr", "127.0.0.1", "--master-port", port]
+    machines = [
+        subprocess.Popen(
+            map(
+                str,
+                [sys.executable, *agent, "--node-rank", node, "-m", "ppedu.run.train", *settings, "--save", tmp_path],
+            ),
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+        )
+        for node in range(2)
+    ]
+    try:
+        assert [machine.wait(120) for machine in machines] == [0, 0]
+    finally:
+        for machine in machines:
+            machine.terminate()  # if it still runs; it ends its ranks
+    losses = json.loads((tmp_path / "step-3/about.json").read_text())["losses"]
+    assert losses == train_gpt(config(*settings)).losses
+    assert pp.Timeline.load(tmp_path / "timeline.json").schedule == pp.schedule("zb-v", 2, 4)
+
+
+def config(*arguments):
+    """The settings that a rank finds in its command line."""
+    torch.set_num_threads(1)
+    return prepare(parser().parse_args(list(map(str, arguments))), ranks=1)
+
+
+def test_training_goes_on_where_it_was_saved_with_more_ranks_and_another_schedule(four, tmp_path):
+    saved = ["--save", tmp_path / "saved", "--out", tmp_path / "timeline.json"]
+    train_gpt(config(*SMALL, "--steps", 2, *saved))
+    ended = command("-n", 2, *SMALL, "--schedule", "interleaved", "-o", "chunks=2", *saved)
+    assert f"going on after step 2, from the checkpoint in {tmp_path / 'saved'}" in ended.stdout
+    assert loss_lines(ended.stdout) == loss_lines(four[0].stdout)
+    assert pp.Timeline.load(tmp_path / "timeline.json").schedule == pp.schedule("interleaved", 2, 4, chunks=2)
+
+
 def test_the_help_lists_every_setting(capfd):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["train", "--help"])
     told = capfd.readouterr().out
     for setting in ["-n", "--out", *(f"--{field.name}" for field in dataclasses.fields(TrainConfig))]:
-        assert f"\n  {setting} " in told
+        assert f"\n  {setting.replace('--options', '-o')} " in told
 
 
 REFUSED = {
     "0 ranks": (["-n", "0"], "the number of ranks must be at least 1; got 0"),
-    "too many ranks": (["-n", "5"], "4 layers cannot be cut into 5 stages"),
+    "too many ranks": (["-n", "5"], "4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks"),
+    "too many stages": (["--schedule", "zb-v", "--layers", "3"], "the 4 stages that zb-v has on 2 ranks"),
+    "unequal replicas": (["--replicas", "4"], "2 ranks cannot be shared equally by 4 replicas"),
+    "unknown option": (["-o", "chunks=2"], "'1f1b' takes"),
     "65 ranks": (["-n", "65", "--layers", "65"], "at most 64 ranks"),
-    "unknown schedule": (["--schedule", "zigzag"], "no loop for the schedule 'zigzag'"),
-    "unequal microbatches": (["--batch", "9"], "take a batch that is a multiple of 8"),
+    "unknown schedule": (["--schedule", "zigzag"], "there is no schedule called 'zigzag'"),
+    "few sequences": (["--batch", "7"], "7 sequences for a pipeline cannot be cut into 8 microbatches"),
+    "half": (["--dtype", "float16"], "dtype must be float32 or bfloat16"),
+    "a file to save in": (["--save", "short.txt"], "cannot save in 'short.txt': File exists"),
     "no folder": (["--out", "nowhere/timeline.json"], "cannot write 'nowhere/timeline.json'"),
     "a folder": (["--out", "."], "cannot write '.'"),
     "unknown ending": (["--out", "timeline.txt"], "end it in .json"),
@@ -95,20 +147,25 @@ def test_a_bad_setting_is_told_in_one_line_before_any_rank_is_started(settings, 
     assert told.startswith("ppedu: ") and says in told
 
 
+TOO_MANY = "ppedu: 4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks; take at least 5 layers\n"
+
+
 def test_a_bad_setting_ends_the_command_with_1_and_no_traceback():
     ended = command("-n", 5)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "ppedu: 4 layers cannot be cut into 5 stages; take at most 4 stages, or more layers\n"
+    assert ended.stderr == TOO_MANY
 
 
 def test_a_rank_of_torchrun_tells_a_bad_setting_in_one_line_too():
     alone = {"env": os.environ | {"RANK": "0", "WORLD_SIZE": "5"}}
     ended = command(launcher=("-m", "ppedu.run.train"), **alone)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "ppedu: 4 layers cannot be cut into 5 stages; take at most 4 stages, or more layers\n"
+    assert ended.stderr == TOO_MANY
 
 
-@pytest.mark.parametrize("arguments", [[], ["learn"], ["train", "--steps", "many"], ["train", "--wat"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["learn"], ["train", "--steps", "many"], ["train", "--wat"], ["train", "-o", "chunks"]]
+)
 def test_a_command_line_that_is_not_one_gets_the_usage(arguments, capfd):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
