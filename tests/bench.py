@@ -122,6 +122,34 @@ def schedules():
         print(f"  {actions:9,} actions {took:50.3f} s   {took / actions * 1e6:4.1f} µs an action")
 
 
+EMULATED = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev"]
+EMULATION = """
+import sys
+from statistics import median
+import torch.distributed as dist
+import ppedu as pp
+from ppedu.run.emulate import Emulation
+
+dist.init_process_group("gloo")
+for name in sys.argv[2:]:
+    emulation = Emulation(pp.schedule(name, 4, 8), pp.Costs(forward=0.02, input=0.02, weight=0.02))
+    times = sorted(emulation.step().makespan for _ in range(int(sys.argv[1])))
+    if dist.get_rank() == 0:
+        simulated, middle = emulation.simulated.makespan, median(times)
+        shown = f"{middle / simulated:.3f} ({times[0] / simulated:.3f}–{times[-1] / simulated:.3f})"
+        print(f"  {name:<30} {1000 * middle:6.0f} ms    {1000 * simulated:6.0f} ms   {shown}", flush=True)
+dist.barrier()
+"""
+
+
+def emulated(pool, folder):
+    """How near emulated stages come to the simulation."""
+    print("4 ranks, 8 microbatches, 20 ms   emulated    simulated   ratio (bound 1.05)")
+    program = Path(folder, "emulation.py")
+    program.write_text(EMULATION)
+    pool.run(str(program), 4, [str(REPEATS), *EMULATED], write=lambda rank, piece: print(piece.decode(), end=""))
+
+
 def drawn():
     with tempfile.NamedTemporaryFile(suffix=".png") as file:
         pp.simulate(pp.schedule("1f1b", ranks=32, microbatches=128)).save(file.name)
@@ -142,6 +170,7 @@ def main():
         pool = RankPool()
         pool.run(str(program), 4, write=lambda rank, piece: None)
         warm = seconds(lambda: pool.run(str(program), 4, write=lambda rank, piece: None))
+        emulated(pool, folder)
         pool.close()
         torchrun = seconds([python, "-m", "torch.distributed.run", "--nproc-per-node", "4", str(program)])
     longer = torchrun / warm

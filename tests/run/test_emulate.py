@@ -1,0 +1,161 @@
+"""Emulated stages, on real ranks: the schedule's order, no less than the simulation's times, labelled as emulated."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import ppedu as pp
+from ppedu.run import PipelineGroup, clock
+from ppedu.run.emulate import Emulation, TimedMessages, emulate
+from ppedu.run.messages import Messages
+
+RUN = """
+import json, sys
+import torch.distributed as dist
+import ppedu as pp
+from ppedu.run.emulate import Emulation
+
+dist.init_process_group("gloo")
+for name, microbatches, costs in json.loads(sys.argv[1]):
+    schedule = pp.schedule(name, dist.get_world_size(), microbatches)
+    emulation = Emulation(schedule, pp.Costs(**costs), size=1000)
+    first, second = emulation.step(), emulation.step()
+    print(json.dumps({
+        "label": [first.source, second.source, repr(second).split()[0]],
+        "order": first.schedule.orders == second.schedule.orders == schedule.orders,
+        "makespans": [first.makespan, second.makespan],
+        "ends": {str(one): span.end for row in second.rows for span in row for one in span.action.singles},
+        "starts": {str(one): span.start for row in second.rows for span in row for one in span.action.singles},
+        "messages": sorted({str(each) for layouts in emulation.messages.layouts.values() for each in layouts}),
+        "losses": emulation.pipeline.losses.tolist(),
+    }))
+dist.barrier()
+"""
+COSTS = {"forward": 0.004, "input": 0.005, "weight": 0.003}
+CASES = [
+    ("1f1b", 4, COSTS),
+    ("1f1b", 4, {**COSTS, "latency": 0.005}),
+    ("zb-v", 6, COSTS),
+    ("dualpipe", 8, {**COSTS, "overlap": 0.009}),
+]
+
+
+@pytest.fixture(scope="module")
+def reports(ranks):
+    """What each rank says, by case."""
+    output = ranks(RUN, 4, json.dumps(CASES))
+    return list(zip(*([json.loads(line) for line in text.splitlines()] for text in output), strict=True))
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: f"{CASES[case][0]}-{case}")
+def test_all_ranks_have_one_timeline_of_the_schedules_order_labelled_as_emulated(reports, case):
+    first, *others = reports[case]
+    assert all(other == first for other in others)
+    assert first["label"] == ["emulated", "emulated", "<emulated"]
+    assert first["order"] and first["messages"] == ["float64 (125,)"] and set(first["losses"]) == {0}
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: f"{CASES[case][0]}-{case}")
+def test_it_takes_no_less_than_the_simulation_and_nothing_starts_before_what_it_needs(reports, case):
+    name, microbatches, costs = CASES[case]
+    simulated = pp.simulate(pp.schedule(name, 4, microbatches), pp.Costs(**costs))
+    report = reports[case][0]
+    assert min(report["makespans"]) >= 0.99 * simulated.makespan
+    for stage in range(1, simulated.schedule.stages):
+        for m in range(microbatches):
+            assert report["starts"][f"{stage}F{m}"] >= report["ends"][f"{stage - 1}F{m}"] - 1e-9
+            before, after = (
+                next(name for name in (f"{place}B{m}", f"{place}I{m}") if name in report["ends"])
+                for place in (stage, stage - 1)
+            )
+            assert report["starts"][after] >= report["ends"][before] - 1e-9
+
+
+def test_machines_whose_clocks_differ_agree_on_when_a_message_was_made(ranks):
+    ranks(
+        """
+        import time
+        import torch.distributed as dist
+        import ppedu as pp
+        from ppedu.run import clock
+        from ppedu.run.emulate import Emulation
+
+        dist.init_process_group("gloo")
+        rank, real = dist.get_rank(), time.monotonic
+        if rank:
+            time.monotonic = lambda: real() - 1000
+            clock.machine = lambda: rank
+        emulation = Emulation(pp.schedule("1f1b", 2, 2), pp.Costs(forward=0.01, latency=0.02))
+        assert 0.9 * emulation.simulated.makespan < emulation.step().makespan < 10
+        dist.barrier()
+        """,
+        2,
+    )
+
+
+class SlowSleeper:
+    """A clock of its own, on which every sleep ends too late."""
+
+    def __init__(self, late):
+        self.now, self.late = 1000.0, late
+
+    def monotonic(self):
+        self.now += 1e-6
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds + self.late
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    def patch(late):
+        time = SlowSleeper(late)
+        for module in (sys.modules[emulate.__module__], clock):
+            monkeypatch.setattr(module, "time", time)
+        return time
+
+    return patch
+
+
+def test_a_process_that_is_woken_late_catches_up(slow):
+    slow(late=0.003)
+    timeline = emulate(pp.schedule("gpipe", 1, 4), pp.Costs(forward=0.01, backward=0.02))
+    assert [str(span.action) for span in timeline.spans(0)] == [f"0{op}{m}" for op in "FB" for m in range(4)]
+    assert 0.12 <= timeline.makespan <= 0.12 + 0.0031
+
+
+@pytest.mark.parametrize(
+    ("waits", "latency", "came"),
+    [
+        (0, 0, 990),  # it was there: the device had it as soon as it was made
+        (3, 0, 995),  # it was sent 2 before it was asked for, so it took 5
+        (3, 1, 995),
+        (3, 20, 1010),
+    ],
+)
+def test_a_message_that_is_waited_for_counts_with_the_time_it_took(slow, monkeypatch, waits, latency, came):
+    time = slow(late=0)
+
+    def wait(*_):
+        time.sleep(waits)
+        return (torch.tensor([990.0, 998.0], dtype=torch.float64),)
+
+    monkeypatch.setattr(Messages, "wait", wait)
+    messages = TimedMessages(pp.Placement.make("loop", 1), PipelineGroup(0, 1), 1.0, debug=False)
+    messages.latency = latency
+    messages.wait(pp.F(0, 0), pp.F(0, 0), 0, torch.device("cpu"))
+    assert messages.came == pytest.approx(came, abs=1e-3)
+    assert time.now >= messages.came
+
+
+def test_what_does_not_fit_is_told():
+    schedule = pp.schedule("1f1b", 2, 2)
+    with pytest.raises(pp.PipelineError, match="needs 2 ranks; there are 1"):
+        emulate(schedule, pp.Costs())
+    with pytest.raises(pp.PipelineError, match="size must be at least 1"):
+        Emulation(pp.schedule("1f1b", 1, 2), pp.Costs(), size=0)
+    with pytest.raises(pp.PipelineError, match="simulate takes costs"):
+        emulate(schedule, {"forward": 1})
