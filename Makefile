@@ -38,6 +38,7 @@ lint: .venv/.test
 
 bench: .venv/.test
 	$(BIN)/python tests/bench.py
+	$(BIN)/python tests/bench_engine.py
 
 # Run the lessons and keep what they show; the second pass joins what was printed in several pieces.
 lessons: .venv/.test

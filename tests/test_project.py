@@ -32,6 +32,14 @@ def test_readme_snippets_give_the_values_their_comments_state():
     assert checked >= 8
 
 
+def test_readme_cell_runs_on_as_many_ranks_as_it_says(ranks):
+    cells = re.findall(r"```\n%%torchrun -n (\d+)\n(.*?)```", README, re.DOTALL)
+    assert cells
+    for size, program in cells:
+        output = ranks(program + "\ndist.barrier()\n", int(size))
+        assert all(f"rank {rank} holds" in text for rank, text in enumerate(output))
+
+
 def _first_line(node):
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
 

@@ -1,8 +1,9 @@
 """The schedule on real processes, with torch.distributed. May import core, zoo and torch.
 
 Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps
-written out by hand); engine, which runs any schedule, with backward (one in two halves), batch, messages and gradients;
-gpt and data (what is trained), train (the whole thing).
+written out by hand), pointer (the same, nanotron's way); engine, which runs any schedule, with backward (one in two
+halves), batch, messages, gradients, sharded and clock; emulate (the same with sleep in place of work); gpt and data
+(what is trained), train and checkpoint (the whole thing).
 """
 
 from typing import Any
@@ -11,9 +12,11 @@ from ppedu.core.errors import PipelineError
 
 try:
     from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate
-    from ppedu.run.engine import Pipeline, local_stages
+    from ppedu.run.emulate import Emulation, emulate
+    from ppedu.run.engine import Pipeline, Step, local_stages
     from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
     from ppedu.run.loops import LOOPS, gpipe_step, measured, naive_step, one_f_one_b_step
+    from ppedu.run.pointer import Pending, PipelineBlock, TensorPointer, pointer_step
     from ppedu.run.stage import Stage
 except ModuleNotFoundError as error:
     if error.name in ("torch", "numpy", "tqdm"):
@@ -25,20 +28,27 @@ except ModuleNotFoundError as error:
 __all__ = [
     "GPT",
     "LOOPS",
+    "Emulation",
     "GPTConfig",
+    "Pending",
     "Pipeline",
+    "PipelineBlock",
     "PipelineGroup",
     "Stage",
+    "Step",
+    "TensorPointer",
     "TrainConfig",
     "TrainResult",
     "bidirectional_communicate",
     "communicate",
+    "emulate",
     "gpipe_step",
     "local_stages",
     "measured",
     "naive_step",
     "next_token_loss",
     "one_f_one_b_step",
+    "pointer_step",
     "train_gpt",
 ]
 
