@@ -28,7 +28,7 @@ from ppedu.core.timeline import Span, Timeline
 from ppedu.run import clock
 from ppedu.run.batch import Batch, Dims
 from ppedu.run.comm import PipelineGroup
-from ppedu.run.gradients import Tie, add_up, mean, shared, squares, start_mean
+from ppedu.run.gradients import Tie, add_up, mean, require_equal, shared, squares, start_mean
 from ppedu.run.messages import Messages, other_end, reason
 from ppedu.run.sharded import Shards, is_sharded, kept
 from ppedu.run.stage import Loss, Stage, as_tuple
@@ -241,7 +241,7 @@ class Pipeline:
                 raise SettingError(f"rank {rank} holds the last stage, so {what} needs the targets there")
 
     def _meet(self, what: str) -> None:
-        """Once: make sure that all ranks have the same schedule, and compare their clocks."""
+        """Once: make sure that all ranks have the same schedule, and equal copies of weights; compare their clocks."""
         own = [clock.machine(), self.program.fingerprint, self.messages.debug]
         rows = self._gather(torch.tensor(own), f"start the {what}").tolist()
         for rank, (_, schedule, debug) in enumerate(rows):
@@ -251,6 +251,7 @@ class Pipeline:
                 raise CommunicationError(
                     f"debug is not the same on rank {rank} as on rank 0; give it to all or to none"
                 )
+        require_equal(self.shared, self.group)
         self._offset = clock.offset(self.group, [row[0] for row in rows])
 
     def _agree(self, what: str, batch: Batch) -> list[int]:

@@ -12,6 +12,7 @@ from torch import nn
 from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
 from ppedu.run.comm import PipelineGroup
+from ppedu.run.messages import checksum
 
 Tie = tuple[tuple[int, str], tuple[int, str]]  # two weights that are one, each by its stage and its name there
 
@@ -61,6 +62,37 @@ def _weight(modules: Mapping[int, nn.Module], stage: int, name: str) -> nn.Param
         raise SettingError(f"there is no weight {name!r} in stage {stage} to tie; there is: {known}") from None
 
 
+def require_equal(found: Sequence[Shared], group: PipelineGroup) -> None:
+    """Return if weights that are shared are the same on both ranks, and tied ones the same.
+
+    Raises:
+        SettingError: they are not.
+    """
+    for weights, others, peer, _ in found:
+        mine = _sums(weights)
+        theirs = _sums(others) if others else _swapped(mine, peer, group)
+        if not torch.equal(mine, theirs):
+            raise SettingError(
+                f"rank {group.rank} and rank {peer} hold copies of one stage, or tied weights, that are not the same; "
+                "build both from one seed, or load both from one file"
+            )
+
+
+def _sums(weights: Sequence[nn.Parameter]) -> torch.Tensor:
+    return torch.tensor([checksum(local(weight.detach())) for weight in weights])
+
+
+def _swapped(mine: torch.Tensor, peer: int, group: PipelineGroup) -> torch.Tensor:
+    """What `peer` gives for `mine`."""
+    mine = mine.to(group.device)
+    theirs = torch.empty_like(mine)
+    swap = [(dist.isend, mine), (dist.irecv, theirs)]
+    ops = [dist.P2POp(how, part, group.peer(peer), group.process_group) for how, part in swap]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return theirs
+
+
 def add_up(found: Sequence[Shared], group: PipelineGroup) -> None:
     """Give every holder of a shared weight the sum of its gradients."""
     for weights, others, peer, first in found:
@@ -69,12 +101,7 @@ def add_up(found: Sequence[Shared], group: PipelineGroup) -> None:
             total = mine + flat(others)
             put(others, total)
         else:
-            mine = mine.to(group.device)
-            theirs = torch.empty_like(mine)
-            swap = [(dist.isend, mine), (dist.irecv, theirs)]
-            ops = [dist.P2POp(how, part, group.peer(peer), group.process_group) for how, part in swap]
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
+            theirs = _swapped(mine, peer, group).to(mine.device)
             total = mine + theirs if first else theirs + mine
         put(weights, total)
 

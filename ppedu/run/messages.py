@@ -80,7 +80,7 @@ class Messages:
                 "make a new Pipeline"
             )
         outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
-        sums = [0, *map(_checksum, outgoing)] if self.debug else []  # a header has none
+        sums = [0, *map(checksum, outgoing)] if self.debug else []  # a header has none
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
         if expected is None:
@@ -147,7 +147,7 @@ class Messages:
         sent = self.sent.pop(action)
         self._finish(sent.work, action)
         for tensor, before in zip(sent.tensors, sent.sums, strict=False):
-            if before and _checksum(tensor) != before:
+            if before and checksum(tensor) != before:
                 raise CommunicationError(
                     f"rank {self.group.rank}: what {action} sends was written to after it was sent; "
                     "make a new tensor instead of changing that one in place"
@@ -230,5 +230,6 @@ def _told(layouts: Sequence[Layout]) -> str:
     return ", ".join(map(str, layouts)) or "nothing"
 
 
-def _checksum(tensor: torch.Tensor) -> int:
+def checksum(tensor: torch.Tensor) -> int:
+    """A number above 0 that tells what a tensor holds from other things that it might."""
     return zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()) + 1  # 0 stands for none

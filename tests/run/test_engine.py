@@ -131,3 +131,39 @@ def test_gradients_and_loss_are_those_of_one_process(reports, case, tell):
         assert report["far"] <= 1e-6 if two_copies else report["wrong"] == 0
         assert abs(report["loss"] - report["expected"]) <= (1e-6 if two_copies else 0)
         assert report["order"] and report["measured"]
+
+
+@pytest.mark.parametrize(("name", "tied"), [("chimera", []), ("1f1b", [((0, "weight"), (3, "weight"))])])
+def test_copies_of_weights_that_differ_from_the_start_are_refused(ranks, name, tied):
+    output = ranks(
+        """
+        import json, sys
+        import torch, torch.distributed as dist
+        import ppedu as pp
+        from ppedu.run import Pipeline, local_stages
+
+        dist.init_process_group("gloo")
+        name, tied = json.loads(sys.argv[1])
+        schedule = pp.schedule(name, 4, 4)
+        for alike in (True, False):
+            torch.manual_seed(0 if alike else dist.get_rank())
+            stages = {stage: torch.nn.Linear(4, 4) for stage in local_stages(schedule, dist.get_rank())}
+            if alike:
+                for stage in stages.values():
+                    torch.nn.init.ones_(stage.weight)
+                    torch.nn.init.zeros_(stage.bias)
+            pipeline = Pipeline(schedule, stages, torch.nn.functional.mse_loss, tied=tied, timeout=2)
+            try:
+                pipeline.step(torch.ones(4, 4), torch.zeros(4, 4))
+                print("equal: fine")
+            except pp.PipelineError as error:
+                print(type(error).__name__, error)
+        """,
+        4,
+        json.dumps((name, tied)),
+    )
+    for rank, text in enumerate(output):
+        fine, refused = text.splitlines()
+        assert fine == "equal: fine"
+        if name == "chimera" or rank in (0, 3):
+            assert refused.startswith(f"SettingError rank {rank} and rank {3 - rank} hold copies of one stage, or tied")
