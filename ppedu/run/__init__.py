@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
 __all__ = [
     "GPT",
     "LOOPS",
+    "Checkpoints",
     "Emulation",
     "GPTConfig",
     "Pending",
@@ -59,4 +60,8 @@ def __getattr__(name: str) -> Any:
         from ppedu.run import train
 
         return getattr(train, name)
+    if name == "Checkpoints":  # what it needs of torch takes a second to load
+        from ppedu.run.checkpoint import Checkpoints
+
+        return Checkpoints
     raise AttributeError(f"module 'ppedu.run' has no attribute {name!r}")

@@ -224,6 +224,9 @@ class Pipeline:
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
             self._kept = step  # what is on its way must not be freed
+            if isinstance(error, RuntimeError) and not isinstance(error, PipelineError):
+                self._broken = f"rank {self.group.rank}: others that share its gradients have not come: {reason(error)}"
+                raise CommunicationError(self._broken) from error
             raise
         self.steps += training
         if what != "forward":
@@ -251,7 +254,7 @@ class Pipeline:
                 raise CommunicationError(
                     f"debug is not the same on rank {rank} as on rank 0; give it to all or to none"
                 )
-        require_equal(self.shared, self.group)
+        require_equal(self.shared, self.group, self.messages.patience)
         self._offset = clock.offset(self.group, [row[0] for row in rows])
 
     def _agree(self, what: str, batch: Batch) -> list[int]:
@@ -313,7 +316,7 @@ class Pipeline:
         rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step")
         self.loss = rows[:, 0].sum().float()
         if self.replicas is not None:
-            self.loss = mean(self.loss, self.replicas)
+            self.loss = mean(self.loss, self.replicas, self.messages.patience)
         self.losses = rows[:, 1 : 1 + microbatches].sum(0).float()
         self._measured = program.schedule, rows[:, 1 + microbatches :]
 
@@ -483,7 +486,7 @@ class Step:
         for finish in self._reductions:
             finish()
         if torch.is_grad_enabled():
-            add_up(self.pipeline.shared, self.pipeline.group)
+            add_up(self.pipeline.shared, self.pipeline.group, self.messages.patience)
         for weight, grad in self._earlier:
             weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
 
@@ -503,7 +506,7 @@ class Step:
     def _reduce(self, stage: int) -> None:
         if self.pipeline.replicas is not None and not self.pipeline.sharded:
             weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
-            self._reductions.append(start_mean(weights, self.pipeline.replicas))
+            self._reductions.append(start_mean(weights, self.pipeline.replicas, self.messages.patience))
 
     def _precision(self, stage: Stage) -> AbstractContextManager[Any]:
         dtype = self.pipeline.autocast

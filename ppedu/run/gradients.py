@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
 from ppedu.run.comm import PipelineGroup
-from ppedu.run.messages import checksum
+from ppedu.run.messages import checksum, wait
 
 Tie = tuple[tuple[int, str], tuple[int, str]]  # two weights that are one, each by its stage and its name there
 
@@ -62,7 +63,7 @@ def _weight(modules: Mapping[int, nn.Module], stage: int, name: str) -> nn.Param
         raise SettingError(f"there is no weight {name!r} in stage {stage} to tie; there is: {known}") from None
 
 
-def require_equal(found: Sequence[Shared], group: PipelineGroup) -> None:
+def require_equal(found: Sequence[Shared], group: PipelineGroup, patience: timedelta) -> None:
     """Return if weights that are shared are the same on both ranks, and tied ones the same.
 
     Raises:
@@ -70,7 +71,7 @@ def require_equal(found: Sequence[Shared], group: PipelineGroup) -> None:
     """
     for weights, others, peer, _ in found:
         mine = _sums(weights)
-        theirs = _sums(others) if others else _swapped(mine, peer, group)
+        theirs = _sums(others) if others else _swapped(mine, peer, group, patience)
         if not torch.equal(mine, theirs):
             raise SettingError(
                 f"rank {group.rank} and rank {peer} hold copies of one stage, or tied weights, that are not the same; "
@@ -82,18 +83,18 @@ def _sums(weights: Sequence[nn.Parameter]) -> torch.Tensor:
     return torch.tensor([checksum(local(weight.detach())) for weight in weights])
 
 
-def _swapped(mine: torch.Tensor, peer: int, group: PipelineGroup) -> torch.Tensor:
+def _swapped(mine: torch.Tensor, peer: int, group: PipelineGroup, patience: timedelta) -> torch.Tensor:
     """What `peer` gives for `mine`."""
     mine = mine.to(group.device)
     theirs = torch.empty_like(mine)
     swap = [(dist.isend, mine), (dist.irecv, theirs)]
     ops = [dist.P2POp(how, part, group.peer(peer), group.process_group) for how, part in swap]
     for work in dist.batch_isend_irecv(ops):
-        work.wait()
+        wait(work, group.device, patience)
     return theirs
 
 
-def add_up(found: Sequence[Shared], group: PipelineGroup) -> None:
+def add_up(found: Sequence[Shared], group: PipelineGroup, patience: timedelta) -> None:
     """Give every holder of a shared weight the sum of its gradients."""
     for weights, others, peer, first in found:
         mine = flat(weights)
@@ -101,12 +102,12 @@ def add_up(found: Sequence[Shared], group: PipelineGroup) -> None:
             total = mine + flat(others)
             put(others, total)
         else:
-            theirs = _swapped(mine, peer, group).to(mine.device)
+            theirs = _swapped(mine, peer, group, patience).to(mine.device)
             total = mine + theirs if first else theirs + mine
         put(weights, total)
 
 
-def start_mean(weights: Sequence[nn.Parameter], replicas: dist.ProcessGroup) -> Callable[[], None]:
+def start_mean(weights: Sequence[nn.Parameter], replicas: dist.ProcessGroup, patience: timedelta) -> Callable[[], None]:
     """Start to average the weights' gradients over `replicas`; to be called later, it puts the mean into place."""
     total = flat(weights)
     if dist.get_backend(replicas) == "gloo":
@@ -114,16 +115,16 @@ def start_mean(weights: Sequence[nn.Parameter], replicas: dist.ProcessGroup) -> 
     work = dist.all_reduce(total, group=replicas, async_op=True)
 
     def finish() -> None:
-        work.wait()
+        wait(work, total.device, patience)
         put(weights, total / dist.get_world_size(replicas))
 
     return finish
 
 
-def mean(value: torch.Tensor, replicas: dist.ProcessGroup) -> torch.Tensor:
+def mean(value: torch.Tensor, replicas: dist.ProcessGroup, patience: timedelta) -> torch.Tensor:
     """A number's mean over `replicas`."""
     value = value.to("cpu" if dist.get_backend(replicas) == "gloo" else "cuda", copy=True)
-    dist.all_reduce(value, group=replicas)
+    wait(dist.all_reduce(value, group=replicas, async_op=True), value.device, patience)
     return value.cpu() / dist.get_world_size(replicas)
 
 

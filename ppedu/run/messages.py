@@ -176,10 +176,7 @@ class Messages:
     def _finish(self, work: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
         for each in work:
             try:
-                if self.device.type == "cuda":
-                    each.wait()  # a GPU's stream waits; NCCL has a watchdog of its own
-                else:
-                    each.wait(self.patience)
+                wait(each, self.device, self.patience)
             except RuntimeError as error:
                 raise self._lost(action, error, user) from error
 
@@ -213,6 +210,18 @@ class Messages:
             )
         starts = [4 + (1 + DESCRIPTION) * number for number in range(count)]
         return [Layout(*described(words[at + 1 : at + 1 + DESCRIPTION]), bool(words[at])) for at in starts]
+
+
+def wait(work: dist.Work, device: torch.device, patience: timedelta) -> None:
+    """Return when what is on `device` has been sent or received.
+
+    Raises:
+        RuntimeError: the other ranks have not come to it in time, or are gone.
+    """
+    if device.type == "cuda":
+        work.wait()  # a GPU's stream waits; NCCL has a watchdog of its own
+    else:
+        work.wait(patience)
 
 
 def other_end(action: Action) -> Action:
