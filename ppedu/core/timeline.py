@@ -37,7 +37,7 @@ class Timeline:
     """The spans of every rank, in order.
 
     `rows[rank]` holds the rank's spans, `costs` what an activation weighs and the unit of the times, `source`
-    how the times came about: "simulated" or "measured".
+    how the times came about: "simulated", "measured", or "emulated" (see `pp.run.emulate`).
     """
 
     schedule: Schedule
@@ -186,7 +186,7 @@ class Timeline:
         def column(time: Any) -> int:
             return int(float((time - self.start) / unit) + 0.5)
 
-        lines = [self.summary()]
+        lines = [self.summary() if self.source == "simulated" else f"{self.source} {self.summary()}"]
         for rank, row in enumerate(self.rows):
             cells = [" "] * column(self.end)
             for action, start, end in row:

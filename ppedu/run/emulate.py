@@ -82,7 +82,7 @@ class Emulation:
         if not self.pipeline.steps:
             self._step()
             self.messages.latency = float(self.simulated.costs.latency)
-            self.messages.offset = self.pipeline._offset or 0.0
+            self.messages.offset = self.pipeline.offset or 0.0
             for op in COMPUTE | OVERLAP:
                 self.pipeline.on(op, self._run)
         self.end = 0.0

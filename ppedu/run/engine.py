@@ -119,7 +119,7 @@ class Pipeline:
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
         self._measured: tuple[Schedule, torch.Tensor] | None = None  # start and end of each action, a row for each rank
         self._agreed: list[int] = []
-        self._offset: float | None = None  # of rank 0's clock
+        self.offset: float | None = None  # of rank 0's clock
         self._broken = ""
 
     @cached_property
@@ -212,7 +212,7 @@ class Pipeline:
         program = self.program if training else self.forwards
         batch = Batch.cut(inputs, targets, keywords, self.schedule.microbatches, **self.cutting)
         self._require(what, batch)
-        if self._offset is None:
+        if self.offset is None:
             self._meet(what)
         kinds = self._agree(what, batch)
         step = Step(self, batch, kinds, training)
@@ -255,7 +255,7 @@ class Pipeline:
                     f"debug is not the same on rank {rank} as on rank 0; give it to all or to none"
                 )
         require_equal(self.shared, self.group, self.messages.patience)
-        self._offset = clock.offset(self.group, [row[0] for row in rows])
+        self.offset = clock.offset(self.group, [row[0] for row in rows])
 
     def _agree(self, what: str, batch: Batch) -> list[int]:
         """What each microbatch looks like, once it is sure that all ranks are about to do the same.
@@ -311,7 +311,7 @@ class Pipeline:
             numbers[0] = self.last.loss.item()
             for m, loss in self.last.losses.items():
                 numbers[1 + m] = loss.item()
-        numbers += [time + self._offset for _, *times in step.clock.spans() for time in times]
+        numbers += [time + self.offset for _, *times in step.clock.spans() for time in times]
         numbers += [0.0] * (1 + microbatches + 2 * max(map(len, orders)) - len(numbers))
         rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step")
         self.loss = rows[:, 0].sum().float()
@@ -328,6 +328,8 @@ class Pipeline:
                     f"rank {self.schedule.placement.rank(*last[::2])}: {last} gave a loss of {loss}; "
                     f"look at microbatch {m}, at the learning rate, and for what divides by zero"
                 )
+        if not math.isfinite(self.loss):
+            raise PipelineError(f"a pipeline beside this one has a loss of {self.loss.item()}; its error says where")
 
 
 class Program:

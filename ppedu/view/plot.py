@@ -111,7 +111,7 @@ def plot(
     if legend:
         _legend(ax, timeline, boxes, bool(memory))
     name = title or f"{schedule.name}, {schedule.size}"
-    if timeline.source != "simulated" and not title:
+    if timeline.source == "emulated" or (timeline.source != "simulated" and not title):
         name += f", {timeline.source}"
     ax.set_title(name, loc="left", fontsize=11, weight="bold")
     numbers = f"makespan {show(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"

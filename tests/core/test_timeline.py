@@ -170,7 +170,7 @@ def test_memory_and_its_peak_are_those_counted_at_every_tick(timeline):
 def test_when_a_run_starts_makes_no_difference(timeline, by):
     later = moved(timeline, by)
     assert measures(later) == measures(timeline)
-    assert later.text() == timeline.text()
+    assert later.text() == f"measured {timeline.text()}"
     for rank in range(timeline.schedule.ranks):
         assert later.memory(rank) == [(time + by, value) for time, value in timeline.memory(rank)]
 
