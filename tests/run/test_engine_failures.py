@@ -631,6 +631,32 @@ for name, stages in [("1f1b", 2), ("zb-h1", 2), ("interleaved", 4), ("zb-v", 4)]
             weight.grad = (weight.grad + other.grad) / 2
     agree(pipeline, models[0])
     assert torch.equal(pipeline.losses, losses[half]) and torch.allclose(loss, torch.cat(losses).mean())
+    why = ["F0 gave a loss of nan", "a pipeline beside this one has a loss of nan"][half]
+    assert why in told(lambda: pipeline.step(SPOILT.split(4)[1 - half], Y[:4]))
+""",
+    "who shares gradients with a rank that fails is told in time": """
+def failing(pipeline):
+    last = pipeline.schedule.orders[pipeline.group.rank][-1]
+    def handler(action, step):
+        step.default(action)
+        if action == last:
+            raise ValueError("at the very end")
+    pipeline.on(last.op, handler)
+pipeline = made("dualpipe", 8)
+if rank == 0:
+    failing(pipeline)
+said = told(lambda: pipeline.step(X, Y))
+why = {0: "rank 0: 0W3 failed: ValueError: at the very end", 3: "rank 3: others that share its gradients have not come"}
+assert why.get(rank, f"rank {rank} was about to end the step, but not every rank has come") in said, said
+mine, half = rank % 2, rank // 2
+group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
+replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
+pipeline = Pipeline(pp.schedule("1f1b", 2, 4), {mine: layer(mine)}, fn.mse_loss, group, replicas=replicas, timeout=1.5)
+if rank == 2:
+    failing(pipeline)
+said = told(lambda: pipeline.step(X, Y))
+why = ["rank 0: others that share", "rank 1 was about to end", "rank 0: 0B3 failed", "rank 1 was about to end"]
+assert why[rank] in said, said
 """,
     "gradients are clipped by the norm over the whole model": """
 for name in ["1f1b", "zb-v", "dualpipe", "chimera"]:

@@ -1,0 +1,351 @@
+"""Lesson 8: the costs that a run shows, and what makes it longer than its simulation.
+
+The runs that answers are tried on are made up, not measured: they are the same each time, and what they hide is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import isclose
+from numbers import Real
+from random import Random
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+from ppedu.core.actions import Action, B, F, Op
+from ppedu.core.check import Result
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import Span, Timeline, several, show
+from ppedu.notebook.exercises.common import Exercise, equal, require_function, with_sizes
+from ppedu.zoo import schedule
+
+
+def made_up(
+    case: Schedule,
+    lasts: Callable[[Action], float],
+    travels: Callable[[], float],
+    pause: Callable[[], float] = lambda: 0.0,
+) -> Timeline:
+    """What might be measured of a schedule: how long an action lasts, a message travels, a rank pauses in between."""
+    free = [0.0] * case.ranks
+    done: dict[Result, tuple[float, int]] = {}
+    rows: list[list[Span]] = [[] for _ in range(case.ranks)]
+    for rank, index, needs, gives in case.replay.steps:
+        action = case.orders[rank][index]
+        start = free[rank] + (pause() if rows[rank] else 0)
+        for end, source in map(done.__getitem__, needs):
+            start = max(start, end if source == rank else end + travels())
+        free[rank] = start + lasts(action)
+        done |= dict.fromkeys(gives, (free[rank], rank))
+        rows[rank].append(Span(action, start, free[rank]))
+    return Timeline(case, tuple(map(tuple, rows)), Costs(unit="s"), "measured")
+
+
+def _named(run: Timeline) -> str:
+    case = run.schedule
+    chunks = [several(case.chunks, "chunk")] if case.chunks > 1 else []
+    return f"in a run of {case.name} {with_sizes(case.ranks, case.microbatches, *chunks)}"
+
+
+def _seconds(*times: float) -> str:
+    return " and ".join(show(round(time, 9), "s") for time in times)
+
+
+# Exercise 1: the costs. One forward and one backward of each stage take SLOW times as long as the others, and one
+# message in ten LATE times.
+SLOW, LATE = 8, 6
+
+
+@cache
+def _runs() -> list[tuple[Timeline, Costs]]:
+    """Each with the costs that it hides; the lesson's own case first."""
+    chunks = Costs([0.015, 0.012, 0.018, 0.010], [0.030, 0.020, 0.028, 0.024], latency=0.003)
+    cases = [  # with seeds for which the medians come within 3 % of what is hidden
+        (schedule("1f1b", 4, 8), Costs(0.020, 0.040, latency=0.005), 63),
+        (schedule("1f1b", 3, 6), Costs([0.010, 0.030, 0.020], [0.025, 0.050, 0.035], latency=0.008), 141),
+        (schedule("interleaved", 2, 6, chunks=2), chunks, 1262),
+    ]
+    return [(_noisy(case, costs, Random(seed)), costs) for case, costs, seed in cases]
+
+
+def _noisy(case: Schedule, costs: Costs, chance: Random) -> Timeline:
+    """Nothing takes quite as long as the last time, and some things take much longer."""
+    times = costs.durations(case.stages, case.ranks)
+    slow = {make(stage, chance.randrange(case.microbatches)) for make in (F, B) for stage in range(case.stages)}
+
+    def lasts(action: Action) -> float:
+        return float(times[action.op][action.stage]) * chance.uniform(0.9, 1.1) * (SLOW if action in slow else 1)
+
+    def travels() -> float:
+        return float(costs.latency) * chance.uniform(0.8, 1.2) * (LATE if chance.random() < 0.1 else 1)
+
+    return made_up(case, lasts, travels, pause=lambda: chance.uniform(0.0001, 0.0004))
+
+
+def _not_the_costs(fit: Any) -> str | None:
+    require_function(fit, "timeline")
+    for run, hidden in _runs():
+        said = fit(run)
+        if not isinstance(said, Costs):
+            forgotten = "; is there a return?" if said is None else ""
+            return f"your function gives {said!r}, where costs are wanted, such as pp.Costs(latency=0.005){forgotten}"
+        fault = _not_the_times(run, said, hidden) or _not_the_latency(run, float(said.latency), float(hidden.latency))
+        if fault:
+            return f"{_named(run)} {fault}"
+    return None
+
+
+def _not_the_times(run: Timeline, said: Costs, hidden: Costs) -> str | None:
+    stages, ranks = run.schedule.stages, run.schedule.ranks
+    yours, right = (costs.durations(stages, ranks) for costs in (said, hidden))
+    for op, name in ((Op.F, "forward"), (Op.B, "backward")):
+        for stage in range(stages):
+            value, time = float(yours[op][stage]), float(right[op][stage])
+            if isclose(value, time, rel_tol=0.05):
+                continue
+            fault = f"a {name} of stage {stage} takes {_seconds(time)}; your costs say {_seconds(value)}"
+            if getattr(said, name) is None:
+                return f"{fault}. You leave the {name} out, and then it is taken to be twice the forward"
+            if not isinstance(getattr(said, name), Sequence):
+                return f"{fault}. One number is the time of a rank's whole share, for all alike: list each stage's own"
+            for other, why in OTHER_TIMES:
+                if isclose(value, other(run, op, stage), rel_tol=1e-6):
+                    return f"{fault}. {why}"
+            return fault
+    return None
+
+
+def _times(run: Timeline, op: str, stage: int) -> list[float]:
+    """How long the forwards of a stage took, or the backwards."""
+    spans = (span for row in run.rows for span in row)
+    return [end - start for action, start, end in spans if (action.op, action.stage) == (op, stage)]
+
+
+def _from_end_to_end(run: Timeline, op: str, stage: int) -> list[float]:
+    """The same, with what each waited for before it."""
+    row = run.rows[run.schedule.placement.rank(stage, 0)]
+    ends = [0.0, *(span.end for span in row)]
+    return [
+        span.end - before
+        for span, before in zip(row, ends, strict=False)
+        if (span.action.op, span.action.stage) == (op, stage)
+    ]
+
+
+WITH_WAIT = "You count from the end of the action before, and so the rank's wait as work; a span has a start of its own"
+IN_SECONDS = "The timeline counts in seconds; do so, too"
+
+# What people take for the time of a stage's forwards or backwards, and what it is instead.
+OTHER_TIMES: list[tuple[Callable[[Timeline, str, int], float], str]] = [
+    (
+        lambda run, op, stage: mean(_times(run, op, stage)),
+        f"That is the mean, and one of them took {SLOW} times as long as the others. The median does not mind",
+    ),
+    (lambda run, op, stage: median(_from_end_to_end(run, op, stage)), WITH_WAIT),
+    (lambda run, op, stage: mean(_from_end_to_end(run, op, stage)), WITH_WAIT),
+    (
+        lambda run, op, stage: median(time for each in range(run.schedule.stages) for time in _times(run, op, each)),
+        "That is the median over all stages; each stage has its own",
+    ),
+    (
+        lambda run, op, stage: median(_times(run, "B" if op == "F" else "F", stage)),
+        "Forward and backward have changed places",
+    ),
+    (lambda run, op, stage: max(_times(run, op, stage)), "That is the slowest of them, which came once"),
+    (lambda run, op, stage: min(_times(run, op, stage)), "That is the fastest of them; the others take longer"),
+    (lambda run, op, stage: sum(_times(run, op, stage)), "That is all of them together; how long is one?"),
+    (lambda run, op, stage: 1000 * median(_times(run, op, stage)), IN_SECONDS),
+]
+
+
+class Message(NamedTuple):
+    """What an action got from another rank."""
+
+    action: Action
+    delay: float  # from the end of the action that made it to the start of the one that needs it
+    gap: float  # that the rank was idle before it
+    awaited: bool  # had the rank nothing left to do when it was made?
+
+
+def _messages(run: Timeline) -> list[Message]:
+    """All messages. In these schedules neighbouring stages are on different ranks."""
+    ended = {span.action: span.end for row in run.rows for span in row}
+    crossed = []
+    for row in run.rows:
+        free = 0.0
+        for action, start, end in row:
+            stage, op, microbatch, _ = action
+            made = ended.get(F(stage - 1, microbatch) if op == "F" else B(stage + 1, microbatch))
+            if made is not None:
+                crossed.append(Message(action, start - made, start - free, made > free))
+            free = end
+    return crossed
+
+
+def _not_the_latency(run: Timeline, value: float, time: float) -> str | None:
+    if isclose(value, time, rel_tol=0.1):
+        return None
+    fault = f"a message takes {_seconds(time)}; your costs say {_seconds(value)}"
+    if value == 0:
+        return f"{fault}: they have no latency yet"
+    crossed = _messages(run)
+    for other, why in OTHER_LATENCIES:
+        if isclose(value, other(crossed), rel_tol=1e-6):
+            return f"{fault}. {why}"
+    for measure in (median, mean):
+        if isclose(value, measure(message.delay for message in crossed), rel_tol=1e-6):
+            worst = max(crossed, key=lambda message: (not message.awaited, message.delay))
+            return (
+                f"{fault}. You count every message: what {worst.action} needs was made {_seconds(worst.delay)} before "
+                "it started, but its rank was busy then. Count only what an idle rank waited for"
+            )
+    return fault
+
+
+def _awaited(crossed: Sequence[Message]) -> list[float]:
+    return [message.delay for message in crossed if message.awaited]
+
+
+IDLE = "That is how long a rank is idle; for a part of that time, what it waits for has not been made yet"
+
+# What people take for the latency, and what it is instead.
+OTHER_LATENCIES: list[tuple[Callable[[Sequence[Message]], float], str]] = [
+    (
+        lambda crossed: mean(_awaited(crossed)),
+        f"That is the mean, and some messages took {LATE} times as long as the others. The median does not mind",
+    ),
+    (lambda crossed: median(message.gap for message in crossed if message.awaited), IDLE),
+    (lambda crossed: median(message.gap for message in crossed), IDLE),
+    (lambda crossed: mean(message.gap for message in crossed), IDLE),
+    (lambda crossed: min(_awaited(crossed)), "That is the fastest message; the others take longer"),
+    (lambda crossed: max(_awaited(crossed)), "That is the slowest message, of a few late ones"),
+    (lambda crossed: 1000 * median(_awaited(crossed)), IN_SECONDS),
+]
+
+
+# Exercise 2: what makes a run longer than its simulation.
+
+
+@cache
+def _longer_runs() -> list[tuple[Timeline, Costs]]:
+    """Each with the costs that it should have had; the lesson's own case first."""
+    even, uneven = Costs(0.020, 0.040), Costs([0.012, 0.020, 0.016], [0.030, 0.030, 0.044], latency=0.004)
+    cases = [  # at most so many times as long does an action last, so much longer does a message travel
+        (schedule("1f1b", 4, 8), even, 2.5, 0.010),
+        (schedule("interleaved", 3, 6, chunks=2), Costs(0.020, 0.040, latency=0.005), 2, 0.020),
+        (schedule("1f1b", 4, 8), even, 1, 0.006),
+        (schedule("gpipe", 3, 6), uneven, 2, 0),
+    ]
+    return [(_stretched(*case, Random(seed)), case[1]) for seed, case in enumerate(cases)]
+
+
+def _stretched(case: Schedule, costs: Costs, most: float, late: float, chance: Random) -> Timeline:
+    times = costs.durations(case.stages, case.ranks)
+
+    def lasts(action: Action) -> float:
+        return float(times[action.op][action.stage]) * chance.uniform(1, most)
+
+    return made_up(case, lasts, travels=lambda: float(costs.latency) + chance.uniform(0, late))
+
+
+def _not_the_parts(function: Any) -> str | None:
+    require_function(function, "measured", "costs")
+    for measured, costs in _longer_runs():
+        said, right = function(measured, costs), _parts(measured, costs)
+        if not (isinstance(said, Sequence) and len(said) == 2 and all(isinstance(part, Real) for part in said)):
+            forgotten = "; is there a return?" if said is None else ""
+            return f"your function gives {said!r}, where two numbers are wanted, slower and waiting{forgotten}"
+        if all(map(equal, said, right)):
+            continue
+        fault = (
+            f"{_named(measured)} slower actions make {_seconds(right[0])} of the difference and waiting "
+            f"{_seconds(right[1])}; your function says {_seconds(*said)}"
+        )
+        if all(map(equal, said, reversed(right))):
+            return f"{fault}. The two have changed places"
+        if not equal(said[0], right[0]):
+            for other, why in OTHER_PARTS:
+                if equal(said[0], other(measured, costs)):
+                    return f"{fault}. {why}"
+        if not equal(sum(said), sum(right)):
+            return f"{fault}. Together they are to be all of the difference, {_seconds(sum(right))}"
+        return fault
+    return None
+
+
+def _parts(measured: Timeline, costs: Costs) -> tuple[float, float]:
+    """What the run takes longer than its simulation: for slower actions, and for the rest."""
+    again = _again(measured, float(costs.latency))
+    return again - _simulated(measured, costs), measured.makespan - again
+
+
+def _again(measured: Timeline, latency: float) -> float:
+    """The makespan if each action lasted as long as it did, and nothing else held anybody up."""
+    lasted = {span.action: span.end - span.start for row in measured.rows for span in row}
+    return float(made_up(measured.schedule, lasted.__getitem__, lambda: latency).makespan)
+
+
+def _simulated(measured: Timeline, costs: Costs) -> float:
+    return float(simulate(measured.schedule, costs).makespan)
+
+
+def _with_medians(measured: Timeline, latency: Any) -> float:
+    medians = Costs.fit(measured)
+    return _simulated(measured, Costs(medians.forward, medians.backward, latency=latency))
+
+
+def _worked_longer(measured: Timeline, costs: Costs) -> list[float]:
+    """Each rank than in the simulation."""
+    return [one - other for one, other in zip(measured.busy, simulate(measured.schedule, costs).busy, strict=True)]
+
+
+MEDIANS = (
+    "You simulate with the median of each stage. But its actions lasted unlike times, and each holds up others by its "
+    "own: go through the run again, action by action"
+)
+OTHERS = "But a rank also waits for the slower actions of others"
+
+# What people take for the part of the slower actions, and what it is instead.
+OTHER_PARTS: list[tuple[Callable[[Timeline, Costs], float], str]] = [
+    (
+        lambda measured, costs: sum(_worked_longer(measured, costs)),
+        "That is what all ranks together worked longer. They work at the same time, and an action that nobody waits "
+        "for may be slow at no cost",
+    ),
+    (
+        lambda measured, costs: mean(_worked_longer(measured, costs)),
+        f"That is what a rank worked longer, on average. {OTHERS}",
+    ),
+    (lambda measured, costs: max(_worked_longer(measured, costs)), f"That is what one rank worked longer. {OTHERS}"),
+    (lambda measured, costs: _with_medians(measured, costs.latency) - _simulated(measured, costs), MEDIANS),
+    (lambda measured, costs: _with_medians(measured, 0) - _simulated(measured, costs), MEDIANS),
+    (
+        lambda measured, costs: _again(measured, 0) - _simulated(measured, costs),
+        "When you go through the run again, messages take no time; let each take the latency of the costs",
+    ),
+    (
+        lambda measured, costs: (
+            sum(span.end - span.start for _, span in measured.critical_path()) - _simulated(measured, costs)
+        ),
+        "You add up the critical path. Without its waits the run would hang on another one",
+    ),
+    (
+        lambda measured, costs: measured.makespan - _simulated(measured, costs),
+        "That is the whole difference; a part of it is waiting",
+    ),
+    (lambda measured, costs: 1000 * _parts(measured, costs)[0], IN_SECONDS),
+]
+
+
+EXERCISES = {
+    "08.1": Exercise(
+        _not_the_costs,
+        "Slow actions and late messages do not mislead you, nor do ranks that are busy when a message comes.",
+    ),
+    "08.2": Exercise(
+        _not_the_parts,
+        "What is left when every action lasts as long as it did is waiting: for messages, or for a turn.",
+    ),
+}
