@@ -71,7 +71,8 @@ class Costs:
     def fit(cls, timeline: Timeline) -> Costs:
         """The costs that a run shows: for each stage, the median time of its F, B, I and W, and of the pairs it is in.
 
-        A stage that never does one of these, although others do, is taken to be like them.
+        A stage that never does one of these, although others do, is taken to be like them. The latency is not looked
+        for, and left at 0: lesson 8 finds it.
         """
         from statistics import median  # brings much along that nothing else needs
 

@@ -44,8 +44,8 @@ class Batch:
         inputs: a tensor, a tuple of arguments, or a list with one of these for each microbatch. targets: a tensor, or
         a list of anything, one for each. dims: by an argument's place or name, the dimension to cut along, 0 if it is
         not there; None gives all of it to each microbatch, as is anything that is no tensor.
-        count: how much a microbatch's targets weigh in the mean loss, such as their number of tokens; by default
-        their size along `target_dim`.
+        count: how much a microbatch's targets weigh in the mean loss, by default their size along `target_dim`. Where
+        some are padding, count the others: `lambda targets: int((targets >= 0).sum())`.
 
         Raises:
             SettingError: the batch cannot be cut so, or the microbatches given are not as many.

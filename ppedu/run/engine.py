@@ -194,7 +194,8 @@ class Pipeline:
     def clip_grad_norm(self, most: float) -> float:
         """Scale all gradients down so that their norm, over all stages, is at most `most`; returns what it was.
 
-        Every weight of the model counts once, also one that several ranks hold. All ranks must call it.
+        Every weight of the model counts once, also one that several ranks hold or that is `tied` to another. All ranks
+        must call it.
         """
         modules = nn.ModuleList(stage.module for stage in self.stages.values())  # a weight in two stages counts once
         own = torch.tensor([squares(self.shared, [modules])], dtype=torch.float64)

@@ -64,7 +64,8 @@ def plot(
     memory: a strip under each rank shows its activations, its peak at the right. All ranks are drawn to one scale,
         on which the highest peak fills the strip; or the number given does, so that pictures can be compared.
     legend: under the picture; of several pictures in one figure, one may do.
-    title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway.
+    title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway, and that
+        a timeline is emulated is always said.
 
     Raises:
         SettingError: `outline` has another number of ranks.
@@ -109,7 +110,7 @@ def plot(
         _memory(ax, timeline, float(max(timeline.peak_activations)) if memory is True else memory)
 
     if legend:
-        _legend(ax, timeline, boxes, bool(memory))
+        _legend(ax, timeline, boxes, bool(memory), outline)
     name = title or f"{schedule.name}, {schedule.size}"
     if timeline.source == "emulated" or (timeline.source != "simulated" and not title):
         name += f", {timeline.source}"
@@ -119,7 +120,7 @@ def plot(
     return ax
 
 
-def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool) -> None:
+def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool, outline: Timeline | None) -> None:
     """What the colours and edges mean that are in the picture, below its left corner."""
     entries = [(Patch(color=COLORS[op]), NAMES[op]) for op in COLORS if any(box.op == op for box in boxes)]
     if timeline.schedule.chunks > 1:
@@ -129,6 +130,9 @@ def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool) -> Non
         entries.append((Patch(facecolor="none", edgecolor=rcParams["text.color"], linewidth=0.8), "second copy"))
     if memory:
         entries.append((Patch(color=MEMORY), "activations held"))
+    if outline:
+        edge = Patch(facecolor="none", edgecolor=rcParams["text.color"], linewidth=0.9)
+        entries.append((edge, f"outlined: {outline.source}"))
     ax.legend(
         *zip(*entries, strict=True),
         loc="upper left",

@@ -119,6 +119,7 @@ def test_the_legend_names_what_is_drawn():
 
     assert legend(SMALL) == ["forward", "backward", "activations held"]
     assert legend(SMALL, memory=False) == ["forward", "backward"]
+    assert legend(SMALL, memory=False, outline=SMALL) == ["forward", "backward", "outlined: simulated"]
     assert legend(simulated("0F0 0I0 0W0"), memory=False) == [
         *["forward", "backward for the input", "backward for the weights"]
     ]
