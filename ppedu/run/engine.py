@@ -29,11 +29,12 @@ from ppedu.run import clock
 from ppedu.run.batch import Batch, Dims
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.gradients import Tie, add_up, mean, require_equal, shared, squares, start_mean
-from ppedu.run.messages import Messages, other_end, reason
+from ppedu.run.messages import Messages, other_end, reason, wait
 from ppedu.run.sharded import Shards, is_sharded, kept
 from ppedu.run.stage import Loss, Stage, as_tuple
 
 Handler = Callable[[Action, "Step"], None]
+GATHERED = 1  # tells what all ranks tell each other from a schedule's messages, where there are tags (not in NCCL)
 
 
 def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
@@ -97,7 +98,7 @@ class Pipeline:
         if schedule.lowered and (problems := check(schedule, rendezvous=True)):
             raise SettingError(f"{schedule!r} would run only where nobody waits to send: {problems[0]}")
         self.schedule = replace(schedule, orders=strip(schedule.orders))
-        self.timeout = timeout
+        self.patience = timedelta(seconds=timeout)
         self.stages = _stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         if self.last and loss_fn:
@@ -255,7 +256,7 @@ class Pipeline:
                 raise CommunicationError(
                     f"debug is not the same on rank {rank} as on rank 0; give it to all or to none"
                 )
-        require_equal(self.shared, self.group, self.messages.patience)
+        require_equal(self.shared, self.group, self.patience)
         self.offset = clock.offset(self.group, [row[0] for row in rows])
 
     def _agree(self, what: str, batch: Batch) -> list[int]:
@@ -294,12 +295,23 @@ class Pipeline:
         own = own.to(self.group.device)
         rows = [torch.empty_like(own) for _ in range(self.group.size)]
         try:
-            work = dist.all_gather(rows, own, self.group.process_group, async_op=True)
-            work.wait(timedelta(seconds=self.timeout))
+            if own.is_cuda:
+                work = [dist.all_gather(rows, own, self.group.process_group, async_op=True)]
+            else:  # gloo's all_gather passes them round a ring, which takes three times as long
+                rows[self.group.rank] = own
+                others = [rank for rank in range(self.group.size) if rank != self.group.rank]
+                there = [self.group.peer(rank) for rank in others]
+                work = [dist.isend(own, peer, self.group.process_group, GATHERED) for peer in there]
+                work += [
+                    dist.irecv(rows[rank], peer, self.group.process_group, GATHERED)
+                    for rank, peer in zip(others, there, strict=True)
+                ]
+            for each in work:
+                wait(each, own.device, self.patience)
         except RuntimeError as error:
             self._broken = (
                 f"rank {self.group.rank} was about to {doing}, but not every rank has come to it "
-                f"within {self.timeout:g} s, or one has failed: {reason(error)}"
+                f"within {self.patience.total_seconds():g} s, or one has failed: {reason(error)}"
             )
             raise CommunicationError(self._broken) from error
         return torch.stack(rows).cpu()
@@ -317,7 +329,7 @@ class Pipeline:
         rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step")
         self.loss = rows[:, 0].sum().float()
         if self.replicas is not None:
-            self.loss = mean(self.loss, self.replicas, self.messages.patience)
+            self.loss = mean(self.loss, self.replicas, self.patience)
         self.losses = rows[:, 1 : 1 + microbatches].sum(0).float()
         self._measured = program.schedule, rows[:, 1 + microbatches :]
 
@@ -489,7 +501,7 @@ class Step:
         for finish in self._reductions:
             finish()
         if torch.is_grad_enabled():
-            add_up(self.pipeline.shared, self.pipeline.group, self.messages.patience)
+            add_up(self.pipeline.shared, self.pipeline.group, self.pipeline.patience)
         for weight, grad in self._earlier:
             weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
 
@@ -509,7 +521,7 @@ class Step:
     def _reduce(self, stage: int) -> None:
         if self.pipeline.replicas is not None and not self.pipeline.sharded:
             weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
-            self._reductions.append(start_mean(weights, self.pipeline.replicas, self.messages.patience))
+            self._reductions.append(start_mean(weights, self.pipeline.replicas, self.pipeline.patience))
 
     def _precision(self, stage: Stage) -> AbstractContextManager[Any]:
         dtype = self.pipeline.autocast
