@@ -20,12 +20,6 @@ def no_window():
     pyplot.close("all")
 
 
-def told(capsys, exercise, answer):
-    """What the learner reads, as one line."""
-    check_answer(exercise, answer)
-    return " ".join(capsys.readouterr().out.split())
-
-
 # Predictions
 
 
@@ -79,8 +73,8 @@ BUBBLES = {
 
 
 @pytest.mark.parametrize("formula", BUBBLES.values(), ids=BUBBLES)
-def test_the_bubble_is_right_however_it_is_written(capsys, formula):
-    assert told(capsys, "03.1", formula).startswith("Right. A rank works m times F+B")
+def test_the_bubble_is_right_however_it_is_written(told, formula):
+    assert told("03.1", formula).startswith("Right. A rank works m times F+B")
 
 
 WRONG_BUBBLES = {
@@ -111,8 +105,8 @@ WRONG_BUBBLES = {
 
 
 @pytest.mark.parametrize(("formula", "reason"), WRONG_BUBBLES.values(), ids=WRONG_BUBBLES)
-def test_a_wrong_bubble_is_refused_with_what_it_is_instead(capsys, formula, reason):
-    message = told(capsys, "03.1", formula)
+def test_a_wrong_bubble_is_refused_with_what_it_is_instead(told, formula, reason):
+    message = told("03.1", formula)
     assert message.startswith("Not yet: ") and reason in message
 
 
@@ -154,8 +148,8 @@ def right_as_a_tuple(rank, ranks, microbatches):
 
 
 @pytest.mark.parametrize("answer", [right, right_as_a_simulation, right_as_a_tuple])
-def test_1f1b_is_right_however_it_is_written(capsys, no_window, answer):
-    assert told(capsys, "05.1", answer).startswith("Right. That is 1F1B")
+def test_1f1b_is_right_however_it_is_written(told, no_window, answer):
+    assert told("05.1", answer).startswith("Right. That is 1F1B")
     assert len(no_window.get_fignums()) == 1, "the learner is shown what was built"
 
 
@@ -242,25 +236,25 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
-def test_what_is_not_1f1b_is_refused_with_the_reason(capsys, no_window, answer, reason):
-    message = told(capsys, "05.1", answer)
+def test_what_is_not_1f1b_is_refused_with_the_reason(told, no_window, answer, reason):
+    message = told("05.1", answer)
     assert message.startswith("Not yet: ") and reason in message
     assert no_window.get_fignums() == []
 
 
 @pytest.mark.parametrize("answer", [nothing, endless, gpipe])
-def test_a_reason_ends_like_a_sentence(capsys, answer):
-    message = told(capsys, "05.1", answer)
+def test_a_reason_ends_like_a_sentence(told, answer):
+    message = told("05.1", answer)
     assert message[-1] in ".?)" and message[-2] not in ".?"
 
 
 @pytest.mark.parametrize("answer", [None, 5, "1f1b", right(0, 4, 8)])
-def test_what_is_not_a_function_is_asked_for(capsys, answer):
-    assert "give a function of rank, ranks and microbatches" in told(capsys, "05.1", answer)
+def test_what_is_not_a_function_is_asked_for(told, answer):
+    assert "give a function of rank, ranks and microbatches" in told("05.1", answer)
 
 
-def test_the_names_of_the_arguments_are_the_learners(capsys):
-    assert told(capsys, "05.1", lambda r, p, m: right(r, p, m)).startswith("Right.")
+def test_the_names_of_the_arguments_are_the_learners(told):
+    assert told("05.1", lambda r, p, m: right(r, p, m)).startswith("Right.")
 
 
 def test_an_error_in_the_learners_own_code_is_left_to_python():
@@ -282,8 +276,8 @@ PEAKS = {
 
 
 @pytest.mark.parametrize("formula", PEAKS.values(), ids=PEAKS)
-def test_the_peak_is_the_distance_to_the_last_rank_or_the_batch(capsys, formula):
-    assert told(capsys, "05.2", formula).startswith("Right.")
+def test_the_peak_is_the_distance_to_the_last_rank_or_the_batch(told, formula):
+    assert told("05.2", formula).startswith("Right.")
 
 
 WRONG_PEAKS = {
@@ -298,13 +292,13 @@ WRONG_PEAKS = {
 
 
 @pytest.mark.parametrize(("formula", "reason"), WRONG_PEAKS.values(), ids=WRONG_PEAKS)
-def test_a_wrong_peak_is_refused_with_a_counterexample(capsys, formula, reason):
-    message = told(capsys, "05.2", formula)
+def test_a_wrong_peak_is_refused_with_a_counterexample(told, formula, reason):
+    message = told("05.2", formula)
     assert message.startswith("Not yet: ") and reason in message
 
 
-def test_one_is_singular(capsys):
-    assert "with 2 ranks and 1 microbatch, rank 0" in told(capsys, "05.2", lambda r, p, m: p - r)
+def test_one_is_singular(told):
+    assert "with 2 ranks and 1 microbatch, rank 0" in told("05.2", lambda r, p, m: p - r)
 
 
 # Lesson 9, exercise 1: in which order does a rank go through its chunks?
@@ -325,8 +319,8 @@ def dealt_by_number(rank, ranks, microbatches, chunks):
 
 
 @pytest.mark.parametrize("answer", [dealt, dealt_by_number, lambda *sizes: list(dealt(*sizes))])
-def test_depth_first_is_right_however_it_is_written(capsys, no_window, answer):
-    assert told(capsys, "09.1", answer).startswith("Right. That is depth first")
+def test_depth_first_is_right_however_it_is_written(told, no_window, answer):
+    assert told("09.1", answer).startswith("Right. That is depth first")
     assert len(no_window.get_fignums()) == 1
 
 
@@ -381,8 +375,8 @@ WRONG_DEALS = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG_DEALS.values(), ids=WRONG_DEALS)
-def test_what_is_not_depth_first_is_refused_with_the_reason(capsys, no_window, answer, reason):
-    message = told(capsys, "09.1", answer)
+def test_what_is_not_depth_first_is_refused_with_the_reason(told, no_window, answer, reason):
+    message = told("09.1", answer)
     assert message.startswith("Not yet: ") and reason in message
     assert no_window.get_fignums() == []
 
@@ -407,8 +401,8 @@ def best_by_formula(p, m, c):
 
 
 @pytest.mark.parametrize("answer", [best_by_simulation, best_by_formula])
-def test_the_best_chunks_are_right_however_they_are_found(capsys, no_window, answer):
-    assert told(capsys, "09.2", answer).startswith("Right. The slower the messages, the fewer chunks.")
+def test_the_best_chunks_are_right_however_they_are_found(told, no_window, answer):
+    assert told("09.2", answer).startswith("Right. The slower the messages, the fewer chunks.")
     assert len(no_window.get_fignums()) == 1
 
 
@@ -439,8 +433,8 @@ WRONG_CHUNKS = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG_CHUNKS.values(), ids=WRONG_CHUNKS)
-def test_a_number_of_chunks_that_is_not_the_best_is_refused_with_a_better_one(capsys, no_window, answer, reason):
-    message = told(capsys, "09.2", answer)
+def test_a_number_of_chunks_that_is_not_the_best_is_refused_with_a_better_one(told, no_window, answer, reason):
+    message = told("09.2", answer)
     assert message.startswith("Not yet: ") and reason in message
     assert no_window.get_fignums() == []
 

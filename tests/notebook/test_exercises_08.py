@@ -9,13 +9,6 @@ from ppedu import B, Costs, F, schedule, simulate
 from ppedu.notebook import check_answer
 from ppedu.notebook.exercises.lesson_08 import made_up
 
-
-def told(capsys, exercise, answer):
-    """What the learner reads, as one line."""
-    check_answer(exercise, answer)
-    return " ".join(capsys.readouterr().out.split())
-
-
 # The runs that answers are tried on
 
 
@@ -73,8 +66,8 @@ FITS = {
 
 
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_costs_are_right_however_they_are_found(capsys, fit):
-    assert told(capsys, "08.1", fit).startswith("Right. Slow actions and late messages do not mislead you")
+def test_costs_are_right_however_they_are_found(told, fit):
+    assert told("08.1", fit).startswith("Right. Slow actions and late messages do not mislead you")
 
 
 def pooled(timeline):
@@ -173,8 +166,8 @@ WRONG_FITS = {
 
 
 @pytest.mark.parametrize(("fit", "reason"), WRONG_FITS.values(), ids=WRONG_FITS)
-def test_wrong_costs_are_refused_with_what_they_are_instead(capsys, fit, reason):
-    message = told(capsys, "08.1", fit)
+def test_wrong_costs_are_refused_with_what_they_are_instead(told, fit, reason):
+    message = told("08.1", fit)
     assert message.startswith("Not yet: ") and reason in message
 
 
@@ -219,8 +212,8 @@ def explain_step_by_step(measured, costs):
 
 
 @pytest.mark.parametrize("answer", [explain, explain_step_by_step])
-def test_the_parts_are_right_however_they_are_found(capsys, answer):
-    assert told(capsys, "08.2", answer).startswith("Right. What is left when every action lasts as long as it did")
+def test_the_parts_are_right_however_they_are_found(told, answer):
+    assert told("08.2", answer).startswith("Right. What is left when every action lasts as long as it did")
 
 
 def the_rest(slower):
@@ -295,8 +288,8 @@ WRONG_PARTS = {
 
 
 @pytest.mark.parametrize(("function", "reason"), WRONG_PARTS.values(), ids=WRONG_PARTS)
-def test_wrong_parts_are_refused_with_what_they_are_instead(capsys, function, reason):
-    message = told(capsys, "08.2", function)
+def test_wrong_parts_are_refused_with_what_they_are_instead(told, function, reason):
+    message = told("08.2", function)
     assert message.startswith("Not yet: ") and reason in message
 
 

@@ -6,14 +6,7 @@ import stepper
 
 from ppedu import B, F, I, W, schedule
 from ppedu.core.check import check
-from ppedu.notebook import check_answer
 from ppedu.zoo import Entry, build
-
-
-def told(capsys, exercise, answer):
-    """What the learner reads, as one line."""
-    check_answer(exercise, answer)
-    return " ".join(capsys.readouterr().out.split())
 
 
 def put_off(late, warmup=lambda rank, ranks: ranks - rank - 1):
@@ -57,12 +50,12 @@ def when_there_is_no_room(rank, ranks, microbatches):
 
 
 @pytest.mark.parametrize("answer", [right, when_there_is_no_room, lambda *sizes: tuple(right(*sizes))])
-def test_filled_bubbles_are_right_however_they_are_written(capsys, answer):
+def test_filled_bubbles_are_right_however_they_are_written(told, answer):
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
     pyplot.close("all")
-    assert told(capsys, "10.1", answer).startswith("Right. As fast as ZB-H1, in no more memory than 1F1B")
+    assert told("10.1", answer).startswith("Right. As fast as ZB-H1, in no more memory than 1F1B")
     assert len(pyplot.get_fignums()) == 1, "the learner is shown what was built"
     pyplot.close("all")
 
@@ -156,8 +149,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
-def test_what_does_not_fill_the_bubbles_is_refused_with_the_reason(capsys, answer, reason):
-    message = told(capsys, "10.1", answer)
+def test_what_does_not_fill_the_bubbles_is_refused_with_the_reason(told, answer, reason):
+    message = told("10.1", answer)
     assert message.startswith("Not yet: ") and reason in message
 
 
@@ -184,8 +177,8 @@ def by_cases(p, f, i, w):
 
 
 @pytest.mark.parametrize("formula", [idle_time, by_cases, lambda *sizes: float(idle_time(*sizes))])
-def test_the_idle_time_is_right_however_it_is_written(capsys, formula):
-    assert told(capsys, "10.2", formula).startswith("Right. Each W fills a gap")
+def test_the_idle_time_is_right_however_it_is_written(told, formula):
+    assert told("10.2", formula).startswith("Right. Each W fills a gap")
 
 
 WRONG_TIMES = {
@@ -220,7 +213,5 @@ WRONG_TIMES = {
 
 
 @pytest.mark.parametrize(("formula", "reason"), WRONG_TIMES.values(), ids=WRONG_TIMES)
-def test_a_wrong_idle_time_is_refused_with_what_it_is_instead(capsys, formula, reason):
-    message = told(capsys, "10.2", formula)
-    assert message.startswith("Not yet: ") and reason in message
-    assert ".." not in message and "?." not in message
+def test_a_wrong_idle_time_is_refused_with_what_it_is_instead(refused, formula, reason):
+    refused("10.2", formula, reason)

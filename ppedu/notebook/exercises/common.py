@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
 from typing import Any
 
 from ppedu.core.errors import SettingError
+from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline, several, show
+from ppedu.zoo import Entry, build
+
+Others = Sequence[tuple[Callable[..., Any], str]]  # well-known wrong answers, each with what it is instead
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,48 @@ def equal(one: Any, other: Any) -> bool:
 
 def listed(values: Any) -> str:
     return ", ".join(map(str, values))
+
+
+def learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
+    return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
+
+
+def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
+    """What is wrong with a learner's schedule, whatever it is meant to be."""
+    if not any(yours.orders):
+        return f"{case} your generator yields nothing{hint}"
+    if yours.problems:
+        more = len(yours.problems) - 1
+        return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
+    return None
+
+
+def mistake(
+    said: Sequence[Any], cases: Sequence[Sequence[Any]], others: Others, same: Callable[[Any, Any], bool] = equal
+) -> str:
+    """Why it is wrong, as the end of a sentence, if all that was said is what one of the others gives; else nothing."""
+    for other, why in others:
+        if all(same(yours, other(*case)) for yours, case in zip(said, cases, strict=True)):
+            return f". {why}"
+    return ""
+
+
+def not_the_idle_time(
+    formula: Any, letters: Mapping[str, str], times: Sequence[Sequence[int]], right: Callable[..., Any], others: Others
+) -> str | None:
+    """What is wrong with a formula for the idle time of each rank.
+
+    letters: its arguments after the ranks, and how the lesson writes them. times: what it is tried on.
+    """
+    require_function(formula, "ranks", *letters)
+    cases = []
+    for ranks, *given in times:
+        *first, last = (f"{letter} = {size}" for letter, size in zip(letters.values(), given, strict=True))
+        cases.append(f"with {several(ranks, 'rank')}, {', '.join(first)} and {last}")
+    said = [ask(formula, case, *sizes) for case, sizes in zip(cases, times, strict=True)]
+    for case, value, sizes in zip(cases, said, times, strict=True):
+        idle = right(*sizes)
+        if not equal(value, idle):
+            fault = f"{case} each rank is idle for {show(idle)}; your formula says {unlike(value, idle)}"
+            return fault + mistake(said, times, others)
+    return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import show
-from ppedu.notebook.exercises.common import CASES, Exercise, ask, equal, require_function, unlike, with_sizes
+from ppedu.notebook.exercises.common import CASES, Exercise, ask, equal, mistake, require_function, unlike, with_sizes
 from ppedu.zoo import schedule
 
 # What people write for GPipe's bubble, p ranks and m microbatches, and what it is instead.
@@ -59,11 +59,8 @@ def _not_the_bubble(formula: Any) -> str | None:
         f"{with_sizes(*CASES[place])} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a share of "
         f"{show(timeline.bubble)}; your formula says {unlike(value, timeline.bubble)}"
     )
-    for other, why in OTHER_BUBBLES:
-        if all(equal(yours, other(*sizes)) for yours, sizes in zip(said, CASES, strict=True)):
-            return f"{fault}. {why}"
     holds = f", although it is right {with_sizes(*CASES[wrong.index(False)])}" if False in wrong[:place] else ""
-    return fault + holds
+    return fault + (mistake(said, CASES, OTHER_BUBBLES) or holds)
 
 
 EXERCISES = {

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import several
-from ppedu.notebook.exercises.common import CASES, Exercise, ask, listed, require_function, with_sizes
-from ppedu.zoo import Entry, build, schedule
+from ppedu.notebook.exercises.common import (
+    CASES,
+    Exercise,
+    ask,
+    learners,
+    listed,
+    not_legal,
+    require_function,
+    with_sizes,
+)
+from ppedu.zoo import schedule
 
 UNIT = Costs(forward=1, backward=1)
-
-
-def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
-    return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
 
 
 def _not_1f1b(generator: Any) -> str | None:
     require_function(generator, "rank", "ranks", "microbatches")
     for ranks, microbatches in CASES:
         case = with_sizes(ranks, microbatches)
-        yours = _learners(generator, ranks, microbatches)
-        if not any(yours.orders):
-            return f"{case} your generator yields nothing. Start with the warm-up: which forwards come first?"
-        if yours.problems:
-            more = len(yours.problems) - 1
-            return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
+        yours = learners(generator, ranks, microbatches)
+        if fault := not_legal(yours, case, ". Start with the warm-up: which forwards come first?"):
+            return fault
         best = simulate(schedule("1f1b", ranks, microbatches), UNIT)
         timeline = simulate(yours, UNIT)
         slower = timeline.makespan > best.makespan
@@ -70,7 +71,7 @@ EXERCISES = {
     "05.1": Exercise(
         _not_1f1b,
         "That is 1F1B, for any number of ranks and microbatches: this is what you built.",
-        lambda generator: simulate(_learners(generator, 4, 8), UNIT),
+        lambda generator: simulate(learners(generator, 4, 8), UNIT),
     ),
     "05.2": Exercise(_not_the_peak, "The peak depends on the distance to the last rank, no longer on the batch."),
 }

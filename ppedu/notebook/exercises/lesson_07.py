@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.timeline import several, show
-from ppedu.notebook.exercises.common import Exercise, require_function
+from ppedu.notebook.exercises.common import Exercise, mistake, require_function
 
 if TYPE_CHECKING:  # the other lessons do without torch
     from torch import Tensor
@@ -146,10 +146,7 @@ def _not_one_norm(function: Any) -> str | None:
             f"{_whose(norms)}, the norm of all is {show(norm)}. It may be {show(most)}, so the gradients are to be "
             f"multiplied by {show(right[0])}; yours are by {_each(factors)}"
         )
-        for other, why in OTHER_FACTORS:
-            if all(_same(yours, other(*case)) for yours, case in zip(said, NORMS, strict=True)):
-                return f"{fault}. {why}"
-        return fault
+        return fault + mistake(said, NORMS, OTHER_FACTORS, _same)
     return None
 
 

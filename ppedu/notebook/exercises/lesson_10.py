@@ -11,24 +11,25 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Timeline, several, show
 from ppedu.core.why import Reasons
-from ppedu.notebook.exercises.common import CASES, Exercise, ask, equal, require_function, unlike, with_sizes
-from ppedu.zoo import Entry, build, schedule
-
-
-def _learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
-    return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
+from ppedu.notebook.exercises.common import (
+    CASES,
+    Exercise,
+    learners,
+    not_legal,
+    not_the_idle_time,
+    require_function,
+    with_sizes,
+)
+from ppedu.zoo import schedule
 
 
 def _not_filled(generator: Any) -> str | None:
     require_function(generator, "rank", "ranks", "microbatches")
     for ranks, microbatches in CASES:
         case = with_sizes(ranks, microbatches)
-        yours = _learners(generator, ranks, microbatches)
-        if not any(yours.orders):
-            return f"{case} your generator yields nothing"
-        if yours.problems:
-            more = len(yours.problems) - 1
-            return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
+        yours = learners(generator, ranks, microbatches)
+        if fault := not_legal(yours, case):
+            return fault
         timeline, room = simulate(yours), min(ranks, microbatches)
         best = simulate(schedule("zb-h1", ranks, microbatches)).makespan
         if max(timeline.peak_activations) > room:
@@ -138,19 +139,8 @@ OTHER_IDLE_TIMES: list[tuple[Callable[..., Any], str]] = [
 
 
 def _not_the_idle_time(formula: Any) -> str | None:
-    require_function(formula, "ranks", "forward", "input", "weight")
-    cases = [f"with {several(p, 'rank')}, F = {f}, I = {i} and W = {w}" for p, f, i, w in TIMES]
-    said = [ask(formula, case, *sizes) for case, sizes in zip(cases, TIMES, strict=True)]
-    for case, value, (ranks, *times) in zip(cases, said, TIMES, strict=True):
-        right = _idle_time(ranks, *times)
-        if equal(value, right):
-            continue
-        fault = f"{case} each rank is idle for {show(right)}; your formula says {unlike(value, right)}"
-        for other, why in OTHER_IDLE_TIMES:
-            if all(equal(yours, other(*sizes)) for yours, sizes in zip(said, TIMES, strict=True)):
-                return f"{fault}. {why}"
-        return fault
-    return None
+    letters = {"forward": "F", "input": "I", "weight": "W"}
+    return not_the_idle_time(formula, letters, TIMES, _idle_time, OTHER_IDLE_TIMES)
 
 
 def _idle_time(ranks: int, forward: int, first: int, second: int) -> Any:
@@ -162,7 +152,7 @@ EXERCISES = {
     "10.1": Exercise(
         _not_filled,
         "As fast as ZB-H1, in no more memory than 1F1B, and two thirds of its bubble are gone: this is what you built.",
-        lambda generator: simulate(_learners(generator, 4, 8)),
+        lambda generator: simulate(learners(generator, 4, 8)),
     ),
     "10.2": Exercise(
         _not_the_idle_time,

@@ -8,7 +8,7 @@ from typing import Any
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import several, show
-from ppedu.notebook.exercises.common import Exercise, ask, equal, require_function, unlike
+from ppedu.notebook.exercises.common import Exercise, ask, equal, mistake, not_the_idle_time, require_function
 from ppedu.zoo import schedule
 
 
@@ -59,10 +59,7 @@ def _not_the_copies(function: Any) -> str | None:
             f"{_named(each)} the model is cut into {several(each.stages, 'stage')}, and together the ranks hold "
             f"{held}: {show(held / each.stages)} of each; your function says {show(value)}"
         )
-        for other, why in OTHER_COUNTS:
-            if all(equal(yours, other(case)) for yours, case in zip(said, cases, strict=True)):
-                return f"{fault}. {why}"
-        return fault
+        return fault + mistake(said, [(case,) for case in cases], OTHER_COUNTS)
     return None
 
 
@@ -99,19 +96,8 @@ OTHER_ROWS: list[tuple[Callable[..., Any], str]] = [
 
 
 def _not_the_row(formula: Any) -> str | None:
-    require_function(formula, "ranks", "forward", "backward", "weight")
-    cases = [f"with {several(p, 'rank')}, F = {f}, B = {b} and W = {w}" for p, f, b, w in TIMES]
-    said = [ask(formula, case, *sizes) for case, sizes in zip(cases, TIMES, strict=True)]
-    for case, value, sizes in zip(cases, said, TIMES, strict=True):
-        right = _idle_time(*sizes)
-        if equal(value, right):
-            continue
-        fault = f"{case} each rank is idle for {show(right)}; your formula says {unlike(value, right)}"
-        for other, why in OTHER_ROWS:
-            if all(equal(yours, other(*each)) for yours, each in zip(said, TIMES, strict=True)):
-                return f"{fault}. {why}"
-        return fault
-    return None
+    letters = {"forward": "F", "backward": "B", "weight": "W"}
+    return not_the_idle_time(formula, letters, TIMES, _idle_time, OTHER_ROWS)
 
 
 def _idle_time(ranks: int, forward: int, backward: int, weight: int) -> Any:
