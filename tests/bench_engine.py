@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 from ppedu.notebook.pool import RankPool
 
-RANKS, MICROBATCHES, ROUNDS = 4, 8, 15
+RANKS, MICROBATCHES, ROUNDS = 4, 8, 45
 SCHEDULES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",

@@ -9,8 +9,7 @@ from __future__ import annotations
 import platform
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,15 @@ class Clock:
         self._device = device
         self._noted: list[tuple[Action, Any, Any]] = []
 
-    @contextmanager
-    def timing(self, action: Action) -> Iterator[None]:
-        start = self._now()
-        yield
-        self._noted.append((action, start, self._now()))
+    def note(self, action: Action, start: Any) -> None:
+        """`action` took from `start`, which `now` has given, until now."""
+        self._noted.append((action, start, self.now()))
 
     def spans(self) -> list[Span]:
         """What has been noted, first to last. On a GPU it waits until all of that has run."""
         if self._device.type != "cuda":
             return [Span(*each) for each in self._noted]
-        last = self._now()
+        last = self.now()
         torch.cuda.synchronize(self._device)
         now = time.monotonic()
 
@@ -52,7 +49,8 @@ class Clock:
 
         return [Span(action, seconds(start), seconds(end)) for action, start, end in self._noted]
 
-    def _now(self) -> Any:
+    def now(self) -> Any:
+        """The time; on a GPU, an event that will have it."""
         if self._device.type != "cuda":
             return time.monotonic()
         event = torch.cuda.Event(enable_timing=True)

@@ -139,9 +139,9 @@ class TimedMessages(Messages):
         tensors[0].detach()[1] = time.monotonic() + self.offset
         super().send(action, tensors, kind)
 
-    def wait(self, action: Action, user: Action, kind: Hashable, device: torch.device) -> tuple[torch.Tensor, ...]:
+    def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
         asked = time.monotonic()
-        arrived = super().wait(action, user, kind, device)
+        arrived = super().wait(action, user, device)
         now = time.monotonic()
         made, sent = (told - self.offset for told in arrived[0][:2].tolist())
         waited = now - asked > SHORT

@@ -293,28 +293,31 @@ class Pipeline:
         if self.group.size == 1:
             return own[None]
         own = own.to(self.group.device)
-        rows = [torch.empty_like(own) for _ in range(self.group.size)]
+        rows = own.new_empty(self.group.size, *own.shape)
         try:
-            if own.is_cuda:
-                work = [dist.all_gather(rows, own, self.group.process_group, async_op=True)]
-            else:  # gloo's all_gather passes them round a ring, which takes three times as long
-                rows[self.group.rank] = own
-                others = [rank for rank in range(self.group.size) if rank != self.group.rank]
-                there = [self.group.peer(rank) for rank in others]
-                work = [dist.isend(own, peer, self.group.process_group, GATHERED) for peer in there]
-                work += [
-                    dist.irecv(rows[rank], peer, self.group.process_group, GATHERED)
-                    for rank, peer in zip(others, there, strict=True)
-                ]
-            for each in work:
-                wait(each, own.device, self.patience)
+            for work in self._gathering(own, rows):
+                wait(work, own.device, self.patience)
         except RuntimeError as error:
             self._broken = (
                 f"rank {self.group.rank} was about to {doing}, but not every rank has come to it "
                 f"within {self.patience.total_seconds():g} s, or one has failed: {reason(error)}"
             )
             raise CommunicationError(self._broken) from error
-        return torch.stack(rows).cpu()
+        return rows.cpu()
+
+    def _gathering(self, own: torch.Tensor, rows: torch.Tensor) -> Iterator[Any]:
+        """What has to be waited for, one after the other, until `rows` is there."""
+        group = self.group.process_group
+        if own.is_cuda:
+            yield dist.all_gather(list(rows), own, group, async_op=True)
+        elif self.group.rank > 0:  # gloo's all_gather, a ring, takes three times as long as going by way of rank 0
+            first = self.group.peer(0)
+            yield from [dist.isend(own, first, group, GATHERED), dist.irecv(rows, first, group, GATHERED)]
+        else:
+            rows[0] = own
+            peers = [self.group.peer(rank) for rank in range(1, self.group.size)]
+            yield from [dist.irecv(row, peer, group, GATHERED) for row, peer in zip(rows[1:], peers, strict=True)]
+            yield from [dist.isend(rows, peer, group, GATHERED) for peer in peers]
 
     def _conclude(self, step: Step, program: Program) -> None:
         """Tell all ranks the losses, and what was done when."""
@@ -409,8 +412,9 @@ class Step:
                         self._take(message, action)
                         self.messages.arrived(program.arrived[message])
                     self.pipeline.shards.wait(action)
-                    with self.clock.timing(action):
-                        self.do(action)
+                    start = self.clock.now()
+                    self.do(action)
+                    self.clock.note(action, start)
                 else:
                     self.do(action)
             except CommunicationError:
@@ -515,8 +519,8 @@ class Step:
 
     def _take(self, message: Action, user: Action) -> None:
         """Wait for what `user` needs from another rank."""
-        op, stage, m = message.op, message.stage, message.microbatch
-        self._given[op.value, stage, m] = self.messages.wait(message, user, self.kinds[m], self.pipeline.device)
+        result = message.op.value, message.stage, message.microbatch
+        self._given[result] = self.messages.wait(message, user, self.pipeline.device)
 
     def _reduce(self, stage: int) -> None:
         if self.pipeline.replicas is not None and not self.pipeline.sharded:

@@ -47,6 +47,14 @@ class Sent(NamedTuple):
     sums: list[int]
 
 
+class Coming(NamedTuple):
+    """A message on its way here."""
+
+    work: list[dist.Work]
+    tensors: list[torch.Tensor]
+    layouts: list[Layout]
+
+
 class Messages:
     """Those of one rank's step.
 
@@ -59,11 +67,12 @@ class Messages:
         self.patience = timedelta(seconds=timeout)
         self.peers: dict[Action, int] = {}  # the process at the other end
         self.layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
+        self._looks: dict[tuple[Action, Hashable], list[Layout]] = {}  # the same, of each message
         self.begin()
 
     def begin(self) -> None:
         self.sent: dict[Action, Sent] = {}
-        self.coming: dict[Action, Sent] = {}
+        self.coming: dict[Action, Coming] = {}
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
         """Start to send what a forward has given, or a backward: the gradients of the inputs that want one.
@@ -105,9 +114,9 @@ class Messages:
                     f"rank {self.group.rank}: {action} expects {_told(expected)}, but {_told(found)} comes"
                 )
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
-        self.coming[action] = Sent([self._start(dist.irecv, buffer, action) for buffer in buffers], buffers, [])
+        self.coming[action] = Coming([self._start(dist.irecv, buffer, action) for buffer in buffers], buffers, expected)
 
-    def wait(self, action: Action, user: Action, kind: Hashable, device: torch.device) -> tuple[torch.Tensor, ...]:
+    def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
         """What a receive has brought, for `user`, which needs it. Activations require grad if their maker's do.
 
         Raises:
@@ -117,11 +126,10 @@ class Messages:
             raise CommunicationError(f"rank {self.group.rank}: {user} waits for {action}, which has not been started")
         coming = self.coming.pop(action)
         self._finish(coming.work, action, user)
-        arrived = tuple(tensor.to(device) for tensor in coming.tensors)
-        if action.op == Op.RECV_F:
-            for tensor, layout in zip(arrived, self.layouts[self._key(action, kind)], strict=True):
-                tensor.requires_grad_(layout.wants_grad)
-        return arrived
+        arrived = [tensor.to(device) for tensor in coming.tensors]
+        for tensor, layout in zip(arrived, coming.layouts, strict=True):
+            tensor.requires_grad_(layout.wants_grad)
+        return tuple(arrived)
 
     def arrived(self, actions: Sequence[Action]) -> None:
         """What these have sent may be freed: its receiver was ready for it.
@@ -155,10 +163,13 @@ class Messages:
 
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
         """How the message looks, as far as known: that of an activation, or of the gradients wanted of it."""
-        if action.op in (Op.SEND_F, Op.RECV_F):
-            return self.layouts.get(self._key(action, kind))
-        activation = self.layouts[self._key(action, kind)]
-        return [each._replace(wants_grad=False) for each in activation if each.wants_grad]
+        if (action, kind) not in self._looks:
+            activation = self.layouts.get(self._key(action, kind))
+            if activation is None:
+                return None
+            gradients = [each._replace(wants_grad=False) for each in activation if each.wants_grad]
+            self._looks[action, kind] = activation if action.op in (Op.SEND_F, Op.RECV_F) else gradients
+        return self._looks[action, kind]
 
     def _key(self, action: Action, kind: Hashable) -> tuple[int, int, Hashable]:
         maker = action.stage - (action.op in (Op.RECV_F, Op.SEND_B))

@@ -62,11 +62,12 @@ class Stage:
         """
         given = self.inputs[microbatch] if x is None else as_tuple(x)
         xs = given if isinstance(given, tuple) else (given,)  # a first stage may be given what is no tensor
-        with self.clock.timing(F(self.index, microbatch)):
-            y = self.module(*xs, **keywords)
-            if self.loss_fn and len(self.targets):
-                y = self._weighted(self.loss_fn, y, microbatch)
-                self.loss = self.loss + y.detach()
+        start = self.clock.now()
+        y = self.module(*xs, **keywords)
+        if self.loss_fn and len(self.targets):
+            y = self._weighted(self.loss_fn, y, microbatch)
+            self.loss = self.loss + y.detach()
+        self.clock.note(F(self.index, microbatch), start)
         if torch.is_grad_enabled():
             wanting = [] if x is None else [each for each in xs if each.requires_grad]
             edges = [get_gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
@@ -80,23 +81,26 @@ class Stage:
         answer is None. Of several inputs, the answer is a tuple with a gradient for each that requires grad, and `dy`
         is one with a gradient for each output that does.
         """
-        with self.clock.timing(B(self.index, microbatch)):
-            xs, edges, grads = self._ready(microbatch, dy)
-            if edges:  # a wholly frozen stage has none
-                torch.autograd.backward(edges, grads)
-            return _one_or_several([taken(x) for x in xs])
+        start = self.clock.now()
+        xs, edges, grads = self._ready(microbatch, dy)
+        if edges:  # a wholly frozen stage has none
+            torch.autograd.backward(edges, grads)
+        self.clock.note(B(self.index, microbatch), start)
+        return _one_or_several([taken(x) for x in xs])
 
     def backward_input(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """The first half of `backward`: the gradient of the input. `backward_weight` must follow, at any time."""
-        with self.clock.timing(I(self.index, microbatch)):
-            xs, edges, grads = self._ready(microbatch, dy)
-            found, self.left[microbatch] = backward_input(edges, grads, xs)
-            return _one_or_several(found)
+        start = self.clock.now()
+        xs, edges, grads = self._ready(microbatch, dy)
+        found, self.left[microbatch] = backward_input(edges, grads, xs)
+        self.clock.note(I(self.index, microbatch), start)
+        return _one_or_several(found)
 
     def backward_weight(self, microbatch: int) -> None:
         """The second half of `backward`: the gradients of the weights are added to their `.grad`."""
-        with self.clock.timing(W(self.index, microbatch)):
-            self.left.pop(microbatch)()
+        start = self.clock.now()
+        self.left.pop(microbatch)()
+        self.clock.note(W(self.index, microbatch), start)
 
     def _weighted(self, loss_fn: Loss, y: Any, microbatch: int) -> torch.Tensor:
         share = self.shares[microbatch]

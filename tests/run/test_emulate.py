@@ -146,7 +146,7 @@ def test_a_message_that_is_waited_for_counts_with_the_time_it_took(slow, monkeyp
     monkeypatch.setattr(Messages, "wait", wait)
     messages = TimedMessages(pp.Placement.make("loop", 1), PipelineGroup(0, 1), 1.0, debug=False)
     messages.latency = latency
-    messages.wait(pp.F(0, 0), pp.F(0, 0), 0, torch.device("cpu"))
+    messages.wait(pp.F(0, 0), pp.F(0, 0), torch.device("cpu"))
     assert messages.came == pytest.approx(came, abs=1e-3)
     assert time.now >= messages.came
 
