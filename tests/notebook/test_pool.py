@@ -19,13 +19,23 @@ def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
+OURS = {"GLOO_SOCKET_IFNAME", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}  # beside what torchrun sets
+DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}  # in each run
+DIFFERENT |= {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # by torchrun itself
+THE_SAME = """
+    RANK LOCAL_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE ROLE_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME
+    OMP_NUM_THREADS TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE
+    TORCH_NCCL_ASYNC_ERROR_HANDLING
+    """.split()
+TORCHRUNS = OURS | DIFFERENT | set(THE_SAME)
+
 SAY_ENVIRONMENT = """
 import json, os, socket, sys
-names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS"]
 print(json.dumps({
-    **{name: os.environ.get(name) for name in names},
+    **{name: value for name, value in os.environ.items() if name not in sys.argv[3].split()},
     "loopback": socket.gethostbyname(os.environ["MASTER_ADDR"]).startswith("127."),
     "port": 1024 <= int(os.environ["MASTER_PORT"]) < 65536,
+    "error file": os.path.isdir(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])),
     "arguments": sys.argv, "name": __name__, "file": __file__, "folder": os.getcwd(),
 }))
 """
@@ -34,10 +44,10 @@ print(json.dumps({
 def test_a_rank_finds_what_torchrun_would_have_set(rank_pool, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(SAY_ENVIRONMENT)
-    pieces = []
-    rank_pool.run(str(program), 2, ["--a", "b c"], write=lambda rank, piece: pieces.append(piece), timeout=60)
+    pieces, arguments = [], ["--a", "b c", " ".join(OURS | DIFFERENT)]
+    rank_pool.run(str(program), 2, arguments, write=lambda rank, piece: pieces.append(piece), timeout=60)
     real = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program, "--a", "b c"],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program, *arguments],
         capture_output=True,
         check=True,
     )
@@ -45,7 +55,7 @@ def test_a_rank_finds_what_torchrun_would_have_set(rank_pool, tmp_path):
         sorted(map(json.loads, re.findall(rb"{[^{}]*}", text)), key=lambda said: said["RANK"])
         for text in (b"".join(pieces), real.stdout)
     )
-    assert ours == theirs and [said["RANK"] for said in ours] == ["0", "1"]
+    assert ours == theirs and [said["RANK"] for said in ours] == ["0", "1"] and ours[0].keys() >= set(THE_SAME)
 
 
 def test_each_rank_is_a_process_of_its_own(ranks):
@@ -164,22 +174,11 @@ def test_the_environment_of_one_run_is_gone_in_the_next(ranks):
 def test_the_environment_is_this_ones_and_what_torchrun_sets(ranks, monkeypatch):
     monkeypatch.setenv("PPEDU_SET", "ž")
     monkeypatch.delenv("PATH")  # it was there when the pool was started
-    added = [
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "GLOO_SOCKET_IFNAME",
-    ]
-    added += ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"]
     found = json.loads(ranks("import json, os; print(json.dumps(dict(os.environ)))", 1)[0])
-    assert {name: found[name] for name in found if name not in added} == {
-        name: value for name, value in os.environ.items() if name not in added
-    }
-    assert set(added) <= set(found)
+    assert {name: found[name] for name in os.environ if name in found} == {
+        name: value for name, value in os.environ.items() if name not in TORCHRUNS
+    } | {name: found[name] for name in os.environ if name in TORCHRUNS}
+    assert found.keys() - os.environ.keys() <= TORCHRUNS
 
 
 def test_what_a_rank_starts_has_its_environment(ranks, monkeypatch):

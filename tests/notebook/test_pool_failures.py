@@ -184,8 +184,9 @@ else:
     assert message.splitlines()[0] == "the ranks were stopped, because they had not ended after 4 s"
     program = MEET + program
     assert message.splitlines()[1:] == [
-        f"rank 0 is at line {line(program, 'src=1')}: dist.recv(x, src=1)",
-        f"rank 1 is at line {line(program, 'src=0')}: dist.recv(x, src=0)  # for ever",
+        f"rank 0 waits in recv(src=1) at line {line(program, 'src=1')}: dist.recv(x, src=1)",
+        f"rank 1 waits in recv(src=0) at line {line(program, 'src=0')}: dist.recv(x, src=0)  # for ever",
+        "rank 0 waits for rank 1, and rank 1 waits for rank 0: all receive, nobody sends",
     ]
 
 
@@ -310,7 +311,7 @@ def test_nothing_outlives_an_owner_that_was_interrupted(tmp_path, marked, gone):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
-    assert len(ranks) == 4 and len(started) == 6 and gone(started)
+    assert len(ranks) == 4 and len(started) == 7 and gone(started)  # also the server, and the store
 
 
 def test_nothing_outlives_an_owner_that_was_killed_with_news_unread(tmp_path, gone):

@@ -1,0 +1,133 @@
+"""Ranks started by torchrun itself, for several nodes or where ranks cannot be forked. It talks as `zygote` does.
+
+Each rank that torchrun starts runs this module's `main`: it asks here, over a socket in the run's folder, where to
+write, does what every rank does, and says with what exit code it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from ppedu.notebook.rank import redirect, work
+from ppedu.notebook.zygote import PACKET, receive, send, signal_all
+
+LOST = -signal.SIGKILL  # the status of a rank of which torchrun does not say how it ended
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Start torchrun as told on the socket `descriptor`, until it closes."""
+    control = socket.socket(fileno=descriptor)
+    send(control, ready=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request, pipes = receive(control)
+    while request:
+        if "run" in request:  # else the ranks it is meant for have ended
+            _run(control, Path(request["run"]), pipes[1:])
+            os.close(pipes[0])
+        request, pipes = receive(control)
+    os._exit(0)
+
+
+def _run(control: socket.socket, folder: Path, pipes: list[int]) -> None:
+    """One program on the ranks of this machine, from the first to the last."""
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    door.bind(str(folder / "door"))
+    door.listen()
+    command = [sys.executable, "-m", "torch.distributed.run", *job["flags"], f"--log-dir={folder / 'logs'}"]
+    with (folder / "torchrun.log").open("wb") as log:
+        torchrun = subprocess.Popen(
+            [*command, "-m", "ppedu.notebook.agent", str(folder)],
+            env=job["environment"],
+            cwd=job["folder"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    watch = os.pidfd_open(torchrun.pid)
+    processes: dict[int, int] = {}  # by local rank
+    connections: dict[int, socket.socket] = {}
+    ended: dict[int, int] = {}  # by local rank: the status
+    with selectors.DefaultSelector() as selector:
+        for each in (control, door, watch):
+            selector.register(each, selectors.EVENT_READ)
+        while torchrun.poll() is None:
+            for key, _ in selector.select():
+                if key.fileobj is control:
+                    request, _ = receive(control)
+                    if request.get("signal") == signal.SIGKILL or not request:
+                        torchrun.kill()
+                        signal_all(processes.values(), signal.SIGKILL)
+                        torchrun.wait()
+                    elif "where" in request:
+                        for connection in connections.values():
+                            with contextlib.suppress(OSError):
+                                connection.send(b"?")
+                        signal_all(processes.values(), signal.SIGUSR1)
+                    if not request:
+                        shutil.rmtree(folder, ignore_errors=True)
+                        os._exit(0)
+                elif key.fileobj is door:
+                    connection, _ = door.accept()
+                    hello = json.loads(connection.recv(PACKET))
+                    local = hello["local"]
+                    processes[local], connections[local] = hello["process"], connection
+                    socket.send_fds(connection, [b"!"], [pipes[local]])
+                    selector.register(connection, selectors.EVENT_READ, local)
+                    send(control, rank=local, process=hello["process"])
+                elif key.data is not None:
+                    selector.unregister(key.fileobj)
+                    with contextlib.suppress(OSError):
+                        if packet := connections[key.data].recv(PACKET):
+                            ended[key.data] = json.loads(packet)["status"]
+                            send(control, rank=key.data, status=ended[key.data])
+    # What torchrun says of ranks that could not say it themselves.
+    log_text = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+    told = {int(process): int(code) for code, process in re.findall(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)", log_text)}
+    for local in range(len(pipes)):
+        if local not in ended:
+            status = told.get(processes.get(local, -1), LOST if local in processes else 0)
+            send(control, rank=local, status=status)
+    for descriptor in (watch, *pipes):
+        os.close(descriptor)
+    for each in (door, *connections.values()):
+        each.close()
+
+
+def main() -> NoReturn:
+    """One rank, started by torchrun as `-m ppedu.notebook.agent FOLDER`."""
+    folder = Path(sys.argv[1])
+    local = int(os.environ["LOCAL_RANK"])
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(folder / "door"))
+    send(connection, local=local, process=os.getpid())
+    _, (output, *_), _, _ = socket.recv_fds(connection, PACKET, 1)
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    sys.path[0] = job["folder"]
+    status = 1
+    try:
+        connection = socket.socket(fileno=redirect(output, connection.detach()))
+        import torch
+
+        torch.set_num_threads(1)
+        status = work(local, folder, job, connection.fileno())
+    finally:
+        with contextlib.suppress(OSError):
+            send(connection, status=status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
