@@ -52,6 +52,7 @@ __all__ = [
     "align",
     "check",
     "export",
+    "give_back",
     "label",
     "lower",
     "merge_backward",
@@ -70,6 +71,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"ppedu.{name}")
     if name in ("export", "partition", "theory"):
         return import_module(f"ppedu.core.{name}")
+    if name == "give_back":
+        return import_module("ppedu.notebook.exchange").give_back
     raise AttributeError(f"module 'ppedu' has no attribute {name!r}")
 
 

@@ -1,7 +1,8 @@
 """What a notebook adds: `%%torchrun`, the pool of ranks behind it, predictions and exercises for the lessons.
 
-The top floor: it may import everything below. Reading order: zygote (the process that ranks are forked
-from), pool (starts them and listens to them), magic (the cell), exercises.
+The top floor: it may import everything below. Reading order: rank (what a rank does), waits (who waits for whom),
+zygote and agent (the processes that start ranks), pool (asks them to, and listens), exchange and figures (what goes in
+and comes back), output (what is shown), magic (the cell), exercises.
 """
 
 from ppedu.notebook.exercises import check_answer, outcome, predict

@@ -16,12 +16,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
+from ppedu.notebook.exchange import write_private
 from ppedu.notebook.rank import redirect, work
 from ppedu.notebook.zygote import PACKET, receive, send, signal_all
 
+MOST_LINES = 12  # of what torchrun itself has to say
 LOST = -signal.SIGKILL  # the status of a rank of which torchrun does not say how it ended
 
 
@@ -30,17 +33,21 @@ def serve(descriptor: int) -> NoReturn:
     control = socket.socket(fileno=descriptor)
     send(control, ready=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    folder = ""
     request, pipes = receive(control)
     while request:
         if "run" in request:  # else the ranks it is meant for have ended
-            _run(control, Path(request["run"]), pipes[1:])
-            os.close(pipes[0])
+            folder = request["run"]
+            os.close(pipes[0])  # torchrun keeps the store
+            if not _run(control, Path(folder), pipes[1:]):
+                break
         request, pipes = receive(control)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def _run(control: socket.socket, folder: Path, pipes: list[int]) -> None:
-    """One program on the ranks of this machine, from the first to the last."""
+def _run(control: socket.socket, folder: Path, pipes: list[int]) -> bool:
+    """One program on the ranks of this machine, from the first to the last; False if `control` has been closed."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     door.bind(str(folder / "door"))
@@ -60,6 +67,7 @@ def _run(control: socket.socket, folder: Path, pipes: list[int]) -> None:
     processes: dict[int, int] = {}  # by local rank
     connections: dict[int, socket.socket] = {}
     ended: dict[int, int] = {}  # by local rank: the status
+    untold: list[int] = []  # those of whom it is told when torchrun has ended, too: the last one, and the lost
     with selectors.DefaultSelector() as selector:
         for each in (control, door, watch):
             selector.register(each, selectors.EVENT_READ)
@@ -77,14 +85,14 @@ def _run(control: socket.socket, folder: Path, pipes: list[int]) -> None:
                                 connection.send(b"?")
                         signal_all(processes.values(), signal.SIGUSR1)
                     if not request:
-                        shutil.rmtree(folder, ignore_errors=True)
-                        os._exit(0)
+                        return False
                 elif key.fileobj is door:
                     connection, _ = door.accept()
                     hello = json.loads(connection.recv(PACKET))
                     local = hello["local"]
                     processes[local], connections[local] = hello["process"], connection
-                    socket.send_fds(connection, [b"!"], [pipes[local]])
+                    with contextlib.suppress(OSError):  # it may be gone again
+                        socket.send_fds(connection, [b"!"], [pipes[local]])
                     selector.register(connection, selectors.EVENT_READ, local)
                     send(control, rank=local, process=hello["process"])
                 elif key.data is not None:
@@ -92,18 +100,28 @@ def _run(control: socket.socket, folder: Path, pipes: list[int]) -> None:
                     with contextlib.suppress(OSError):
                         if packet := connections[key.data].recv(PACKET):
                             ended[key.data] = json.loads(packet)["status"]
-                            send(control, rank=key.data, status=ended[key.data])
+                            if len(ended) < len(pipes):
+                                send(control, rank=key.data, status=ended[key.data])
+                            else:
+                                untold.append(key.data)
     # What torchrun says of ranks that could not say it themselves.
-    log_text = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
-    told = {int(process): int(code) for code, process in re.findall(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)", log_text)}
-    for local in range(len(pipes)):
-        if local not in ended:
-            status = told.get(processes.get(local, -1), LOST if local in processes else 0)
-            send(control, rank=local, status=status)
+    said = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+    told = {int(process): int(code) for code, process in re.findall(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)", said)}
+    if torchrun.returncode and not processes:
+        end = "\n".join(said.splitlines()[-MOST_LINES:])
+        failure = {"rank": 0, "time": time.monotonic(), "text": f"torchrun could not start it:\n{end}"}
+        write_private(folder / "0.json", json.dumps(failure).encode())
+    for local in set(range(len(pipes))) - set(ended):
+        ended[local] = told.get(processes[local], LOST) if local in processes else torchrun.returncode
+        untold.append(local)
+    untold.sort(key=lambda local: ended[local] == -signal.SIGTERM)  # what torchrun itself ended is not the cause
+    for local in untold:
+        send(control, rank=local, status=ended[local])
     for descriptor in (watch, *pipes):
         os.close(descriptor)
     for each in (door, *connections.values()):
         each.close()
+    return True
 
 
 def main() -> NoReturn:

@@ -1,19 +1,24 @@
-"""`%%torchrun -n 4`: the cell's source, run on 4 ranks as torchrun would run it."""
+"""`%%torchrun -n 4`: the cell's source, run on 4 ranks as torchrun would run it. `%ranks`: what runs."""
 
 from __future__ import annotations
 
 import argparse
-import codecs
 import shlex
+import shutil
 import tempfile
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.notebook.pool import RankPool
+from ppedu.notebook.exchange import FOLDER, given_back, inputs, write_private
+from ppedu.notebook.output import Output
+from ppedu.notebook.pool import LAUNCHERS, RankPool, memory
+
+SAVED = "# Saved from a notebook by ppedu."  # the first line of a saved script
 
 
 class CellError(PipelineError):
@@ -25,92 +30,174 @@ class CellError(PipelineError):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SettingError(f"%%torchrun: {message}\n{self.format_usage().strip()}")
+        raise SettingError(f"%%torchrun: {message}\n%torchrun lists all options")
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="%%torchrun", add_help=False)
-    parser.add_argument("-n", "--nproc-per-node", type=int, default=1, metavar="RANKS", help="how many ranks")
-    parser.add_argument("--timeout", type=float, default=60, metavar="SECONDS", help="end them after so long")
-    parser.add_argument("-h", "--help", action="store_true", help="show this")
+    parser = _Parser(
+        prog="%%torchrun",
+        add_help=False,
+        allow_abbrev=False,
+        description="Run the cell on several ranks, each a process of its own.",
+        epilog="Other options are torchrun's own, such as --nnodes; they need --launcher torchrun.",
+    )
+    add = parser.add_argument
+    add("-n", "--nproc-per-node", "--nproc_per_node", type=int, default=1, metavar="RANKS", help="how many ranks")
+    add("--in", dest="inputs", default="", metavar="A,B", help="variables of the notebook that the ranks get")
+    add("--out", default="results", metavar="NAME", help="the variable for what ranks give back (default: results)")
+    add("--save", metavar="FILE.py", help="write a script, too, that torchrun can run elsewhere")
+    add("--live", action="store_true", help="show output as it comes, not rank after rank")
+    add("--timeout", type=float, default=60, metavar="SECONDS", help="end the ranks after so long (default: 60)")
+    add("--launcher", choices=LAUNCHERS, default="auto", help="fork ranks (zygote), or start the real torchrun")
+    add("--standalone", action="store_true", help="as is usual for one machine; changes nothing")
+    add("-h", "--help", action="store_true", help="show this")
     return parser
 
 
-class InOrder:
-    """Shows whole lines, each with its rank, in the order of the ranks: rank k after all those below it."""
+class _Screen:
+    """A notebook's cell, or a terminal."""
 
-    def __init__(self, ranks: int, show: Callable[[str], None]):
-        self._show = show
-        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(ranks)]
-        self._texts = [""] * ranks
-        self._ended = [False] * ranks
-        self._turn = 0
+    def __init__(self, terminal: bool):
+        self._terminal = terminal
+        self._handle: DisplayHandle | None = None
 
-    def write(self, rank: int, piece: bytes) -> None:
-        """Take what `rank` has written; b"" when it will write no more."""
-        self._texts[rank] += self._decoders[rank].decode(piece, final=not piece)
-        self._ended[rank] = not piece
-        self._flush()
+    def text(self, text: str) -> None:
+        print(text, end="", flush=True)
 
-    def close(self) -> None:
-        """Show all that is left."""
-        self._ended = [True] * len(self._ended)
-        self._flush()
+    def bar(self, line: str, done: bool) -> None:
+        if self._terminal:
+            print(f"\r{line}", end="\n" if done else "", flush=True)
+            return
+        bundle = {"text/plain": line}
+        if self._handle:
+            self._handle.update(bundle, raw=True)
+        else:
+            self._handle = DisplayHandle()
+            self._handle.display(bundle, raw=True)
+        if done:
+            self._handle = None
 
-    def _flush(self) -> None:
-        while self._turn < len(self._texts):
-            rank = self._turn
-            *lines, rest = self._texts[rank].split("\n")
-            if self._ended[rank] and rest:
-                lines, rest = [*lines, rest], ""
-            self._texts[rank] = rest
-            if lines:
-                # Of a line that was written over and over, such as a progress bar, the last state.
-                self._show("".join(f"[{rank}] {line.rstrip().rpartition(chr(13))[2]}\n" for line in lines))
-            if not self._ended[rank]:
-                break
-            self._turn += 1
+    def picture(self, file: Path) -> None:
+        if file.exists():
+            display(Image(data=file.read_bytes()))
 
 
 @magics_class
 class TorchrunMagic(Magics):
-    """The cell magic, and the pool of ranks that belongs to this kernel."""
+    """The magics, and the pools of ranks that belong to this kernel."""
 
     def __init__(self, shell: Any):
         super().__init__(shell)
-        self.pool = RankPool()
-        self.pool.start()
+        self._shell = shell
+        self.pools = {"auto": RankPool()}
+        self.pools["auto"].start()
+        self._folder: Path | None = None  # of the last run, if it holds something to be read later
 
-    @cell_magic
-    def torchrun(self, line: str, cell: str) -> None:
-        """Run the cell on several ranks: `%%torchrun -n 4 [--timeout 60]`.
+    @line_cell_magic
+    def torchrun(self, line: str, cell: str | None = None) -> None:
+        """Run the cell on several ranks: `%%torchrun -n 4`.
 
-        Each rank is a process of its own that runs the cell from the top, like a file that torchrun was
-        given; nothing of the notebook is in it. RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are
-        set as torchrun sets them. What rank k prints is shown after `[k]`, in the order of the ranks.
+        Each rank is a process of its own that runs the cell from the top, like a file that torchrun was given; nothing
+        of the notebook is in it but what `--in a,b` names. RANK, WORLD_SIZE, MASTER_ADDR and the others are set as
+        torchrun sets them. What rank k prints is shown after `[k]`, rank after rank. `pp.give_back(value)` on a rank
+        makes it `results[k]` in the notebook; `plt.show()` shows a figure here.
+
+        `%torchrun` lists all options; `%ranks` tells what runs.
         """
         try:
-            options = _parser().parse_args(shlex.split(line))
-            if options.help:
+            options, flags = _parser().parse_known_args(shlex.split(line))
+            if options.help or cell is None:
                 print(_parser().format_help())
                 return
-            with tempfile.TemporaryDirectory(prefix="ppedu-") as folder:
-                program = Path(folder, "cell.py")
-                program.write_text(cell, encoding="utf-8")
-                compile(cell, "cell", "exec")
-                output = InOrder(max(1, options.nproc_per_node), lambda text: print(text, end="", flush=True))
-                try:
-                    self.pool.run(str(program), options.nproc_per_node, timeout=options.timeout, write=output.write)
-                finally:
-                    output.close()
+            if flags and options.launcher != "torchrun":
+                _parser().error(f"unrecognized arguments: {' '.join(flags)}")
+            self._run(options, flags, f"%%torchrun {line}".strip(), cell)
         except SyntaxError as error:
-            line = cell.splitlines()[(error.lineno or 1) - 1]
-            marker = " " * ((error.offset or 1) - 1) + "^"
-            raise CellError(f"line {error.lineno} of the cell: {error.msg}\n{line}\n{marker}") from None
+            self._refuse(error, cell or "")
         except KeyboardInterrupt as interrupt:
             raise CellError(f"interrupted\n{interrupt}".rstrip()) from None
-        except (PipelineError, ValueError) as error:
+        except (PipelineError, ValueError, OSError) as error:
             raise CellError(str(error)) from None
+
+    @line_magic
+    def ranks(self, line: str) -> None:
+        """What runs: `%ranks`. `%ranks stop` ends it; the next `%%torchrun` cell starts afresh."""
+        if line.strip() == "stop":
+            for pool in self.pools.values():
+                pool.stop()
+        elif line.strip():
+            raise CellError(f"%ranks: there is no {line.strip()!r}; there is: %ranks, %ranks stop")
+        running = [(pool, *each) for pool in self.pools.values() for each in sorted(pool.processes.items())]
+        for pool, rank, process in running:
+            seconds = time.monotonic() - pool.since
+            print(f"rank {rank}: process {process}, since {seconds:.0f} s, {_told(process)}")
+        if not running:
+            print("no rank runs")
+        for pool in self.pools.values():
+            if pool.server:
+                print(f"{pool.launcher}, which starts them: process {pool.server}, {_told(pool.server)}")
+
+    def _run(self, options: argparse.Namespace, flags: list[str], first: str, cell: str) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="ppedu-"))  # readable by this user only
+        try:
+            # The cell's lines keep their numbers: its first one, which is not Python, gives way to a line that is.
+            if options.inputs:
+                first = inputs(options.inputs, self._shell.user_ns, folder / "inputs", str(folder / "inputs"))
+            program = f"# {first}\n{cell}" if not options.inputs else f"{first}\n{cell}"
+            compile(program, "cell", "exec")
+            if options.save:
+                self._save(options, Path(options.save), cell)
+            file = folder / "cell.py"
+            write_private(file, program.encode())
+            if options.launcher not in self.pools:
+                self.pools[options.launcher] = RankPool(options.launcher)
+            ranks = options.nproc_per_node
+            output = Output(max(1, ranks), _Screen(type(self._shell).__name__[0] == "T"), folder, options.live)
+            environment = {FOLDER: str(folder), "MPLBACKEND": "module://ppedu.notebook.figures"}
+            try:
+                self.pools[options.launcher].run(
+                    str(file),
+                    ranks,
+                    timeout=options.timeout,
+                    flags=flags,
+                    folder=folder,
+                    environment=environment,
+                    write=output.write,
+                )
+            finally:
+                output.close()
+                if (results := given_back(folder, max(1, ranks))) is not None:
+                    self._shell.user_ns[options.out] = results
+        finally:
+            if not (folder / "output.txt").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                self._folder = None
+
+    def _save(self, options: argparse.Namespace, script: Path, cell: str) -> None:
+        """Write a script that runs without this package's magics, where the notebook's values lie beside it."""
+        if script.suffix != ".py":
+            raise SettingError(f"--save wants a name that ends in .py; got {script}")
+        if script.exists() and not script.read_text(encoding="utf-8").startswith(SAVED):
+            raise SettingError(f"{script} is there already and was not saved from a notebook; choose another name")
+        lines = [SAVED, f"# torchrun --standalone --nproc-per-node {options.nproc_per_node} {script.name}"]
+        if options.inputs:
+            values = script.with_suffix(".inputs")
+            lines.append(inputs(options.inputs, self._shell.user_ns, values, values.name))
+        script.write_text("\n".join([*lines, "", cell]), encoding="utf-8")
+
+    def _refuse(self, error: SyntaxError, cell: str) -> NoReturn:
+        lines = ["", *cell.splitlines()]
+        number = error.lineno or 1
+        source = lines[number - 1] if number <= len(lines) else ""
+        marker = " " * ((error.offset or 1) - 1) + "^"
+        raise CellError(f"line {number} of the cell: {error.msg}\n{source}\n{marker}") from None
+
+
+def _told(process: int | None) -> str:
+    own = memory(process)
+    return f"{own >> 20} MB" if own is not None else "memory unknown"
 
 
 def load(ipython: Any) -> None:

@@ -16,12 +16,13 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ppedu
 from ppedu.core.errors import PipelineError, RankError, SettingError, require_count
+from ppedu.notebook.exchange import write_private
 from ppedu.notebook.waits import Place, told
 from ppedu.notebook.zygote import MOST_RANKS, PACKET
 
@@ -122,6 +123,7 @@ class RankPool:
         timeout: float | None = None,
         flags: Sequence[str] = (),
         folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
         write: Write,
     ) -> None:
         """Run a program on `ranks` ranks, as torchrun would, and return when all have ended well.
@@ -130,6 +132,7 @@ class RankPool:
         flags: more of torchrun's own options, for the launcher "torchrun".
         folder: where ranks may leave something for the caller, empty and for this user alone; removed if this process
             is killed. By default one is made, and removed at the end.
+        environment: what to add to the ranks' environment.
         write: is called with a rank and a piece of its output, stdout and stderr together, as it comes.
 
         Raises:
@@ -145,26 +148,26 @@ class RankPool:
             raise SettingError(f"timeout must be a number of seconds above 0; got {timeout!r}")
         if flags and self.launcher != "torchrun":
             raise SettingError(f"{flags[0]} is for torchrun itself: add --launcher torchrun")
-        _require_memory(ranks)
+        require_memory(ranks)
         self.start()
         self._wait_until_ready()
         assert self._control is not None
         report = folder or Path(tempfile.mkdtemp(prefix="ppedu-"))  # readable by this user only
         several = any(flag.startswith("--nnodes") for flag in flags)
         door = socket.create_server(("127.0.0.1", 0))  # where the ranks find each other
-        environment = _environment(ranks, str(door.getsockname()[1]), several)
+        everything = _environment(ranks, str(door.getsockname()[1]), several) | dict(environment or {})
         job = {
             "program": program,
             "module": module,
             "arguments": list(arguments),
             "folder": str(Path.cwd()),
-            "environment": environment | ({"PYTHONPATH": _paths()} if self.launcher == "torchrun" else {}),
+            "environment": everything | ({"PYTHONPATH": _paths()} if self.launcher == "torchrun" else {}),
             "flags": [*([] if several else ["--standalone"]), f"--nproc-per-node={ranks}", *flags],
         }
         pipes = [os.pipe() for _ in range(ranks)]
         readings, writings = [reading for reading, _ in pipes], [writing for _, writing in pipes]
         try:
-            (report / "job.json").write_text(json.dumps(job), encoding="utf-8")
+            write_private(report / "job.json", json.dumps(job).encode())
             self._settled = False
             self.since = time.monotonic()
             packet = json.dumps({"run": str(report)}).encode()
@@ -240,7 +243,7 @@ class RankPool:
             finally:
                 self._end(alive)
         if failed:
-            raise RankError(_explain(failed, report))
+            raise RankError(_explain(failed, len(pipes), report))
         if stopped:
             raise RankError(f"the ranks were stopped, because they had not ended after {timeout:g} s\n{where}")
 
@@ -337,7 +340,7 @@ def _environment(ranks: int, port: str, several: bool) -> dict[str, str]:
     return os.environ | ONE_THREAD | ({} if several else LOOPBACK | own)
 
 
-def _require_memory(ranks: int) -> None:
+def require_memory(ranks: int) -> None:
     """Refuse more ranks than there is memory for, rather than have the system kill something."""
     free = free_memory()
     if free is not None and ranks * RANK_NEEDS > free:
@@ -346,6 +349,15 @@ def _require_memory(ranks: int) -> None:
             f"{ranks} ranks need about {ranks * RANK_NEEDS >> 20} MB of memory; {free >> 20} MB are free, "
             + (f"enough for {most}" if most else "not enough for one")
         )
+
+
+def memory(process: int | None) -> int | None:
+    """Bytes that a process takes, its share of what it has in common with others included; None if nobody says."""
+    try:
+        text = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return int(text.partition("Pss:")[2].split()[0]) << 10
 
 
 def free_memory() -> int | None:
@@ -375,7 +387,7 @@ def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write
     return bool(piece)
 
 
-def _explain(failed: dict[int, tuple[int, float]], report: Path) -> str:
+def _explain(failed: dict[int, tuple[int, float]], ranks: int, report: Path) -> str:
     """The first cause, whole; ranks that failed after it, mostly because it was gone, are only named."""
     heard = [json.loads(path.read_text(encoding="utf-8")) for path in report.glob("[0-9]*.json")]
     heard.sort(key=lambda failure: failure["time"])
@@ -393,6 +405,8 @@ def _explain(failed: dict[int, tuple[int, float]], report: Path) -> str:
     else:
         first = (causes or heard)[0]
         rank, text = first["rank"], f"rank {first['rank']} failed:\n{first['text']}"
+    if not causes and not silent and (left := sorted(set(range(ranks)) - set(failed))):
+        text += f"\n(rank{'s' * (len(left) > 1)} {', '.join(map(str, left))} had ended: nobody was there to answer)"
     if others := sorted(set(failed) - {rank}):
         text += f"\n(then also rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})"
     return text

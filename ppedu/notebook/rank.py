@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ppedu.core.errors import PipelineError
+from ppedu.notebook.exchange import write_private
 from ppedu.notebook.waits import place
 
 PR_SET_PDEATHSIG = 1
@@ -78,14 +79,15 @@ def redirect(output: int, bell: int) -> int:
     """Write to `output` from now on, and hold nothing else open but `bell`; returns its new number."""
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.dup2(bell, 3, inheritable=False)
+    if bell != 3:
+        os.dup2(bell, 3, inheritable=False)
     os.closerange(4, 1024)
     return 3
 
 
 def work(rank: int, report: Path, job: dict[str, Any], bell: int) -> int:
     """Run the program as `python program` or `python -m module` would, and return its exit code."""
-    stack = (report / f"{rank}.stack").open("w")
+    stack = os.open(report / f"{rank}.stack", os.O_WRONLY | os.O_CREAT, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     threading.Thread(target=_answer, args=(rank, report, job["program"], bell), daemon=True).start()
     sys.argv = [job["program"], *job["arguments"]]
@@ -101,7 +103,7 @@ def work(rank: int, report: Path, job: dict[str, Any], bell: int) -> int:
         return 1
     except BaseException as error:
         failure = {"rank": rank, "time": time.monotonic(), "text": _explain(error, job["program"])}
-        (report / f"{rank}.json").write_text(json.dumps(failure), encoding="utf-8")
+        write_private(report / f"{rank}.json", json.dumps(failure).encode())
         return 1
     return 0
 
@@ -126,7 +128,7 @@ def _answer(rank: int, report: Path, program: str, bell: int) -> None:
     with contextlib.suppress(OSError):
         os.read(bell, 1)
         file = report / f"{rank}.place"
-        file.with_suffix(".tmp").write_text(json.dumps(place(rank, program)), encoding="utf-8")
+        write_private(file.with_suffix(".tmp"), json.dumps(place(rank, program)).encode())
         file.with_suffix(".tmp").rename(file)
 
 

@@ -1,16 +1,20 @@
 """What a cell shows of its ranks' output, however it comes in pieces."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppedu.notebook.magic import InOrder
+from ppedu.notebook.output import Output
 
 
 def shown(ranks, pieces, close=True):
     """What is shown once these (rank, piece) have come in."""
     texts = []
-    output = InOrder(ranks, texts.append)
+    screen = SimpleNamespace(text=texts.append, bar=lambda line, done: texts.extend([f"{line}\n"] * done))
+    output = Output(ranks, screen, Path())
     for rank, piece in pieces:
         output.write(rank, piece)
     if close:

@@ -105,7 +105,7 @@ if os.environ["RANK"] == "1":
     lines = cell.traceback.splitlines()
     assert lines[0] == "rank 1 failed:" and lines[-1] == "IndexError: list index out of range"
     assert "    [][7]  # one too many" in lines
-    assert cell.traceback.count("File ") == 1 and 'File "cell", line 4' in cell.traceback
+    assert cell.traceback.count("File ") == 1 and 'File "cell", line 5' in cell.traceback
 
 
 def test_an_error_of_ours_is_one_line_of_the_cell_and_one_sentence(failed):
@@ -116,13 +116,13 @@ def test_an_error_of_ours_is_one_line_of_the_cell_and_one_sentence(failed):
 def test_a_syntax_error_is_shown_before_any_rank_runs(failed):
     cell = failed("%%torchrun -n 2\nprint('never')\nif True print()")
     assert cell.text == ""
-    assert cell.traceback.splitlines() == ["line 2 of the cell: invalid syntax", "if True print()", "        ^"]
+    assert cell.traceback.splitlines() == ["line 3 of the cell: invalid syntax", "if True print()", "        ^"]
 
 
 @pytest.mark.parametrize("body", ["x = 5\nawait x", "x = 5\nreturn x"])
 def test_what_only_a_function_may_do_is_shown_with_its_line(failed, body):
     cell = failed(f"%%torchrun\n{body}")
-    assert cell.traceback.startswith("line 2 of the cell: ") and body.splitlines()[1] in cell.traceback.splitlines()
+    assert cell.traceback.startswith("line 3 of the cell: ") and body.splitlines()[1] in cell.traceback.splitlines()
 
 
 BAD_OPTIONS = {
@@ -157,8 +157,8 @@ def test_a_timeout_shows_what_was_printed_and_where_each_rank_is(failed):
     assert cell.text == "[0] so far\n[1] so far\n"
     assert cell.traceback.splitlines() == [
         "the ranks were stopped, because they had not ended after 1.5 s",
-        "rank 0 is at line 3: time.sleep(1000)  # too long",
-        "rank 1 is at line 3: time.sleep(1000)  # too long",
+        "rank 0 is at line 4: time.sleep(1000)  # too long",
+        "rank 1 is at line 4: time.sleep(1000)  # too long",
     ]
 
 
@@ -184,7 +184,7 @@ from pathlib import Path
 Path({str(tmp_path)!r}, str(os.getpid())).touch()
 time.sleep(1000)""")
     interrupter.join()
-    lines = ["rank 0 is at line 4: time.sleep(1000)", "rank 1 is at line 4: time.sleep(1000)"]
+    lines = ["rank 0 is at line 5: time.sleep(1000)", "rank 1 is at line 5: time.sleep(1000)"]
     assert cell.traceback.splitlines() == ["interrupted", *lines]
     assert gone(int(path.name) for path in tmp_path.iterdir())
 

@@ -21,13 +21,11 @@ def names(folder):
 
 OURS = {"GLOO_SOCKET_IFNAME", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}  # beside what torchrun sets
 DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}  # in each run
-DIFFERENT |= {"TORCHELASTIC_SIGNALS_TO_HANDLE"}  # by torchrun itself
-THE_SAME = """
-    RANK LOCAL_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE ROLE_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME
-    OMP_NUM_THREADS TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE
-    TORCH_NCCL_ASYNC_ERROR_HANDLING
-    """.split()
-TORCHRUNS = OURS | DIFFERENT | set(THE_SAME)
+DIFFERENT |= {"TORCHELASTIC_SIGNALS_TO_HANDLE", "LINES", "COLUMNS"}  # by torchrun itself
+THE_SAME = {"RANK", "LOCAL_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK"}
+THE_SAME |= {"GROUP_WORLD_SIZE", "ROLE_NAME", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+THE_SAME |= {f"TORCHELASTIC_{name}" for name in ("RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")}
+TORCHRUNS = OURS | DIFFERENT | THE_SAME
 
 SAY_ENVIRONMENT = """
 import json, os, socket, sys
@@ -44,7 +42,7 @@ print(json.dumps({
 def test_a_rank_finds_what_torchrun_would_have_set(rank_pool, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(SAY_ENVIRONMENT)
-    pieces, arguments = [], ["--a", "b c", " ".join(OURS | DIFFERENT)]
+    pieces, arguments = [], ["--a", "b c", " ".join(OURS | DIFFERENT | set(os.environ))]
     rank_pool.run(str(program), 2, arguments, write=lambda rank, piece: pieces.append(piece), timeout=60)
     real = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program, *arguments],
@@ -55,7 +53,7 @@ def test_a_rank_finds_what_torchrun_would_have_set(rank_pool, tmp_path):
         sorted(map(json.loads, re.findall(rb"{[^{}]*}", text)), key=lambda said: said["RANK"])
         for text in (b"".join(pieces), real.stdout)
     )
-    assert ours == theirs and [said["RANK"] for said in ours] == ["0", "1"] and ours[0].keys() >= set(THE_SAME)
+    assert ours == theirs and [said["RANK"] for said in ours] == ["0", "1"] and ours[0].keys() >= THE_SAME
 
 
 def test_each_rank_is_a_process_of_its_own(ranks):

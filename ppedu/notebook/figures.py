@@ -1,0 +1,36 @@
+"""The matplotlib backend of ranks: `plt.show()` shows a figure in the notebook, below what was printed before it.
+
+What has not been shown by the end of the program is shown then, as notebooks do.
+"""
+
+import atexit
+import io
+import os
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from matplotlib._pylab_helpers import Gcf
+from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
+
+from ppedu.notebook.exchange import FIGURE, FOLDER, write_private
+
+__all__ = ["FigureCanvas", "show"]
+
+_numbers = count()
+
+
+def show(*_: Any, **__: Any) -> None:
+    """Hand over all open figures, and close them."""
+    for manager in Gcf.get_all_fig_managers():
+        name = f"{os.environ['LOCAL_RANK']}-{next(_numbers)}.png"
+        picture = io.BytesIO()
+        manager.canvas.figure.savefig(picture, format="png", bbox_inches="tight")
+        write_private(Path(os.environ[FOLDER], name), picture.getvalue())
+        print(FIGURE.format(name), flush=True)
+    Gcf.destroy_all()
+    sys.stdout.flush()
+
+
+atexit.register(show)
