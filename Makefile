@@ -9,7 +9,7 @@ OTHER_PYTHONS := 3.10 3.12 3.13
 .PHONY: lab test test-all test-floor lint bench lessons pictures clean
 
 lab: .venv/.lab
-	$(BIN)/jupyter lab $(LAB) notebooks/03_why_microbatches.ipynb
+	$(BIN)/jupyter lab $(LAB) notebooks/01_why_a_pipeline.ipynb
 
 test: .venv/.test
 	$(BIN)/pytest tests
@@ -39,6 +39,7 @@ lint: .venv/.test
 bench: .venv/.test
 	$(BIN)/python tests/bench.py
 	$(BIN)/python tests/bench_engine.py
+	$(BIN)/python tests/bench_ranks.py
 
 # Run the lessons and keep what they show; the second pass joins what was printed in several pieces.
 lessons: .venv/.test

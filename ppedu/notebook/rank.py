@@ -134,14 +134,17 @@ def _answer(rank: int, report: Path, program: str, bell: int) -> None:
 
 def _explain(error: BaseException, program: str) -> str:
     """The traceback from the program's own lines on; of ppedu's errors, which explain themselves, only those."""
+    ours = isinstance(error, PipelineError)
     told = traceback.TracebackException.from_exception(error)
     each: traceback.TracebackException | None = told
     while each is not None:
-        own = [place for place, frame in enumerate(each.stack) if frame.filename == program]
-        if own:
+        if own := [place for place, frame in enumerate(each.stack) if frame.filename == program]:
             frames = list(each.stack)[own[0] :]
-            if isinstance(error, PipelineError):
-                frames = [frame for frame in frames if frame.filename == program]
-            each.stack = traceback.StackSummary.from_list(frames)
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+            each.stack = traceback.StackSummary.from_list(
+                [frame for frame in frames if not ours or frame.filename == program]
+            )
+        before = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+        if ours and before and not any(frame.filename == program for frame in before.stack):
+            each.__cause__ = each.__context__ = before = None
+        each = before
     return "".join(told.format()).replace(f'File "{program}"', f'File "{Path(program).stem}"').rstrip()

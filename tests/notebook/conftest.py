@@ -1,9 +1,14 @@
-"""What the tests of several lessons' exercises share."""
+"""What the tests of cells, and those of several lessons' exercises, share."""
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from ppedu.notebook import check_answer
 
@@ -30,3 +35,44 @@ def refused(told: Callable[[str, Any], str]) -> Callable[[str, Any, str], str]:
         return message
 
     return read
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SimpleNamespace]]:
+    """`kernel(source)` runs a cell in a real kernel and returns what is seen of it.
+
+    That is `.text`, what was printed; `.shown`, a list of what was displayed, by its kinds; `.error`, if there is one,
+    with its `.traceback` as text.
+    """
+    page = nbformat.v4.new_notebook()
+    client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
+
+    def run(source: str) -> SimpleNamespace:
+        page.cells.append(nbformat.v4.new_code_cell(source))
+        outputs = client.execute_cell(page.cells[-1], len(page.cells) - 1).outputs
+        errors = [output for output in outputs if output.output_type == "error"]
+        assert len(errors) <= 1
+        return SimpleNamespace(
+            text="".join(output.text for output in outputs if output.output_type == "stream"),
+            shown=[output.data for output in outputs if output.output_type in ("display_data", "execute_result")],
+            error=errors[0] if errors else None,
+            traceback=re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback)) if errors else "",
+        )
+
+    with client.setup_kernel(cwd=str(tmp_path_factory.mktemp("folder")), env=environment):
+        assert not run("%load_ext ppedu").error
+        yield run
+
+
+@pytest.fixture
+def failed(kernel: Callable[[str], SimpleNamespace]) -> Callable[[str], SimpleNamespace]:
+    """`failed(source)` runs a cell that must fail, and then one that must not. Returns the first."""
+
+    def run(source: str) -> SimpleNamespace:
+        cell, after = kernel(source), kernel("%%torchrun -n 2\nprint('well')")
+        assert cell.error is not None
+        assert (after.error, after.text) == (None, "[0] well\n[1] well\n")
+        return cell
+
+    return run

@@ -1,58 +1,14 @@
 """`%%torchrun` in a real Jupyter kernel."""
 
 import os
-import re
 import threading
 import time
 import uuid
-from types import SimpleNamespace
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-
-HELLO = "%%torchrun -n 2\nprint('well')"
-
-
-def notebook(*cells):
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-
-
-@pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
-    """`kernel(source)` runs a cell and returns what is seen of it: `.text`, and `.error` with its `.traceback`."""
-    page = notebook()
-    client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)
-    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
-
-    def run(source):
-        page.cells.append(nbformat.v4.new_code_cell(source))
-        outputs = client.execute_cell(page.cells[-1], len(page.cells) - 1).outputs
-        errors = [output for output in outputs if output.output_type == "error"]
-        assert len(errors) <= 1
-        return SimpleNamespace(
-            text="".join(output.text for output in outputs if output.output_type == "stream"),
-            error=errors[0] if errors else None,
-            traceback=re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback)) if errors else "",
-        )
-
-    with client.setup_kernel(cwd=str(tmp_path_factory.mktemp("folder")), env=environment):
-        assert not run("%load_ext ppedu").error
-        yield run
-
-
-@pytest.fixture
-def failed(kernel):
-    """`failed(source)` runs a cell that must fail, and then one that must not. Returns the first."""
-
-    def run(source):
-        cell, after = kernel(source), kernel(HELLO)
-        assert cell.error is not None
-        assert (after.error, after.text) == (None, "[0] well\n[1] well\n")
-        return cell
-
-    return run
 
 
 def test_output_is_shown_with_its_rank_in_the_order_of_the_ranks(kernel):
@@ -198,7 +154,9 @@ def test_nothing_temporary_is_left(kernel, failed):
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """A notebook that was run from the top and whose third cell fails; and the mark its processes carried."""
-    page, mark = notebook("%load_ext ppedu", HELLO, "%%torchrun -n 2\n1 / 0", "print('never')"), uuid.uuid4().hex
+    cells = ["%load_ext ppedu", "%%torchrun -n 2\nprint('well')", "%%torchrun -n 2\n1 / 0", "print('never')"]
+    page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    mark = uuid.uuid4().hex
     client = NotebookClient(page, kernel_name="python3", timeout=100)
     with pytest.raises(CellExecutionError) as caught:
         client.execute(env=os.environ | {"PPEDU_TEST": mark})

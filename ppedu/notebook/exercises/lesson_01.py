@@ -1,0 +1,201 @@
+"""Lesson 1: how many ranks a model needs, and what crosses a cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core.partition import evenly
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import several, show
+from ppedu.notebook.exercises.common import Exercise, Others, ask, equal, mistake, require_function, unlike
+from ppedu.zoo import schedule
+
+if TYPE_CHECKING:  # the other lessons do without torch
+    from ppedu.run.gpt import GPTConfig
+
+PER_WEIGHT = 16  # bytes: the weight, its gradient, and Adam's two averages, 4 each
+
+
+def _not_the_fewest(fewest: Any) -> str | None:
+    require_function(fewest, "config", "budget")
+    cases = _budgets()
+    said = [ask(fewest, _within(*case), *case) for case in cases]
+    for ranks, case in zip(said, cases, strict=True):
+        if fault := _does_not_fit(ranks, *case):
+            return fault + mistake(said, cases, OTHER_COUNTS)
+    return None
+
+
+def _budgets() -> list[tuple[GPTConfig, float]]:
+    """The lesson's own case first; at last one that is filled to the last byte."""
+    from ppedu.run.gpt import GPTConfig
+
+    large = GPTConfig(vocabulary=50257, context=2048, layers=32, heads=32, width=4096)
+    small = GPTConfig(vocabulary=50257, context=1024, layers=11, heads=12, width=768)
+    narrow = GPTConfig(vocabulary=100, context=64, layers=23, width=64)
+    rooms = [(large, 24e9), (large, 16e9), (large, 120e9), (small, 1e9), (narrow, 2e6)]
+    return [*rooms, (small, max(_held(small, 4)))]
+
+
+def _within(config: GPTConfig, budget: float) -> str:
+    return f"with {several(config.layers, 'layer')} of width {config.width} and a budget of {_gb(budget)}"
+
+
+def _gb(number: float) -> str:
+    return show(number / 1e9, "GB")
+
+
+@cache
+def _parts(config: GPTConfig) -> tuple[int, int, int]:
+    """The weights of the embedding, of one layer, of the head."""
+    import torch
+
+    from ppedu.run.gpt import Block, Embedding, Head
+
+    with torch.device("meta"):
+        parts = Embedding(config), Block(config), Head(config)
+    embedding, layer, head = (sum(weight.numel() for weight in part.parameters()) for part in parts)
+    return embedding, layer, head
+
+
+def _held(config: GPTConfig, ranks: int) -> list[int]:
+    """The bytes that each rank of a pipeline holds whatever the batch."""
+    embedding, layer, head = _parts(config)
+    weights = [len(piece) * layer for piece in evenly(config.layers, ranks)]
+    weights[0] += embedding
+    weights[-1] += head
+    return [PER_WEIGHT * number for number in weights]
+
+
+def _first(config: GPTConfig, fits: Callable[[list[int]], bool]) -> int:
+    """The fewest ranks of which `fits` is true, given what each holds."""
+    return next(ranks for ranks in range(1, config.layers + 1) if fits(_held(config, ranks)))
+
+
+def _fewest(config: GPTConfig, budget: float) -> int:
+    return _first(config, lambda held: max(held) <= budget)
+
+
+def _does_not_fit(ranks: Any, config: GPTConfig, budget: float) -> str | None:
+    case = _within(config, budget)
+    if ranks not in range(1, config.layers + 1):
+        return f"{case} your function gives {show(ranks)}, where a whole number from 1 to {config.layers} is wanted"
+    held = _held(config, int(ranks))
+    if held[0] > budget:  # rank 0 is the fullest: no piece is longer, and the embedding is larger than the head
+        layers = several(len(evenly(config.layers, len(held))[0]), "layer")
+        holds = f"{layers}, the embedding and the head" if len(held) == 1 else f"{layers} and the embedding"
+        on = several(len(held), "rank")
+        return f"{case} the model does not fit on {on}: rank 0 holds {holds}, {_gb(held[0])}"
+    if ranks > (enough := _fewest(config, budget)):
+        return f"{case} it fits on {len(held)} ranks, but {enough} would do"
+    return None
+
+
+def _in_bytes(each: int) -> Callable[[GPTConfig, float], int]:
+    """As if a weight took so many bytes."""
+    return lambda config, budget: _fewest(config, budget * PER_WEIGHT / each)
+
+
+def _doubled(config: GPTConfig, budget: float) -> int:
+    ranks = 1
+    while 2 * ranks <= config.layers and max(_held(config, ranks)) > budget:
+        ranks *= 2
+    return ranks
+
+
+# What people take for the fewest ranks, and what it is instead.
+OTHER_COUNTS: Others = [
+    (
+        lambda config, budget: ceil(sum(_held(config, 1)) / budget),
+        "That is the whole model over the budget, as if it could be cut anywhere. A rank holds whole layers, the first "
+        "one the embedding too, and the last one the head: look at the fullest",
+    ),
+    (
+        lambda config, budget: int(sum(_held(config, 1)) // budget),
+        "That is the whole model over the budget, and rounded down; there must be room for the rest of it too",
+    ),
+    (_in_bytes(4), "That is enough for the weights. Their gradients and Adam's averages need room too"),
+    (_in_bytes(8), "That is enough for the weights and gradients. Adam keeps two more numbers for each weight"),
+    (
+        lambda config, budget: _first(config, lambda held: min(held) <= budget),
+        "That is enough for the emptiest rank; look at the fullest",
+    ),
+    (
+        lambda config, budget: _first(config, lambda held: held[-1] <= budget),
+        "That is enough for the last rank; look at the fullest",
+    ),
+    (
+        lambda config, budget: _first(config, lambda held: max(held) < budget),
+        "A budget that is filled to the last byte is kept as well",
+    ),
+    (_doubled, "It need not be a power of two"),
+]
+
+
+def _not_the_bytes(formula: Any) -> str | None:
+    require_function(formula, "sequences", "length", "width", "bytes_each")
+    said = [ask(formula, _microbatch(*sizes), *sizes) for sizes in MICROBATCHES]
+    for value, sizes in zip(said, MICROBATCHES, strict=True):
+        right = _over_the_cut(*sizes)
+        if not equal(value, right):
+            fault = f"{_microbatch(*sizes)} {right:,} bytes cross the cut; your formula says {_digits(value, right)}"
+            return fault + mistake(said, MICROBATCHES, OTHER_BYTES)
+    return None
+
+
+# Sequences, their length, the width, and the bytes of a number; the lesson's own sizes first.
+MICROBATCHES = [(4, 2048, 4096, 4), (1, 2048, 4096, 2), (2, 64, 64, 4), (3, 5, 7, 2)]
+
+
+def _microbatch(sequences: int, length: int, width: int, bytes_each: int) -> str:
+    tokens = f"{several(sequences, 'sequence')} of {several(length, 'token')}"
+    return f"with a microbatch of {tokens}, width {width} and {bytes_each} bytes a number"
+
+
+def _over_the_cut(sequences: int, length: int, width: int, bytes_each: int) -> int:
+    return 2 * sequences * length * width * bytes_each
+
+
+def _digits(value: Any, right: int) -> str:
+    return f"{value:,}" if isinstance(value, int) else unlike(value, right)
+
+
+# What people take for the bytes over a cut, and what it is instead.
+OTHER_BYTES: Others = [
+    (
+        lambda s, t, w, b: s * t * w * b,
+        "That is the way down. In the backward as many come back: the gradient of each number that was sent",
+    ),
+    (lambda s, t, w, b: t * w * b, "That is one sequence, on its way down"),
+    (lambda s, t, w, b: 2 * t * w * b, "That is one sequence, both ways; a microbatch may have several"),
+    (lambda s, t, w, b: 2 * s * t * w, "That is how many numbers cross it; how many bytes are they?"),
+    (lambda s, t, w, b: s * t * w, "That is how many numbers go down; count their bytes, and those that come back"),
+    (lambda s, t, w, b: 2 * s * w * b, "That is one token of each sequence; every token has its activation"),
+    (
+        lambda s, t, w, b: 2 * s * t * b,
+        "That is one number for each token. So it is where the tokens go in; between two layers, a token is as many "
+        "numbers as the model is wide",
+    ),
+    (
+        lambda s, t, w, b: 4 * s * t * w * b,
+        "That is twice as many. One rank sends the activation, the other its gradient; count a message once, where it "
+        "crosses",
+    ),
+    (lambda s, t, w, b: 2 * s * t * w * b / 1e9, "Give it in bytes, not in GB"),
+]
+
+
+EXERCISES = {
+    "01.1": Exercise(
+        _not_the_fewest,
+        "The fullest rank decides. This is your pipeline, with one microbatch: forward goes down, backward comes back "
+        "up. The white is waiting; lesson 3 is about it.",
+        lambda fewest: simulate(schedule("naive", int(fewest(*_budgets()[0])), 1)),
+    ),
+    "01.2": Exercise(
+        _not_the_bytes, "One activation and one gradient, however many layers there are on either side of the cut."
+    ),
+}

@@ -1,0 +1,306 @@
+"""What goes into a `%%torchrun` cell and comes out of it: values, pictures, bars, scripts; in a real Jupyter kernel."""
+
+import base64
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ppedu.notebook.waits import told
+
+
+@pytest.fixture(scope="module")
+def folder(kernel):
+    """The notebook's folder."""
+    return Path(kernel("import os; print(os.getcwd())").text.strip())
+
+
+def test_variables_of_the_notebook_go_in_and_values_of_each_rank_come_back(kernel):
+    kernel("import ppedu as pp\nsize, made = 3, pp.schedule('1f1b', 4, 8)")
+    cell = kernel("""%%torchrun -n 3 --in size,made
+import os, ppedu as pp
+rank = int(os.environ["RANK"])
+assert rank < size
+if rank != 1:
+    pp.give_back((rank, pp.simulate(made)))""")
+    assert (cell.text, cell.error) == ("", None)
+    cell = kernel("print([each and (each[0], each[1].makespan) for each in results], results[0][1].schedule == made)")
+    assert cell.text == "[(0, 33), None, (2, 33)] True\n"
+
+
+def test_values_come_back_under_another_name_and_the_last_one_counts(kernel):
+    kernel("%%torchrun -n 2 --out found\nimport ppedu as pp\npp.give_back(1)\npp.give_back([2])")
+    assert kernel("print(found)").text == "[[2], [2]]\n"
+
+
+def test_values_come_back_even_if_the_cell_fails_later(kernel, failed):
+    failed("%%torchrun --out early\nimport ppedu as pp\npp.give_back(7)\n1 / 0")
+    assert kernel("print(early)").text == "[7]\n"
+
+
+def test_what_cannot_go_in_is_told_before_anything_runs(kernel, failed):
+    assert "--in nothing: there is no variable 'nothing'" in failed("%%torchrun --in nothing\nprint('never')").traceback
+    kernel("class Net: pass\nnet, lock = Net(), __import__('threading').Lock()")
+    cell = failed("%%torchrun --in net\nprint('never')")
+    assert cell.traceback == "--in net has Net in it, which is defined in the notebook and known only there"
+    assert (
+        "--in lock cannot be taken apart and sent: cannot pickle" in failed("%%torchrun --in lock\nprint()").traceback
+    )
+
+
+def test_what_cannot_come_back_is_told_where_it_was_given(failed):
+    cell = failed("%%torchrun\nimport ppedu as pp\nclass Net: pass\npp.give_back(Net())")
+    assert "what rank 0 gives back has Net in it, which is defined in the cell" in cell.traceback
+    assert 'File "cell", line 4' in cell.traceback
+
+
+def test_a_picture_is_shown_where_it_was_made(kernel):
+    cell = kernel("""%%torchrun -n 2
+import os, matplotlib.pyplot as plt
+print("before")
+plt.figure(figsize=(2, 1 + int(os.environ["RANK"])), dpi=100)
+plt.plot([1, 2])
+if os.environ["RANK"] == "0":
+    plt.show()
+print("after")""")
+    assert cell.text == "[0] before\n[0] after\n[1] before\n[1] after\n"
+    pictures = [base64.b64decode(each["image/png"]) for each in cell.shown]
+    heights = [int.from_bytes(picture[20:24], "big") for picture in pictures]  # of a PNG's header
+    assert len(heights) == 2 and heights[0] < heights[1]
+
+
+def test_a_progress_bar_is_one_line_that_lives(kernel):
+    cell = kernel("""%%torchrun -n 2
+import time
+from tqdm import tqdm
+for _ in tqdm(range(8), ncols=60): time.sleep(0.05)
+print("done")""")
+    (bar,) = [each["text/plain"] for each in cell.shown]
+    assert bar.startswith("[0] 100%") and "8/8" in bar
+    assert re.fullmatch(r"\[0\] done\n\[1\] 100%[^\n]*\n\[1\] done\n", cell.text)
+
+
+def test_live_output_is_shown_as_it_comes(kernel):
+    cell = kernel("""%%torchrun -n 2 --live
+import os, time
+rank = int(os.environ["RANK"])
+time.sleep(0.5 * (1 - rank))
+print("begin")
+time.sleep(1.0 * rank)
+print("end")""")
+    assert cell.text == "[1] begin\n[0] begin\n[0] end\n[1] end\n"
+
+
+def test_output_that_is_too_long_is_kept_in_a_file(kernel):
+    cell = kernel("%%torchrun -n 2\nfor number in range(3000): print(number)")
+    lines = cell.text.splitlines()
+    assert len(lines) == 2 * 1001 and lines[999] == "[0] 999"
+    file = Path(re.search(r"goes on in (\S+),", lines[1000])[1])
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.read_text().splitlines() == [f"[{rank}] {number}" for rank in range(2) for number in range(1000, 3000)]
+    kernel("%%torchrun\nprint()")
+    assert not file.exists()
+
+
+SAVED = """import os, sys, torch, torch.distributed as dist
+import ppedu as pp
+dist.init_process_group("gloo")
+x = torch.full((2,), float(dist.get_rank() + first))
+dist.all_reduce(x)
+print(x.tolist(), __name__, len(sys.argv))
+pp.give_back(x.tolist())"""
+
+
+def test_a_saved_cell_prints_the_same_under_torchrun(kernel, folder):
+    kernel("first = 5")
+    cell = kernel(f"%%torchrun -n 2 --in first --save lesson.py\n{SAVED}")
+    assert cell.text == "[0] [11.0, 11.0] __main__ 1\n[1] [11.0, 11.0] __main__ 1\n"
+    header = (folder / "lesson.py").read_text().splitlines()[:2]
+    command = header[1].removeprefix("# ").split()
+    assert command == ["torchrun", "--standalone", "--nproc-per-node", "2", "lesson.py"]
+    assert "magic" not in (folder / "lesson.py").read_text() and "%%" not in (folder / "lesson.py").read_text()
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command[1:]], cwd=folder, capture_output=True, text=True
+    )
+    assert sorted(run.stdout.splitlines()) == sorted(line[4:] for line in cell.text.splitlines()), run.stderr
+
+
+def test_what_was_not_saved_from_a_notebook_is_not_written_over(kernel, failed, folder):
+    (folder / "mine.py").write_text("precious")
+    assert "is there already" in failed("%%torchrun --save mine.py\nprint('never')").traceback
+    assert (folder / "mine.py").read_text() == "precious"
+    assert not kernel("%%torchrun --save again.py\nprint(1)\n").error
+    assert not kernel("%%torchrun --save again.py\nprint(2)\n").error
+    assert (folder / "again.py").read_text().endswith("print(2)\n")
+
+
+def test_torchrun_itself_gives_the_same(kernel, failed):
+    kernel("first = 5")
+    cell = kernel(f"%%torchrun -n 2 --in first --launcher torchrun\n{SAVED}")
+    assert (cell.text, cell.error) == ("[0] [11.0, 11.0] __main__ 1\n[1] [11.0, 11.0] __main__ 1\n", None)
+    assert kernel("print(results)").text == "[[11.0, 11.0], [11.0, 11.0]]\n"
+    cell = failed("""%%torchrun -n 2 --launcher torchrun
+import os, time
+if os.environ["RANK"] == "1":
+    1 / 0
+time.sleep(1000)""")
+    assert cell.traceback.startswith("rank 1 failed:\n") and 'File "cell", line 4' in cell.traceback
+    cell = failed(
+        "%%torchrun -n 2 --launcher torchrun\nimport os\nos.environ['RANK'] == '1' and os.kill(os.getpid(), 9)"
+    )
+    assert cell.traceback.startswith("rank 1 was killed by SIGKILL")
+    assert "unrecognized arguments: --wat" in failed("%%torchrun --launcher torchrun --wat\nprint()").traceback
+
+
+def test_ranks_tells_what_is_there_and_stops_it(kernel):
+    assert re.fullmatch(
+        r"no rank runs\nzygote, which starts them: process \d+, \d+ MB\n.*", kernel("%ranks").text, re.S
+    )
+    assert kernel("%ranks stop").text == "no rank runs\n"
+    assert kernel("%%torchrun\nprint('well')").text == "[0] well\n"
+    assert "there is no 'halt'" in kernel("%ranks halt").traceback
+
+
+def test_ranks_tells_of_ranks_that_run(kernel, folder):
+    kernel("""import threading
+import ppedu.notebook.magic
+magic = get_ipython().magics_manager.registry["TorchrunMagic"]
+def look():
+    import time
+    while not os.path.exists("started"): time.sleep(0.05)
+    magic.ranks("")
+    magic.ranks("stop")
+thread = threading.Thread(target=look)
+thread.start()""")
+    cell = kernel(
+        "%%torchrun -n 2\nimport os, time\nos.environ['RANK'] == '1' and open('started', 'w')\ntime.sleep(1000)"
+    )
+    assert "was killed by SIGKILL" in cell.traceback
+    assert re.search(r"rank 1: process \d+, since \d+ s, \d+ MB\n", cell.text + kernel("thread.join()").text)
+
+
+def test_help_can_be_read(kernel):
+    text = kernel("%torchrun").text
+    assert "--nproc-per-node" in text and "how many ranks" in text and max(map(len, text.splitlines())) < 100
+
+
+def test_more_ranks_than_memory_are_refused_before_any_starts(kernel, failed):
+    kernel("import ppedu.notebook.pool as pool\nkept, pool.free_memory = pool.free_memory, lambda: 100 << 20")
+    cell = kernel("%%torchrun -n 8\nprint('never')")
+    kernel("pool.free_memory = kept")
+    assert cell.text == "" and re.search(
+        r"8 ranks need about \d+ MB of memory; 100 MB are free, enough for \d$", cell.traceback
+    )
+
+
+def test_completion_works_in_the_cell(kernel):
+    cell = kernel("""
+from IPython.core.completer import provisionalcompleter
+text = "%%torchrun -n 2\\nimport torch.distributed as dist\\ndist.init_proc"
+with provisionalcompleter():
+    print([each.text for each in get_ipython().Completer.completions(text, len(text))])""")
+    assert "init_process_group" in cell.text
+
+
+def test_what_runs_elsewhere_uses_only_this_machine(kernel, ranks):
+    # Every address that a rank, or the store that ranks meet in, listens to.
+    program = """
+import glob, os, re, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+parent = os.getppid()
+family = [os.getpid(), parent]
+for stat in glob.glob("/proc/[0-9]*/stat"):
+    text = open(stat).read()
+    if text.rpartition(")")[2].split()[1] == str(parent): family.append(int(text.split()[0]))
+inodes = set()
+for process in family:
+    for entry in glob.glob(f"/proc/{process}/fd/*"):
+        try: inodes.update(re.findall(r"socket:\\[(\\d+)\\]", os.readlink(entry)))
+        except OSError: pass
+for file in ("tcp", "tcp6"):
+    for row in open(f"/proc/net/{file}").read().splitlines()[1:]:
+        _, local, _, state, *rest = row.split()
+        if state == "0A" and rest[5] in inodes: print(local.split(":")[0])
+dist.barrier()
+"""
+    found = ranks(program, 2)
+    assert found[0] and set("".join(found).split()) == {"0100007F"}
+
+
+def test_a_hang_of_a_schedule_is_told_in_its_actions(failed):
+    cell = failed("""%%torchrun -n 2 --timeout 5
+import time, torch, torch.distributed as dist, ppedu as pp
+from ppedu.run import Pipeline
+dist.init_process_group("gloo")
+schedule, rank = pp.schedule("gpipe", 2, 2), dist.get_rank()
+pipeline = Pipeline(schedule, {rank: torch.nn.Linear(2, 2)}, torch.nn.functional.mse_loss)
+if rank == 1:
+    pipeline.on(pp.Op.B, lambda action, step: time.sleep(1000))
+pipeline.step(torch.ones(2, 2), torch.ones(2, 2))""")
+    lines = cell.traceback.splitlines()
+    assert lines[1].startswith("rank 0 waits in 0B0, for 0RECV_B0 from rank 1 at line 9: pipeline.step")
+    assert lines[2].startswith("rank 1 is at line 8") and lines[3] == "rank 0 waits for rank 1, which waits for nobody"
+
+
+def test_an_interrupt_while_blocked_in_a_message_says_who_waits_for_whom(kernel, failed, tmp_path):
+    process = int(kernel("print(os.getpid())").text)
+
+    def interrupt():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(process, 2)
+
+    threading.Thread(target=interrupt).start()
+    cell = failed(f"""%%torchrun -n 2
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+open(f"{tmp_path}/{{os.getpid()}}", "w")
+dist.send(torch.ones(1), dst=1 - dist.get_rank())""")
+    assert cell.traceback.splitlines() == [
+        "interrupted",
+        "rank 0 waits in send(dst=1) at line 5: dist.send(torch.ones(1), dst=1 - dist.get_rank())",
+        "rank 1 waits in send(dst=0) at line 5: dist.send(torch.ones(1), dst=1 - dist.get_rank())",
+        "rank 0 waits for rank 1, and rank 1 waits for rank 0: all send, nobody receives",
+    ]
+
+
+def at(rank, kind="", peer=None, doing=""):
+    return {"rank": rank, "line": 3, "source": "x", "doing": doing or kind, "kind": kind, "peer": peer}
+
+
+HANGS = {
+    "rank 1 waits for rank 2, and rank 2 waits for rank 1: all receive, nobody sends": (
+        [at(0, "receive", 1), at(1, "receive", 2), at(2, "receive", 1)],
+        [],
+    ),
+    "rank 0 waits for rank 1, and rank 1 waits for rank 0": ([at(0, "receive", 1), at(1, "send", 0)], []),
+    "rank 0 waits for rank 1, which has ended": ([at(0, "receive", 1)], [1]),
+    "rank 0 waits for rank 1, which waits for nobody": ([at(0, "receive", 1), at(1)], []),
+    "rank 0 waits for rank 1, which waits in barrier": ([at(0, "receive", 1), at(1, "all", doing="barrier")], []),
+    "rank 0 waits for rank 1 to come to barrier": ([at(0, "all", doing="barrier"), at(1)], []),
+    "ranks 0, 2 wait for rank 1 to come to barrier, but it has ended": (
+        [at(0, "all", doing="barrier"), at(2, "all", doing="barrier")],
+        [1],
+    ),
+    "all ranks must call the same, but rank 0 is in barrier, rank 1 is in all_reduce": (
+        [at(0, "all", doing="barrier"), at(1, "all", doing="all_reduce")],
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize(("why", "seen"), HANGS.items())
+def test_who_waits_for_whom_is_put_in_words(why, seen):
+    places, ended = seen
+    assert told(places, ended).splitlines()[len(places) :] == [why]
+
+
+def test_nobody_is_said_to_wait_who_does_not():
+    assert told([at(0), at(1)], []) == "rank 0 is at line 3: x\nrank 1 is at line 3: x"
