@@ -3,6 +3,7 @@
 import base64
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -304,3 +305,50 @@ def test_who_waits_for_whom_is_put_in_words(why, seen):
 
 def test_nobody_is_said_to_wait_who_does_not():
     assert told([at(0), at(1)], []) == "rank 0 is at line 3: x\nrank 1 is at line 3: x"
+
+
+TRAIN = """from ppedu.run import TrainConfig, train_gpt
+import torch.distributed as dist
+dist.init_process_group("gloo")
+config = TrainConfig(steps=3, microbatches=4, schedule="1f1b", layers=4, width=32)
+print(dist.get_world_size(), [round(loss, 4) for loss in train_gpt(config).losses])"""
+
+
+@pytest.mark.slow
+def test_a_cell_can_be_one_of_several_nodes(kernel, folder):
+    # Two agents of torchrun on this machine: one of them starts the cell's ranks, the other the saved script's.
+    alone = kernel(f"%%torchrun -n 4 --save node.py\n{TRAIN}").text.splitlines()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = f"--nnodes 2 --master-addr 127.0.0.1 --master-port {port}"
+    other = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            *nodes.split(),
+            "--node-rank=1",
+            "--nproc-per-node=2",
+            "node.py",
+        ],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    cell = kernel(f"%%torchrun -n 2 --launcher torchrun {nodes} --node-rank 0 --timeout 90\n{TRAIN}")
+    assert cell.error is None and cell.text.splitlines() == alone[:2]
+    assert sorted(other.communicate(timeout=60)[0].splitlines()) == sorted(line[4:] for line in alone[2:])
+
+
+def test_the_cell_works_in_a_terminal_too():
+    cell = r"import time; from tqdm import tqdm\nfor _ in tqdm(range(4), ncols=60): time.sleep(0.2)\nprint(7)"
+    program = f"""get_ipython().run_line_magic("load_ext", "ppedu")
+get_ipython().run_cell_magic("torchrun", "-n 2", "{cell}")"""
+    run = subprocess.run(
+        [sys.executable, "-m", "IPython", "--no-banner", "-c", program], capture_output=True, text=True, timeout=100
+    )
+    lines = run.stdout.replace("\r", "\n").splitlines()
+    assert "[0] 7" in lines and "[1] 7" in lines and any(re.match(r"\[0\] 100%.* 4/4", line) for line in lines), run
+    assert "Traceback" not in run.stdout + run.stderr
