@@ -11,7 +11,7 @@ from typing import Any
 from ppedu.core.errors import PipelineError
 
 try:
-    from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate
+    from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate, place
     from ppedu.run.emulate import Emulation, emulate
     from ppedu.run.engine import Pipeline, Step, local_stages
     from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
@@ -49,6 +49,7 @@ __all__ = [
     "naive_step",
     "next_token_loss",
     "one_f_one_b_step",
+    "place",
     "pointer_step",
     "train_gpt",
 ]

@@ -7,6 +7,7 @@ something else raises an error where plain torch.distributed would hand over gar
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +97,24 @@ class PipelineGroup:
     def peer(self, rank: int) -> int:
         """The global rank of this group's `rank`, which is what torch.distributed asks for."""
         return dist.get_global_rank(self.process_group, rank) if self.process_group else rank
+
+
+def place() -> tuple[torch.device, str]:
+    """The device of this rank and the backend for `init_process_group`, in a program that torchrun has started.
+
+    NCCL wants a GPU for each rank of the machine, which becomes the current one; where there are fewer, ranks share
+    them and messages go through gloo and the host's memory, which rank 0 says.
+    """
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        return torch.device("cpu"), "gloo"
+    local, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if ranks > gpus and local == 0:
+        few = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+        print(f"{ranks} ranks share {few}; their messages go through the host's memory", file=sys.stderr)
+    device = torch.device("cuda", local % gpus)
+    torch.cuda.set_device(device)
+    return device, "gloo" if ranks > gpus else "nccl"
 
 
 def communicate(

@@ -17,7 +17,7 @@ from ppedu.core.errors import PipelineError, SettingError, require_count
 from ppedu.core.schedule import Schedule
 from ppedu.core.settings import option
 from ppedu.core.timeline import Timeline
-from ppedu.run.comm import PipelineGroup
+from ppedu.run.comm import PipelineGroup, place
 from ppedu.run.data import Text
 from ppedu.run.engine import Pipeline, local_stages
 from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
@@ -267,29 +267,13 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
     return config
 
 
-def place(ranks: int, local: int) -> tuple[torch.device, str]:
-    """The device and the backend for the rank that is `local` among the `ranks` of this machine.
-
-    NCCL wants a GPU for each rank; where there are fewer, ranks share them and messages go through gloo.
-    """
-    gpus = torch.cuda.device_count()
-    if not gpus:
-        return torch.device("cpu"), "gloo"
-    if ranks > gpus and local == 0:
-        few = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
-        print(f"{ranks} ranks share {few}; their messages go through the host's memory", file=sys.stderr)
-    device = torch.device("cuda", local % gpus)
-    torch.cuda.set_device(device)
-    return device, "gloo" if ranks > gpus else "nccl"
-
-
 def main() -> None:
     """One rank of `torchrun … -m ppedu.run.train`."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     options = parser(prog="ppedu.run.train").parse_args()
     config = prepare(options, ranks)
     torch.set_num_threads(1)
-    device, backend = place(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)), int(os.environ.get("LOCAL_RANK", 0)))
+    device, backend = place()
     if ranks > 1:
         dist.init_process_group(backend)
     try:

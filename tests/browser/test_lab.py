@@ -79,7 +79,11 @@ STATE = """() => {
   return {
     kernel: notebook.sessionContext.session?.kernel?.status,
     waiting: cells.filter(cell => !cell.model.executionCount).length,
-    cells: cells.map(cell => ({ hidden: cell.outputHidden, outputs: cell.model.sharedModel.getOutputs() })),
+    cells: cells.map(cell => ({
+      hidden: cell.outputHidden,
+      outputs: cell.model.sharedModel.getOutputs(),
+      fails: (cell.model.getMetadata('tags') ?? []).includes('raises-exception'),
+    })),
   };
 }"""
 
@@ -96,7 +100,8 @@ def test_lesson_runs_in_jupyterlab(lab, chromium, lesson):
         assert time.monotonic() < deadline, state
         time.sleep(0.5)
 
-    assert not [o for cell in state["cells"] for o in cell["outputs"] if o["output_type"] == "error"]
+    for cell in state["cells"]:
+        assert any(output["output_type"] == "error" for output in cell["outputs"]) == cell["fails"], cell
     visible = [o for cell in state["cells"] if not cell["hidden"] for o in cell["outputs"]]
     pictures = page.locator(".jp-OutputArea-output img")
     assert pictures.count() == sum("image/png" in output.get("data", {}) for output in visible) > 0

@@ -185,4 +185,4 @@ def test_an_interrupt_ends_the_command_and_its_ranks(tmp_path, marked, gone):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert (process.returncode, told) == (130, b"")
-    assert len(started) == 4 and gone(started)  # itself, what it forks from, and two ranks
+    assert len(started) == 5 and gone(started)  # itself, what it forks from, the store, and two ranks
