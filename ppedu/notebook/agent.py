@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from ppedu.notebook.exchange import write_private
 from ppedu.notebook.rank import redirect, work
-from ppedu.notebook.zygote import PACKET, receive, send, signal_all
+from ppedu.notebook.zygote import PACKET, adopt, kill_children, receive, send, signal_all
 
 MOST_LINES = 12  # of what torchrun itself has to say
 LOST = -signal.SIGKILL  # the status of a rank of which torchrun does not say how it ended
@@ -30,6 +30,7 @@ LOST = -signal.SIGKILL  # the status of a rank of which torchrun does not say ho
 
 def serve(descriptor: int) -> NoReturn:
     """Start torchrun as told on the socket `descriptor`, until it closes."""
+    adopt()
     control = socket.socket(fileno=descriptor)
     send(control, ready=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -85,6 +86,7 @@ def _run(control: socket.socket, folder: Path, pipes: list[int]) -> bool:
                                 connection.send(b"?")
                         signal_all(processes.values(), signal.SIGUSR1)
                     if not request:
+                        kill_children()
                         return False
                 elif key.fileobj is door:
                     connection, _ = door.accept()
@@ -104,6 +106,7 @@ def _run(control: socket.socket, folder: Path, pipes: list[int]) -> bool:
                                 send(control, rank=key.data, status=ended[key.data])
                             else:
                                 untold.append(key.data)
+    kill_children()
     # What torchrun says of ranks that could not say it themselves.
     said = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
     told = {int(process): int(code) for code, process in re.findall(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)", said)}

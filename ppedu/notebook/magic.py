@@ -57,8 +57,8 @@ def _parser() -> _Parser:
 class _Screen:
     """A notebook's cell, or a terminal."""
 
-    def __init__(self, terminal: bool):
-        self._terminal = terminal
+    def __init__(self, shell: Any):
+        self._terminal = type(shell).__name__ == "TerminalInteractiveShell"
         self._handle: DisplayHandle | None = None
 
     def text(self, text: str) -> None:
@@ -110,7 +110,7 @@ class TorchrunMagic(Magics):
                 print(_parser().format_help())
                 return
             if flags and options.launcher != "torchrun":
-                _parser().error(f"unrecognized arguments: {' '.join(flags)}")
+                _parser().error(f"unrecognized arguments: {' '.join(flags)} (torchrun's own need --launcher torchrun)")
             self._run(options, flags, f"%%torchrun {line}".strip(), cell)
         except SyntaxError as error:
             self._refuse(error, cell or "")
@@ -154,7 +154,9 @@ class TorchrunMagic(Magics):
             if options.launcher not in self.pools:
                 self.pools[options.launcher] = RankPool(options.launcher)
             ranks = options.nproc_per_node
-            output = Output(max(1, ranks), _Screen(type(self._shell).__name__[0] == "T"), folder, options.live)
+            output = Output(
+                max(1, ranks), _Screen(type(self._shell).__name__ == "TerminalInteractiveShell"), folder, options.live
+            )
             environment = {FOLDER: str(folder), "MPLBACKEND": "module://ppedu.notebook.figures"}
             try:
                 self.pools[options.launcher].run(

@@ -12,7 +12,7 @@ from ppedu.notebook.exchange import FIGURE
 
 MOST_LINES = 1000  # of a rank that are shown; more are kept in a file
 MOST_BYTES = 50 << 20  # of that file
-LONGEST = 1 << 20  # characters of a line
+LONGEST = 1 << 16  # characters of a line
 MOST_OFTEN = 0.1  # seconds between two states of a progress bar
 PICTURE = re.compile(re.escape(FIGURE).replace(r"\{\}", r"(\d+-\d+\.png)"))
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,7 @@ class RankPool:
         self._control: socket.socket | None = None
         self._ready = False
         self._settled = True  # every rank that was asked for is known to have ended
+        self._runner: threading.Thread | None = None  # who asked for them
 
     @property
     def server(self) -> int | None:
@@ -112,6 +114,7 @@ class RankPool:
                 os.killpg(process, signal.SIGKILL)
         self.processes = {}
         self._server = self._control = None
+        self._settled = True
 
     def run(
         self,
@@ -137,7 +140,7 @@ class RankPool:
 
         Raises:
             SettingError: `ranks` is below 1 or above 64, or more than there is memory for; `timeout` is not above 0;
-                `flags` are given to another launcher.
+                another thread's ranks run.
             RankError: a rank has failed, or they ran out of time; all have been ended.
             KeyboardInterrupt: with a line for each rank, which says where it was; all have been ended.
         """
@@ -146,9 +149,10 @@ class RankPool:
             raise SettingError(f"at most {MOST_RANKS} ranks can be started on one machine here; got {ranks}")
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
             raise SettingError(f"timeout must be a number of seconds above 0; got {timeout!r}")
-        if flags and self.launcher != "torchrun":
-            raise SettingError(f"{flags[0]} is for torchrun itself: add --launcher torchrun")
         require_memory(ranks)
+        if not self._settled and self._runner not in (None, threading.current_thread()):
+            raise SettingError("other ranks run already; wait until they have ended, or end them: %ranks stop")
+        self._runner = threading.current_thread()
         self.start()
         self._wait_until_ready()
         assert self._control is not None

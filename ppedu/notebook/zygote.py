@@ -47,7 +47,7 @@ def serve(descriptor: int) -> NoReturn:
 
     gc.collect()
     gc.freeze()  # the imports stay shared memory: ranks' collections do not touch them
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what ranks leave behind comes to us
+    adopt()
     control = socket.socket(fileno=descriptor)
     send(control, ready=True)
 
@@ -75,7 +75,7 @@ def serve(descriptor: int) -> NoReturn:
                     kill_group(process)  # whatever the rank has started and left
                     rank = alive.pop(process)
                     if not alive:
-                        _kill_children()  # and what has left its group
+                        kill_children()  # and what has left its group
                         bell = _close(bell)
                     send(control, rank=rank, status=os.waitstatus_to_exitcode(status))
             if control not in ready:
@@ -85,7 +85,7 @@ def serve(descriptor: int) -> NoReturn:
             pass  # whoever started this process has ended without reading its last news: as good as closed
         if not request:
             signal_all(alive, signal.SIGKILL)
-            _kill_children()
+            kill_children()
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
         if "run" in request:
@@ -127,6 +127,11 @@ def _keep_store(parent: int, door: int) -> NoReturn:
         os._exit(1)
 
 
+def adopt() -> None:
+    """What the ranks leave behind becomes this process's own children, for `kill_children`."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
 def send(control: socket.socket, **message: Any) -> None:
     control.send(json.dumps(message).encode())
 
@@ -165,7 +170,7 @@ def _ended() -> list[tuple[int, int]]:
     return found
 
 
-def _kill_children() -> None:
+def kill_children() -> None:
     """End all children, and those that then become ours, until there are none."""
     with contextlib.suppress(ChildProcessError):
         while True:

@@ -397,3 +397,35 @@ def test_an_interrupt_at_any_time_does_not_spoil_the_next_run(ranks, spare):
             interrupt.start()
             ranks("while True: pass", 4, pool=spare, timeout=20)
         assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+def test_two_threads_cannot_run_ranks_in_one_pool(ranks, spare, tmp_path):
+    found = []
+
+    def other():
+        while not (tmp_path / "here").exists():
+            time.sleep(0.01)
+        with pytest.raises(SettingError) as caught:
+            ranks("print('never')", 1, pool=spare)
+        found.append(str(caught.value))
+        spare.stop()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with pytest.raises(RankError, match="was killed by SIGKILL"):
+        ranks(f"open({str(tmp_path / 'here')!r}, 'w'); import time; time.sleep(1000)", 2, pool=spare)
+    thread.join()
+    assert "other ranks run already" in found[0]
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+@pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
+def test_what_left_a_ranks_group_ends_with_the_run_too(tmp_path, gone, launcher):
+    pool, text = RankPool(launcher), []
+    (tmp_path / "program.py").write_text(
+        "import subprocess\nprint(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True)\n1 / 0"
+    )
+    with pytest.raises(RankError, match="division by zero"):
+        pool.run(str(tmp_path / "program.py"), 1, timeout=60, write=lambda rank, piece: text.append(piece))
+    assert gone([int(b"".join(text))])
+    pool.close()
