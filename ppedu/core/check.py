@@ -300,8 +300,8 @@ def _out_of_order(sent: Messages, received: Messages, placed: Placed) -> Iterato
                 send = Action(got[1], Op(f"SEND_{got[0]}"), got[2])
                 index, at = placed[recv][1], placed[send][1]
                 why = (
-                    f"would get what {send} sends: messages from rank {source} arrive in the order sent, and number "
-                    f"{number} of them is that one (rank {source}, position {at})"
+                    f"would get what {send} sends: messages from rank {source} arrive in the order sent, and that one "
+                    f"is number {number + 1} (rank {source}, position {at})"
                 )
                 yield Problem(rank, index, recv, "message", f"rank {rank}, position {index}: {recv} {why}")
 

@@ -408,9 +408,10 @@ def _explain(failed: dict[int, tuple[int, float]], ranks: int, report: Path) -> 
         text = f"rank {rank} {how}"
     else:
         first = (causes or heard)[0]
-        rank, text = first["rank"], f"rank {first['rank']} failed:\n{first['text']}"
-    if not causes and not silent and (left := sorted(set(range(ranks)) - set(failed))):
-        text += f"\n(rank{'s' * (len(left) > 1)} {', '.join(map(str, left))} had ended: nobody was there to answer)"
+        rank, alone = first["rank"], ""
+        if not causes and (left := sorted(set(range(ranks)) - set(failed))):
+            alone = f" rank{'s' * (len(left) > 1)} {', '.join(map(str, left))} had ended, nobody was there to answer"
+        text = f"rank {rank} failed:{alone}\n{first['text']}"
     if others := sorted(set(failed) - {rank}):
         text += f"\n(then also rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})"
     return text

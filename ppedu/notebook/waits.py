@@ -103,8 +103,8 @@ def _why(places: Sequence[Place], ended: Sequence[int]) -> Iterator[str]:
         yield f"all ranks must call the same, but {calls}"
     elif together:
         name = next(iter(together.values()))
-        for rank, each in at.items():
-            if rank not in together and not each["kind"]:
+        for rank in at:
+            if rank not in together:
                 yield f"{_ranks(together)} for rank {rank} to come to {name}"
         for rank in ended:
             yield f"{_ranks(together)} for rank {rank} to come to {name}, but it has ended"

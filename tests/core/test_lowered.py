@@ -142,11 +142,11 @@ def test_a_receive_that_gets_another_message_is_told_which_and_from_where(random
     for (source, target), (sent, received) in routes(schedule).items():
         for number, ((index, wanted), (at, got)) in enumerate(zip(received, sent, strict=True)):
             if judge.message(wanted) != judge.message(got):
-                expected.add((target, index, wanted, str(got), str(number), str(source), str(at)))
+                expected.add((target, index, wanted, str(got), str(number + 1), str(source), str(at)))
     found = set()
     for problem in check(schedule):
         if problem.kind == "message":
-            told = r"would get what (\S+) sends: .* number (\d+) of them is that one \(rank (\d+), position (\d+)\)"
+            told = r"would get what (\S+) sends: .* that one is number (\d+) \(rank (\d+), position (\d+)\)"
             found.add((*problem[:3], *re.search(told, str(problem)).groups()))
     assert found == expected
 

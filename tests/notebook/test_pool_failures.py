@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,11 @@ dist.barrier()
 def test_the_peers_of_a_failed_rank_do_not_fill_the_message(ranks):
     message = failure(ranks, MEET + "if rank == 2: raise ValueError('mine')\ndist.barrier()", 3)
     assert message.count("Traceback") == 1 and "Connection" not in message
+
+
+def test_ranks_that_are_left_alone_are_told_who_has_ended(ranks):
+    message = failure(ranks, MEET + "if rank != 1: dist.barrier()", 3)
+    assert re.match(r"rank [02] failed: rank 1 had ended, nobody was there to answer\nTraceback", message)
 
 
 def test_of_several_failures_the_first_is_told_and_the_others_named(ranks):

@@ -44,7 +44,8 @@ def test_lesson_is_saved_as_it_ran_from_top_to_bottom(lesson):
     counts = [cell.execution_count for cell in lesson.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
     outputs = [output for cell in lesson.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error"]
+    failed = [any(out.output_type == "error" for out in cell.get("outputs", [])) for cell in lesson.cells]
+    assert [place for place, each in enumerate(failed) if each] == _tagged(lesson, "raises-exception")
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert "widgets" not in lesson.metadata
 

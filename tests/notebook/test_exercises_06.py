@@ -1,0 +1,411 @@
+"""Lesson 6: what hangs in a rehearsal hangs on real ranks, repairs are accepted, and the others get the reason."""
+
+import inspect
+import subprocess
+import sys
+import textwrap
+import threading
+
+import matplotlib
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often
+
+from ppedu import Action, SettingError, lower, schedule
+from ppedu.core.check import replay
+from ppedu.core.schedule import Schedule
+from ppedu.notebook.exercises import find_fault
+from ppedu.notebook.rehearsal import BOTH_WAYS, ONE_WAY, rehearse
+from ppedu.run import comm
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = threading.active_count()
+    yield
+    for thread in threading.enumerate():
+        if thread.daemon and "_live" in thread.name:
+            thread.join(5)
+    assert threading.active_count() <= before
+
+
+# The exercises as the lesson gives them, and repairs
+
+
+def receives_first(me, microbatches):
+    for m in range(microbatches):
+        x = me.communicate("recv_forward")
+        dy = me.communicate("recv_backward")
+        y = me.forward(m, x)
+        me.communicate("send_forward", y)
+        dx = me.backward(m, dy)
+        me.communicate("send_backward", dx)
+
+
+def naive(me, microbatches):
+    for m in range(microbatches):
+        x = me.communicate("recv_forward")
+        y = me.forward(m, x)
+        me.communicate("send_forward", y)
+        dy = me.communicate("recv_backward")
+        dx = me.backward(m, dy)
+        me.communicate("send_backward", dx)
+
+
+def one_f_one_b(me, microbatches, middle):
+    warmup = min(me.ranks - me.rank - 1, microbatches)
+    for m in range(warmup):
+        x = me.communicate("recv_forward")
+        y = me.forward(m, x)
+        me.communicate("send_forward", y)
+    middle(me, warmup, microbatches)
+    for m in range(microbatches - warmup, microbatches):
+        dy = me.communicate("recv_backward")
+        dx = me.backward(m, dy)
+        me.communicate("send_backward", dx)
+
+
+def sends_first(me, microbatches):
+    def middle(me, warmup, microbatches):
+        for m in range(warmup, microbatches):
+            x = me.communicate("recv_forward")
+            y = me.forward(m, x)
+            me.communicate("send_forward", y)
+            dy = me.communicate("recv_backward")
+            dx = me.backward(m - warmup, dy)
+            me.communicate("send_backward", dx)
+
+    one_f_one_b(me, microbatches, middle)
+
+
+def receives_before_it_sends(me, microbatches):
+    def middle(me, warmup, microbatches):
+        for m in range(warmup, microbatches):
+            x = me.communicate("recv_forward")
+            y = me.forward(m, x)
+            dy = me.communicate("recv_backward")
+            me.communicate("send_forward", y)
+            dx = me.backward(m - warmup, dy)
+            me.communicate("send_backward", dx)
+
+    one_f_one_b(me, microbatches, middle)
+
+
+def swaps(me, microbatches):
+    def middle(me, warmup, microbatches):
+        if warmup < microbatches:
+            x = me.communicate("recv_forward")
+        for m in range(warmup, microbatches):
+            y = me.forward(m, x)
+            dy = me.bidirectional_communicate("send_fwd_recv_bwd", y)
+            dx = me.backward(m - warmup, dy)
+            if m < microbatches - 1:
+                x = me.bidirectional_communicate("send_bwd_recv_fwd", dx)
+            else:
+                me.communicate("send_backward", dx)
+
+    one_f_one_b(me, microbatches, middle)
+
+
+def swaps_alone(me, microbatches):
+    def middle(me, warmup, microbatches):
+        for m in range(warmup, microbatches):
+            x = me.communicate("recv_forward")
+            y = me.forward(m, x)
+            dy = me.bidirectional_communicate("send_fwd_recv_bwd", y)
+            dx = me.backward(m - warmup, dy)
+            me.communicate("send_backward", dx)
+
+    one_f_one_b(me, microbatches, middle)
+
+
+def sum_on_one(me, steps, target):
+    for _ in range(steps):
+        loss = me.step()
+        if me.rank == me.ranks - 1:
+            loss = me.all_reduce(loss)
+            if loss < target:
+                break
+
+
+def sum_on_all(me, steps, target):
+    for _ in range(steps):
+        if me.all_reduce(me.step()) < target:
+            break
+
+
+def told_by_the_last(me, steps, target):
+    for _ in range(steps):
+        loss = me.step()
+        if me.rank == me.ranks - 1:
+            for other in range(me.rank):
+                me.send(loss, other)
+        else:
+            loss = me.recv(me.ranks - 1)
+        if loss < target:
+            return
+
+
+def gpipe(order):
+    def step(me, microbatches):
+        for m in range(microbatches):
+            x = me.communicate("recv_forward")
+            y = me.forward(m, x)
+            me.communicate("send_forward", y)
+        for m in order(me, microbatches):
+            dy = me.communicate("recv_backward")
+            dx = me.backward(m, dy)
+            me.communicate("send_backward", dx)
+
+    return step
+
+
+def newest_first(me, microbatches):
+    return reversed(range(microbatches))
+
+
+def newest_first_on_the_last(me, microbatches):
+    return range(microbatches) if me.rank < me.ranks - 1 else newest_first(me, microbatches)
+
+
+RIGHT = {
+    "naive": ("06.1", naive),
+    "another order": ("06.1", swaps),
+    "a swap": ("06.2", swaps),
+    "no swap": ("06.2", receives_before_it_sends),
+    "a sum on all": ("06.3", sum_on_all),
+    "the last rank tells": ("06.3", told_by_the_last),
+    "the oldest first": ("06.4", gpipe(lambda me, microbatches: range(microbatches))),
+    "the newest first": ("06.4", gpipe(newest_first)),
+}
+
+
+@pytest.mark.parametrize(("exercise", "answer"), RIGHT.values(), ids=RIGHT)
+def test_a_loop_is_right_however_it_is_repaired(exercise, answer):
+    assert find_fault(exercise, answer) is None
+
+
+@pytest.mark.parametrize(("exercise", "loop"), [("06.2", swaps), ("06.4", gpipe(newest_first))])
+def test_what_the_loop_ran_is_drawn(told, exercise, loop):
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    assert told(exercise, loop).startswith("Right.")
+    assert len(pyplot.get_fignums()) == 1
+    pyplot.close("all")
+
+
+def no_sum(me, steps, target):
+    for _ in range(steps):
+        if me.step() < target:
+            break
+
+
+def only_the_last_stops(me, steps, target):
+    for _ in range(steps):
+        loss = me.all_reduce(me.step())
+        if me.rank == me.ranks - 1 and loss < target:
+            break
+
+
+def never_stops(me, steps, target):
+    for _ in range(steps):
+        me.all_reduce(me.step())
+
+
+def one_more_step(me, steps, target):
+    sum_on_all(me, steps, target)
+    me.step()
+
+
+def endless(me, *_):
+    while True:
+        me.forward(0)
+
+
+def passes_on(me, microbatches):
+    for m in range(microbatches):
+        y = me.forward(m, me.communicate("recv_forward"))
+        me.communicate("send_forward", y)
+        me.communicate("recv_backward")
+        me.communicate("send_backward", me.backward(m, y))
+
+
+WRONG = {
+    "both receive first": ("06.1", receives_first, "rank 1 waits for rank 0. All receive, nobody sends"),
+    "both send first": ("06.2", sends_first, "rank 1 waits for rank 0. All send, nobody receives"),
+    "the place": ("06.2", sends_first, 'me.communicate("send_backward", dx), rank 1 waits for rank 0'),
+    "one side swaps": ("06.2", swaps_alone, "A swap needs two that swap with each other"),
+    "no longer 1F1B": ("06.2", naive, "it is no 1F1B any more: rank 0 runs 0B0 where it should run 0F1"),
+    "a sum on one rank": (
+        "06.3",
+        sum_on_one,
+        "loss = me.all_reduce(loss), rank 1 waits for rank 0. What all ranks do together, all of them must call",
+    ),
+    "no sum": ("06.3", no_sum, "rank 1 waits for rank 0, which has ended"),
+    "only the last stops": ("06.3", only_the_last_stops, "rank 0 waits for rank 1, which has ended"),
+    "never stops": ("06.3", never_stops, "training should end after 3 steps, but takes 6"),
+    "one step too many": ("06.3", one_more_step, "training should end after 3 steps, but takes 4"),
+    "a sum of nothing": ("06.3", lambda me, steps, target: me.all_reduce(None), "all_reduce on rank 0 needs a number"),
+    "another order on the last rank": (
+        "06.4",
+        gpipe(newest_first_on_the_last),
+        "rank 0 runs the backward of microbatch 0 with the gradient of microbatch 1. A message has no name on it",
+    ),
+    "backward on the activation": (
+        "06.4",
+        passes_on,
+        "the backward of microbatch 0 with the activation of microbatch 0 of stage 0, where it needs the gradient of "
+        "microbatch 0 of stage 1",
+    ),
+    "forward on nothing": ("06.4", lambda me, m: me.forward(0), "rank 1 runs the forward of microbatch 0 with None"),
+    "a microbatch forgotten": (
+        "06.4",
+        lambda me, m: naive(me, m - 1),
+        "nothing hangs; still, rank 0: 0F1 is never run",
+    ),
+    "runs nothing": ("06.4", lambda me, m: None, "your loop runs nothing"),
+    "sends nothing": (
+        "06.4",
+        lambda me, m: me.communicate("send_forward"),
+        "send_forward on rank 0 needs something to send; got None",
+    ),
+    "another operation": ("06.4", lambda me, m: me.communicate("send"), "there is no operation 'send' here; there is:"),
+    "another rank": ("06.3", lambda me, *_: me.send(1, 2), "there is no rank 2; the ranks are 0 to 1"),
+    "endless": ("06.4", endless, "rank 0 goes on and on: it has made 10000 calls"),
+    "of one argument": ("06.4", lambda me: None, "give a function of me and microbatches; yours has too many"),
+    "no function": ("06.3", None, "give a function of me, steps and target, not None"),
+}
+
+
+@pytest.mark.parametrize(("exercise", "answer", "reason"), WRONG.values(), ids=WRONG)
+def test_a_wrong_loop_is_refused_with_the_reason(refused, exercise, answer, reason):
+    refused(exercise, answer, reason)
+
+
+def test_an_error_in_the_learners_own_code_is_left_to_python():
+    with pytest.raises(ZeroDivisionError):
+        find_fault("06.1", lambda me, microbatches: 1 // (1 - me.rank))
+
+
+def test_the_exercises_are_there_without_torch():
+    program = "import sys, ppedu.notebook; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# The rehearsal, beside real ranks and beside the checker
+
+
+def test_neighbours_are_where_communicate_has_them():
+    assert {name: step for name, (_, _, step) in comm.ONE_WAY.items()} == ONE_WAY
+    assert {name: step for name, (_, _, step) in comm.BOTH_WAYS.items()} == BOTH_WAYS
+
+
+def both_send(me, _):
+    me.send(1.0, 1 - me.rank)
+    me.recv(1 - me.rank)
+
+
+def one_adds_up(me, _):
+    if me.rank == 0:
+        me.all_reduce(1.0)
+    if me.rank == 0:
+        me.send(1.0, 1)
+    else:
+        me.recv(0)
+
+
+PROGRAMS = [both_send, one_adds_up, sends_first, receives_before_it_sends, swaps, swaps_alone]
+
+ON_REAL_RANKS = """
+from datetime import timedelta
+import torch, torch.distributed as dist
+from ppedu.run import PipelineGroup, bidirectional_communicate, communicate
+
+class Me:
+    def __init__(self, group):
+        self.rank, self.ranks, self.group = dist.get_rank(group), 2, group
+        self.pipeline = PipelineGroup(self.rank, 2, group)
+
+    def send(self, value, rank):
+        dist.send(torch.ones(1), group=self.group, group_dst=rank)
+
+    def recv(self, rank):
+        dist.recv(torch.empty(1), group=self.group, group_src=rank)
+
+    def all_reduce(self, value):
+        dist.all_reduce(torch.ones(1), group=self.group)
+
+    def communicate(self, operation, value=None):
+        return communicate(operation, value, (1,), group=self.pipeline)
+
+    def bidirectional_communicate(self, operation, value=None):
+        return bidirectional_communicate(operation, value, (1,), group=self.pipeline)
+
+    def forward(self, microbatch, x=None):
+        return torch.ones(1)
+
+    backward = forward
+
+dist.init_process_group("gloo")
+for program in PROGRAMS:
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.barrier()
+    try:
+        program(Me(group), 3)
+        print("ends")
+    except RuntimeError:
+        print("hangs")
+"""
+
+
+def test_what_hangs_in_a_rehearsal_hangs_on_real_ranks(ranks):
+    """gloo gives up after a second. The messages are single numbers."""
+    sources = [textwrap.dedent(inspect.getsource(program)) for program in (one_f_one_b, *PROGRAMS)]
+    listed = f"PROGRAMS = {', '.join(program.__name__ for program in PROGRAMS)}\n"
+    real = ranks("".join(sources) + listed + ON_REAL_RANKS, 2)
+    hang = [bool(rehearse(lambda me, each=each: each(me, 3), 2).waits) for each in PROGRAMS]
+    assert hang == [True, True, True, False, False, True]
+    assert [text.split() for text in real] == [["hangs" if each else "ends" for each in hang]] * 2
+
+
+@often(60)
+@given(st.data())
+def test_who_waits_in_a_rehearsal_waits_in_the_checkers_replay(data):
+    """Lowered orders in which neighbouring messages of different kinds have changed places, so that some hang."""
+    ranks, name = data.draw(st.integers(2, 4)), data.draw(st.sampled_from(["gpipe", "1f1b"]))
+    legal = lower(schedule(name, ranks, data.draw(st.integers(1, 5))))
+    orders = [list(order) for order in legal.orders]
+    for order in orders:
+        for place in range(1, len(order)):
+            one, other = order[place - 1 : place + 1]
+            if not (one.computes or other.computes or one.op == other.op) and data.draw(st.booleans()):
+                order[place - 1 : place + 1] = other, one
+    mixed = Schedule("mixed", legal.placement, legal.microbatches, tuple(map(tuple, orders)))
+    names = {"SEND_F": "send_forward", "RECV_F": "recv_forward", "SEND_B": "send_backward", "RECV_B": "recv_backward"}
+
+    def program(me):
+        for action in mixed.orders[me.rank]:
+            if not action.computes:
+                me.communicate(names[action.op], 1)
+
+    blocked = replay(mixed, rendezvous=True).blocked
+    found = {wait.rank: (wait.doing, wait.peers) for wait in rehearse(program, ranks).waits}
+    at = {rank: mixed.orders[rank][index] for rank, (index, _) in blocked.items()}
+    assert found == {rank: (names[action.op], _peer(action, rank, mixed)) for rank, action in at.items()}
+
+
+def _peer(action: Action, rank: int, mixed: Schedule) -> tuple[int, ...]:
+    return tuple(each for each in mixed.placement.route(action) if each != rank)
+
+
+def test_all_circles_are_told_apart_from_those_who_only_wait():
+    def four(me):
+        """Ranks 1 and 2 wait for each other, 0 and 3 for them."""
+        me.recv({0: 1, 1: 2, 2: 1, 3: 2}[me.rank])
+
+    assert [(wait.rank, wait.peers) for wait in rehearse(four, 4).waits] == [(0, (1,)), (1, (2,)), (2, (1,)), (3, (2,))]
+    with pytest.raises(SettingError, match="there is no rank 4"):
+        rehearse(lambda me: me.swap(1, 4), 4)
