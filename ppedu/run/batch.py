@@ -94,9 +94,11 @@ class Batch:
                 f"targets are a tensor, or a list with those of each microbatch; got {type(targets).__name__}"
             )
         wanted = [] if targets is None else cut(targets, "targets", target_dim)
-        counts = [int(count(target)) if count else _size(target, target_dim) for target in wanted]
-        if wanted and (min(counts) < 0 or not sum(counts)):
-            raise SettingError(f"the microbatches' targets count {counts}; there must be some, and none below 0")
+        found = [float(count(target)) if count else _size(target, target_dim) for target in wanted]
+        counts = [int(each) for each in found]
+        if wanted and (min(counts) < 0 or not sum(counts) or found != counts):
+            told = found if found != counts else counts
+            raise SettingError(f"the microbatches' targets count {told}; it must be whole numbers, some above 0")
         return cls(arguments, each, wanted, [Fraction(number, sum(counts)) for number in counts])
 
     def kinds(self, microbatches: int) -> list[int]:

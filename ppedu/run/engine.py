@@ -28,12 +28,13 @@ from ppedu.core.timeline import Span, Timeline
 from ppedu.run import clock
 from ppedu.run.batch import Batch, Dims
 from ppedu.run.comm import PipelineGroup
-from ppedu.run.gradients import Tie, add_up, mean, require_equal, shared, squares, start_mean
+from ppedu.run.gradients import Shared, Tie, add_up, mean, require_equal, shared, squares, start_mean
 from ppedu.run.messages import Messages, other_end, reason, wait
 from ppedu.run.sharded import Shards, is_sharded, kept
 from ppedu.run.stage import Loss, Stage, as_tuple
 
 Handler = Callable[[Action, "Step"], None]
+MOST_SECONDS = 10**6  # that a rank may wait for another
 GATHERED = 1  # tells what all ranks tell each other from a schedule's messages, where there are tags (not in NCCL)
 
 
@@ -92,6 +93,7 @@ class Pipeline:
     ):
         require_schedule("Pipeline", schedule)
         schedule.validate()
+        _require_settings(loss_fn, group, replicas, dims, count, autocast, timeout)
         self.group = group or PipelineGroup.world()
         if self.group.size != schedule.ranks:
             raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; there are {self.group.size}")
@@ -111,7 +113,9 @@ class Pipeline:
         lowered = schedule if schedule.lowered else lower(schedule, fsdp=self.sharded)
         self.shards.require(lowered, replicas)
         self.program = Program(lowered, self.group.rank)
-        self.shared = shared(schedule.placement, modules, tied, self.group.rank)
+        self._tied = list(tied)
+        self.shared: list[Shared] = []
+        self._find_shared()
         self.cutting: dict[str, Any] = {"dims": dims, "target_dim": target_dim, "count": count}
         self.output_dim, self.autocast, self.seed = output_dim, autocast, seed
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
@@ -198,6 +202,9 @@ class Pipeline:
         Every weight of the model counts once, also one that several ranks hold or that is `tied` to another. All ranks
         must call it.
         """
+        if not most > 0:
+            raise SettingError(f"the most that the norm may be must be a number above 0; got {most!r}")
+        self._find_shared()
         modules = nn.ModuleList(stage.module for stage in self.stages.values())  # a weight in two stages counts once
         own = torch.tensor([squares(self.shared, [modules])], dtype=torch.float64)
         norm = math.sqrt(self._gather(own, "clip_grad_norm").sum())
@@ -214,6 +221,7 @@ class Pipeline:
         program = self.program if training else self.forwards
         batch = Batch.cut(inputs, targets, keywords, self.schedule.microbatches, **self.cutting)
         self._require(what, batch)
+        self._find_shared()
         if self.offset is None:
             self._meet(what)
         kinds = self._agree(what, batch)
@@ -235,8 +243,15 @@ class Pipeline:
             self._require_finite()
         return step
 
+    def _find_shared(self) -> None:
+        """Look for what is shared; done for each step, as somebody may have put in other weights."""
+        modules = {index: stage.module for index, stage in self.stages.items()}
+        self.shared = shared(self.schedule.placement, modules, self._tied, self.group.rank)
+
     def _require(self, what: str, batch: Batch) -> None:
         rank = self.group.rank
+        if what == "step" and torch.is_inference_mode_enabled():
+            raise SettingError("a step within torch.inference_mode() would leave no gradients; use eval there")
         if 0 in self.stages and not batch.inputs:
             raise SettingError(f"rank {rank} holds the first stage, so {what} needs the inputs there")
         if self.last and what != "forward":
@@ -247,15 +262,19 @@ class Pipeline:
 
     def _meet(self, what: str) -> None:
         """Once: make sure that all ranks have the same schedule, and equal copies of weights; compare their clocks."""
-        own = [clock.machine(), self.program.fingerprint, self.messages.debug]
+        settings = {
+            "schedule": self.program.fingerprint,
+            "debug": self.messages.debug,
+            "seed": self.seed,
+            "autocast": self.autocast,
+            "tied": self._tied,
+        }
+        own = [clock.machine(), *(zlib.crc32(repr(value).encode()) for value in settings.values())]
         rows = self._gather(torch.tensor(own), f"start the {what}").tolist()
-        for rank, (_, schedule, debug) in enumerate(rows):
-            if schedule != rows[0][1]:
-                raise CommunicationError(f"rank {rank} runs another schedule than rank 0; give all ranks the same")
-            if debug != rows[0][2]:
-                raise CommunicationError(
-                    f"debug is not the same on rank {rank} as on rank 0; give it to all or to none"
-                )
+        for rank, row in enumerate(rows):
+            for name, theirs, first in zip(settings, row[1:], rows[0][1:], strict=True):
+                if theirs != first:
+                    raise CommunicationError(f"rank {rank} has another {name} than rank 0; give all ranks the same")
         require_equal(self.shared, self.group, self.patience)
         self.offset = clock.offset(self.group, [row[0] for row in rows])
 
@@ -334,7 +353,8 @@ class Pipeline:
         if self.replicas is not None:
             self.loss = mean(self.loss, self.replicas, self.patience)
         self.losses = rows[:, 1 : 1 + microbatches].sum(0).float()
-        self._measured = program.schedule, rows[:, 1 + microbatches :]
+        if step.training:
+            self._measured = program.schedule, rows[:, 1 + microbatches :]
 
     def _require_finite(self) -> None:
         for m, loss in enumerate(self.losses.tolist()):
@@ -388,6 +408,7 @@ class Step:
     def __init__(self, pipeline: Pipeline, batch: Batch, kinds: Sequence[int], training: bool):
         self.pipeline, self.stages, self.batch = pipeline, pipeline.stages, batch
         self.placement, self.messages = pipeline.schedule.placement, pipeline.messages
+        self.training = training
         self.kinds = [(kind, training) for kind in kinds]  # no gradients are wanted in an evaluation
         self.clock = clock.Clock(pipeline.device)
         self.outputs: dict[int, Any] = {}  # of microbatches without a loss
@@ -553,6 +574,31 @@ DEFAULTS: dict[Op, Handler] = {
     Op.RESHARD: lambda action, step: step.pipeline.shards.reshard(action.stage),
     Op.REDUCE_GRAD: lambda action, step: step.pipeline.shards.reduce_grad(action),
 }
+
+
+def _require_settings(
+    loss_fn: Any, group: Any, replicas: Any, dims: Any, count: Any, autocast: Any, timeout: Any
+) -> None:
+    fits = {
+        "loss_fn": (loss_fn is None or callable(loss_fn), "a function of an output and a target", loss_fn),
+        "group": (group is None or isinstance(group, PipelineGroup), "a PipelineGroup(rank, size, group)", group),
+        "replicas": (replicas is None or isinstance(replicas, dist.ProcessGroup), "a process group", replicas),
+        "dims": (dims is None or isinstance(dims, Mapping), "a dict, such as {0: 1} or {'mask': None}", dims),
+        "count": (count is None or callable(count), "a function of a microbatch's targets", count),
+        "autocast": (
+            autocast is None or isinstance(autocast, torch.dtype),
+            "a dtype, such as torch.bfloat16",
+            autocast,
+        ),
+        "timeout": (
+            isinstance(timeout, (int, float)) and 0 < timeout <= MOST_SECONDS,
+            f"a number of seconds above 0, at most {MOST_SECONDS}",
+            timeout,
+        ),
+    }
+    for name, (well, wanted, got) in fits.items():
+        if not well:
+            raise SettingError(f"{name} must be {wanted}; got {got!r}")
 
 
 def _stages(given: Mapping[int, nn.Module | Stage], wanted: Sequence[int], rank: int) -> dict[int, Stage]:

@@ -83,10 +83,12 @@ class Messages:
         found = [Layout(tensor.dtype, tuple(tensor.shape), tensor.requires_grad) for tensor in tensors]
         expected = self._expected(action, kind)
         if expected is not None and found != expected:
+            changed = [each.wants_grad for each in found] != [each.wants_grad for each in expected]
             raise CommunicationError(
                 f"rank {self.group.rank}: {action} has {_told(found)} to send, where the receiver expects "
-                f"{_told(expected)}, as for earlier microbatches of that shape; after freezing or unfreezing weights, "
-                "make a new Pipeline"
+                f"{_told(expected)}, as for earlier microbatches of that shape"
+                + "; whether it wants a gradient has changed, too: make a new Pipeline after (un)freezing"
+                * changed
             )
         outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
         sums = [0, *map(checksum, outgoing)] if self.debug else []  # a header has none

@@ -65,7 +65,8 @@ class Stage:
         start = self.clock.now()
         y = self.module(*xs, **keywords)
         if self.loss_fn and len(self.targets):
-            y = self._weighted(self.loss_fn, y, microbatch)
+            wanted = torch.is_grad_enabled() and self._learns(xs)
+            y = self._weighted(self.loss_fn, y, microbatch, wanted)
             self.loss = self.loss + y.detach()
         self.clock.note(F(self.index, microbatch), start)
         if torch.is_grad_enabled():
@@ -102,15 +103,22 @@ class Stage:
         self.left.pop(microbatch)()
         self.clock.note(W(self.index, microbatch), start)
 
-    def _weighted(self, loss_fn: Loss, y: Any, microbatch: int) -> torch.Tensor:
+    def _weighted(self, loss_fn: Loss, y: Any, microbatch: int, wanted: bool) -> torch.Tensor:
         share = self.shares[microbatch]
         # Where no target counts there is no mean, and loss_fn might give NaN.
         loss: Any = loss_fn(y, self.targets[microbatch]) if share else torch.zeros((), device=self.device)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise PipelineError(f"loss_fn must give one number, the microbatch's mean loss, as a tensor; got {got}")
+        if wanted and share and not loss.requires_grad:
+            raise PipelineError("the loss does not depend on the weights: something is detached, or a plain number")
         self.losses[microbatch] = loss.detach()
         return (loss * share.numerator if share.numerator > 1 else loss) / share.denominator
+
+    def _learns(self, xs: Sequence[Any]) -> bool:
+        """Is there anything that wants a gradient from here?"""
+        parameters = any(weight.requires_grad for weight in self.module.parameters())
+        return parameters or any(isinstance(x, torch.Tensor) and x.requires_grad for x in xs)
 
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
         xs, edges = self.held.pop(microbatch)

@@ -153,9 +153,16 @@ REFUSED = {
     ),
     "no target counts": (
         (X, padded(0, 0, 0, 0, 0, 0, 0), {}, {"count": counted}),
-        "count [0, 0, 0]; there must be some",
+        "count [0, 0, 0]; it must be whole numbers, some above 0",
     ),
-    "targets count less than nothing": ((X, Y, {}, {"count": lambda y: -1}), "count [-1, -1, -1]; there must be some"),
+    "targets count by halves": (
+        (X, Y, {}, {"count": lambda y: 0.5}),
+        "count [0.5, 0.5, 0.5]; it must be whole numbers",
+    ),
+    "targets count less than nothing": (
+        (X, Y, {}, {"count": lambda y: -1}),
+        "count [-1, -1, -1]; it must be whole numbers",
+    ),
 }
 
 

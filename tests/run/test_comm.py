@@ -353,24 +353,3 @@ except PipelineError:
 
 def test_the_errors_are_pipeline_errors():
     assert issubclass(CommunicationError, PipelineError) and issubclass(SettingError, PipelineError)
-
-
-@pytest.mark.parametrize(("gpus", "says"), [(0, ["cpu gloo"] * 3), (3, ["cuda:0 nccl", "cuda:1 nccl", "cuda:2 nccl"])])
-def test_each_rank_has_a_place(ranks, gpus, says):
-    program = f"""
-        import torch, ppedu as pp
-        torch.cuda.device_count, torch.cuda.set_device = lambda: {gpus}, lambda device: None
-        print(*pp.run.place())
-        """
-    assert [text.strip() for text in ranks(program, 3)] == says
-
-
-def test_ranks_that_share_gpus_are_told_so_once(ranks):
-    program = """
-        import torch, ppedu as pp
-        torch.cuda.device_count, torch.cuda.set_device = lambda: 2, lambda device: None
-        print(*pp.run.place())
-        """
-    first, *others = ranks(program, 3)
-    assert first == "3 ranks share 2 GPUs; their messages go through the host's memory\ncuda:0 gloo\n"
-    assert others == ["cuda:1 gloo\n", "cuda:0 gloo\n"]

@@ -167,3 +167,30 @@ def test_copies_of_weights_that_differ_from_the_start_are_refused(ranks, name, t
         assert fine == "equal: fine"
         if name == "chimera" or rank in (0, 3):
             assert refused.startswith(f"SettingError rank {rank} and rank {3 - rank} hold copies of one stage, or tied")
+
+
+def test_copies_whose_weights_were_replaced_still_add_up_their_gradients(ranks):
+    program = """
+        import torch, torch.distributed as dist, ppedu as pp
+        dist.init_process_group("gloo")
+        X, Y = torch.arange(32.0).view(8, 4) / 10, torch.ones(8, 4)
+        def layers():
+            torch.manual_seed(5)
+            return {stage: torch.nn.Linear(4, 4) for stage in range(2)}
+        def step(modules):
+            pipeline = pp.run.Pipeline(pp.schedule("dualpipe", 2, 4), modules, torch.nn.functional.mse_loss)
+            yield
+            pipeline.step(X, Y)
+        fresh, loaded = layers(), layers()
+        for modules in (fresh, loaded):
+            running = step(modules)
+            next(running)
+            if modules is loaded:
+                for module in modules.values():
+                    module.load_state_dict({k: v.clone() for k, v in module.state_dict().items()}, assign=True)
+            next(running, None)
+        for stage in range(2):
+            for ours, theirs in zip(loaded[stage].parameters(), fresh[stage].parameters()):
+                assert torch.equal(ours.grad, theirs.grad), stage
+        """
+    ranks(program, 2)

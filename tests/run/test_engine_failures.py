@@ -343,7 +343,7 @@ pipeline.step(X if rank < 2 else X[:6], Y)
 pipeline = made("1f1b" if rank < 2 else "gpipe")
 pipeline.step(X, Y)
 """,
-        ["CommunicationError: rank 2 runs another schedule than rank 0; give all ranks the same"] * 3,
+        ["CommunicationError: rank 2 has another schedule than rank 0; give all ranks the same"] * 3,
         "CommunicationError",
     ),
     "another number of microbatches on one rank": (
@@ -351,7 +351,7 @@ pipeline.step(X, Y)
 pipeline = made(microbatches=4 if rank else 8)
 pipeline.step(X, Y)
 """,
-        ["CommunicationError: rank 1 runs another schedule than rank 0; give all ranks the same"] * 3,
+        ["CommunicationError: rank 1 has another schedule than rank 0; give all ranks the same"] * 3,
         "CommunicationError",
     ),
     "debug on one rank": (
@@ -359,8 +359,35 @@ pipeline.step(X, Y)
 pipeline = made(debug=rank == 1)
 pipeline.step(X, Y)
 """,
-        ["CommunicationError: debug is not the same on rank 1 as on rank 0; give it to all or to none"] * 3,
+        ["CommunicationError: rank 1 has another debug than rank 0; give all ranks the same"] * 3,
         "CommunicationError",
+    ),
+    "another seed on one rank": (
+        """
+pipeline = made()
+pipeline.seed = rank
+pipeline.step(X, Y)
+""",
+        ["CommunicationError: rank 1 has another seed than rank 0; give all ranks the same"] * 3,
+        "CommunicationError",
+    ),
+    "a norm below 0 to clip to": (
+        """
+pipeline = made()
+pipeline.step(X, Y)
+pipeline.clip_grad_norm(-1.0)
+""",
+        ["SettingError: the most that the norm may be must be a number above 0; got -1.0"] * 3,
+        AGAIN,
+    ),
+    "a step in inference mode": (
+        """
+pipeline = made()
+with torch.inference_mode():
+    pipeline.step(X, Y)
+""",
+        ["SettingError: a step within torch.inference_mode\\(\\) would leave no gradients"] * 3,
+        AGAIN,
     ),
     "an eval on one rank": (
         """
@@ -392,7 +419,7 @@ if rank == 0:
 pipeline.step(X, Y)
 """,
         [
-            "CommunicationError: rank 0: 0SEND_F0 has .* after freezing or unfreezing weights, make a new Pipeline",
+            "CommunicationError: rank 0: 0SEND_F0 has .* make a new Pipeline after \\(un\\)freezing",
             LATE,
             LATE,
         ],

@@ -5,7 +5,8 @@ import json
 import pytest
 
 import ppedu as pp
-from ppedu.run.train import TrainConfig, place
+from ppedu.run import place
+from ppedu.run.train import TrainConfig
 
 SMALL = {
     "steps": 2,
@@ -287,6 +288,8 @@ def test_more_ranks_than_gpus_share_them_and_say_so_once(monkeypatch, capsys, gp
     chosen = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
-    device, backend = place(ranks, local)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    device, backend = place()
     assert (str(device), backend) == expected and capsys.readouterr().err == says
     assert chosen == ([device] if gpus else [])
