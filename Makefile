@@ -36,7 +36,7 @@ lint: .venv/.test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: .venv/.test
+bench: .venv/.bench
 	$(BIN)/python tests/bench.py
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_ranks.py

@@ -406,6 +406,9 @@ def _explain(failed: dict[int, tuple[int, float]], ranks: int, report: Path) -> 
             else f"was killed by {names.get(-status, f'signal {-status}')}"
         )
         text = f"rank {rank} {how}"
+        # It could not say where; whoever was the first to miss it can.
+        if heard and (line := re.search(r", (line \d+), in .*\n *(.*)", heard[0]["text"])):
+            text += f"\nrank {heard[0]['rank']} missed it at {line[1]}: {line[2]}"
     else:
         first = (causes or heard)[0]
         rank, alone = first["rank"], ""

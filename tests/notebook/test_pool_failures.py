@@ -135,8 +135,12 @@ def test_what_a_rank_says_when_it_exits_is_shown(rank_pool, tmp_path):
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"])
 def test_a_rank_that_was_killed_is_named_with_its_signal(ranks, name):
-    message = failure(ranks, f"{MEET}\nif rank == 1: os.kill(os.getpid(), signal.{name})\ndist.barrier()", 2)
-    assert message.splitlines()[0] == f"rank 1 was killed by {name}"
+    program = f"{MEET}\nif rank == 1: os.kill(os.getpid(), signal.{name})\ndist.barrier()  # without it"
+    message = failure(ranks, program, 2)
+    assert message.splitlines()[:2] == [
+        f"rank 1 was killed by {name}",
+        f"rank 0 missed it at line {line(program, 'without it')}: dist.barrier()  # without it",
+    ]
 
 
 def test_a_signal_without_a_name_has_its_number(ranks):
