@@ -77,7 +77,7 @@ def test_cells_in_a_row_leave_nothing_and_disturb_no_other(tmp_path, marked, cel
                 (tmp_path / "here").unlink(missing_ok=True)
                 if "interrupt" in end:
                     threading.Thread(target=interrupt, args=[kernel, tmp_path / "here"]).start()
-                _, error = run(BEGIN.format(timeout=1.5 if "recv" in end else 60) + end)
+                _, error = run(BEGIN.format(timeout=4 if "recv" in end else 60) + end)
                 assert says in error, end
             else:
                 total = 3 * number + 3
