@@ -48,7 +48,7 @@ def interrupt(process, file):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cells", [24, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cells", [12, pytest.param(300, marks=pytest.mark.slow)])
 def test_cells_in_a_row_leave_nothing_and_disturb_no_other(tmp_path, marked, cells):
     mark, page = uuid.uuid4().hex, nbformat.v4.new_notebook()
     (tmp_path / "temporary").mkdir()
