@@ -156,7 +156,6 @@ class RankPool:
         self.start()
         self._wait_until_ready()
         assert self._control is not None
-        report = folder or Path(tempfile.mkdtemp(prefix="ppedu-"))  # readable by this user only
         several = any(flag.startswith("--nnodes") for flag in flags)
         door = socket.create_server(("127.0.0.1", 0))  # where the ranks find each other
         everything = _environment(ranks, str(door.getsockname()[1]), several) | dict(environment or {})
@@ -170,6 +169,7 @@ class RankPool:
         }
         pipes = [os.pipe() for _ in range(ranks)]
         readings, writings = [reading for reading, _ in pipes], [writing for _, writing in pipes]
+        report = folder or Path(tempfile.mkdtemp(prefix="ppedu-"))  # readable by this user only
         try:
             write_private(report / "job.json", json.dumps(job).encode())
             self._settled = False
