@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,11 @@ def packed(value: Any, what: str, where: str) -> bytes:
     except Exception as error:
         raise SettingError(f"{what} cannot be taken apart and sent: {error}") from error
     return buffer.getvalue()
+
+
+def new_folder() -> Path:
+    """A name for a run's folder. Its maker knows it before the folder is there, and so can always remove it."""
+    return Path(tempfile.gettempdir(), f"ppedu-{uuid.uuid4().hex}")
 
 
 def write_private(file: Path, content: bytes) -> None:

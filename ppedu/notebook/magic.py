@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.notebook.exchange import FOLDER, given_back, inputs, write_private
+from ppedu.notebook.exchange import FOLDER, given_back, inputs, new_folder, write_private
 from ppedu.notebook.output import Output
 from ppedu.notebook.pool import LAUNCHERS, RankPool, memory
 
@@ -48,7 +48,7 @@ def _parser() -> _Parser:
     add("--save", metavar="FILE.py", help="write a script, too, that torchrun can run elsewhere")
     add("--live", action="store_true", help="show output as it comes, not rank after rank")
     add("--timeout", type=float, default=60, metavar="SECONDS", help="end the ranks after so long (default: 60)")
-    add("--launcher", choices=LAUNCHERS, default="auto", help="fork ranks (zygote), or start the real torchrun")
+    add("--launcher", choices=["auto", *LAUNCHERS], default="auto", help="fork ranks (zygote, auto) or start torchrun")
     add("--standalone", action="store_true", help="as is usual for one machine; changes nothing")
     add("-h", "--help", action="store_true", help="show this")
     return parser
@@ -89,8 +89,8 @@ class TorchrunMagic(Magics):
     def __init__(self, shell: Any):
         super().__init__(shell)
         self._shell = shell
-        self.pools = {"auto": RankPool()}
-        self.pools["auto"].start()
+        self.pools = {launcher: RankPool(launcher) for launcher in LAUNCHERS}
+        self.pools["zygote"].start()
         self._folder: Path | None = None  # of the last run, if it holds something to be read later
 
     @line_cell_magic
@@ -140,8 +140,9 @@ class TorchrunMagic(Magics):
     def _run(self, options: argparse.Namespace, flags: list[str], first: str, cell: str) -> None:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="ppedu-"))  # readable by this user only
+        folder = self._folder = new_folder()
         try:
+            folder.mkdir(mode=0o700)
             # The cell's lines keep their numbers: its first one, which is not Python, gives way to a line that is.
             if options.inputs:
                 first = inputs(options.inputs, self._shell.user_ns, folder / "inputs", str(folder / "inputs"))
@@ -151,15 +152,11 @@ class TorchrunMagic(Magics):
                 self._save(options, Path(options.save), cell)
             file = folder / "cell.py"
             write_private(file, program.encode())
-            if options.launcher not in self.pools:
-                self.pools[options.launcher] = RankPool(options.launcher)
             ranks = options.nproc_per_node
-            output = Output(
-                max(1, ranks), _Screen(type(self._shell).__name__ == "TerminalInteractiveShell"), folder, options.live
-            )
+            output = Output(max(1, ranks), _Screen(self._shell), folder, options.live)
             environment = {FOLDER: str(folder), "MPLBACKEND": "module://ppedu.notebook.figures"}
             try:
-                self.pools[options.launcher].run(
+                self.pools[options.launcher.replace("auto", "zygote")].run(
                     str(file),
                     ranks,
                     timeout=options.timeout,
@@ -168,14 +165,21 @@ class TorchrunMagic(Magics):
                     environment=environment,
                     write=output.write,
                 )
-            finally:
+            except BaseException:
                 output.close()
-                if (results := given_back(folder, max(1, ranks))) is not None:
-                    self._shell.user_ns[options.out] = results
+                with contextlib.suppress(PipelineError):  # this error comes first
+                    self._take_back(options, folder)
+                raise
+            output.close()
+            self._take_back(options, folder)
         finally:
             if not (folder / "output.txt").exists():
                 shutil.rmtree(folder, ignore_errors=True)
                 self._folder = None
+
+    def _take_back(self, options: argparse.Namespace, folder: Path) -> None:
+        if (results := given_back(folder, options.nproc_per_node)) is not None:
+            self._shell.user_ns[options.out] = results
 
     def _save(self, options: argparse.Namespace, script: Path, cell: str) -> None:
         """Write a script that runs without this package's magics, where the notebook's values lie beside it."""

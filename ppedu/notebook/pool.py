@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -23,11 +22,11 @@ from typing import Any
 
 import ppedu
 from ppedu.core.errors import PipelineError, RankError, SettingError, require_count
-from ppedu.notebook.exchange import write_private
+from ppedu.notebook.exchange import new_folder, write_private
 from ppedu.notebook.waits import Place, told
 from ppedu.notebook.zygote import MOST_RANKS, PACKET
 
-LAUNCHERS = {"auto": "", "zygote": "zygote", "torchrun": "agent"}  # and the module of each
+LAUNCHERS = {"zygote": "zygote", "torchrun": "agent"}  # and the module of each
 HOME = str(Path(ppedu.__file__).parent.parent)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
@@ -46,7 +45,7 @@ class RankPool:
     """Ranks on this machine, forked from a process that has torch imported already, or started by torchrun.
 
     launcher: "zygote" forks, which takes milliseconds; "torchrun" starts the real torchrun, which takes seconds and can
-        be one of several machines; "auto" forks.
+        be one of several machines.
 
     The process that starts ranks is itself started by the first `start` or `run` and ends with this object's `close`
     or with this process. One program runs at a time.
@@ -55,7 +54,7 @@ class RankPool:
         SettingError: there is no such launcher, or this is not Linux.
     """
 
-    def __init__(self, launcher: str = "auto") -> None:
+    def __init__(self, launcher: str = "zygote") -> None:
         if launcher not in LAUNCHERS:
             raise SettingError(f"there is no launcher {launcher!r}; there is: {', '.join(LAUNCHERS)}")
         if sys.platform != "linux":
@@ -63,7 +62,7 @@ class RankPool:
                 "ranks can be started from here on Linux only (on Windows: in WSL); "
                 "elsewhere, save the cell with --save and start it with torchrun"
             )
-        self.launcher = launcher.replace("auto", "zygote")
+        self.launcher = launcher
         self.processes: dict[int, int] = {}  # by rank, while they run
         self.since = 0.0  # when they were started
         self._server: subprocess.Popen[bytes] | None = None
@@ -169,8 +168,10 @@ class RankPool:
         }
         pipes = [os.pipe() for _ in range(ranks)]
         readings, writings = [reading for reading, _ in pipes], [writing for _, writing in pipes]
-        report = folder or Path(tempfile.mkdtemp(prefix="ppedu-"))  # readable by this user only
+        report = folder or new_folder()
         try:
+            if folder is None:
+                report.mkdir(mode=0o700)
             write_private(report / "job.json", json.dumps(job).encode())
             self._settled = False
             self.since = time.monotonic()

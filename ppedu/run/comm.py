@@ -108,7 +108,8 @@ def place() -> tuple[torch.device, str]:
     gpus = torch.cuda.device_count()
     if not gpus:
         return torch.device("cpu"), "gloo"
-    local, ranks = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
     if ranks > gpus and local == 0:
         few = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
         print(f"{ranks} ranks share {few}; their messages go through the host's memory", file=sys.stderr)

@@ -65,8 +65,9 @@ class Stage:
         start = self.clock.now()
         y = self.module(*xs, **keywords)
         if self.loss_fn and len(self.targets):
-            wanted = torch.is_grad_enabled() and self._learns(xs)
-            y = self._weighted(self.loss_fn, y, microbatch, wanted)
+            y = self._weighted(self.loss_fn, y, microbatch)
+            if not y.requires_grad and torch.is_grad_enabled() and self.shares[microbatch] and self._learns(xs):
+                raise PipelineError("the loss does not depend on the weights: something is detached, or a plain number")
             self.loss = self.loss + y.detach()
         self.clock.note(F(self.index, microbatch), start)
         if torch.is_grad_enabled():
@@ -103,15 +104,13 @@ class Stage:
         self.left.pop(microbatch)()
         self.clock.note(W(self.index, microbatch), start)
 
-    def _weighted(self, loss_fn: Loss, y: Any, microbatch: int, wanted: bool) -> torch.Tensor:
+    def _weighted(self, loss_fn: Loss, y: Any, microbatch: int) -> torch.Tensor:
         share = self.shares[microbatch]
         # Where no target counts there is no mean, and loss_fn might give NaN.
         loss: Any = loss_fn(y, self.targets[microbatch]) if share else torch.zeros((), device=self.device)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise PipelineError(f"loss_fn must give one number, the microbatch's mean loss, as a tensor; got {got}")
-        if wanted and share and not loss.requires_grad:
-            raise PipelineError("the loss does not depend on the weights: something is detached, or a plain number")
         self.losses[microbatch] = loss.detach()
         return (loss * share.numerator if share.numerator > 1 else loss) / share.denominator
 

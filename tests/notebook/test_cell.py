@@ -54,6 +54,13 @@ def test_what_cannot_go_in_is_told_before_anything_runs(kernel, failed):
     )
 
 
+def test_what_cannot_be_read_here_is_told_after_what_went_wrong(kernel, failed, folder):
+    (folder / "mine.py").write_text("import os\nif 'RANK' not in os.environ: 1 / 0\nclass Net: pass")
+    program = "import ppedu as pp, mine\npp.give_back(mine.Net())"
+    assert "what rank 0 gave back cannot be read here: division by zero" in failed(f"%%torchrun\n{program}").traceback
+    assert "ValueError: mine" in failed(f"%%torchrun\n{program}\nraise ValueError('mine')").traceback
+
+
 def test_what_cannot_come_back_is_told_where_it_was_given(failed):
     cell = failed("%%torchrun\nimport ppedu as pp\nclass Net: pass\npp.give_back(Net())")
     assert "what rank 0 gives back has Net in it, which is defined in the cell" in cell.traceback
@@ -349,9 +356,10 @@ def test_the_cell_works_in_a_terminal_too():
     cell = r"import time; from tqdm import tqdm\nfor _ in tqdm(range(4), ncols=60): time.sleep(0.2)\nprint(7)"
     program = f"""get_ipython().run_line_magic("load_ext", "ppedu")
 get_ipython().run_cell_magic("torchrun", "-n 2", "{cell}")"""
-    run = subprocess.run(
-        [sys.executable, "-m", "IPython", "--no-banner", "-c", program], capture_output=True, text=True, timeout=100
-    )
-    lines = run.stdout.replace("\r", "\n").splitlines()
-    assert "[0] 7" in lines and "[1] 7" in lines and any(re.match(r"\[0\] 100%.* 4/4", line) for line in lines), run
-    assert "Traceback" not in run.stdout + run.stderr
+    command = [sys.executable, "-m", "IPython", "--no-banner", "-c", program]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=100)
+    # A bar is written over itself. (Read as bytes: as text, a carriage return would become a new line.)
+    shown = [line.rpartition("\r")[2] for line in run.stdout.decode().split("\n")]
+    (bar,) = [line for line in shown if line.startswith("[0]") and "it" in line]
+    assert re.match(r"\[0\] 100%.* 4/4", bar) and "[0] 7" in shown and "[1] 7" in shown
+    assert "Traceback" not in run.stdout.decode()
