@@ -51,15 +51,20 @@ __all__ = [
     "W",
     "align",
     "check",
+    "compare",
+    "differences",
+    "explore",
     "export",
     "give_back",
     "label",
     "lower",
     "merge_backward",
     "partition",
+    "puzzle",
     "register",
     "schedule",
     "schedules",
+    "show_live",
     "simulate",
     "strip",
     "theory",
@@ -71,8 +76,12 @@ def __getattr__(name: str) -> Any:
         return import_module(f"ppedu.{name}")
     if name in ("export", "partition", "theory"):
         return import_module(f"ppedu.core.{name}")
-    if name == "give_back":
-        return import_module("ppedu.notebook.exchange").give_back
+    if name in ("compare", "differences"):
+        return getattr(import_module("ppedu.view.shown"), name)
+    if name in ("explore", "puzzle"):
+        return getattr(import_module(f"ppedu.view.{name}"), name)
+    if name in ("give_back", "show_live"):
+        return getattr(import_module("ppedu.notebook.exchange"), name)
     raise AttributeError(f"module 'ppedu' has no attribute {name!r}")
 
 

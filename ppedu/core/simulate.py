@@ -149,7 +149,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     if costs is not None and not isinstance(costs, Costs):
         raise SettingError(f"simulate takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
     schedule.validate()
-    costs = costs or Costs()
+    return timeline_of(schedule, costs or Costs())
+
+
+def timeline_of(schedule: Schedule, costs: Costs) -> Timeline:
+    """The timeline of what the ranks can get through of a schedule that may be incomplete. `simulate` is the way in."""
     alone = costs.durations(schedule.stages, schedule.ranks)
     paired = alone
     if costs.overlap is not None:

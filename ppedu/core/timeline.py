@@ -32,6 +32,15 @@ class Span(NamedTuple):
     end: Any
 
 
+class Gap(NamedTuple):
+    """Time in which a rank does nothing, from `start` to `end`, and why, in a sentence."""
+
+    rank: int
+    start: Any
+    end: Any
+    why: str
+
+
 @dataclass(frozen=True, repr=False)
 class Timeline:
     """The spans of every rank, in order.
@@ -99,7 +108,7 @@ class Timeline:
     @cached_property
     def peak_activations(self) -> tuple[Any, ...]:
         """The most memory that each rank's activations take at any time, in units of `costs.activation`."""
-        return tuple(max(value for _, value in self.memory(rank)) for rank in range(self.schedule.ranks))
+        return tuple(max(value for _, value in steps) for steps in self._held)
 
     def critical_path(self) -> list[tuple[int, Span]]:
         """The actions that the makespan hangs on, first to last, each with its rank.
@@ -122,6 +131,12 @@ class Timeline:
         from ppedu.core.why import why_idle
 
         return why_idle(self, require_rank(rank, self.schedule.ranks), time)
+
+    def gaps(self) -> list[Gap]:
+        """All the times in which a rank does nothing, rank after rank, each with its reason as `why_idle` says it."""
+        from ppedu.core.why import gaps
+
+        return list(gaps(self))
 
     def causes(self) -> dict[str, float]:
         """The bubble taken apart into what causes it, as shares of all ranks' time; their sum is the bubble.
@@ -149,22 +164,29 @@ class Timeline:
         Raises:
             SettingError: there is no such rank.
         """
+        return list(self._held[require_rank(rank, self.schedule.ranks)])
+
+    @cached_property
+    def _held(self) -> list[list[tuple[Any, Any]]]:
+        """`memory` of each rank."""
         weighs = self.costs.per_stage(self.costs.activation, self.schedule.stages, self.schedule.ranks)
         kept = self.costs.weight_memory
         gives_back = {Op.B: 1, Op.I: 1 - kept, Op.W: kept}
-        held: Any = 0
-        steps = [(self.start, held)]
-        # A rank does one thing at a time, so its spans are in the order of time already.
-        for action, start, end in self.spans(rank):
-            for time, sign in ((start, 1), (end, -1)):
-                change = sum(
-                    weighs[single.stage] * (single.op == Op.F if sign > 0 else -gives_back.get(single.op, 0))
-                    for single in action.singles
-                )
-                if change:
-                    held += change
-                    steps.append((time, plain(held)))
-        return steps
+        every = []
+        for row in self.rows:
+            held: Any = 0
+            steps = [(self.start, held)]
+            # A rank does one thing at a time, so its spans are in the order of time already.
+            for action, start, end in row:
+                singles = action.parts or (action,)
+                taken = sum(weighs[stage] for stage, op, _, _ in singles if op == Op.F)
+                given = sum(weighs[stage] * gives_back[op] for stage, op, _, _ in singles if op in gives_back)
+                for time, change in ((start, taken), (end, -given)):
+                    if change:
+                        held += change
+                        steps.append((time, plain(held)))
+            every.append(steps)
+        return every
 
     def text(self, width: int = 128) -> str:
         """The timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
@@ -201,6 +223,11 @@ class Timeline:
             lines.append(f"{f'rank {rank}':<{margin - 2}}│{''.join(cells)}│")
         return "\n".join(lines)
 
+    @property
+    def readable(self) -> tuple[int, str]:
+        """What to multiply times with for people, and the unit they then have: (1000, "ms") below a second."""
+        return (1000, "ms") if self.costs.unit == "s" and self.makespan < 1 else (1, self.costs.unit)
+
     def summary(self) -> str:
         """One line: the schedule, its size, makespan, bubble and peak of activations."""
         schedule, peaks = self.schedule, self.peak_activations
@@ -215,6 +242,23 @@ class Timeline:
         from ppedu.view.plot import plot
 
         return plot(self, ax, **options)
+
+    def show(self, outline: Timeline | None = None) -> Any:
+        """The timeline to be touched: end a notebook's cell with it. Without a kernel its picture is left.
+
+        outline: another timeline of as many ranks, drawn over this one as outlines: a simulation over a measured run.
+
+        Raises:
+            SettingError: `outline` is no timeline of as many ranks.
+        """
+        from ppedu.view.shown import view
+
+        return view(self, outline)
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        from ppedu.view.shown import bundle
+
+        return bundle(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to a file; its ending decides what is written.

@@ -8,11 +8,11 @@ from itertools import accumulate
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.actions import Op
+from ppedu.core.actions import Action, Op
 from ppedu.core.check import Result, gives, needs
 from ppedu.core.errors import SettingError
 from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Span, Timeline, ratio, show
+from ppedu.core.timeline import Gap, Span, Timeline, ratio, show
 
 if TYPE_CHECKING:
     from ppedu.core.simulate import Cost
@@ -51,43 +51,67 @@ class Reasons:
 
         return max(self.waited_for(place), key=arrives, default=None)
 
+    def critical_path(self, latency: Any) -> list[Place]:
+        """The spans that the makespan hangs on, first to last."""
+        last = [(rank, len(row) - 1) for rank, row in enumerate(self.rows) if row]
+        place = max(last, key=lambda each: self[each].end, default=None)
+        path: dict[Place, None] = {}
+        while place and place not in path:  # the spans of an illegal order may wait for each other in a ring
+            path[place] = None
+            place = self.last_cause(place, latency)
+        return [*reversed(path)]
+
 
 def critical_path(timeline: Timeline) -> list[tuple[int, Span]]:
     """See `Timeline.critical_path`."""
     reasons = Reasons(timeline)
-    last = [(rank, len(row) - 1) for rank, row in enumerate(reasons.rows) if row]
-    place = max(last, key=lambda each: reasons[each].end, default=None)
-    path: dict[Place, Span] = {}
-    while place and place not in path:  # the spans of an illegal order may wait for each other in a ring
-        path[place] = reasons[place]
-        place = reasons.last_cause(place, timeline.costs.latency)
-    return [(rank, span) for (rank, _), span in reversed(path.items())]
+    return [(place[0], reasons[place]) for place in reasons.critical_path(timeline.costs.latency)]
 
 
 def why_idle(timeline: Timeline, rank: int, time: Any) -> str:
     """See `Timeline.why_idle`."""
     if isinstance(time, bool) or not isinstance(time, Real) or not float(time) >= 0:
         raise SettingError(f"time must be a number of at least 0; got {time!r}")
+    reasons, moment = Reasons(timeline), timeline.start + time
+    row = reasons.rows[rank]
+    index = next((index for index, span in enumerate(row) if span.end > moment), len(row))
+    if index < len(row) and row[index].start <= moment:
+        action, start, end = row[index]
+        return f"rank {rank} is not idle: it runs {action} at {_clock(timeline, start, end)}"
+    return _why(timeline, reasons, rank, index)
+
+
+def gaps(timeline: Timeline) -> Iterator[Gap]:
+    """See `Timeline.gaps`."""
     reasons = Reasons(timeline)
-    row, zero = reasons.rows[rank], timeline.start
-    factor, unit = (1000, "ms") if timeline.costs.unit == "s" and timeline.makespan < 1 else (1, timeline.costs.unit)
+    for rank, row in enumerate(reasons.rows):
+        before = timeline.start
+        for index, (_, start, end) in enumerate([*row, Span(Action(0, Op.F), timeline.end, timeline.end)]):
+            if start > before:
+                yield Gap(rank, before, start, _why(timeline, reasons, rank, index))
+            before = end
 
-    def clock(*times: Any) -> str:
-        return f"{'–'.join(show((each - zero) * factor) for each in times)} {unit}".rstrip()
 
-    index = next((index for index, span in enumerate(row) if span.end > zero + time), None)
-    if index is None:
-        return f"rank {rank} has nothing left to do after {clock(row[-1].end if row else zero)}"
-    action, start, end = row[index]
-    if start <= zero + time:
-        return f"rank {rank} is not idle: it runs {action} at {clock(start, end)}"
-    waits = f"rank {rank} waits {clock(row[index - 1].end if index else zero, start)}: {action}"
+def _why(timeline: Timeline, reasons: Reasons, rank: int, index: int) -> str:
+    """Why a rank does nothing before its span number `index`."""
+    row = reasons.rows[rank]
+    before = row[index - 1].end if index else timeline.start
+    if index == len(row):
+        return f"rank {rank} has nothing left to do after {_clock(timeline, before)}"
+    action, start, _ = row[index]
+    waits = f"rank {rank} waits {_clock(timeline, before, start)}: {action}"
     cause = reasons.last_cause((rank, index), timeline.costs.latency)
     if cause is None or cause[0] == rank:
         return f"{waits} could have started before"
     maker = reasons[cause]
-    ends = f", which ends at {clock(maker.end)}" if maker.end < start else ""
+    ends = f", which ends at {_clock(timeline, maker.end)}" if maker.end < start else ""
     return f"{waits} needs {maker.action} from rank {cause[0]}{ends}"
+
+
+def _clock(timeline: Timeline, *times: Any) -> str:
+    """Times counted from the timeline's start, for people: 3–5, or 3–5 ms."""
+    factor, unit = timeline.readable
+    return f"{'–'.join(show((each - timeline.start) * factor) for each in times)} {unit}".rstrip()
 
 
 def causes(timeline: Timeline) -> dict[str, float]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import tempfile
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.timeline import Timeline
 
 FOLDER = "PPEDU_RUN"  # the environment variable that tells a rank its run's folder
 FIGURE = "\x1b_ppedu:{}\x1b\\"  # stands, on a line of its own, for a picture in the run's folder
+LIVE = FIGURE.format("live") + "\n"  # and this, wherever it stands, for a new state of a training that is watched
+
+WATCHED = ("timeline.json", "losses.json")  # of a training that is watched: its last step, and the losses of all
+MOST_OFTEN = 0.2  # seconds between two states of it, the last one excepted
 
 
 def give_back(value: Any) -> None:
@@ -32,6 +39,37 @@ def give_back(value: Any) -> None:
         file = Path(os.environ[FOLDER], f"{rank}.result")
         write_private(file.with_suffix(".part"), packed(value, f"what rank {rank} gives back", "the cell"))
         file.with_suffix(".part").rename(file)
+
+
+_told = -MOST_OFTEN  # when this process has told of a state last
+
+
+def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
+    """Show, while a `%%torchrun` cell runs, how far a training has come. To be called after each step.
+
+        for step in range(steps):
+            losses.append(pipeline.step(inputs, targets).item())
+            pp.show_live(losses, pipeline.timeline, steps)
+
+    losses: of all steps so far. timeline: the last step's. steps: how many there will be.
+
+    Every rank may call it; what rank 0 says is shown. In a program that no cell has started, it does nothing.
+    """
+    global _told
+    if os.environ.get("LOCAL_RANK") != "0" or FOLDER not in os.environ:
+        return
+    if len(losses) < steps and time.monotonic() < _told + MOST_OFTEN:
+        return
+    _told = time.monotonic()
+    from ppedu.view.trace import trace
+
+    folder = Path(os.environ[FOLDER])
+    state = json.dumps({"losses": [float(loss) for loss in losses], "steps": steps})
+    for name, text in zip(WATCHED, (trace(timeline), state), strict=True):
+        part = folder / f"{name}.part"
+        write_private(part, text.encode())
+        part.rename(folder / name)
+    print(LIVE, end="", flush=True)
 
 
 def given_back(folder: Path, ranks: int) -> list[Any] | None:

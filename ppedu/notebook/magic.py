@@ -15,6 +15,7 @@ from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.notebook.exchange import FOLDER, given_back, inputs, new_folder, write_private
+from ppedu.notebook.live import LiveRun
 from ppedu.notebook.output import Output
 from ppedu.notebook.pool import LAUNCHERS, RankPool, memory
 
@@ -60,6 +61,7 @@ class _Screen:
     def __init__(self, shell: Any):
         self._terminal = type(shell).__name__ == "TerminalInteractiveShell"
         self._handle: DisplayHandle | None = None
+        self._training: LiveRun | None = None
 
     def text(self, text: str) -> None:
         print(text, end="", flush=True)
@@ -80,6 +82,18 @@ class _Screen:
     def picture(self, file: Path) -> None:
         if file.exists():
             display(Image(data=file.read_bytes()))
+
+    def live(self, folder: Path) -> None:
+        if self._terminal:
+            return
+        if self._training is None:
+            self._training = LiveRun(folder)
+        else:
+            self._training.update()
+
+    def close(self) -> None:
+        if self._training:
+            self._training.close()
 
 
 @magics_class
@@ -140,7 +154,8 @@ class TorchrunMagic(Magics):
     def _run(self, options: argparse.Namespace, flags: list[str], first: str, cell: str) -> None:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-        folder = self._folder = new_folder()
+        folder, screen = new_folder(), _Screen(self._shell)
+        self._folder = folder
         try:
             folder.mkdir(mode=0o700)
             # The cell's lines keep their numbers: its first one, which is not Python, gives way to a line that is.
@@ -153,7 +168,7 @@ class TorchrunMagic(Magics):
             file = folder / "cell.py"
             write_private(file, program.encode())
             ranks = options.nproc_per_node
-            output = Output(max(1, ranks), _Screen(self._shell), folder, options.live)
+            output = Output(max(1, ranks), screen, folder, options.live)
             environment = {FOLDER: str(folder), "MPLBACKEND": "module://ppedu.notebook.figures"}
             try:
                 self.pools[options.launcher.replace("auto", "zygote")].run(
@@ -173,6 +188,7 @@ class TorchrunMagic(Magics):
             output.close()
             self._take_back(options, folder)
         finally:
+            screen.close()
             if not (folder / "output.txt").exists():
                 shutil.rmtree(folder, ignore_errors=True)
                 self._folder = None

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from ppedu.notebook.exchange import FIGURE
+from ppedu.notebook.exchange import FIGURE, LIVE
 
 MOST_LINES = 1000  # of a rank that are shown; more are kept in a file
 MOST_BYTES = 50 << 20  # of that file
@@ -28,6 +28,9 @@ class Screen(Protocol):
 
     def picture(self, file: Path) -> None:
         """A picture."""
+
+    def live(self, folder: Path) -> None:
+        """A new state of the training."""
 
 
 class Output:
@@ -50,6 +53,9 @@ class Output:
     def write(self, rank: int, piece: bytes) -> None:
         """Take what `rank` has written; b"" when it will write no more."""
         text = self._rests[rank] + self._decoders[rank].decode(piece, final=not piece)
+        if LIVE in text:  # wherever it is: also within the line of a bar
+            text = text.replace(LIVE, "")
+            self._screen.live(self._folder)
         *lines, rest = text.split("\n")
         if rest and (not piece or len(rest) > LONGEST):
             lines, rest = [*lines, rest], ""

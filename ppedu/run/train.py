@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -130,11 +130,12 @@ def train_gpt(
     group: PipelineGroup | None = None,
     progress: bool = False,
     device: torch.device | str | None = None,
+    each: Callable[[TrainResult], object] | None = None,
 ) -> TrainResult:
     """Train on the ranks of `group`; every rank must call it with the same `config`.
 
     progress: the first rank shows a progress bar on stderr. device: where this rank's stages are; by default where the
-    group's messages arrive.
+    group's messages arrive. each: called after every step with what there is until then.
 
     Raises:
         SettingError: what `TrainConfig.schedule_on` refuses, or a text that is too short.
@@ -184,6 +185,8 @@ def train_gpt(
         bar.set_postfix(loss=f"{losses[-1]:.3f}")
         if config.save is not None and (len(losses) % config.every == 0 or len(losses) == config.steps):
             checkpoints.save(losses)
+        if each is not None:
+            each(TrainResult(losses, pipeline))
     return TrainResult(losses, pipeline)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from io import StringIO
+from collections.abc import Collection, Iterable, Sequence
+from io import BytesIO, StringIO
 from typing import Any, NamedTuple
 
 from matplotlib import pyplot, rc_context, rcParams
@@ -17,13 +17,7 @@ from matplotlib.transforms import ScaledTranslation
 from ppedu.core.actions import COMPUTE, Op
 from ppedu.core.errors import SettingError
 from ppedu.core.timeline import Timeline, show
-
-# Told apart by hue and, for those who see fewer hues, by lightness as well.
-COLORS = {Op.F: "#3b76b8", Op.B: "#2f8f6b", Op.I: "#8ccfae", Op.W: "#e3a92f"}
-NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "backward for the input", Op.W: "backward for the weights"}
-MEMORY = "#a99cc4"
-LIGHTER = 0.16  # every other microbatch, so that neighbours of a kind are told apart without numbers
-DARKER = 0.38  # a rank's last chunk; those between lie between
+from ppedu.view.palette import COLORS, DARKER, LIGHTER, MARK, MEMORY, NAMES
 
 # Heights in a rank's row, which is 1 high: the boxes, and under them the memory strip.
 TOP, BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.06, 0.66, 0.70, 0.94
@@ -41,6 +35,7 @@ class Box(NamedTuple):
     microbatch: int
     depth: float  # 0 for a rank's first chunk, 1 for its last
     copy: int  # of the model: 1 for the second one of a bidirectional placement
+    place: tuple[int, int] = (0, 0)  # the rank, and the position in its order
 
     @property
     def corners(self) -> list[tuple[float, float]]:
@@ -56,6 +51,7 @@ def plot(
     memory: float | bool = True,
     title: str | None = None,
     legend: bool = True,
+    marks: Collection[tuple[int, int]] = (),
 ) -> Axes:
     """Draw `timeline` and return the Axes.
 
@@ -64,6 +60,7 @@ def plot(
     memory: a strip under each rank shows its activations, its peak at the right. All ranks are drawn to one scale,
         on which the highest peak fills the strip; or the number given does, so that pictures can be compared.
     legend: under the picture; of several pictures in one figure, one may do.
+    marks: actions to be marked with a red edge, each as a rank and a position in its order.
     title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway, and that
         a timeline is emulated is always said.
 
@@ -75,7 +72,7 @@ def plot(
     if outline is not None and outline.schedule.ranks != ranks:
         raise SettingError(f"an outline of {outline.schedule.ranks} ranks does not fit a timeline of {ranks}")
     if ax is None:
-        _, ax = pyplot.subplots(figsize=(11, min(9.0, 1.1 + 0.5 * ranks)), layout="constrained")
+        _, ax = pyplot.subplots(figsize=(11, _height(ranks)), layout="constrained")
     bottom = BOTTOM if memory else STRIP_BOTTOM
     unit = timeline.costs.unit
     end = max(float(each.makespan) for each in (timeline, outline) if each)
@@ -105,6 +102,9 @@ def plot(
     if outline:
         drawn = [box.corners for box in _boxes(outline, bottom)]
         ax.add_collection(PolyCollection(drawn, facecolors="none", edgecolors=ink, linewidths=0.9), autolim=False)
+    if marks:
+        marked = [box.corners for box in boxes if box.place in marks]
+        ax.add_collection(PolyCollection(marked, facecolors="none", edgecolors=MARK, linewidths=1.8), autolim=False)
     _number(ax, boxes, wide, high)
     if memory:
         _memory(ax, timeline, float(max(timeline.peak_activations)) if memory is True else memory)
@@ -159,18 +159,47 @@ def svg(timeline: Timeline) -> str:
     return drawn.getvalue().replace("<text ", '<text xml:space="preserve" ')  # several blanks in a row count
 
 
+def png(panels: Sequence[tuple[Timeline, dict[str, Any]]]) -> bytes:
+    """Timelines under each other on one time axis, each with how it is to be plotted, as PNG.
+
+    Margins are given, not found: finding them takes several times as long as drawing.
+    """
+    heights = [_height(timeline.schedule.ranks) for timeline, _ in panels]
+    figure, axes = pyplot.subplots(
+        len(panels), 1, figsize=(11, sum(heights)), height_ratios=heights, sharex=True, squeeze=False
+    )
+    longest = max(float(timeline.makespan) for timeline, _ in panels)
+    try:
+        axes[-1, 0].update_datalim([(0, 0), (longest, 0)])  # numbers are sized by the room that there is in the end
+        for ax, (timeline, how) in zip(axes[:, 0], panels, strict=True):
+            plot(timeline, ax, legend=ax is axes[-1, 0], **how)
+            ax.tick_params(axis="x", labelbottom=True)
+        high = sum(heights)
+        figure.subplots_adjust(0.065, 0.6 / high, 0.935, 1 - 0.3 / high, hspace=0.7 * len(panels) / (high - 1))
+        drawn = BytesIO()
+        figure.savefig(drawn, format="png", dpi=110)
+    finally:
+        pyplot.close(figure)
+    return drawn.getvalue()
+
+
+def _height(ranks: int) -> float:
+    return min(9.0, 1.1 + 0.5 * ranks)
+
+
 def _boxes(timeline: Timeline, bottom: float) -> Iterable[Box]:
     """The compute actions; the parts of an overlapped pair share its height."""
     placement = timeline.schedule.placement
+    deepest = max(1, placement.chunks - 1)
     for rank, row in enumerate(timeline.rows):
-        for action, start, end in row:
+        for index, (action, start, end) in enumerate(row):
             left, right = (float(time - timeline.start) for time in (start, end))
             singles = [single for single in action.singles if single.op in COMPUTE]
             for place, single in enumerate(singles):
                 top, below = (rank + TOP + (bottom - TOP) * edge / len(singles) for edge in (place, place + 1))
                 stage, op, m, _ = single
-                depth = placement.chunk(stage, m) / max(1, placement.chunks - 1)
-                yield Box(left, right, top, below, op, m, depth, placement.copy(m))
+                depth = placement.chunk(stage, m) / deepest
+                yield Box(left, right, top, below, op, m, depth, placement.copy(m), (rank, index))
 
 
 def _shade(box: Box) -> tuple[float, float, float]:

@@ -109,7 +109,7 @@ class Names(tuple[str, ...]):
             entry = _entries[name]
             form = FORMS.get(name, Form("")) if _is_published(entry.generator) else Form("")
             papers = ", ".join(match[0] for match in _PAPER.finditer(form.source))
-            options = [*inspect.signature(entry.generator).parameters.values()][3:]
+            options = options_of(name).values()
             settings = ", ".join(str(option.replace(annotation=inspect.Parameter.empty)) for option in options)
             placement = entry.placement + (", weights twice" if entry.placement == "bidirectional" else "")
             yield [cell or "–" for cell in (name, papers, placement, *form.in_words(), settings)]
@@ -135,6 +135,11 @@ def schedules() -> Names:
     from ppedu.core.theory import FORMS
 
     return Names(dict.fromkeys([*(name for name in FORMS if name in _entries), *_entries]))
+
+
+def options_of(name: str) -> dict[str, inspect.Parameter]:
+    """What the registered schedule takes beside ranks and microbatches."""
+    return dict([*inspect.signature(_entries[name].generator).parameters.items()][3:])
 
 
 def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:

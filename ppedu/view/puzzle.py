@@ -1,0 +1,161 @@
+"""`puzzle`: a schedule made by hand on a board. The board itself, which knows nothing of pages, is in `core.board`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ppedu.core.actions import Action
+from ppedu.core.errors import PipelineError
+from ppedu.core.levels import LEVELS, Level, level
+from ppedu.core.schedule import Schedule
+from ppedu.core.timeline import Timeline, show
+from ppedu.view.data import Data
+from ppedu.view.shown import Panel, Shown
+
+READY = (
+    "This is an ordinary schedule. pp.check, pp.simulate and pp.export take it, and on real ranks "
+    "pp.run.Pipeline runs it."
+)
+
+
+class Puzzle(Shown):
+    """A board to be filled by clicking. `schedule` is what is on it: when complete, an ordinary schedule."""
+
+    kind = "puzzle"
+
+    def __init__(self, level: Level):
+        super().__init__()
+        self._open(level)
+
+    def _open(self, level: Level) -> None:
+        self.level, self.board = level, level.board()
+        self._say("Place an action: it goes to the end of its rank's order.")
+
+    def _say(self, note: str, tone: str = "ok", rank: int = 0) -> None:
+        self._note, self._tone, self._rank = note, tone, rank
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is placed, as an ordinary schedule."""
+        return self.board.schedule
+
+    @property
+    def timeline(self) -> Timeline:
+        """When the ranks do what is placed."""
+        return self.board.timeline
+
+    def panels(self) -> list[Panel]:
+        how = {"cap": self.board.memory, "until": self.level.par.makespan, "title": self.level.title}
+        return [(self.timeline, how)]
+
+    def told(self, message: dict[str, Any]) -> None:
+        try:
+            if "level" in message:
+                self._open(level(message["level"]))
+            elif "place" in message:
+                self._place(message["place"])
+            elif message.get("do") in self._acts:
+                self._acts[message["do"]]()
+        except PipelineError as error:
+            self._say(f"{error}.", "no", self._rank)
+        self.refresh()
+
+    def _place(self, action: str) -> None:
+        placed, start, end = self.board.place(action)
+        single = placed.singles[0]
+        self._rank = self.board.placement.rank(single.stage, single.microbatch)
+        if self.board.complete:
+            self._say(f"{self.board.verdict()} {READY}", "done", self._rank)
+        elif stuck := self.board.stuck:
+            self._say(f"{stuck[0].upper()}{stuck[1:]}.", "no", self._rank)
+        else:
+            self._say(f"{action} runs {show(start)}–{show(end)} on rank {self._rank}.", "ok", self._rank)
+
+    @property
+    def _acts(self) -> dict[str, Callable[[], None]]:
+        return {
+            "undo": self._undo,
+            "redo": self._redo,
+            "reset": self._reset,
+            "hint": self._hint,
+            "finish": self._finish,
+        }
+
+    def _undo(self) -> None:
+        self._say(f"Taken back: {_list(self.board.undo())}.")
+
+    def _redo(self) -> None:
+        self._say(f"Placed again: {_list(self.board.redo())}.")
+
+    def _reset(self) -> None:
+        self.board.reset()
+        self._say("Everything is taken back; redo brings it back.")
+
+    def _hint(self) -> None:
+        self._say(f"{self.board.hint()} can be next.")
+
+    def _finish(self) -> None:
+        self.board.finish()
+        self._say(f"{self.board.verdict()} {READY}", "done")
+
+    def state(self) -> Data:
+        board = self.board
+        trays = [[_button(action) for action in self._tray(rank)] for rank in range(board.ranks)]
+        can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
+        limit = "" if board.memory is None else f" No rank may hold more than {show(board.memory)} activations."
+        par = f" Par is {show(self.level.par.makespan)}."
+        return {
+            **super().state(),
+            "level": self.level.name,
+            "levels": [[each.name, f"{number}. {each.title}"] for number, each in enumerate(LEVELS.values(), 1)],
+            "goal": f"{self.level.goal}{limit}{par}",
+            "note": self._note,
+            "tone": self._tone,
+            "rank": self._rank,
+            "trays": trays,
+            "can": can,
+            "code": self.code() if board.complete else "",
+        }
+
+    def _tray(self, rank: int) -> list[Action]:
+        """What a rank has left, and the pairs that it could place now."""
+        return [*self.board.left(rank), *(action for action in self.board.choices(rank) if action.parts)]
+
+    def code(self) -> str:
+        """The Python that makes what is on the board."""
+        rows = "\n".join(f'    "{" ".join(map(str, order))}",' for order in self.schedule.orders)
+        placement, many = self.schedule.placement, self.schedule.microbatches
+        made = f"pp.Placement.make({placement.name!r}, {placement.ranks}, {placement.chunks}, {many})"
+        return (
+            f"orders = [\n{rows}\n]\n"
+            "orders = tuple(tuple(map(pp.Action.parse, order.split())) for order in orders)\n"
+            f"s = pp.Schedule('mine', {made}, {many}, orders)\n"
+            "pp.check(s)  # []"
+        )
+
+
+def _list(actions: tuple[Action, ...]) -> str:
+    return ", ".join(map(str, actions)) or "nothing"
+
+
+def _button(action: Action) -> list[str]:
+    """What is sent when it is clicked, what stands on it, and the ops that give it its colour."""
+    return [str(action), " + ".join(map(str, action.singles)), "+".join(single.op for single in action.singles)]
+
+
+def puzzle(name: str = "first") -> Puzzle:
+    """Show a board on which to make a schedule by hand, an action at a time.
+
+    board = puzzle("1f1b")
+    board.schedule
+
+    name: the level it begins with, one of `ppedu.core.levels.LEVELS`.
+
+    Raises:
+        SettingError: there is no such level.
+    """
+    return Puzzle(level(name))
+
+
+__all__ = ["Puzzle", "puzzle"]

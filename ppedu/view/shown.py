@@ -1,0 +1,235 @@
+"""What a cell shows: timelines that can be touched where there is a kernel, their picture everywhere else.
+
+Python sends numbers and sentences (`data`), and the browser draws them (`widgets.js`). The objects here are no widgets
+themselves: each time one is displayed it makes a widget, which is closed when it has gone from the page, so that a cell
+can be run again and again and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ppedu.core.actions import SEND
+from ppedu.core.differences import differences as find_differences
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.lower import lower
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Costs, simulate
+from ppedu.core.timeline import Timeline, show
+from ppedu.view.data import LOOK, Data, panel
+from ppedu.zoo import schedule
+
+HERE = Path(__file__).parent
+MOST_DRAWN = 5000  # actions; a static picture of more takes seconds, and its boxes are narrower than a pixel
+
+Panel = tuple[Timeline, dict[str, Any]]  # a timeline, and how it is drawn: title, outline, cap, marks
+
+
+@cache
+def _widget_class() -> type:
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        raise SettingError(f"this needs {error.name}; pip install 'ppedu[lab]'") from None
+
+    class Widget(anywidget.AnyWidget):
+        """The browser's side of something shown. What it shows is JSON: a dict would be walked through on its way."""
+
+        _esm = HERE / "widgets.js"
+        _css = HERE / "widgets.css"
+        state = traitlets.Unicode().tag(sync=True)
+
+    return Widget
+
+
+class Shown:
+    """Something to be displayed. `panels()` are its timelines, `state()` is all that the browser needs."""
+
+    kind = "show"
+
+    def __init__(self) -> None:
+        self._widgets: list[Any] = []  # those on a page
+
+    def panels(self) -> list[Panel]:
+        raise NotImplementedError
+
+    def state(self) -> Data:
+        return {"kind": self.kind, "look": LOOK, "panels": [_sent(*each) for each in self.panels()]}
+
+    def text(self) -> str:
+        """For a terminal."""
+        return "\n\n".join(timeline.text() for timeline, _ in self.panels())
+
+    def told(self, message: dict[str, Any]) -> None:
+        """What the user has done."""
+
+    def refresh(self) -> None:
+        """Show on every page what there is now."""
+        state = json.dumps(self.state())
+        for widget in self._widgets:
+            widget.state = state
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
+        picture = still(self.panels())
+        if not in_notebook():
+            return {"text/plain": self.text(), **picture}, {}
+        widget = _widget_class()(state=json.dumps(self.state()))
+        widget.on_msg(self._hear)
+        self._widgets.append(widget)
+        data, metadata = widget._repr_mimebundle_()
+        return {**data, **picture, "text/plain": self.text()}, metadata
+
+    def _hear(self, widget: Any, message: dict[str, Any], _: Any) -> None:
+        if not message.get("gone"):
+            self.told(message)
+        elif widget in self._widgets:
+            self._widgets.remove(widget)
+            widget.layout.close()
+            widget.close()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def _sent(timeline: Timeline, how: dict[str, Any]) -> Data:
+    own = {name: value for name, value in how.items() if name != "outline"}
+    outline = how.get("outline")
+    return {**panel(timeline, **own), "outline": panel(outline) if outline else None}
+
+
+def still(panels: list[Panel]) -> Data:
+    """The picture of timelines, for pages without a kernel; none if it would take long."""
+    from ppedu.view.plot import png
+
+    if sum(len(row) for timeline, _ in panels for row in timeline.rows) > MOST_DRAWN:
+        return {}
+    plotted = [(timeline, {k: v for k, v in how.items() if k not in ("cap", "until")}) for timeline, how in panels]
+    return {"image/png": base64.b64encode(png(plotted)).decode()}
+
+
+def in_notebook() -> bool:
+    """Is there a kernel, and so somebody who may show a widget?"""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+class View(Shown):
+    """Timelines under each other, on one time axis."""
+
+    def __init__(self, *panels: Panel):
+        super().__init__()
+        self._panels = list(panels)
+
+    def panels(self) -> list[Panel]:
+        return self._panels
+
+
+def view(timeline: Timeline, outline: Timeline | None = None) -> View:
+    """See `Timeline.show`."""
+    if outline is not None and (not isinstance(outline, Timeline) or outline.schedule.ranks != timeline.schedule.ranks):
+        raise SettingError(f"an outline is a timeline of as many ranks, {timeline.schedule.ranks}; got {outline!r}")
+    return View((timeline, {"outline": outline}))
+
+
+class Comparison(View):
+    """Timelines with a table of their numbers, and bubble against memory."""
+
+    kind = "compare"
+
+    def rows(self) -> list[tuple[str, Any, float, Any, int]]:
+        """Of each timeline: its schedule's name, makespan, bubble, peak memory and the number of messages."""
+        return [
+            (each.schedule.name, each.makespan, each.bubble, max(each.peak_activations), _messages(each.schedule))
+            for each, _ in self.panels()
+        ]
+
+    def state(self) -> Data:
+        rows = self.rows()
+        unit = self.panels()[0][0].costs.unit
+        table = [["schedule", "makespan", "bubble", "peak memory", "messages"]]
+        table += [
+            [name, show(span, unit), f"{bubble:.1%}", show(peak), str(sent)] for name, span, bubble, peak, sent in rows
+        ]
+        points = [[name, float(peak), bubble] for name, _, bubble, peak, _ in rows]
+        return {**super().state(), "table": table, "points": points}
+
+
+def _messages(made: Schedule) -> int:
+    """How many messages the ranks send each other."""
+    lowered = made if made.lowered else lower(made)
+    return sum(action.op in SEND for order in lowered.orders for action in order)
+
+
+def compare(
+    *schedules: str | Schedule | Timeline, ranks: int = 4, microbatches: int = 8, costs: Costs | None = None
+) -> Comparison:
+    """Show schedules on one time axis, with their bubble, memory and messages.
+
+        compare("gpipe", "1f1b", "zb-h1", ranks=4, microbatches=8, costs=Costs(latency=0.1))
+
+    schedules: each a registered name, for which `ranks` and `microbatches` count, a Schedule, or a Timeline.
+    costs: of all that are not timelines already.
+
+    Raises:
+        SettingError: nothing is given, or something else than these, or the sizes do not fit a schedule.
+        ScheduleError: a schedule is not legal.
+    """
+    if not schedules:
+        raise SettingError('name what to compare, as in compare("gpipe", "1f1b")')
+    return Comparison(*((_timeline(each, ranks, microbatches, costs), {}) for each in schedules))
+
+
+def _timeline(given: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
+    if isinstance(given, Timeline):
+        return given
+    if not isinstance(given, (str, Schedule)):
+        raise SettingError(f"give a schedule's name, a Schedule or a Timeline; got {given!r}")
+    return simulate(schedule(given, ranks, microbatches) if isinstance(given, str) else given, costs)
+
+
+class Difference(View):
+    """Two schedules with the actions marked that are not the same; `first` and `second` say which."""
+
+    def __init__(self, one: Timeline, other: Timeline):
+        self.first, self.second = find_differences(one.schedule, other.schedule)
+        super().__init__((one, {"marks": self.first}), (other, {"marks": self.second}))
+
+
+def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Costs | None = None) -> Difference:
+    """Show two schedules with the actions marked that are not in both, or not in the same order.
+
+    Of one that is not legal, such as an attempt, as much is shown as its ranks get through.
+
+    Raises:
+        SettingError: one is neither a schedule nor a timeline, or they have not the same number of ranks.
+    """
+    return Difference(*(_as_far_as_it_goes(each, costs or Costs()) for each in (one, other)))
+
+
+def _as_far_as_it_goes(given: Any, costs: Costs) -> Timeline:
+    from ppedu.core.simulate import timeline_of
+
+    if isinstance(given, Timeline):
+        return given
+    if not isinstance(given, Schedule):
+        raise SettingError(f"give two schedules, or timelines; got {given!r}")
+    return timeline_of(given, costs)
+
+
+def bundle(timeline: Timeline) -> tuple[Data, Data]:
+    """What Jupyter shows where a timeline ends a cell."""
+    try:
+        return view(timeline)._repr_mimebundle_()
+    except PipelineError:  # no anywidget
+        return {"text/plain": timeline.text(), **still([(timeline, {})])}, {}
+
+
+__all__ = ["Comparison", "Difference", "Shown", "View", "bundle", "compare", "differences", "view"]
