@@ -13,7 +13,7 @@ lab: .venv/.lab
 
 test: .venv/.test
 	$(BIN)/pytest tests
-	$(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=120 notebooks
+	PPEDU_STILL=1 $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=120 notebooks
 
 test-all: test test-floor
 	$(BIN)/pytest tests -m slow
@@ -35,15 +35,17 @@ lint: .venv/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/oxlint --deny-warnings -D correctness -D suspicious ppedu/view/widgets.js
 
 bench: .venv/.bench
 	$(BIN)/python tests/bench.py
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_ranks.py
 
-# Run the lessons and keep what they show; the second pass joins what was printed in several pieces.
+# Run the lessons and keep what they show, pictures in place of widgets; the second pass joins what was printed in several
+# pieces.
 lessons: .venv/.test
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(LESSONS)
+	PPEDU_STILL=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(LESSONS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
 
 pictures: .venv/.test

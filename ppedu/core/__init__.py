@@ -2,5 +2,5 @@
 
 The ground floor. It imports the standard library and nothing else, so that it loads in milliseconds
 and runs wherever Python runs. Read it in this order: actions, placement, schedule, check, simulate,
-timeline.
+timeline; then, for the puzzle, board and levels.
 """

@@ -174,11 +174,28 @@ class Board:
         Raises:
             ScheduleError: it cannot be next; the message is that of `why_not`.
         """
-        if refusal := self.why_not(action):
-            raise ScheduleError(refusal)
-        action = _read(action)
+        action = self._accepted(action)
         self._do((action,))
         return self.timeline.spans(self._rank(action))[-1]
+
+    def could_start(self, action: Action | str) -> Any:
+        """When `action` would start if it were placed next.
+
+        Raises:
+            ScheduleError: it cannot be next; the message is that of `why_not`.
+        """
+        action = self._accepted(action)
+        rows, rank = self.timeline.rows, self._rank(action)
+        times = [rows[rank][-1].end] if rows[rank] else [0]
+        for need in needs(action, self.placement):
+            source, index = self._made[need]
+            times.append(rows[source][index].end + (self.costs.latency if source != rank else 0))
+        return max(times)
+
+    def _accepted(self, action: Action | str) -> Action:
+        if refusal := self.why_not(action):
+            raise ScheduleError(refusal)
+        return _read(action)
 
     def _refusals(self, action: Action) -> Iterator[str]:
         """Why `action` cannot be next. The first sentence counts: a later one is only looked for if none holds yet."""
@@ -405,21 +422,12 @@ class Board:
                 return in_par.get(action, math.inf), not action.parts
             first = action.singles[0]
             op = policy.index("P" if action.parts else action.op)
-            return board._could_start(action), op, first.microbatch, first.stage
+            return board.could_start(action), op, first.microbatch, first.stage
 
         while choices := [action for rank in range(self.ranks) for action in board.choices(rank)]:
             safe = (action for action in sorted(choices, key=urgency) if board._can_end((*board.moves, action)))
             board._do((next(safe),))
         return board
-
-    def _could_start(self, action: Action) -> Any:
-        """When `action` would start if it were placed now."""
-        rows, rank = self.timeline.rows, self._rank(action)
-        times = [rows[rank][-1].end] if rows[rank] else [0]
-        for need in needs(action, self.placement):
-            source, index = self._made[need]
-            times.append(rows[source][index].end + (self.costs.latency if source != rank else 0))
-        return max(times)
 
     # --- the verdict ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ppedu.core.actions import COMMUNICATION, Action
 from ppedu.core.bulk import in_bulk
@@ -106,6 +107,11 @@ class Schedule:
             return simulate(self).text()
         except ScheduleError as error:
             return str(error)
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        from ppedu.view.shown import bundle
+
+        return bundle(self)
 
     def table(self) -> str:
         """The schedule in lockstep, a line for each step and a column for each rank; where it goes wrong has a ✗.

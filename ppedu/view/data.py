@@ -78,7 +78,7 @@ def panel(
     return {
         "title": title or f"{schedule.name}, {schedule.size}",
         "source": timeline.source,
-        "summary": timeline.summary(),
+        "summary": f"{timeline.source} {timeline.summary()}",
         "unit": unit,
         "ranks": schedule.ranks,
         "stages": schedule.stages,

@@ -33,7 +33,7 @@ class Puzzle(Shown):
         self._say("Place an action: it goes to the end of its rank's order.")
 
     def _say(self, note: str, tone: str = "ok", rank: int = 0) -> None:
-        self._note, self._tone, self._rank = note, tone, rank
+        self._note, self._tone, self._rank = note[0].upper() + note[1:], tone, rank
 
     @property
     def schedule(self) -> Schedule:
@@ -68,7 +68,7 @@ class Puzzle(Shown):
         if self.board.complete:
             self._say(f"{self.board.verdict()} {READY}", "done", self._rank)
         elif stuck := self.board.stuck:
-            self._say(f"{stuck[0].upper()}{stuck[1:]}.", "no", self._rank)
+            self._say(f"{stuck}.", "no", self._rank)
         else:
             self._say(f"{action} runs {show(start)}–{show(end)} on rank {self._rank}.", "ok", self._rank)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ppedu.core.actions import SEND
 from ppedu.core.differences import differences as find_differences
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.errors import ScheduleError, SettingError
 from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
@@ -113,7 +114,9 @@ def still(panels: list[Panel]) -> Data:
 
 
 def in_notebook() -> bool:
-    """Is there a kernel, and so somebody who may show a widget?"""
+    """Is there a kernel, and so somebody who may show a widget? With PPEDU_STILL=1 in the environment, nobody is."""
+    if os.environ.get("PPEDU_STILL"):
+        return False
     try:
         from IPython import get_ipython
     except ImportError:
@@ -224,11 +227,15 @@ def _as_far_as_it_goes(given: Any, costs: Costs) -> Timeline:
     return timeline_of(given, costs)
 
 
-def bundle(timeline: Timeline) -> tuple[Data, Data]:
-    """What Jupyter shows where a timeline ends a cell."""
+def bundle(given: Schedule | Timeline) -> tuple[Data, Data]:
+    """What Jupyter shows where a timeline ends a cell, or a schedule, with the default costs."""
+    try:
+        timeline = _timeline(given, 0, 0, None)
+    except ScheduleError as error:
+        return {"text/plain": str(error)}, {}
     try:
         return view(timeline)._repr_mimebundle_()
-    except PipelineError:  # no anywidget
+    except SettingError:  # no anywidget
         return {"text/plain": timeline.text(), **still([(timeline, {})])}, {}
 
 

@@ -301,7 +301,7 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
     context.fill();
     if (timeline.cap !== null) {
       context.fillStyle = ink;
-      context.fillRect(layout.x(0), floor - (room * timeline.cap) / (most || 1), layout.x(timeline.makespan) - layout.x(0), 1);
+      context.fillRect(layout.x(0), floor - (room * timeline.cap) / (most || 1), layout.x(Math.max(timeline.makespan, timeline.until)) - layout.x(0), 1);
       context.fillStyle = look.memory;
     }
   }
@@ -716,7 +716,7 @@ export class Figure {
       veil(0);
       const all = timeline.journey(this.chosen.microbatch);
       some(all);
-      for (const i of all) for (const need of timeline.needs[i]) join(need, i);
+      for (const i of all) for (const need of timeline.needs[i]) if (timeline.rank[need] !== timeline.rank[i]) join(need, i);
     }
     if (this.path) {
       timeline.path.forEach((i) => ring(i, 2));
@@ -961,8 +961,8 @@ class Explore {
     let input = this.inputs.get(name);
     if (!input) {
       input = choices
-        ? made("select", { onchange: () => this.ask({ [name]: input.value }) })
-        : made("input", { type: "range", oninput: () => (this.say(name, input.value), this.ask({ [name]: input.value })) });
+        ? made("select", { "aria-label": label, onchange: () => this.ask({ [name]: input.value }) })
+        : made("input", { "aria-label": label, type: "range", oninput: () => (this.say(name, input.value), this.ask({ [name]: input.value })) });
       input.shown = made("output", {});
       this.inputs.set(name, input);
       this.settings.append(made("label", { "data-name": name }, made("span", {}, label), input, input.shown));
@@ -1073,12 +1073,14 @@ export function mount(element, state, send = () => {}) {
 
 function render({ model, el }) {
   const state = () => JSON.parse(model.get("state"));
-  const built = mount(el, state(), (message) => model.send(message));
+  let built = mount(el, state(), (message) => model.send(message));
   const update = () => built.update(state());
   model.on("change:state", update);
   return () => {
     model.off("change:state", update);
     built.destroy();
+    built = null;
+    el.replaceChildren(); // Jupyter keeps the element of a view that has gone; let it be an empty one
     model.send({ gone: true });
   };
 }

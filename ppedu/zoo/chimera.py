@@ -35,7 +35,9 @@ def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     activations. Picture: two sets of slanted lines, woven.
     """
     if ranks % 2:
-        raise SettingError(f"chimera needs an even number of ranks; got {ranks} — try {ranks - 1 or 2} or {ranks + 1}")
+        raise SettingError(
+            f"chimera needs an even number of ranks; got {ranks} — try {f'{ranks - 1} or ' * (ranks > 1)}{ranks + 1}"
+        )
     if microbatches % 2:
         raise SettingError(f"chimera needs an even number of microbatches; got {microbatches} — try {microbatches + 1}")
     slots = []

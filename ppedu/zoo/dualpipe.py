@@ -19,7 +19,9 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     top and bottom that cross; pairs in the middle; weight backwards fill the end.
     """
     if ranks % 2:
-        raise SettingError(f"dualpipe needs an even number of ranks; got {ranks} — try {ranks - 1 or 2} or {ranks + 1}")
+        raise SettingError(
+            f"dualpipe needs an even number of ranks; got {ranks} — try {f'{ranks - 1} or ' * (ranks > 1)}{ranks + 1}"
+        )
     if microbatches % 2 or microbatches < 2 * ranks:
         nearest = max(2 * ranks, microbatches + microbatches % 2)
         raise SettingError(

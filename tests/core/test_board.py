@@ -52,7 +52,7 @@ def lay(board, actions):
 
 
 dice = st.builds(random.Random, st.integers(0, 2**32))  # drawn whole: each throw by itself would be slow
-positions = st.tuples(boards(), dice, st.integers(0, 40))
+positions = st.tuples(boards(), dice, st.integers(0, 14))
 
 
 def singles(board):
@@ -205,6 +205,15 @@ def test_refusals_of_halves_and_pairs(split, placed, action, words):
     assert words in board.why_not(action)
 
 
+def test_choices_are_forwards_then_backwards_then_pairs_low_microbatches_first():
+    board = Board(Placement.make("loop", 1, 2), 3, pairs=True, start=["0F1", "0F0", "1F1", "1F0"])
+    pairs = "(0F2;1B0)OVERLAP_F_B (0F2;1B1)OVERLAP_F_B"
+    assert " ".join(map(str, board.choices(0))) == f"0F2 1B0 1B1 {pairs}"
+    board = Board(Placement.make("loop", 1), 3, split=None, pairs=True, start=["0F0"])
+    pairs = "(0F1;0B0)OVERLAP_F_B (0F2;0B0)OVERLAP_F_B"
+    assert " ".join(map(str, board.choices(0))) == f"0F1 0F2 0B0 0I0 {pairs}"
+
+
 def test_memory_in_decimals_is_counted_as_it_is_written():
     board = Board(Placement.make("loop", 1), 4, Costs(activation=0.1), memory=0.3)
     lay(board, "0F0 0F1 0F2")
@@ -217,6 +226,17 @@ def test_half_of_a_backward_gives_back_what_the_weights_do_not_need():
     assert board.why_not("0F1") == "with 0F1, rank 0 would hold 2 activations; the limit is 1.5"
     lay(board, "0I0 0F1")
     assert board.timeline.memory(0)[-1][1] == pytest.approx(1.4)
+
+
+@given(positions)
+@often(40)
+def test_when_an_action_could_start_is_when_it_starts(position):
+    board, dice, most = position
+    play(board, dice, most)
+    for action in [action for rank in range(board.ranks) for action in board.choices(rank)]:
+        start = board.could_start(action)
+        assert board.place(action).start == start
+        board.undo()
 
 
 def test_placing_tells_when_the_action_runs():
@@ -333,6 +353,32 @@ def test_a_board_that_is_stuck_says_what_is_full_and_how_far_to_go_back():
     board.place("1F1")
     full = "with 2F0, rank 0 would hold 1.5 activations; the limit is 1"
     assert board.stuck == f"no rank can place anything: {full}; undo 3 actions, and let other forwards go first"
+    board.reset()
+    board.finish()
+    assert board.complete and board.stuck is None
+
+
+@given(st.sampled_from(["two-ranks", "interleaved", "fill", "v"]), dice, st.integers(0, 20))
+@often(20)
+def test_wherever_a_level_has_got_to_it_can_be_finished_or_goes_back(name, dice, most):
+    board = level(name).board()
+    play(board, dice, most)
+    while True:
+        try:
+            board.finish()
+            break
+        except ScheduleError:
+            board.undo()
+    assert pp.check(board.schedule) == []
+    assert board.timeline.makespan >= level(name).par.makespan
+
+
+@pytest.mark.parametrize("name", ["first", "two-ranks", "gpipe", "1f1b", "interleaved", "v"])
+def test_finishing_is_as_good_as_the_published_schedule_without_knowing_it(name):
+    chosen, known = level(name), level(name).board()
+    board = Board(known.placement, known.microbatches, known.costs, known.memory, known.split)
+    board.finish()
+    assert board.timeline.makespan == chosen.par.makespan
 
 
 # --- verdict, par, settings -------------------------------------------------------------------------------------
@@ -375,6 +421,11 @@ LOOP = Placement.make("loop", 2)
         ({"split": "IW"}, SettingError, "split must be True, False, or None"),
         ({"memory": 0.5}, SettingError, "memory for 0.5 activations is not enough for one microbatch"),
         ({"start": ["1F0"]}, ScheduleError, "1F0 needs 0F0"),
+        (
+            {"placement": Placement.make("loop", 2, 2), "memory": 1, "start": ["0F0", "0F1"]},
+            ScheduleError,
+            "from here no order stays within 1 activation to the end; undo 1 action",
+        ),
         ({"par": "1f1b"}, SettingError, "par takes a schedule"),
         ({"par": pp.schedule("1f1b", 2, 3)}, SettingError, "another placement or other microbatches"),
         ({"par": pp.schedule("gpipe", 2, 2), "memory": 1}, SettingError, "par cannot be placed .* with 0F1, rank 0"),

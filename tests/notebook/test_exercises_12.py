@@ -1,0 +1,159 @@
+"""Lesson 12: a schedule that beats the built-in ones in as much memory; others are refused with the reason."""
+
+import matplotlib
+import pytest
+import stepper
+
+from ppedu import B, F, I, W, schedule, schedules
+from ppedu.zoo import Entry, build
+
+
+def ahead(lead, late):
+    """1F1B in halves, with so many forwards before the first I, and each W so many microbatches late."""
+
+    def generator(rank, ranks, microbatches):
+        first, later = (min(of(rank, ranks), microbatches) for of in (lead, late))
+        for m in range(first):
+            yield F(rank, m)
+        for m in range(microbatches):
+            yield I(rank, m)
+            if m >= later:
+                yield W(rank, m - later)
+            if first + m < microbatches:
+                yield F(rank, first + m)
+        for m in range(microbatches - later, microbatches):
+            yield W(rank, m)
+
+    return generator
+
+
+def room(ranks):
+    return ranks + ranks // 2
+
+
+def filled(lead):
+    """With each W as late as there is room."""
+    return ahead(lead, lambda r, p: room(p) - lead(r, p))
+
+
+def more_at_the_top(r, p):
+    return p - r + min(p // 2, p - r - 1)
+
+
+def evenly(r, p):
+    return 1 + -(-(p - 1 - r) * (room(p) - 1) // (p - 1))
+
+
+def in_whole_pieces(rank, ranks, microbatches):
+    return schedule("1f1b", ranks, microbatches).orders[rank]
+
+
+right = filled(more_at_the_top)
+
+
+@pytest.mark.parametrize("answer", [right, filled(evenly), lambda *sizes: list(right(*sizes))])
+def test_what_beats_par_is_right_however_it_is_written(told, answer):
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    pyplot.close("all")
+    assert told("12.1", answer).startswith("Right. No built-in schedule with one copy of the model is as fast")
+    assert len(pyplot.get_fignums()) == 1, "the learner is shown what was built"
+    pyplot.close("all")
+
+
+def measured(each):
+    """Makespan and peak by another clock, which ticks in eighths of an F: a message takes two of them."""
+    ticks = 8 * each.ranks // each.stages
+    rows = stepper.run(each, lambda action: ticks * sum(2 if op == "B" else 1 for _, op, _, _ in action.singles), 2)
+    peaks = []
+    for row in rows:
+        held, most = 0, 0
+        for action, *_ in row:
+            held += sum(op == "F" for _, op, _, _ in action.singles)
+            most = max(most, held)
+            held -= sum(op in ("B", "W") for _, op, _, _ in action.singles)
+        peaks.append(most * each.ranks / each.stages)
+    return max(end for row in rows for *_, end in row) / 8, max(peaks)
+
+
+def test_what_is_called_right_is_faster_than_all_that_fits_and_as_fast_as_can_be_by_another_clock():
+    known = [schedule(name, 4, 8) for name in schedules()]
+    times = [measured(each) for each in known if each.placement.copies == 1]
+    assert min(time for time, peak in times if peak <= 6) == 28.75
+    assert min(time for time, _ in times) == 27.75
+    assert measured(build("right", Entry(right, "loop"), 4, 8, {})) == (27.75, 6)
+
+
+WRONG = {
+    "what the lesson starts with": (
+        in_whole_pieces,
+        "with 4 ranks and 8 microbatches it is legal and fits, but takes 37, 8.25 more than zb-v. Time is lost here: "
+        "rank 3 waits 9.75–10.25: 3F2 needs 2F2 from rank 2, which ends at 10. And a B in one piece lets",
+    ),
+    "ZB-H1": (
+        ahead(lambda r, p: p - r, lambda r, p: r),
+        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank 2, which "
+        "ends at 8. Rank 0 never holds more than 4 microbatches, and there is room for 6",
+    ),
+    "ZB-H2": (
+        lambda rank, *sizes: schedule("zb-h2", *sizes).orders[rank],
+        "but rank 0 holds 7 microbatches from 6 on, when it starts 0F6, and there is room for 6: none of them has had",
+    ),
+    "GPipe": (lambda rank, *sizes: schedule("gpipe", *sizes).orders[rank], "rank 0 holds 7 microbatches from 6 on"),
+    "all Ws at the end": (
+        ahead(lambda r, p: p - r, lambda r, p: 10**6),
+        "rank 0 holds 7 microbatches from 14 on, when it starts 0F6, and there is room for 6: of 3 of them only W is",
+    ),
+    "more on every rank": (
+        filled(lambda r, p: p - r + p // 2),
+        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 9.75–10.25: 3F4 needs 2F4 from rank 2, which "
+        "ends at 10. All wait for the last rank's first I, and it runs 3 forwards before that, where 1 would do.",
+    ),
+    "ZB-H2's forwards, cut off": (
+        filled(lambda r, p: min(room(p), 2 * (p - r) - 1)),
+        "with 6 ranks and 12 microbatches it is legal and fits, but takes 48, 3.75 more than zb-v. Time is lost here: "
+        "rank 5 waits 31.25–32.75: 5F11 needs 4F11 from rank 4, which ends at 32.5. Before their first I the ranks run "
+        "9, 9, 7, 5, 3, 1 forwards: when rank 0 has run its 9, none is under way to rank 1",
+    ),
+    "more on the first ranks": (
+        filled(lambda r, p: 1 + (p - 1 - r) * (room(p) - 1) // (p - 1)),
+        "takes 29.5, 0.75 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank 2, which "
+        "ends at 8. Before their first I the ranks run 6, 4, 2, 1 forwards: from one rank to the next a step of 2",
+    ),
+    "right for four ranks": (
+        filled(lambda r, p: p - r + min(1, p - r - 1)),
+        "with 6 ranks and 12 microbatches it is legal and fits, but takes 45, 0.75 more than zb-v.",
+    ),
+    "more on all but the last": (
+        filled(lambda r, p: p - r + p // 2 if r < p - 1 else 1),
+        "with 8 ranks and 20 microbatches it is legal and fits, but takes 72, 0.5 more than zb-",
+    ),
+    "W at once": (
+        ahead(more_at_the_top, lambda r, p: 0),
+        "takes 31.5, 2.75 more than zb-v. Time is lost here: rank 0 waits 28.5–29.5: 0I7 needs 1I7 from rank 1, which "
+        "ends at 29.25. Rank 3 never holds more than 1 microbatch, and there is room for 6: for more forwards at the "
+        "start, or for Ws that are put off.",
+    ),
+    "as fast as par": (
+        ahead(more_at_the_top, lambda r, p: r),
+        "with 3 ranks and 7 microbatches it is legal and fits, but takes 24, no less than zb-v.",
+    ),
+    "stages that are not there": (
+        lambda rank, *sizes: schedule("zb-v", *sizes).orders[rank],
+        "rank 0, position 7: 7F0: there is no stage 7; the stages are 0 to 3",
+    ),
+    "a ring": (
+        ahead(lambda r, p: 1 if r < p - 1 else 2, lambda r, p: 0),
+        "deadlock: rank 2 waits at position 1 (2I0) for 3I0 of rank 3, rank 3 waits at position 1 (3F1) for 2F1 of",
+    ),
+    "W forgotten": (lambda *sizes: [action for action in right(*sizes) if action.op != "W"], "0W0 is never run"),
+    "B and I": (lambda r, p, m: [*right(r, p, m), *(B(r, k) for k in range(m))], "half of it, 0I0, is run too"),
+    "nothing": (lambda r, p, m: [], "with 4 ranks and 8 microbatches your generator yields nothing."),
+    "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours has"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
+def test_what_does_not_beat_par_is_refused_with_the_reason(refused, answer, reason):
+    refused("12.1", answer, reason)
