@@ -1,7 +1,7 @@
 """Timelines as pictures, as files, and to be touched. May import core and zoo; what is large only when it is needed.
 
-palette (colours), plot (matplotlib), trace and html (files); data (what the browser is sent), shown (what a cell shows),
-explore and puzzle, and the browser's side of all of it: widgets.js and widgets.css.
+palette (colours), plot (matplotlib), trace and html (files); data (what the browser is sent), shown (what a cell
+shows), explore and puzzle, and the browser's side of all of it: widgets.js and widgets.css.
 """
 
 from __future__ import annotations

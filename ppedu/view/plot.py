@@ -52,6 +52,7 @@ def plot(
     title: str | None = None,
     legend: bool = True,
     marks: Collection[tuple[int, int]] = (),
+    until: float = 0,
 ) -> Axes:
     """Draw `timeline` and return the Axes.
 
@@ -61,6 +62,7 @@ def plot(
         on which the highest peak fills the strip; or the number given does, so that pictures can be compared.
     legend: under the picture; of several pictures in one figure, one may do.
     marks: actions to be marked with a red edge, each as a rank and a position in its order.
+    until: the axis reaches to this time at least.
     title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway, and that
         a timeline is emulated is always said.
 
@@ -75,7 +77,7 @@ def plot(
         _, ax = pyplot.subplots(figsize=(11, _height(ranks)), layout="constrained")
     bottom = BOTTOM if memory else STRIP_BOTTOM
     unit = timeline.costs.unit
-    end = max(float(each.makespan) for each in (timeline, outline) if each)
+    end = max(until, *(float(each.makespan) for each in (timeline, outline) if each))
     ax.set(ylim=(ranks, 0), yticks=[rank + (TOP + bottom) / 2 for rank in range(ranks)])
     ax.set_yticklabels([f"rank {rank}" for rank in range(ranks)], fontsize=min(9.0, 280 / ranks))
     ax.update_datalim([(0, 0), (end, ranks)])

@@ -109,7 +109,7 @@ def still(panels: list[Panel]) -> Data:
 
     if sum(len(row) for timeline, _ in panels for row in timeline.rows) > MOST_DRAWN:
         return {}
-    plotted = [(timeline, {k: v for k, v in how.items() if k not in ("cap", "until")}) for timeline, how in panels]
+    plotted = [(timeline, {k: v for k, v in how.items() if k != "cap"}) for timeline, how in panels]
     return {"image/png": base64.b64encode(png(plotted)).decode()}
 
 

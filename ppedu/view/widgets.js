@@ -34,7 +34,7 @@ export class Palette {
     let found = this.known.get(key);
     if (!found) {
       const colour = this.mix(op, what, chunk);
-      found = { fill: css(colour), ink: luminance(colour) < 0.6 ? "#ffffff" : "#16302a" };
+      found = { fill: css(colour), ink: luminance(colour) < 0.54 ? "#ffffff" : "#16302a" };
       this.known.set(key, found);
     }
     return found;
@@ -53,7 +53,8 @@ export class Palette {
 
 // -------------------------------------------------------------------------------------------- the data of a timeline
 
-const round = (time) => `${+time.toPrecision(4)}`;
+/** As Python's `show` writes it. */
+const round = (number) => (Math.abs(number) < 10000 ? `${+number.toPrecision(4)}` : Math.round(number).toLocaleString("en-US"));
 
 /** One timeline as Python sent it, with what is looked up often. */
 export class Timeline {
@@ -112,7 +113,7 @@ export class Timeline {
       `${this.label(i)}: ${names[this.op[i]]} of microbatch ${this.microbatch[i]} in stage ${this.stage[i]}, on rank ` +
       `${this.rank[i]}, ${round(start)}–${round(end)}${unit}${this.part[i] ? ", overlapped" : ""}. ` +
       `Needs ${list(this.needs[i], "nothing")}; needed by ${list(this.users[i], "nobody")}. ` +
-      `Then rank ${this.rank[i]} holds ${round(this.held(this.rank[i], end))}.`
+      `While it runs, rank ${this.rank[i]} holds ${round(this.held(this.rank[i], start))}.`
     );
   }
 
@@ -120,22 +121,24 @@ export class Timeline {
   journey(microbatch) {
     const all = [];
     for (let i = 0; i < this.count; i++) if (this.microbatch[i] === microbatch) all.push(i);
-    return all.sort((a, b) => this.start[a] - this.start[b] || this.end[a] - this.end[b]);
+    return all.toSorted((a, b) => this.start[a] - this.start[b] || this.end[a] - this.end[b]);
   }
 }
 
 // ----------------------------------------------------------------------------------------------------------- painting
 
+const escaped = (each) => `${typeof each === "number" ? +each.toFixed(2) : each}`.replace(/[&<"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
 /** As much of a canvas's context as `paint` uses, as SVG. */
 export class SvgContext {
-  constructor(width, height) {
-    Object.assign(this, { width, height, parts: [], path: "", globalAlpha: 1, lineWidth: 1, clips: 0, open: 0, dash: "" });
+  /** `clips`: of those in the same file before it, how many clip; they are known by their number. */
+  constructor(width, height, clips = 0) {
+    Object.assign(this, { width, height, parts: [], path: "", globalAlpha: 1, lineWidth: 1, clips, open: 0, dash: "" });
   }
   tag(name, attributes, text) {
-    const value = (each) => `${typeof each === "number" ? +each.toFixed(2) : each}`.replace(/[&<"]/g, (c) => `&#${c.charCodeAt(0)};`);
-    const written = Object.entries(attributes).map(([key, each]) => ` ${key}="${value(each)}"`).join("");
+    const written = Object.entries(attributes).map(([key, each]) => ` ${key}="${escaped(each)}"`).join("");
     const alpha = this.globalAlpha < 1 ? ` opacity="${this.globalAlpha}"` : "";
-    this.parts.push(text === undefined ? `<${name}${written}${alpha}/>` : `<${name}${written}${alpha}>${value(text)}</${name}>`);
+    this.parts.push(text === undefined ? `<${name}${written}${alpha}/>` : `<${name}${written}${alpha}>${escaped(text)}</${name}>`);
   }
   fillRect(x, y, width, height) {
     this.tag("rect", { x, y, width, height, fill: this.fillStyle });
@@ -150,6 +153,10 @@ export class SvgContext {
     const weight = this.font.startsWith("bold") ? "bold" : "normal";
     const place = { x, y: y + shift * size, "font-size": size, "font-family": FONT, "font-weight": weight };
     this.tag("text", { ...place, "text-anchor": anchor, fill: this.fillStyle }, text);
+  }
+  /** About as wide as letters are; which font there will be, nobody knows. */
+  measureText(text) {
+    return { width: 0.7 * parseFloat(this.font.match(/[\d.]+px/)[0]) * text.length };
   }
   beginPath() {
     this.path = "";
@@ -243,12 +250,14 @@ export function paint(context, timeline, layout, shown) {
     context.textAlign = "right";
     context.fillText(`rank ${rank}`, left - 8, layout.y(rank, (ROW.top + ROW.bottom) / 2));
   }
-  context.font = `bold 12px ${FONT}`;
-  context.textAlign = "left";
-  context.fillText(timeline.source === "simulated" ? timeline.title : `${timeline.title}, ${timeline.source}`, left, 12);
   context.font = `12px ${FONT}`;
   context.textAlign = "right";
-  context.fillText(timeline.numbers.map(([name, value]) => `${name} ${value}`).join("    "), width - 8, 12);
+  const numbers = timeline.numbers.map(([name, value]) => `${name} ${value}`).join("    ");
+  context.fillText(numbers, width - 8, 12);
+  const room = width - 24 - left - context.measureText(numbers).width;
+  context.font = `bold 12px ${FONT}`;
+  context.textAlign = "left";
+  context.fillText(shortened(context, timeline.source === "simulated" ? timeline.title : `${timeline.title}, ${timeline.source}`, room), left, 12);
 
   context.textAlign = "center";
   context.font = `11px ${FONT}`;
@@ -257,7 +266,7 @@ export function paint(context, timeline, layout, shown) {
     context.globalAlpha = 0.18;
     context.fillRect(Math.round(layout.x(time)), MARGIN.top, 1, bottom - MARGIN.top);
     context.globalAlpha = 0.8;
-    context.fillText(round(time), layout.x(time), bottom + 11);
+    context.fillText(`${time}`, layout.x(time), bottom + 11);
   }
   context.globalAlpha = 1;
   context.textAlign = "right";
@@ -282,6 +291,13 @@ export function paint(context, timeline, layout, shown) {
     context.fillStyle = ink;
     timeline.peaks.forEach((peak, rank) => context.fillText(`peak ${peak}`, right + 6, layout.y(rank, 0.82)));
   }
+}
+
+/** As much of a text as there is room for. */
+function shortened(context, text, room) {
+  let kept = text;
+  while (kept.length > 1 && context.measureText(kept).width > room) kept = `${kept.slice(0, -2)}…`;
+  return kept;
 }
 
 function paintMemory(context, timeline, layout, { look, most, ink }) {
@@ -397,7 +413,7 @@ export class Figure {
   }
 
   toolbar() {
-    this.play_ = button("▶", "play", () => this.toggle());
+    this.playButton = button("▶", "play", () => this.toggle());
     const colour = made("select", { "aria-label": "colour by", onchange: () => this.set({ by: colour.value }) });
     for (const each of ["op", "microbatch", "stage"]) colour.append(made("option", { value: each }, `colour: ${each}`));
     const path = made("input", { type: "checkbox", onchange: () => this.set({ path: path.checked }) });
@@ -406,7 +422,7 @@ export class Figure {
       { class: "ppedu-bar", role: "toolbar", "aria-label": "timeline" },
       button("|◀", "to the start", () => this.step(-Infinity)),
       button("◀", "a step back", () => this.step(-1)),
-      this.play_,
+      this.playButton,
       button("▶|", "a step on", () => this.step(1)),
       made("span", { class: "ppedu-space" }),
       button("+", "zoom in", () => this.zoom(0.5)),
@@ -458,7 +474,7 @@ export class Figure {
           grabbed.moved = true;
           holder.setPointerCapture(event.pointerId);
         }
-        if (grabbed.moved) this.look_at(grabbed.view.left - far / this.layout(n).scale, grabbed.view.right - grabbed.view.left);
+        if (grabbed.moved) this.lookAt(grabbed.view.left - far / this.layout(n).scale, grabbed.view.right - grabbed.view.left);
         return;
       }
       this.point(n, ...at(event));
@@ -479,7 +495,7 @@ export class Figure {
       (event) => {
         if (!event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey) return; // the page scrolls
         event.preventDefault();
-        if (event.shiftKey) this.look_at(this.view.left + (event.deltaY + event.deltaX) / this.layout(n).scale);
+        if (event.shiftKey) this.lookAt(this.view.left + (event.deltaY + event.deltaX) / this.layout(n).scale);
         else this.zoom(Math.exp(event.deltaY / 300), this.layout(n).time(at(event)[0]));
       },
       { passive: false },
@@ -571,7 +587,7 @@ export class Figure {
       if (next >= 0 && next < timeline.count) {
         this.set({ current: { panel: n, i: next } });
         const width = this.view.right - this.view.left;
-        if (timeline.start[next] < this.view.left || timeline.end[next] > this.view.right) this.look_at(timeline.start[next] - width / 2, width);
+        if (timeline.start[next] < this.view.left || timeline.end[next] > this.view.right) this.lookAt(timeline.start[next] - width / 2, width);
       }
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5);
     else if (event.key === "-") this.zoom(2);
@@ -584,7 +600,7 @@ export class Figure {
     event.stopPropagation(); // the notebook has keys of its own
   }
 
-  look_at(left, width = this.view.right - this.view.left) {
+  lookAt(left, width = this.view.right - this.view.left) {
     const most = Math.min(width, this.end);
     const from = Math.max(0, Math.min(left, this.end - most));
     this.view = { left: from, right: from + most };
@@ -593,7 +609,7 @@ export class Figure {
 
   zoom(factor, around = (this.view.left + this.view.right) / 2) {
     const width = Math.max(this.end / 5000, (this.view.right - this.view.left) * factor);
-    this.look_at(around - (around - this.view.left) * (width / (this.view.right - this.view.left)), width);
+    this.lookAt(around - (around - this.view.left) * (width / (this.view.right - this.view.left)), width);
   }
 
   whole() {
@@ -605,7 +621,7 @@ export class Figure {
   step(by) {
     this.pause();
     const now = this.time ?? (by > 0 ? -1 : this.end);
-    const times = [...new Set(this.timelines.flatMap((each) => [...each.start, ...each.end]))].sort((a, b) => a - b);
+    const times = [...new Set(this.timelines.flatMap((each) => [...each.start, ...each.end]))].toSorted((a, b) => a - b);
     const later = times.find((each) => each > now + 1e-9) ?? this.end;
     const before = times.filter((each) => each < now - 1e-9).pop() ?? 0;
     this.set({ time: by === -Infinity ? 0 : by > 0 ? later : before });
@@ -621,8 +637,8 @@ export class Figure {
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const seconds = Math.min(20, Math.max(4, this.end / 4)); // for the whole
     const [begun, from] = [performance.now(), this.time];
-    this.play_.textContent = "⏸";
-    this.play_.setAttribute("aria-label", "pause");
+    this.playButton.textContent = "⏸";
+    this.playButton.setAttribute("aria-label", "pause");
     this.line.setAttribute("aria-live", "off"); // or it would speak without end
     const on = () => {
       const passed = (performance.now() - begun) / 1000;
@@ -639,8 +655,8 @@ export class Figure {
       cancelAnimationFrame(this.playing.frame);
     }
     this.playing = null;
-    this.play_.textContent = "▶";
-    this.play_.setAttribute("aria-label", "play");
+    this.playButton.textContent = "▶";
+    this.playButton.setAttribute("aria-label", "play");
     this.line.setAttribute("aria-live", "polite");
   }
 
@@ -657,7 +673,7 @@ export class Figure {
     const style = getComputedStyle(this.root);
     const [timeline, outline] = [this.timelines[n], this.outlines[n]];
     const palette = new Palette(this.look, this.by, timeline.stages, timeline.chunks);
-    return { palette, look: this.look, ink: style.color, paper: paper(this.root), outline, most: this.most };
+    return { palette, look: this.look, ink: style.color, paper: behind(this.root), outline, most: this.most };
   }
 
   paint() {
@@ -774,11 +790,10 @@ export class Figure {
     const height = layouts.reduce((sum, each) => sum + each.height, 0);
     if (kind === "svg") {
       const parts = this.timelines.map((timeline, n) => {
-        const context = new SvgContext(width, layouts[n].height);
+        const context = new SvgContext(width, layouts[n].height, n);
         paint(context, timeline, layouts[n], this.shown(n));
         const y = layouts.slice(0, n).reduce((sum, each) => sum + each.height, 0);
-        // Clip paths are known by name in the whole file.
-        return context.text().replace("<svg ", `<svg y="${y}" `).replaceAll("c1", `c${n + 1}`);
+        return context.text().replace("<svg ", `<svg y="${y}" `);
       });
       const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}">${parts.join("")}</svg>`;
       save(`${name}.svg`, new Blob([text], { type: "image/svg+xml" }));
@@ -807,7 +822,7 @@ function fitted(canvas, width, height, ratio = devicePixelRatio) {
 }
 
 /** The colour behind an element. */
-function paper(element) {
+function behind(element) {
   for (let node = element; node; node = node.parentElement) {
     const colour = getComputedStyle(node).backgroundColor;
     if (colour && colour !== "transparent" && !colour.endsWith(", 0)")) return colour;
@@ -853,7 +868,7 @@ export function chart(points, { x, y, line = false, width = 420, height = 220 })
     svg.append(drawn("path", { d: way, class: "ppedu-curve" }));
     return svg;
   }
-  // Points at the same place share a label; a label that would cover another goes under its point, or further down.
+  // Points at the same place share a label; a label that would cover anything goes to the other side, or above or below.
   const places = new Map();
   for (const p of points) {
     const key = `${Math.round(across(p.x) / 4)},${Math.round(up(p.y) / 4)}`;
@@ -863,19 +878,22 @@ export function chart(points, { x, y, line = false, width = 420, height = 220 })
     const [cx, cy] = [across(p.x), up(p.y)];
     return { left: cx - 5, top: cy - 5, right: cx + 5, bottom: cy + 5 };
   });
+  taken.push({ left: 0, top: 0, right: left, bottom: height }, { left: 0, top: height - bottom + 6, right: width, bottom: height }); // the axes
   for (const group of places.values()) {
     const [cx, cy] = [across(group[0].x), up(group[0].y)];
     svg.append(drawn("circle", { cx, cy, r: 4.5, class: "ppedu-point" }));
     const name = group.map((p) => p.name).join(", ");
-    const size = name.length * 6.2;
-    const before = cx + 9 + size > width;
-    for (const shift of [4, 17, -9, 30, -22, 43]) {
-      const box = { left: before ? cx - 9 - size : cx + 9, top: cy + shift - 11, right: before ? cx - 9 : cx + 9 + size, bottom: cy + shift + 2 };
-      if (taken.some((o) => box.left < o.right && o.left < box.right && box.top < o.bottom && o.top < box.bottom)) continue;
-      taken.push(box);
-      text([before ? cx - 9 : cx + 9, cy + shift], name, { "text-anchor": before ? "end" : "start" });
-      break;
-    }
+    const size = name.length * 6.6;
+    const spots = [4, 17, -9, 30, -22, 43].flatMap((shift) =>
+      [cx + 9, cx - 9 - size].map((from) => ({ left: from, top: cy + shift - 11, right: from + size, bottom: cy + shift + 2 })),
+    );
+    const free = (box) =>
+      box.right <= width && box.top >= 0 && !taken.some((o) => box.left < o.right && o.left < box.right && box.top < o.bottom && o.top < box.bottom);
+    const spot = spots.find(free);
+    if (!spot) continue;
+    taken.push(spot);
+    const before = spot.right < cx;
+    text([before ? spot.right : spot.left, spot.bottom - 2], name, { "text-anchor": before ? "end" : "start" });
   }
   return svg;
 }

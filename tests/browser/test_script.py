@@ -1,0 +1,378 @@
+"""The browser's script by itself, loaded in an empty page: what it computes, against Python."""
+
+import json
+import math
+import random
+import re
+from bisect import bisect_right
+from fractions import Fraction
+from itertools import combinations, pairwise
+
+import pytest
+
+import ppedu as pp
+from ppedu.core.timeline import show
+from ppedu.view.data import LOOK, panel
+from ppedu.view.palette import NAMES
+from ppedu.view.shown import HERE
+
+LOAD = """async script => {
+  window.script = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+}"""
+QUARTER = Fraction(1, 4)  # times that floats hold exactly
+CASES = [
+    pp.simulate(pp.schedule("1f1b", 4, 6), pp.Costs(latency=QUARTER)),
+    pp.simulate(pp.schedule("zb-v", 3, 6), pp.Costs(latency=QUARTER)),
+    pp.simulate(pp.lower(pp.schedule("interleaved", 2, 4)), pp.Costs(forward=500, backward=1250)),
+    pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2))),
+    pp.simulate(pp.schedule("gpipe", 2, 3), pp.Costs(forward=0.25, backward=0.5, unit="s", activation=[2, 1])),
+]
+each_case = pytest.mark.parametrize("timeline", CASES, ids=lambda t: t.schedule.name)
+
+
+@pytest.fixture(scope="module")
+def page(chromium):
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    errors = []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.set_content(f"<style>{(HERE / 'widgets.css').read_text()}</style><main></main>")
+    page.evaluate(LOAD, (HERE / "widgets.js").read_text())
+    yield page
+    page.close()
+    assert not errors
+
+
+def spans(timeline):
+    """rank, the action or half of a pair, start, end, in the order of the browser's boxes."""
+    factor, _ = timeline.readable
+    for rank in range(timeline.schedule.ranks):
+        for action, start, end in timeline.spans(rank):
+            if action.computes:
+                for single in action.singles:
+                    yield rank, single, float(start * factor), float(end * factor)
+
+
+def moments(timeline, draw):
+    """Each start and end of a rank, and times drawn between, before and after."""
+    edges = sorted({time for _, _, *times in spans(timeline) for time in times})
+    return edges + [draw.uniform(-0.1, 1.1) * edges[-1] for _ in range(100)]
+
+
+@each_case
+def test_the_script_knows_what_each_rank_does_and_holds_at_any_time(page, timeline):
+    asked = [(rank, time) for rank in range(timeline.schedule.ranks) for time in moments(timeline, random.Random(1))]
+    found = page.evaluate(
+        """([data, asked]) => {
+          const timeline = new script.Timeline(data);
+          const name = i => i < 0 ? null : timeline.label(i);
+          return asked.map(([rank, time]) => {
+            const next = timeline.after(rank, time);
+            return [name(timeline.at(rank, time)), name(timeline.at(rank, time, false)),
+              next < timeline.rows[rank + 1] ? name(next) : null, timeline.held(rank, time)];
+          });
+        }""",
+        [panel(timeline), asked],
+    )
+    factor, _ = timeline.readable
+    every = list(spans(timeline))
+    for (rank, time), (upper, lower, following, held) in zip(asked, found, strict=True):
+        own = [(str(single), start, end) for at, single, start, end in every if at == rank]
+        now = [name for name, start, end in own if start <= time < end] or [None]
+        assert [upper, lower] == [now[0], now[-1]]
+        assert following == next((name for name, _, end in own if end > time), None)
+        times, values = zip(*timeline.memory(rank), strict=True)
+        steps = bisect_right([float(each * factor) for each in times], time)
+        assert held == (float(values[steps - 1]) if steps else 0)
+
+
+@each_case
+def test_the_script_finds_a_microbatchs_journey(page, timeline):
+    found = page.evaluate(
+        """data => {
+          const timeline = new script.Timeline(data);
+          return [...Array(data.microbatches).keys()].map(m => timeline.journey(m).map(i => timeline.label(i)));
+        }""",
+        panel(timeline),
+    )
+    for m, journey in enumerate(found):
+        times = {str(single): (start, end) for _, single, start, end in spans(timeline) if single.microbatch == m}
+        assert sorted(journey) == sorted(times) and len(journey) == len(times)
+        assert all(times[before] <= times[after] for before, after in pairwise(journey))
+
+
+SENTENCE = re.compile(
+    r"(?P<name>\w+): (?P<what>.+) of microbatch (?P<m>\d+) in stage (?P<stage>\d+), on rank (?P<rank>\d+), "
+    r"(?P<start>\S+)–(?P<end>\S+?)(?P<unit> m?s)?(?P<half>, overlapped)?\. "
+    r"Needs (?P<needs>.+); needed by (?P<users>.+)\. While it runs, rank (?P=rank) holds (?P<held>\S+)\."
+)
+
+
+@each_case
+def test_an_action_is_described_in_right_words(page, timeline):
+    sentences = page.evaluate(
+        """([data, names]) => {
+          const timeline = new script.Timeline(data);
+          return [...Array(timeline.count).keys()].map(i => timeline.describe(i, names));
+        }""",
+        [panel(timeline), NAMES],
+    )
+    last, ranks = timeline.schedule.stages - 1, {str(single): rank for rank, single, *_ in spans(timeline)}
+    needs = {}
+    for name in ranks:
+        stage, op, m = re.match(r"(\d+)([FBIW])(\d+)", name).groups()
+        above = f"{int(stage) + 1}I{m}" if f"{int(stage) + 1}I{m}" in ranks else f"{int(stage) + 1}B{m}"
+        needs[name] = {
+            "F": {f"{int(stage) - 1}F{m}"} if stage != "0" else set(),
+            "W": {f"{stage}I{m}"},
+        }.get(op, {f"{stage}F{m}"} | ({above} if int(stage) < last else set()))
+
+    def names(text, here, none):
+        """The actions listed, each with its rank where that is another."""
+        listed = [] if text == none else text.split(", ")
+        found = {each.split(" ")[0] for each in listed}
+        assert listed == [each if ranks[each] == here else f"{each} (rank {ranks[each]})" for each in map(first, listed)]
+        return found
+
+    def first(text):
+        return text.split(" ")[0]
+
+    for (rank, single, start, end), sentence in zip(spans(timeline), sentences, strict=True):
+        said = SENTENCE.fullmatch(sentence)
+        assert said, sentence
+        name, unit = str(single), timeline.readable[1]
+        assert (said["name"], said["what"]) == (name, NAMES[single.op])
+        assert [int(said[key]) for key in ("m", "stage", "rank")] == [single.microbatch, single.stage, rank]
+        assert (said["start"], said["end"], (said["unit"] or "").strip()) == (show(start), show(end), unit)
+        paired = any(name in map(str, action.parts or ()) for action, *_ in timeline.spans(rank))
+        assert bool(said["half"]) == paired
+        assert names(said["needs"], rank, "nothing") == needs[name]
+        assert names(said["users"], rank, "nobody") == {user for user, wants in needs.items() if name in wants}
+        factor, middle = timeline.readable[0], (start + end) / 2
+        held = [value for time, value in timeline.memory(rank) if float(time * factor) <= middle][-1]
+        assert said["held"] == show(held)
+
+
+def test_ticks_are_steps_of_one_two_or_five_that_fill_their_range(page):
+    draw = random.Random(2)
+    ranges = [(0, 33), (0, 1), (0, 957), (0, 0.35), (3, 3.0001)]
+    for _ in range(500):
+        width = 10 ** draw.uniform(-4, 6)
+        left = draw.choice([0, draw.uniform(0, 1000) * width])
+        ranges.append((left, left + width))
+    for (left, right), found in zip(
+        ranges, page.evaluate("all => all.map(([l, r]) => script.ticks(l, r))", ranges), strict=True
+    ):
+        width = right - left
+        step = (found[-1] - found[0]) / (len(found) - 1)
+        assert 4 <= len(found) <= 11
+        assert all(after - before == pytest.approx(step, rel=1e-5) for before, after in pairwise(found))
+        assert round(step / 10 ** math.floor(math.log10(step) + 1e-5), 3) in (1, 2, 5)
+        # None is outside, and no other would have room at either end.
+        assert left - 1e-6 * width <= found[0] < left + step * (1 + 1e-5)
+        assert right - step * (1 + 1e-5) < found[-1] <= right + 1e-6 * width
+
+
+PICTURES = """([data, width, views, look]) => {
+  const timeline = new script.Timeline(JSON.parse(data));
+  const palette = new script.Palette(look, "op", timeline.stages, timeline.chunks);
+  const most = Math.max(...timeline.memory.flatMap(([, values]) => values));
+  const main = document.querySelector("main");
+  const all = views.map(view => {
+    const layout = new script.Layout(timeline, width, view ?? { left: 0, right: timeline.makespan });
+    const context = new script.SvgContext(width, layout.height);
+    script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most });
+    main.innerHTML = context.text();
+    main.querySelector("g").remove(); // what is clipped: the boxes and their numbers
+    return [layout.height, [...main.querySelectorAll("text")].map(each => {
+      const { x, y, width, height } = each.getBBox();
+      return { text: each.textContent, left: x, right: x + width, top: y, bottom: y + height };
+    })];
+  });
+  main.replaceChildren();
+  return all;
+}"""
+
+
+def cover(one, other):
+    """Does one text lie over another? What their letters leave free above and below does not count."""
+    return (
+        one["left"] < other["right"]
+        and other["left"] < one["right"]
+        and one["top"] + 3 < other["bottom"] - 3
+        and other["top"] + 3 < one["bottom"] - 3
+    )
+
+
+LONG = pp.simulate(pp.schedule("interleaved-overlap", 16, 64, chunks=2), pp.Costs(forward=0.01234, unit="s"))
+
+
+@pytest.mark.parametrize("width", [1232, 752])
+@pytest.mark.parametrize("timeline", [CASES[2], CASES[3], LONG], ids=lambda t: t.schedule.name)
+def test_no_words_of_a_picture_cover_others_or_are_cut_off(page, timeline, width):
+    data = panel(timeline)
+    draw = random.Random(3)
+    views = [None]
+    for _ in range(8):
+        left, wide = draw.random() * data["makespan"], data["makespan"] * 10 ** draw.uniform(-3.5, 0)
+        left = min(left, data["makespan"] - wide)
+        views.append({"left": left, "right": left + wide})
+    for height, texts in page.evaluate(PICTURES, [json.dumps(data), width, views, LOOK]):
+        assert not [(a["text"], b["text"]) for a, b in combinations(texts, 2) if cover(a, b)]
+        for text in texts:
+            assert text["left"] >= 0 and text["right"] <= width and text["bottom"] <= height, text
+        times = [text["text"] for text in texts if re.fullmatch(r"[-\d.e]+", text["text"])]
+        assert len(set(times)) == len(times) >= 4, "each tick says another time"
+
+
+def test_the_number_on_a_box_can_be_read_on_its_colour(page):
+    pairs = page.evaluate(
+        """look => ["op", "microbatch", "stage"].flatMap(by => [..."FBIW"].flatMap(op => {
+          const palette = new script.Palette(look, by, 32, 4);
+          return [...Array(128).keys()].map(k => Object.values(palette.of(op, k % 32, k % 32, k >> 5)));
+        }))""",
+        LOOK,
+    )
+
+    def luminance(colour):
+        """Relative luminance as WCAG 2 defines it."""
+        channels = re.findall(r"\d+", colour) if colour[0] == "r" else [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(c) / 255 for c in channels)]
+        return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for fill, ink in {tuple(pair) for pair in pairs}:
+        dark, light = sorted((luminance(fill), luminance(ink)))
+        assert (light + 0.05) / (dark + 0.05) >= 3, (fill, ink)
+
+
+CHART = """sets => sets.map(points => {
+  const svg = script.chart(points, { x: { label: "peak memory", format: String }, y: { label: "bubble", format: String } });
+  document.querySelector("main").replaceChildren(svg);
+  const number = (node, name) => +node.getAttribute(name);
+  const texts = [...svg.querySelectorAll("text")].map(each => {
+    const { x, y, width, height } = each.getBBox();
+    return { text: each.textContent, left: x, right: x + width, top: y, bottom: y + height, x: number(each, "x"), y: number(each, "y") };
+  });
+  const circles = [...svg.querySelectorAll("circle")].map(each => [number(each, "cx"), number(each, "cy")]);
+  document.querySelector("main").replaceChildren();
+  return { texts, circles };
+})"""
+
+
+def test_a_chart_puts_its_points_where_the_axes_say_and_no_label_over_another(page):
+    draw = random.Random(4)
+    names = pp.schedules()
+    sets = [[{"name": "1f1b", "x": 4, "y": 0}], [{"name": "a", "x": 4, "y": 0.2}, {"name": "b", "x": 4, "y": 0.2}]]
+    for count in (3, 6, 9, 12, 17) * 6:
+        narrow = draw.choice([1, 0.05])
+        sets.append([
+            {"name": name, "x": round(8 - narrow * draw.uniform(0, 8), 2), "y": round(0.3 - narrow * draw.uniform(0, 0.3), 3)}
+            for name in draw.sample(names, count)
+        ])  # fmt: skip
+    for points, found in zip(sets, page.evaluate(CHART, sets), strict=True):
+        texts = found["texts"]
+        numbers = [text for text in texts if re.fullmatch(r"[\d.]+", text["text"])]
+        floor = max(text["y"] for text in numbers)
+        across = {float(text["text"]): text["x"] for text in numbers if text["y"] == floor}
+        up = {float(text["text"]): text["y"] - 4 for text in numbers if text["y"] != floor}  # to a letter's middle
+
+        def at(value, axis):
+            (low, start), (high, end) = min(axis.items()), max(axis.items())
+            return start + (end - start) * (value - low) / (high - low)
+
+        expected = {(at(p["x"], across), at(p["y"], up)) for p in points}
+        for circle in found["circles"]:
+            assert min(math.dist(circle, each) for each in expected) < 0.1
+        for each in expected:
+            assert min(math.dist(circle, each) for circle in found["circles"]) < 6, "near ones share a point"
+        assert not [(a["text"], b["text"]) for a, b in combinations(texts, 2) if cover(a, b)]
+        for text in texts:
+            assert text["left"] >= 0 and text["right"] <= 420 and text["top"] >= -3 and text["bottom"] <= 222, text
+        labels = {name for text in texts if text not in numbers for name in text["text"].split(", ")}
+        assert len(points) > 6 or {p["name"] for p in points} <= labels
+
+
+FIGURE = """([data, does]) => {
+  const figure = new script.Figure(document.querySelector("main"), %s);
+  figure.update(data);
+  const seen = does.map(([what, ...given]) => {
+    figure[what](...given.map(each => each === "back" ? -1 : each));
+    return [figure.view.left, figure.view.right, figure.time];
+  });
+  figure.destroy();
+  document.querySelector("main").replaceChildren();
+  return seen;
+}""" % json.dumps(LOOK)
+
+
+def test_zooming_and_moving_stay_within_the_timeline(page):
+    timeline = CASES[3]
+    end, draw = float(timeline.makespan), random.Random(5)
+    does = []
+    for _ in range(400):
+        does.append(
+            draw.choice([
+                ["zoom", 10 ** draw.uniform(-1, 1), draw.uniform(0, end)],
+                ["zoom", draw.choice([0.5, 2])],
+                ["lookAt", draw.uniform(-end, 2 * end)],
+                ["lookAt", draw.uniform(-end, 2 * end), draw.uniform(0.001, 2) * end],
+            ])
+        )  # fmt: skip
+    left, right = 0, end
+    for (what, *given), (now, until, _) in zip(does, page.evaluate(FIGURE, [[panel(timeline)], does]), strict=True):
+        assert -1e-9 <= now < until <= end + 1e-9
+        width = until - now
+        if what == "zoom":
+            around = given[1] if len(given) > 1 else (left + right) / 2
+            assert width == pytest.approx(min(end, max(end / 5000, (right - left) * given[0])))
+            if now > 1e-9 and until < end - 1e-9:  # what is pointed at stays where it is
+                assert (around - now) / width == pytest.approx((around - left) / (right - left), abs=1e-6)
+        else:
+            assert width == pytest.approx(min(end, given[1] if len(given) > 1 else right - left))
+            assert now == pytest.approx(max(0, min(given[0], end - width)), abs=1e-9)
+        left, right = now, until
+
+
+def test_a_step_goes_to_the_next_time_at_which_anything_begins_or_ends(page):
+    pair = CASES[0], CASES[1]  # stacked, on one axis
+    times = sorted({time for timeline in pair for *_, start, end in spans(timeline) for time in (start, end)})
+    forth = page.evaluate(FIGURE, [list(map(panel, pair)), [["step", 1]] * (len(times) + 1)])
+    assert [time for *_, time in forth] == [*times, times[-1]]
+    back = page.evaluate(FIGURE, [list(map(panel, pair)), [["step", -1]] * len(times)])
+    assert [time for *_, time in back] == [*times[-2::-1], 0]
+
+
+MOUNT = """async ([states, times]) => {
+  const frame = () => new Promise(requestAnimationFrame);
+  for (let k = 0; k < times; k++) {
+    const holder = document.createElement("div");
+    document.querySelector("main").append(holder);
+    const built = script.mount(holder, states[k % states.length]);
+    await frame();
+    built.update(states[k % states.length]);
+    (built.figure ?? built).play();
+    await frame();
+    built.destroy();
+    const painted = holder.firstChild.dataset.painted;
+    await frame();
+    if (holder.firstChild.dataset.painted !== painted) throw Error("it goes on after its end");
+    holder.remove();
+  }
+  await frame();
+}"""
+
+
+def test_what_has_gone_leaves_nothing_on_the_page(page):
+    shown = [pp.compare("gpipe", "1f1b"), pp.explore(), pp.puzzle(), CASES[3].show()]
+    live = {**CASES[0].show().state(), "kind": "live", "losses": [3, 2], "steps": 9}
+    states = [*(each.state() for each in shown), live]
+    session = page.context.new_cdp_session(page)
+
+    def counted():
+        session.send("HeapProfiler.collectGarbage")
+        found = session.send("Memory.getDOMCounters")
+        return found["nodes"], found["jsEventListeners"]
+
+    page.evaluate(MOUNT, [states, 5])
+    before = counted()
+    page.evaluate(MOUNT, [states, 50])
+    assert counted() <= before
