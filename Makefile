@@ -9,7 +9,7 @@ OTHER_PYTHONS := 3.10 3.12 3.13
 .PHONY: lab test test-all test-floor lint bench lessons pictures clean
 
 lab: .venv/.lab
-	$(BIN)/jupyter lab $(LAB) notebooks/01_why_a_pipeline.ipynb
+	$(BIN)/jupyter lab $(LAB) notebooks/00_start_here.ipynb
 
 test: .venv/.test
 	$(BIN)/pytest tests
@@ -35,12 +35,13 @@ lint: .venv/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/oxlint --deny-warnings -D correctness -D suspicious ppedu/view/widgets.js
+	$(BIN)/oxlint --deny-warnings ppedu/view
 
 bench: .venv/.bench
 	$(BIN)/python tests/bench.py
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_ranks.py
+	PYTHONPATH=tests/browser $(BIN)/python tests/bench_view.py
 
 # Run the lessons and keep what they show, pictures in place of widgets; the second pass joins what was printed in several
 # pieces.

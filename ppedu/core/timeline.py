@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from ppedu.core.schedule import Schedule
     from ppedu.core.simulate import Costs
+    from ppedu.core.why import Reasons
 
 Number = int | float | Fraction
 
@@ -109,6 +110,13 @@ class Timeline:
     def peak_activations(self) -> tuple[Any, ...]:
         """The most memory that each rank's activations take at any time, in units of `costs.activation`."""
         return tuple(max(value for _, value in steps) for steps in self._held)
+
+    @cached_property
+    def reasons(self) -> Reasons:
+        """The spans of compute actions, and which of them each one has waited for."""
+        from ppedu.core.why import Reasons
+
+        return Reasons(self)
 
     def critical_path(self) -> list[tuple[int, Span]]:
         """The actions that the makespan hangs on, first to last, each with its rank.

@@ -64,7 +64,7 @@ class Reasons:
 
 def critical_path(timeline: Timeline) -> list[tuple[int, Span]]:
     """See `Timeline.critical_path`."""
-    reasons = Reasons(timeline)
+    reasons = timeline.reasons
     return [(place[0], reasons[place]) for place in reasons.critical_path(timeline.costs.latency)]
 
 
@@ -72,7 +72,7 @@ def why_idle(timeline: Timeline, rank: int, time: Any) -> str:
     """See `Timeline.why_idle`."""
     if isinstance(time, bool) or not isinstance(time, Real) or not float(time) >= 0:
         raise SettingError(f"time must be a number of at least 0; got {time!r}")
-    reasons, moment = Reasons(timeline), timeline.start + time
+    reasons, moment = timeline.reasons, timeline.start + time
     row = reasons.rows[rank]
     index = next((index for index, span in enumerate(row) if span.end > moment), len(row))
     if index < len(row) and row[index].start <= moment:
@@ -83,7 +83,7 @@ def why_idle(timeline: Timeline, rank: int, time: Any) -> str:
 
 def gaps(timeline: Timeline) -> Iterator[Gap]:
     """See `Timeline.gaps`."""
-    reasons = Reasons(timeline)
+    reasons = timeline.reasons
     for rank, row in enumerate(reasons.rows):
         before = timeline.start
         for index, (_, start, end) in enumerate([*row, Span(Action(0, Op.F), timeline.end, timeline.end)]):

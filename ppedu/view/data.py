@@ -10,7 +10,6 @@ from ppedu.core.actions import COMPUTE
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Result, gives, needs
 from ppedu.core.timeline import Span, Timeline, show
-from ppedu.core.why import Reasons
 from ppedu.view.palette import COLORS, DARKER, LIGHTER, MEMORY, NAMES
 
 LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "lighter": LIGHTER, "darker": DARKER}
@@ -37,14 +36,10 @@ def panel(
     marks: the actions to be marked, as a rank and a position in its order.
     until: the axis reaches to this time at least.
     """
-    numbers = [
-        ["makespan", show(timeline.makespan, timeline.costs.unit)],
-        ["bubble", f"{timeline.bubble:.1%}"],
-        ["peak memory", show(max(timeline.peak_activations))],
-    ]
     timeline = _in_floats(timeline)
     schedule, (factor, unit), zero = timeline.schedule, timeline.readable, timeline.start
     placement = schedule.placement
+    copies, split = placement.copies, placement.split
 
     def clock(time: Any) -> float:
         return round((time - zero) * factor, 9)
@@ -70,7 +65,7 @@ def panel(
                 for result in gives(single):
                     maker[result] = len(wanted)
                 wanted.append(needs(single, placement))
-                copy = placement.copy(m)
+                copy = int(copies > 1 and m >= split)  # as Placement.copy has it, without a call
                 chunk = chunks[copy][stage]
                 entry = (rank, left, right, op, stage, m, chunk, copy, part if action.parts else 0, step, mark)
                 entries.append(entry)
@@ -86,17 +81,25 @@ def panel(
         "copies": placement.copies,
         "microbatches": schedule.microbatches,
         "makespan": clock(timeline.end),
-        "numbers": numbers,
+        "numbers": [
+            ["makespan", show(timeline.makespan, timeline.costs.unit)],
+            ["bubble", f"{timeline.bubble:.1%}"],
+            ["peak memory", show(max(timeline.peak_activations))],
+        ],
         "boxes": dict(
             zip(_COLUMNS, map(list, zip(*entries, strict=True)) if entries else [[]] * len(_COLUMNS), strict=True)
         ),
         "needs": [[maker[need] for need in each if need in maker] for each in wanted],
-        "gaps": [[rank, clock(start), clock(end), why] for rank, start, end, why in timeline.gaps()],
+        "gaps": [
+            [rank, clock(start), clock(end), why]
+            for rank, start, end, why in timeline.gaps()
+            if clock(end) > clock(start)  # and not for what rounding leaves of floats
+        ],
         "memory": [[[clock(time) for time, _ in steps], [float(value) for _, value in steps]] for steps in held],
         "peaks": [show(peak) for peak in timeline.peak_activations],
         "until": float(until * factor),
         "cap": None if cap is None else float(cap),
-        "path": [first[place] for place in Reasons(timeline).critical_path(timeline.costs.latency)],
+        "path": [first[place] for place in timeline.reasons.critical_path(timeline.costs.latency)],
     }
 
 

@@ -149,12 +149,13 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
     forward, backward = settings["forward"], settings["backward"]
     costs = {"forward": forward, "backward": backward}
     if settings["weight"] != Fraction(1, 2):
-        costs["weight"] = plain(backward * Fraction(settings["weight"]))
+        costs["weight"] = backward * settings["weight"]
     if settings["overlap"]:
-        costs["overlap"] = plain((forward + backward) * (1 - Fraction(settings["overlap"])))
+        costs["overlap"] = (forward + backward) * (1 - settings["overlap"])
     if settings["latency"]:
         costs["latency"] = settings["latency"]
-    return costs
+    # Exactly, and then as the code for it says it: fractions would be exact to the end, and slow.
+    return {name: int(cost) if cost == int(cost) else float(cost) for name, cost in costs.items()}
 
 
 def _timeline(settings: Settings) -> Timeline:

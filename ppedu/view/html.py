@@ -24,7 +24,7 @@ main { margin-bottom: 1.5rem; }
 }
 .numbers td { text-align: right; padding-right: 0; }
 .numbers thead th + th { text-align: right; padding: .15rem 0 .15rem 1.5rem; }
-body > details pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
+section pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 """
 
 
@@ -48,9 +48,9 @@ def page(timeline: Timeline) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>{STYLE}{style}</style>
-<h1>{title}</h1>
-<main></main>
-<noscript><p>The picture needs JavaScript; the numbers and the text below do not.</p></noscript>
+<header><h1>{title}</h1></header>
+<main><noscript><p>The picture needs JavaScript; the numbers and the text below do not.</p></noscript></main>
+<section aria-label="numbers and orders">
 <div class="numbers">
 <table>{"".join(f"<tr><th>{name}<td>{escape(number)}" for name, number in totals.items())}</table>
 <table><thead><tr><th>rank<th>idle<th>peak activations<tbody>
@@ -59,6 +59,7 @@ def page(timeline: Timeline) -> str:
 </div>
 <details><summary>As text</summary><pre tabindex="0">{escape(timeline.text(width=300))}</pre></details>
 <details><summary>The orders, as CSV</summary><pre tabindex="0">{escape(schedule.to_csv())}</pre></details>
+</section>
 <script type="module">
 {script}
 mount(document.querySelector("main"), {state});

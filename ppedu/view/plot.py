@@ -214,7 +214,7 @@ def _shade(box: Box) -> tuple[float, float, float]:
 def _ink(box: Box) -> str:
     """What can be read on the box's shade."""
     red, green, blue = _shade(box)
-    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.6 else "#16302a"
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.54 else "#16302a"
 
 
 def _number(ax: Axes, boxes: list[Box], wide: float, high: float) -> None:

@@ -71,9 +71,10 @@ class Shown:
 
     def refresh(self) -> None:
         """Show on every page what there is now."""
-        state = json.dumps(self.state())
-        for widget in self._widgets:
-            widget.state = state
+        if self._widgets:
+            state = json.dumps(self.state())
+            for widget in self._widgets:
+                widget.state = state
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
         picture = still(self.panels())

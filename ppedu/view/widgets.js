@@ -6,7 +6,9 @@
 
 const MARGIN = { left: 62, right: 66, top: 26, bottom: 26 };
 const ROW = { top: 0.06, bottom: 0.66, strip: 0.7, floor: 0.94 }; // in a rank's row, which is 1 high
+const OPS = "FBIW";
 const FONT = "system-ui, sans-serif";
+const MARK = "#d62f2f"; // what differs
 
 // ---------------------------------------------------------------------------------------------------------- colours
 
@@ -30,7 +32,7 @@ export class Palette {
 
   of(op, stage, microbatch, chunk) {
     const what = this.by === "op" ? microbatch % 2 : this.by === "microbatch" ? microbatch : stage;
-    const key = `${op}${what},${this.by === "op" ? chunk : 0}`;
+    const key = (what * 64 + (this.by === "op" ? chunk : 0)) * 4 + OPS.indexOf(op);
     let found = this.known.get(key);
     if (!found) {
       const colour = this.mix(op, what, chunk);
@@ -277,7 +279,7 @@ export function paint(context, timeline, layout, shown) {
   context.rect(left, 0, right - left, height);
   context.clip();
   paintMemory(context, timeline, layout, shown);
-  paintBoxes(context, timeline, layout, palette, paper, ink);
+  paintBoxes(context, timeline, layout, palette, ink);
   if (outline) {
     context.strokeStyle = ink;
     context.lineWidth = 1;
@@ -307,13 +309,17 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
     const [times, values] = timeline.memory[rank];
     const floor = layout.y(rank, ROW.floor);
     context.beginPath();
-    context.moveTo(layout.x(times[0]), floor);
-    values.forEach((value, k) => {
-      const y = floor - (room * Math.min(value, most)) / (most || 1);
+    let begun = false;
+    for (let k = 0; k < times.length && times[k] < layout.view.right; k++) {
+      const until = k + 1 < times.length ? times[k + 1] : timeline.makespan;
+      if (until < layout.view.left) continue;
+      const y = floor - (room * Math.min(values[k], most)) / (most || 1);
+      if (!begun) context.moveTo(layout.x(times[k]), floor);
+      begun = true;
       context.lineTo(layout.x(times[k]), y);
-      context.lineTo(layout.x(k + 1 < times.length ? times[k + 1] : timeline.makespan), y);
-    });
-    context.lineTo(layout.x(timeline.makespan), floor);
+      context.lineTo(layout.x(until), y);
+    }
+    context.lineTo(layout.x(Math.min(timeline.makespan, layout.view.right)), floor);
     context.fill();
     if (timeline.cap !== null) {
       context.fillStyle = ink;
@@ -323,36 +329,54 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
   }
 }
 
-function paintBoxes(context, timeline, layout, palette, paper, ink) {
+function paintBoxes(context, timeline, layout, palette, ink) {
   const { view } = layout;
-  const numbers = [];
-  let style = "";
+  // By colour: changing it takes longer than a box.
+  const colours = new Map();
   for (let rank = 0; rank < timeline.ranks; rank++) {
     for (let i = timeline.after(rank, view.left); i < timeline.rows[rank + 1] && timeline.start[i] < view.right; i++) {
-      const [x, y, width, height] = layout.box(timeline, i);
-      const { fill, ink: number } = palette.of(timeline.op[i], timeline.stage[i], timeline.microbatch[i], timeline.chunk[i]);
-      if (fill !== style) context.fillStyle = style = fill;
-      const gap = width > 6 ? 1 : width > 2 ? 0.4 : 0; // a thin line of paper between neighbours, where there is room
-      context.fillRect(x, y, Math.max(width - gap, 0.3), timeline.part[i] === 1 ? height - gap : height);
-      const size = Math.min(11, height * 0.8, (width - 2) / (0.6 * `${timeline.microbatch[i]}`.length));
-      if (size >= 7) numbers.push([timeline.microbatch[i], x + (width - gap) / 2, y + height / 2, size, number]);
-      if (timeline.copy[i] && width > 2) {
-        context.strokeStyle = ink;
-        context.lineWidth = 1;
-        context.strokeRect(x + 0.5, y + 0.5, width - gap - 1, height - 1);
-      }
-      if (timeline.mark[i]) {
-        context.strokeStyle = "#d62f2f";
-        context.lineWidth = 2.5;
-        context.strokeRect(x + 1, y + 1, width - gap - 2, height - 2);
-      }
+      const colour = palette.of(timeline.op[i], timeline.stage[i], timeline.microbatch[i], timeline.chunk[i]);
+      const those = colours.get(colour);
+      if (those) those.push(i);
+      else colours.set(colour, [i]);
     }
   }
-  context.textAlign = "center";
-  for (const [microbatch, x, y, size, number] of numbers) {
-    context.font = `${size.toFixed(1)}px ${FONT}`;
+  const [edged, marked] = [[], []];
+  for (const [{ fill, ink: number }, those] of colours) {
+    context.fillStyle = fill;
+    const numbered = [];
+    for (const i of those) {
+      const [x, y, width, height] = layout.box(timeline, i);
+      const gap = width > 6 ? 1 : width > 2 ? 0.4 : 0; // between neighbours, where there is room
+      context.fillRect(x, y, Math.max(width - gap, 0.3), timeline.part[i] === 1 ? height - gap : height);
+      if (width > 6) numbered.push(i);
+      if (timeline.copy[i] && width > 2) edged.push(i);
+      if (timeline.mark[i]) marked.push(i);
+    }
     context.fillStyle = number;
-    context.fillText(`${microbatch}`, x, y);
+    context.textAlign = "center";
+    let font = "";
+    for (const i of numbered) {
+      const [x, y, width, height] = layout.box(timeline, i);
+      const text = `${timeline.microbatch[i]}`;
+      const size = Math.min(11, height * 0.8, (width - 2) / (0.6 * text.length));
+      if (size < 7) continue;
+      const wanted = `${size.toFixed(1)}px ${FONT}`;
+      if (font !== wanted) context.font = font = wanted;
+      context.fillText(text, x + (width - 1) / 2, y + height / 2);
+    }
+  }
+  context.strokeStyle = ink;
+  context.lineWidth = 1;
+  for (const i of edged) {
+    const [x, y, width, height] = layout.box(timeline, i);
+    context.strokeRect(x + 0.5, y + 0.5, width - 2, height - 1);
+  }
+  context.strokeStyle = MARK;
+  context.lineWidth = 2.5;
+  for (const i of marked) {
+    const [x, y, width, height] = layout.box(timeline, i);
+    context.strokeRect(x + 1, y + 1, width - 3, height - 2);
   }
 }
 
@@ -383,11 +407,11 @@ export class Figure {
     Object.assign(this, { root, look, by: "op", path: false, panels: [], view: null, frame: 0, playing: null });
     this.time = null; // where playing is; null: all is shown
     this.current = null; // { panel, i } or { panel, gap }: what is pointed at
-    this.chosen = null; // { microbatch }: whose journey is shown
+    this.chosen = null; // { panel, microbatch }: whose journey is shown, and which timeline is asked for it
     this.controls = this.toolbar();
     this.stack = made("div", { class: "ppedu-stack" });
     this.line = made("p", { class: "ppedu-line", "aria-live": "polite" });
-    this.words = made("pre", { tabindex: "0", role: "region", "aria-label": "orders" });
+    this.words = made("pre", { tabindex: "0", role: "group", "aria-label": "orders" });
     const table = made("details", { class: "ppedu-words" }, made("summary", {}, "in words"), this.words);
     table.addEventListener("toggle", () => table.open && this.spell());
     this.table = table;
@@ -446,7 +470,7 @@ export class Figure {
     this.most = Math.max(...this.timelines.flatMap((each) => [each.cap ?? 0, ...each.memory.flatMap(([, values]) => values)]));
     if (!zoomed || this.view.left >= this.end) this.view = { left: 0, right: this.end };
     this.current = null;
-    if (this.chosen && this.timelines.every((each) => this.chosen.microbatch >= each.microbatches)) this.chosen = null;
+    if (!(this.chosen?.microbatch < this.timelines[this.chosen?.panel]?.microbatches)) this.chosen = null;
     if (this.time !== null) this.time = Math.min(this.time, this.end);
     while (this.panels.length > panels.length) this.panels.pop().holder.remove();
     while (this.panels.length < panels.length) this.panels.push(this.panel(this.panels.length));
@@ -535,7 +559,8 @@ export class Figure {
   choose() {
     const { panel, i } = this.current ?? {};
     const microbatch = i === undefined ? undefined : this.timelines[panel].microbatch[i];
-    this.set({ chosen: microbatch === undefined || microbatch === this.chosen?.microbatch ? null : { microbatch } });
+    const again = microbatch === this.chosen?.microbatch && panel === this.chosen?.panel;
+    this.set({ chosen: microbatch === undefined || again ? null : { panel, microbatch } });
   }
 
   explain() {
@@ -546,9 +571,10 @@ export class Figure {
     if (gap) text = `${gap.why}.`;
     else if (i !== undefined) text = this.timelines[panel].describe(i, this.look.names);
     else if (this.chosen) {
-      const all = first.journey(this.chosen.microbatch);
-      const ends = all.length ? `${round(first.start[all[0]])}–${round(Math.max(...all.map((each) => first.end[each])))}` : "";
-      text = `Microbatch ${this.chosen.microbatch}, ${ends}: ${all.map((each) => first.label(each)).join(" → ")}`;
+      const its = this.timelines[this.chosen.panel];
+      const all = its.journey(this.chosen.microbatch);
+      const ends = all.length ? `${round(its.start[all[0]])}–${round(Math.max(...all.map((each) => its.end[each])))}` : "";
+      text = `Microbatch ${this.chosen.microbatch}, ${ends}: ${all.map((each) => its.label(each)).join(" → ")}`;
     } else if (this.time !== null) {
       const now = first.rows.slice(0, -1).map((_, rank) => first.at(rank, this.time));
       const held = now.map((_, rank) => round(first.held(rank, this.time)));
@@ -711,7 +737,7 @@ export class Figure {
       const bare = { ...timeline, after: (rank) => rank, rows: [0, those.length], ranks: 1 };
       for (const name of ["rank", "start", "end", "stage", "microbatch", "chunk", "copy", "part", "mark", "op"])
         bare[name] = those.map((i) => timeline[name][i]);
-      paintBoxes(context, bare, layout, shown.palette, shown.paper, shown.ink);
+      paintBoxes(context, bare, layout, shown.palette, shown.ink);
     };
     const join = (from, to) => {
       const [x1, y1, w1, h1] = layout.box(timeline, from);
@@ -780,7 +806,7 @@ export class Figure {
     if (this.outlines.some(Boolean)) entries.push(swatch("border:1px solid", `outlined: ${this.outlines.find(Boolean).source}`));
     entries.push(swatch(`background:${this.look.memory}`, "activations held"));
     if (this.timelines.some((each) => each.cap !== null)) entries.push(swatch("border-top:1px solid;height:0", "the most allowed"));
-    if (this.timelines.some((each) => each.mark.includes(1))) entries.push(swatch("border:2px solid #d62f2f", "differs"));
+    if (this.timelines.some((each) => each.mark.includes(1))) entries.push(swatch(`border:2px solid ${MARK}`, "differs"));
     this.legend.replaceChildren(...entries);
   }
 
@@ -930,7 +956,7 @@ class Compare extends Show {
 
 /** A line of code to take away. */
 function code(label) {
-  const text = made("pre", { tabindex: "0", role: "region", "aria-label": label });
+  const text = made("pre", { tabindex: "0", role: "group", "aria-label": label });
   const copy = button("copy", "copy as code", async () => {
     await navigator.clipboard?.writeText(text.textContent).catch(() => null);
     getSelection().selectAllChildren(text); // where the clipboard is not to be had, it is one key away

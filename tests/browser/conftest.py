@@ -1,76 +1,33 @@
 """JupyterLab in a real browser."""
 
-import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 
 import nbformat
 import pytest
-from opened import ROOT, run_all
+from opened import CHROMIUM, QUIET, ROOT, jupyter_lab, run_all
 from playwright.sync_api import sync_playwright
-
-QUIET = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-SETTINGS = {
-    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is on the page, seen or not
-}
 
 
 @pytest.fixture(scope="session")
 def chromium():
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    if not CHROMIUM:
         if os.environ.get("CI"):
             pytest.fail("no chromium; .ci/run installs it")
         pytest.skip("no chromium here; install it to run the browser tests")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=QUIET)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A JupyterLab server on copies of the lessons, with settings of its own; its address, and its folder."""
-    tmp_path = tmp_path_factory.mktemp("lab")
-    folder = tmp_path / "lessons"
-    shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns("*.json", ".*"))
-    for name, settings in SETTINGS.items():
-        file = tmp_path / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(settings))
-    own = {
-        "JUPYTERLAB_SETTINGS_DIR": "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTER_RUNTIME_DIR": "runtime",
-        "IPYTHONDIR": "ipython",
-    }
-    server = subprocess.Popen(
-        [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root", "--IdentityProvider.token=",
-            "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={folder}",
-        ],
-        env=os.environ | {name: str(tmp_path / where) for name, where in own.items()},
-        stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True,
-    )  # fmt: skip
-    address = None
-    for line in server.stderr:
-        if match := re.search(r"http://(localhost|127\.0\.0\.1):\d+/", line):
-            address = match[0]
-            break
-    assert address, "the server did not start"
-    yield address, folder
-    os.killpg(server.pid, signal.SIGTERM)
-    server.wait(20)
+    """A JupyterLab server on copies of the lessons; its address, and its folder."""
+    with jupyter_lab(tmp_path_factory.mktemp("lab")) as (address, folder):
+        shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns("*.json", ".*"), dirs_exist_ok=True)
+        yield address, folder
 
 
 @pytest.fixture

@@ -1,9 +1,66 @@
-"""What is done on an open page of JupyterLab."""
+"""JupyterLab and its browser, and what is done on an open page."""
 
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is on the page, seen or not
+}
+
+
+@contextlib.contextmanager
+def jupyter_lab(home: Path) -> Iterator[tuple[str, Path]]:
+    """A JupyterLab server with settings of its own, in `home`; its address, and the folder whose notebooks it opens."""
+    folder = home / "notebooks"
+    folder.mkdir()
+    for name, settings in SETTINGS.items():
+        file = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
+    own = {
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "IPYTHONDIR": "ipython",
+    }
+    log = home / "log"
+    with log.open("wb") as out:  # and no pipe, which would be full one day, and the server would wait
+        server = subprocess.Popen(
+            [
+                sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root",
+                "--IdentityProvider.token=", "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={folder}",
+            ],
+            env=os.environ | {name: str(home / where) for name, where in own.items()},
+            stderr=out, stdout=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while not (found := re.search(r"http://(localhost|127\.0\.0\.1):\d+/", log.read_text())):
+            assert time.monotonic() < end and server.poll() is None, log.read_text()
+            time.sleep(0.1)
+        yield found[0], folder
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(20)
+
 
 STATE = """() => {
   const notebook = window.jupyterapp.shell.currentWidget;

@@ -85,7 +85,7 @@ def test_a_timeline_is_played_stepped_zoomed_and_driven_by_keys(notebook):
     page.keyboard.press("Escape")
     assert line.inner_text().startswith("Point at an action")
     page.get_by_text("in words").click()
-    assert "rank 3: 3F0 3–4, 3B0 4–6, " in page.get_by_role("region", name="orders").inner_text()
+    assert "rank 3: 3F0 3–4, 3B0 4–6, " in page.get_by_role("group", name="orders").inner_text()
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -115,7 +115,7 @@ def test_every_control_of_explore_changes_what_is_shown(notebook):
         wait()
     code = "s = pp.schedule('dualpipe', ranks=6, microbatches=12)\nt = pp.simulate(s, pp.Costs(forward=1.5, "
     code += "backward=2.5, weight=1, overlap=3.2, latency=0.3))\nt.show()"
-    shown = page.get_by_role("region", name="the code for what is shown")
+    shown = page.get_by_role("group", name="the code for what is shown")
     assert shown.inner_text() == code
     assert "Rank 0 holds 7 activations, and 6 are allowed." in note.inner_text()
     picture(page, "explore")
@@ -162,7 +162,7 @@ def test_a_level_is_solved_by_clicking_and_wrong_moves_are_refused(notebook):
     place(str(par.orders[0][-1]), "24 slots: that is par")
     assert "This is an ordinary schedule." in note.inner_text() and fits(page)
     picture(page, "puzzle_solved")
-    assert "pp.check(s)  # []" in page.get_by_role("region", name="the code for this schedule").inner_text()
+    assert "pp.check(s)  # []" in page.get_by_role("group", name="the code for this schedule").inner_text()
 
 
 def test_comparison_and_differences_show_their_numbers(notebook):

@@ -1,0 +1,106 @@
+"""How fast timelines are shown and moved, in Chromium with software rendering: `make bench`.
+
+Beside it, the same picture of the same timeline as matplotlib's SVG, opened in the same browser.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from opened import CHROMIUM, QUIET, jupyter_lab, run_all
+from playwright.sync_api import sync_playwright
+
+import ppedu as pp
+from ppedu.view.html import page as html_page
+from ppedu.view.plot import svg
+
+ROUNDS = 40
+
+PAN = """async () => {
+  const panel = document.querySelector('.ppedu-panel'), root = document.querySelector('.ppedu');
+  const place = panel.getBoundingClientRect(), frames = [];
+  const move = (kind, x, buttons) => panel.dispatchEvent(new PointerEvent(kind,
+    {clientX: place.left + x, clientY: place.top + 80, buttons, pointerId: 1, bubbles: true}));
+  panel.setPointerCapture = () => {};
+  document.querySelector('[aria-label="zoom in"]').click();
+  await new Promise(requestAnimationFrame);
+  move('pointerdown', 900, 1);
+  for (let x = 880; x > 300; x -= 10) {
+    const before = root.dataset.painted, begun = performance.now();
+    move('pointermove', x, 1);
+    while (root.dataset.painted === before) await new Promise(done => requestAnimationFrame(() => done()));
+    frames.push(performance.now() - begun);
+  }
+  return frames;
+}"""
+
+SLIDE = """async rounds => {
+  const root = document.querySelector('.ppedu'), input = root.querySelector('label[data-name=latency] input');
+  const times = [];
+  for (let k = 0; k < rounds; k++) {
+    const before = root.dataset.painted, begun = performance.now();
+    input.value = 0.1 + (k % 9) / 10;
+    input.dispatchEvent(new Event('input'));
+    while (root.dataset.painted === before) await new Promise(done => setTimeout(done, 0));
+    times.push(performance.now() - begun);
+    await new Promise(done => setTimeout(done, 60));
+  }
+  return times;
+}"""
+
+
+def main() -> None:
+    large = pp.simulate(pp.schedule("1f1b", 64, 256))
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        folder = Path(name)
+        begun = time.perf_counter()
+        text = html_page(large)
+        made = time.perf_counter() - begun
+        (folder / "ours.html").write_text(text, encoding="utf-8")
+        begun = time.perf_counter()
+        (folder / "peer.svg").write_text(svg(large), encoding="utf-8")
+        peer_made = time.perf_counter() - begun
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        opened = browser.new_page(viewport={"width": 1280, "height": 900})
+        begun = time.perf_counter()
+        opened.goto((folder / "ours.html").as_uri())
+        opened.wait_for_function("() => document.querySelector('.ppedu')?.dataset.painted")
+        shown = time.perf_counter() - begun
+        frames = opened.evaluate(PAN)
+        begun = time.perf_counter()
+        opened.goto((folder / "peer.svg").as_uri())
+        opened.screenshot()
+        peer_shown = time.perf_counter() - begun
+        print("64 ranks, 256 microbatches, 32,768 actions; matplotlib's SVG in brackets, and the ratio")
+        print(f"  a page is made in {made:.2f} s ({peer_made:.2f} s, {made / peer_made:.2f})")
+        print(f"  and shown in {shown:.2f} s ({peer_shown:.2f} s, {shown / peer_shown:.2f})")
+        print(f"  a frame of moving it takes {statistics.median(frames):.0f} ms (the longest {max(frames):.0f} ms)")
+        times = slider(browser, folder)
+        print(
+            f"8 ranks, 32 microbatches, from slider to picture in JupyterLab: {statistics.median(times):.0f} ms", end=""
+        )
+        print(f" (a tenth take more than {statistics.quantiles(times, n=10)[-1]:.0f} ms)")
+        browser.close()
+
+
+def slider(browser, folder: Path) -> list[float]:
+    """Milliseconds from a slider's move to the picture, by way of the kernel."""
+    with jupyter_lab(folder) as (address, root):
+        cell = nbformat.v4.new_code_cell("import ppedu as pp\npp.explore(ranks=8, microbatches=32)")
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        made = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+        nbformat.write(made, root / "x.ipynb")
+        opened = browser.new_page(viewport={"width": 1280, "height": 900})
+        opened.goto(f"{address}lab/tree/x.ipynb?reset")
+        opened.get_by_text("| Idle").wait_for(timeout=60_000)
+        run_all(opened)
+        opened.locator(".ppedu[data-painted]").wait_for()
+        opened.wait_for_timeout(2000)
+        found: list[float] = opened.evaluate(SLIDE, ROUNDS)
+        return found
+
+
+if __name__ == "__main__":
+    main()

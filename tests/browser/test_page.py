@@ -1,0 +1,312 @@
+"""A saved page in a real browser with the network off: pointed at, clicked, driven by keys, made narrow and dark."""
+
+import base64
+import io
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from xml.etree import ElementTree
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from opened import picture
+from PIL import Image
+
+import ppedu as pp
+from ppedu.core.timeline import show
+from ppedu.view.palette import COLORS, DARKER, LIGHTER
+from ppedu.view.shown import HERE
+
+F1B = pp.simulate(pp.schedule("1f1b", 4, 8))
+DUAL = pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2), latency=Fraction(1, 4)))
+ZB = pp.simulate(pp.schedule("zb-v", 4, 8), pp.Costs(forward=0.01, unit="s"))
+LEFT, RIGHT, TOP, BOTTOM = 62, 66, 26, 26  # what a panel leaves free around its rows
+
+
+@pytest.fixture
+def visit(chromium, tmp_path):
+    """`visit(timeline)` opens the page that it saves, `visit(states)` one with such widgets; the network is off."""
+    contexts, wrong = [], []
+
+    def open_(what, scheme="light"):
+        file = tmp_path / "x.html"
+        if isinstance(what, pp.Timeline):
+            what.save(file)
+        else:
+            file.write_text(bare(what))
+        context = chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        context.set_offline(True)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(error))
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("request", lambda request: request.url == file.as_uri() or wrong.append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_function(
+            "() => { const all = [...document.querySelectorAll('.ppedu')];"
+            " return all.length && all.every(each => each.dataset.painted); }"
+        )
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def bare(states):
+    script, style = ((HERE / name).read_text() for name in ("widgets.js", "widgets.css"))
+    return f"""<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>widgets</title>
+<style>:root {{ color-scheme: light dark; }} body {{ background: Canvas; font-family: sans-serif; }} {style}</style>
+<main><h1>widgets</h1></main>
+<script type="module">{script}
+for (const state of {json.dumps(states)}) mount(document.querySelector("main"), state);</script></html>"""
+
+
+def widgets():
+    """What each kind of widget shows, in its several moods."""
+    refused, solved = pp.puzzle("1f1b"), pp.puzzle("dualpipe")
+    for action in ("0F0", "2B0"):
+        refused.told({"place": action})
+    solved.told({"do": "finish"})
+    impossible = pp.explore("zb-h1", latency=0.2, memory=2)
+    impossible.told({"set": {"schedule": "dualpipe", "ranks": "5"}})
+    live = {**F1B.show().state(), "kind": "live", "losses": [3.1, 2.7, 2.5], "steps": 10}
+    shown = [
+        pp.compare("gpipe", "1f1b", "zb-v"), pp.explore("dualpipe"), impossible, refused, solved,
+        pp.differences(pp.schedule("1f1b", 4, 6), pp.schedule("gpipe", 4, 6)), F1B.show(outline=F1B),
+    ]  # fmt: skip
+    return [*(each.state() for each in shown), live]
+
+
+def spans(timeline):
+    """rank, the action or half of a pair, start, end, and which half (0: it is no pair's)."""
+    for rank in range(timeline.schedule.ranks):
+        for action, start, end in timeline.spans(rank):
+            for half, single in enumerate(action.singles, 1):
+                yield rank, single, start, end, half if action.parts else 0
+
+
+def place(box, timeline, rank, time, half=0, axis=None):
+    """Where, on a panel of this size, a rank's time is: as the picture's axis and rows have it."""
+    across = LEFT + (box["width"] - LEFT - RIGHT) * float(time / (axis or timeline.makespan))
+    row = {0: 0.3, 1: 0.2, 2: 0.5}[half]
+    return {"x": across, "y": TOP + (rank + row) * (box["height"] - TOP - BOTTOM) / timeline.schedule.ranks}
+
+
+def journey(timeline, microbatch):
+    own = sorted(
+        (start, end, str(single)) for _, single, start, end, _ in spans(timeline) if single.microbatch == microbatch
+    )
+    ends = f"{show(own[0][0])}–{show(max(end for _, end, _ in own))}"
+    return f"Microbatch {microbatch}, {ends}: {' → '.join(name for *_, name in own)}"
+
+
+HOVER = """([panel, places]) => {
+  const { left, top } = panel.getBoundingClientRect();
+  return places.map(({ x, y }) => {
+    panel.dispatchEvent(new PointerEvent("pointermove", { clientX: left + x, clientY: top + y }));
+    return document.querySelector(".ppedu-line").textContent;
+  });
+}"""
+
+
+@pytest.mark.parametrize("timeline", [F1B, DUAL], ids=lambda t: t.schedule.name)
+def test_every_action_and_every_gap_says_what_the_timeline_knows_of_it(visit, timeline):
+    page = visit(timeline)
+    panel, line = page.locator(".ppedu-panel"), page.locator(".ppedu-line")
+    actions, gaps, box = list(spans(timeline)), timeline.gaps(), panel.bounding_box()
+    places = [place(box, timeline, rank, (start + end) / 2, half) for rank, _, start, end, half in actions]
+    places += [place(box, timeline, rank, (start + end) / 2) for rank, start, end, _ in gaps]
+    said = page.evaluate(HOVER, [panel.element_handle(), places])
+    for (rank, single, start, end, _), words in zip(actions, said, strict=False):
+        assert words.startswith(f"{single}: ") and f"on rank {rank}, {show(start)}–{show(end)}" in words
+    for (rank, start, end, why), words in zip(gaps, said[len(actions) :], strict=True):
+        assert words == f"{timeline.why_idle(rank, (start + end) / 2)}." == f"{why}."
+    for at in (0, len(actions)):  # with a hand on the mouse
+        panel.hover(position=places[at])
+        assert line.text_content() == said[at]
+    page.mouse.move(2, 2)
+    assert line.text_content().startswith("Point at an action or a gap")
+
+
+def test_a_click_shows_a_microbatchs_journey_in_the_timeline_that_is_clicked(visit):
+    pair = [pp.simulate(pp.schedule(name, 4, many)) for name, many in (("gpipe", 4), ("zb-h1", 6))]
+    page = visit([pp.compare(*pair).state()])
+    line = page.locator(".ppedu-line")
+    axis = max(each.makespan for each in pair)
+    for panel, timeline in zip(page.locator(".ppedu-panel").all(), pair, strict=True):
+        for microbatch in (0, timeline.schedule.microbatches - 1):
+            own = [each for each in spans(timeline) if each[0] == 1 and each[1].microbatch == microbatch]
+            _, _, start, end, _ = own[0]
+            panel.click(position=place(panel.bounding_box(), timeline, 1, (start + end) / 2, axis=axis))
+            page.mouse.move(2, 2)
+            assert line.text_content() == journey(timeline, microbatch)
+
+
+def test_everything_can_be_reached_and_done_by_keys(visit):
+    page = visit(DUAL)
+    line = page.locator(".ppedu-line")
+    reached = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        name, ring = page.evaluate(
+            "() => { const at = document.activeElement; const box = getComputedStyle(at);"
+            " return [at.className || at.tagName, box.outlineStyle !== 'none' && parseFloat(box.outlineWidth) > 0]; }"
+        )
+        if name == "BODY":
+            break
+        assert ring, f"where the keyboard is must be seen: {name}"
+        reached.append(name)
+    counts = Counter(reached)
+    every = page.evaluate("() => document.querySelectorAll('button, select, input, summary, .ppedu-panel').length")
+    assert len(reached) == every and counts["ppedu-panel"] == 1 and counts["SUMMARY"] == 3
+
+    page.locator(".ppedu-panel").focus()
+    own = [str(single) for rank, single, *_ in spans(DUAL) if rank == 0]
+    for expected in own:
+        page.keyboard.press("ArrowRight")
+        assert line.text_content().startswith(f"{expected}: ")
+    page.keyboard.press("ArrowRight")
+    assert line.text_content().startswith(f"{own[-1]}: "), "it stays on the rank"
+    page.keyboard.press("ArrowDown")
+    assert ", on rank 1, " in line.text_content()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert line.text_content().startswith("Point at")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.mouse.move(2, 2)
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="pause").wait_for()
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="play").wait_for()
+    page.keyboard.press("Home")
+    assert line.text_content().startswith("0F0: "), "all is shown again, and the keyboard is where it was"
+
+
+CUT = """() => [...document.querySelectorAll("body *:not(script, style, option, pre)")].filter(each => {
+  const { left, right, width } = each.getBoundingClientRect();
+  return width && (left < 0 || right > innerWidth || (each.clientWidth && each.scrollWidth > each.clientWidth + 1));
+}).map(each => each.outerHTML.slice(0, 80))"""
+PAINTED = """() => [...document.querySelectorAll("canvas")].every(each => {
+  return each.offsetWidth === each.closest(".ppedu").clientWidth;
+})"""
+BOXES = """() => {
+  const all = "h1, button, select, .ppedu-panel, .ppedu-line, .ppedu-legend, summary, table";
+  return [...document.querySelectorAll(all)].map(each => {
+    const { left, right, top, bottom } = each.getBoundingClientRect();
+    return [each.outerHTML.slice(0, 60), left, right, top, bottom];
+  });
+}"""
+
+
+@pytest.mark.parametrize("name, what", [("page", DUAL), ("widgets", None)], ids=["page", "widgets"])
+def test_nothing_is_cut_off_and_nothing_covers_another_wide_and_narrow(visit, name, what):
+    page = visit(what or widgets())
+    page.locator("summary").first.click()
+    for width in (1280, 800):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(PAINTED)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width and not page.evaluate(CUT)
+        for (one, *a), (other, *b) in combinations(page.evaluate(BOXES), 2):
+            assert a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2], f"{one} covers {other}"
+        for scheme in ("light", "dark"):  # to be looked at
+            page.emulate_media(color_scheme=scheme)
+            picture(page, f"{name}_{width}_{scheme}")
+
+
+@pytest.mark.parametrize("what", [F1B, DUAL, None], ids=["1f1b", "dualpipe", "widgets"])
+def test_an_accessibility_check_finds_nothing(visit, what):
+    page = visit(what or widgets())
+    for words in page.locator("summary").all():
+        words.click()
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        checked = Axe().run(page)
+        assert checked.violations_count == 0, checked.generate_report()
+
+
+def colour(timeline, single):
+    """The colour of an action's box, as the palette's numbers say."""
+    channels = [int(COLORS[single.op][at : at + 2], 16) for at in (1, 3, 5)]
+    chunk = timeline.schedule.placement.chunk(single.stage, single.microbatch)
+    darker = DARKER * chunk / max(1, timeline.schedule.chunks - 1)
+    lighter = LIGHTER * (single.microbatch % 2)
+    return tuple(round(c + (255 - c) * lighter) for c in (c * (1 - darker) for c in channels))
+
+
+def close(one, other, by=2):
+    return all(abs(a - b) <= by for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("timeline, scheme", [(DUAL, "light"), (ZB, "dark")], ids=["light", "dark"])
+def test_the_picture_has_each_actions_colour_and_gaps_have_the_papers(visit, timeline, scheme):
+    page = visit(timeline, scheme)
+    drawn = page.evaluate("() => document.querySelector('canvas').toDataURL()")
+    shot = Image.open(io.BytesIO(base64.b64decode(drawn.split(",")[1]))).convert("RGB")
+    width, height = shot.size
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="save as PNG").click()
+    png = Image.open(io.BytesIO(saved.value.path().read_bytes())).convert("RGB")
+    assert png.size == (2 * width, 2 * height), "sharp where it is printed"
+    paper = (255, 255, 255) if scheme == "light" else (18, 18, 18)
+
+    def at(rank, time, row):
+        """The colour on the page, which the saved picture has too."""
+        across = LEFT + (width - LEFT - RIGHT) * float(time / timeline.makespan)
+        down = TOP + (rank + row) * (height - TOP - BOTTOM) / timeline.schedule.ranks
+        found = shot.getpixel((int(across), int(down)))
+        assert close(found, png.getpixel((int(2 * across), int(2 * down))))
+        return found
+
+    for rank, single, start, end, half in spans(timeline):
+        # A fifth into the box and near its upper edge: beside the number.
+        found = at(rank, start + (end - start) / 5, 0.45 if half == 2 else 0.14)
+        assert close(found, colour(timeline, single)), (single, found)
+    wide = [gap for gap in timeline.gaps() if gap.end - gap.start > timeline.makespan / 50]
+    for rank, start, end, _ in wide:
+        assert close(at(rank, start + (end - start) * 0.37, 0.3), paper), (rank, start, end)
+    assert wide
+
+
+SPACE = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize("timelines", [[DUAL], [ZB, DUAL]], ids=["one", "two stacked"])
+def test_a_saved_svg_has_a_box_for_each_action_at_its_time_and_in_its_colour(visit, timelines):
+    odd = [replace(each, schedule=replace(each.schedule, name=f"c1 & <{each.schedule.name}>")) for each in timelines]
+    page = visit([pp.compare(*odd).state()]) if len(odd) > 1 else visit(odd[0])
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="save as SVG").click()
+    root = ElementTree.parse(saved.value.path()).getroot()
+    whole = max(float(each.makespan) * each.readable[0] for each in odd)
+    parts = root.findall(f"{SPACE}svg")
+    assert len(parts) == len(odd)
+    down, clips = 0.0, set()
+    for part, timeline in zip(parts, odd, strict=True):
+        assert float(part.get("y")) == down
+        down += float(part.get("height"))
+        texts = [each.text for each in part.findall(f"{SPACE}text")]
+        assert any(text.startswith(f"{timeline.schedule.name}, 4 ranks") for text in texts)
+        clips |= {each.get("id") for each in part.iter(f"{SPACE}clipPath")}
+        (inside,) = part.findall(f"{SPACE}g")
+        wide, row = float(part.get("width")) - LEFT - RIGHT, (float(part.get("height")) - TOP - BOTTOM) / 4
+        found = []
+        for box in inside.findall(f"{SPACE}rect"):
+            if box.get("fill") != "none":
+                x, y = float(box.get("x")), float(box.get("y"))
+                fill = tuple(map(int, re.findall(r"\d+", box.get("fill"))))
+                found.append((int((y - TOP) // row), round((x - LEFT) / wide * whole, 1), fill))
+        factor = timeline.readable[0]
+        expected = [
+            (rank, round(float(start) * factor, 1), colour(timeline, single))
+            for rank, single, start, _, _ in spans(timeline)
+        ]
+        assert len(found) == len(expected)
+        for one, other in zip(sorted(found), sorted(expected), strict=True):
+            assert one[0] == other[0] and one[1] == pytest.approx(other[1], abs=0.11) and close(one[2], other[2])
+    assert float(root.get("height")) == down and len(clips) == len(odd), "each part is clipped by its own"
