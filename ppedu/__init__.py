@@ -53,6 +53,7 @@ __all__ = [
     "check",
     "compare",
     "differences",
+    "doctor",
     "explore",
     "export",
     "give_back",
@@ -76,6 +77,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"ppedu.{name}")
     if name in ("export", "partition", "theory"):
         return import_module(f"ppedu.core.{name}")
+    if name == "doctor":
+        return import_module("ppedu.checkup").doctor
     if name in ("compare", "differences"):
         return getattr(import_module("ppedu.view.shown"), name)
     if name in ("explore", "puzzle"):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 from ppedu.core.errors import PipelineError, SettingError, require_count
 from ppedu.core.export import to_torch
@@ -20,6 +23,8 @@ from ppedu.zoo import schedule, schedules
 
 Options = argparse.Namespace
 
+HERE = Path(__file__).parent
+LESSONS = "ppedu-lessons"  # the folder they are copied to
 RANKS, MICROBATCHES = 4, 8  # where the command line does not say
 COSTS = {
     "forward": "time of a forward through a rank's share of the model (default: 1)",
@@ -98,6 +103,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--torch", action="store_true", help="in the words that torch.distributed.pipelining knows")
     export.add_argument("--save", metavar="FILE", help="write a .csv or .json (a trace of the simulation) instead")
+    lessons = add("lessons", _lessons)
+    lessons.add_argument(
+        "folder",
+        metavar="FOLDER",
+        nargs="?",
+        default=LESSONS,
+        help=f"where to copy them; files of these names stay as they are (default: {LESSONS})",
+    )
+    lessons.add_argument("--no-open", action="store_true", help="copy them only")
+    add("doctor", _doctor)
     commands.add_parser("train", help=_train.__doc__, add_help=False)
     return every
 
@@ -174,6 +189,58 @@ def _export(options: Options) -> int:
     else:
         raise SettingError(f"cannot export to {options.save!r}; end it in .csv or .json (draw --save makes pictures)")
     return 0
+
+
+def _lessons(options: Options) -> int:
+    """copy the lessons into a folder and open them in JupyterLab"""
+    folder = Path(options.folder)
+    first = copy_lessons(folder)
+    if options.no_open:
+        print(f"to open them: cd {shlex.quote(str(folder))} && jupyter lab {first}")
+    elif find_spec("jupyterlab") is None:
+        raise SettingError("opening them needs jupyterlab; pip install 'ppedu[lab]'")
+    else:
+        sys.stdout.flush()
+        os.chdir(folder)
+        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", first])  # Ctrl-C is then for JupyterLab alone
+    return 0
+
+
+def copy_lessons(folder: Path) -> str:
+    """Copy the lessons into `folder`, all but those that are there already, and return the name of the first.
+
+    Raises:
+        SettingError: this installation holds no lessons, or the folder cannot be written to.
+    """
+    installed, cloned = HERE / "lessons", HERE.parent / "notebooks"
+    lessons = sorted((installed if installed.is_dir() else cloned).glob("*.ipynb"))
+    if not lessons:
+        raise SettingError(f"there are no lessons in {installed} nor in {cloned}; install ppedu again")
+    changed = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for lesson in lessons:
+            copy = folder / lesson.name
+            if not copy.exists():
+                shutil.copyfile(lesson, copy)
+            elif copy.read_bytes() != lesson.read_bytes():
+                changed.append(lesson.name)
+    except OSError as error:
+        raise SettingError(f"cannot copy the lessons to {folder}: {error.strerror}; choose another folder") from None
+    print(f"the lessons are in {folder}")
+    if changed:
+        print(f"left as they are there, not overwritten: {', '.join(changed)}")
+        print("for fresh ones choose another folder: python -m ppedu lessons FOLDER")
+    return lessons[0].name
+
+
+def _doctor(_: Options) -> int:
+    """look whether this machine is ready for the lessons"""
+    from ppedu.checkup import doctor
+
+    found = doctor()
+    print(found)
+    return int(not found.ok)
 
 
 def _train(arguments: Sequence[str]) -> int:

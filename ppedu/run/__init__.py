@@ -1,9 +1,9 @@
 """The schedule on real processes, with torch.distributed. May import core, zoo and torch.
 
-Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps
-written out by hand), pointer (the same, nanotron's way); engine, which runs any schedule, with backward (one in two
-halves), batch, messages, gradients, sharded and clock; emulate (the same with sleep in place of work); gpt and data
-(what is trained), train and checkpoint (the whole thing).
+Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps written out by
+hand), pointer (the same, nanotron's way), bugs (the same, each wrong in one thing); engine, which runs any schedule, with
+backward (one in two halves), batch, messages, gradients, sharded and clock; emulate (the same with sleep in place of
+work); gpt and data (what is trained), train and checkpoint (the whole thing).
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from ppedu.core.errors import PipelineError
 
 try:
+    from ppedu.run.bugs import MUSEUM
     from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate, place
     from ppedu.run.emulate import Emulation, emulate
     from ppedu.run.engine import Pipeline, Step, local_stages
@@ -28,6 +29,7 @@ except ModuleNotFoundError as error:
 __all__ = [
     "GPT",
     "LOOPS",
+    "MUSEUM",
     "Checkpoints",
     "Emulation",
     "GPTConfig",

@@ -11,7 +11,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice, zip_longest
+from pkgutil import iter_modules
 from textwrap import wrap
 from typing import Any
 
@@ -202,14 +204,5 @@ def _settings(name: str, generator: Generator, options: dict[str, Any]) -> dict[
     return bound.arguments
 
 
-from ppedu.zoo import (  # noqa: E402, F401 (these modules register what they define)
-    chimera,
-    dualpipe,
-    gpipe,
-    hanayo,
-    interleaved,
-    one_f_one_b,
-    overlap,
-    v_shaped,
-    zero_bubble,
-)
+for _module in iter_modules(__path__):  # each registers what it defines
+    import_module(f"{__name__}.{_module.name}")

@@ -1,0 +1,101 @@
+"""`python -m ppedu lessons`: the lessons come out of the package, and what a learner has written is left alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import ppedu.__main__ as command
+from ppedu.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+NAMES = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def told(capsys, tmp_path, monkeypatch):
+    """`told(*arguments)`: the exit code of the command, in an empty folder, and what it wrote."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main(["lessons", *arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_notebooks_are_copied_and_it_says_how_to_open_them(told):
+    code, out, _ = told("--no-open")
+    assert code == 0 and contents(Path("ppedu-lessons")) == contents_of_lessons()
+    assert out.endswith("to open them: cd ppedu-lessons && jupyter lab 00_start_here.ipynb\n")
+
+
+def contents_of_lessons():
+    return {name: (ROOT / "notebooks" / name).read_bytes() for name in NAMES}
+
+
+def test_what_the_learner_has_changed_is_left_and_named_and_what_is_gone_comes_back(told):
+    folder = Path("deep/my lessons")
+    told(str(folder), "--no-open")
+    (folder / NAMES[3]).write_text("mine")
+    (folder / NAMES[5]).unlink()
+    code, out, _ = told(str(folder), "--no-open")
+    assert code == 0 and contents(folder) == contents_of_lessons() | {NAMES[3]: b"mine"}
+    assert f"not overwritten: {NAMES[3]}\n" in out and "choose another folder" in out
+    assert "cd 'deep/my lessons' && jupyter lab" in out
+
+
+def test_it_says_where_they_cannot_be_copied_to_or_from(told, monkeypatch):
+    Path("file").touch()
+    code, _, error = told("file", "--no-open")
+    assert code == 1 and error == "ppedu: cannot copy the lessons to file: File exists; choose another folder\n"
+    monkeypatch.setattr(command, "HERE", Path("nowhere/ppedu"))
+    code, _, error = told("--no-open")
+    assert code == 1 and "there are no lessons in nowhere/ppedu/lessons" in error
+
+
+def test_jupyterlab_is_started_in_their_folder_or_asked_for(told, tmp_path, monkeypatch):
+    (tmp_path / "jupyterlab.py").write_text("import os, sys; print('opened', os.getcwd(), *sys.argv[1:])")
+    done = subprocess.run(
+        [sys.executable, "-m", "ppedu", "lessons", "x"], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["the lessons are in x", f"opened {tmp_path / 'x'} 00_start_here.ipynb"]
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    code, _, error = told("x")
+    assert code == 1 and "pip install 'ppedu[lab]'" in error
+
+
+@pytest.mark.slow
+def test_they_travel_in_the_wheel_and_come_out_of_an_installed_package(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    source = tmp_path / "source"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", ".*_cache", ".hypothesis", "artifacts")
+    )
+    (source / "notebooks" / "of_the_learner.json").touch()
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, source], check=True, timeout=250)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(name for name in names if "lessons/" in name) == [f"ppedu/lessons/{name}" for name in NAMES]
+    assert not [name for name in names if not name.startswith("ppedu")]
+
+    site, home = tmp_path / "site", tmp_path / "home"
+    home.mkdir()
+    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True, timeout=100)
+    shutil.rmtree(source)
+    program = "import ppedu, sys; from ppedu.__main__ import main; print(ppedu.__file__); sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "lessons", "--no-open"], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": str(site)}, cwd=home,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.startswith(str(site)), done.stderr
+    assert contents(home / "ppedu-lessons") == contents_of_lessons()
