@@ -1,9 +1,9 @@
 """The schedule on real processes, with torch.distributed. May import core, zoo and torch.
 
-Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps written out by
-hand), pointer (the same, nanotron's way), bugs (the same, each wrong in one thing); engine, which runs any schedule, with
-backward (one in two halves), batch, messages, gradients, sharded and clock; emulate (the same with sleep in place of
-work); gpt and data (what is trained), train and checkpoint (the whole thing).
+Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps written out
+by hand), pointer (the same, nanotron's way), bugs (the same, each wrong in one thing); engine, which runs any schedule,
+with backward (one in two halves), batch, messages, gradients, sharded and clock; emulate (the same with sleep in place
+of work); gpt and data (what is trained), train and checkpoint (the whole thing).
 """
 
 from typing import Any

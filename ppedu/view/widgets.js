@@ -9,6 +9,7 @@ const ROW = { top: 0.06, bottom: 0.66, strip: 0.7, floor: 0.94 }; // in a rank's
 const OPS = "FBIW";
 const FONT = "system-ui, sans-serif";
 const MARK = "#d62f2f"; // what differs
+const MANY = 5000; // boxes on the screen
 
 // ---------------------------------------------------------------------------------------------------------- colours
 
@@ -36,7 +37,7 @@ export class Palette {
     let found = this.known.get(key);
     if (!found) {
       const colour = this.mix(op, what, chunk);
-      found = { fill: css(colour), ink: luminance(colour) < 0.54 ? "#ffffff" : "#16302a" };
+      found = { rgb: colour, fill: css(colour), ink: luminance(colour) < 0.54 ? "#ffffff" : "#16302a" };
       this.known.set(key, found);
     }
     return found;
@@ -329,29 +330,92 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
   }
 }
 
+/** How wide a line of paper is left between neighbours, where there is room. */
+const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
+
 function paintBoxes(context, timeline, layout, palette, ink) {
   const { view } = layout;
   // By colour: changing it takes longer than a box.
   const colours = new Map();
+  let count = 0;
   for (let rank = 0; rank < timeline.ranks; rank++) {
     for (let i = timeline.after(rank, view.left); i < timeline.rows[rank + 1] && timeline.start[i] < view.right; i++) {
       const colour = palette.of(timeline.op[i], timeline.stage[i], timeline.microbatch[i], timeline.chunk[i]);
       const those = colours.get(colour);
       if (those) those.push(i);
       else colours.set(colour, [i]);
+      count++;
     }
   }
-  const [edged, marked] = [[], []];
+  if (count > MANY && context.drawImage) paintPixels(context, timeline, layout, colours);
+  else paintRectangles(context, timeline, layout, colours);
+  context.strokeStyle = ink;
+  context.lineWidth = 1;
+  for (const those of colours.values()) {
+    for (const i of those) {
+      if (!timeline.copy[i] && !timeline.mark[i]) continue;
+      const [x, y, width, height] = layout.box(timeline, i);
+      if (timeline.mark[i]) {
+        Object.assign(context, { strokeStyle: MARK, lineWidth: 2.5 });
+        context.strokeRect(x + 1, y + 1, width - 3, height - 2);
+        Object.assign(context, { strokeStyle: ink, lineWidth: 1 });
+      } else if (width > 2) context.strokeRect(x + 0.5, y + 0.5, width - 2, height - 1);
+    }
+  }
+}
+
+/** Very many boxes, which have no room for numbers: a pixel takes the mean of what it covers, and a rank's row is one
+ * row of pixels, stretched. Filling as many rectangles would take several times as long. */
+function paintPixels(context, timeline, layout, colours) {
+  const ratio = context.canvas.width / layout.width;
+  const [from, to] = [MARGIN.left * ratio, (layout.width - MARGIN.right) * ratio].map(Math.round);
+  const width = to - from;
+  const lines = timeline.part.some(Boolean) ? 2 : 1; // the halves of a pair lie over each other
+  const sums = new Float32Array(width * lines * timeline.ranks * 4);
+  for (const [{ rgb }, those] of colours) {
+    for (const i of those) {
+      const left = Math.max(0, layout.x(timeline.start[i]) * ratio - from);
+      const end = layout.x(timeline.end[i]);
+      const right = Math.min(width, (end - gapOf(end - layout.x(timeline.start[i]))) * ratio - from);
+      for (let line = 0; line < lines; line++) {
+        if (lines === 2 && timeline.part[i] && timeline.part[i] !== line + 1) continue;
+        const row = (timeline.rank[i] * lines + line) * width;
+        for (let pixel = Math.floor(left); pixel < right; pixel++) {
+          const covered = Math.min(pixel + 1, right) - Math.max(pixel, left);
+          const at = (row + pixel) * 4;
+          for (let channel = 0; channel < 3; channel++) sums[at + channel] += rgb[channel] * covered;
+          sums[at + 3] += covered;
+        }
+      }
+    }
+  }
+  const rows = made("canvas", { width, height: lines * timeline.ranks });
+  const small = rows.getContext("2d");
+  const image = small.createImageData(width, lines * timeline.ranks);
+  for (let at = 0; at < sums.length; at += 4) {
+    const covered = sums[at + 3];
+    if (!covered) continue;
+    for (let channel = 0; channel < 3; channel++) image.data[at + channel] = sums[at + channel] / covered;
+    image.data[at + 3] = 255 * Math.min(1, covered);
+  }
+  small.putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = false;
+  const high = ((ROW.bottom - ROW.top) / lines) * layout.rowHeight;
+  for (let row = 0; row < lines * timeline.ranks; row++) {
+    const y = layout.y(Math.floor(row / lines), ROW.top) + (row % lines) * high;
+    context.drawImage(rows, 0, row, width, 1, from / ratio, y, width / ratio, high);
+  }
+}
+
+function paintRectangles(context, timeline, layout, colours) {
   for (const [{ fill, ink: number }, those] of colours) {
     context.fillStyle = fill;
     const numbered = [];
     for (const i of those) {
       const [x, y, width, height] = layout.box(timeline, i);
-      const gap = width > 6 ? 1 : width > 2 ? 0.4 : 0; // between neighbours, where there is room
+      const gap = gapOf(width);
       context.fillRect(x, y, Math.max(width - gap, 0.3), timeline.part[i] === 1 ? height - gap : height);
       if (width > 6) numbered.push(i);
-      if (timeline.copy[i] && width > 2) edged.push(i);
-      if (timeline.mark[i]) marked.push(i);
     }
     context.fillStyle = number;
     context.textAlign = "center";
@@ -365,18 +429,6 @@ function paintBoxes(context, timeline, layout, palette, ink) {
       if (font !== wanted) context.font = font = wanted;
       context.fillText(text, x + (width - 1) / 2, y + height / 2);
     }
-  }
-  context.strokeStyle = ink;
-  context.lineWidth = 1;
-  for (const i of edged) {
-    const [x, y, width, height] = layout.box(timeline, i);
-    context.strokeRect(x + 0.5, y + 0.5, width - 2, height - 1);
-  }
-  context.strokeStyle = MARK;
-  context.lineWidth = 2.5;
-  for (const i of marked) {
-    const [x, y, width, height] = layout.box(timeline, i);
-    context.strokeRect(x + 1, y + 1, width - 3, height - 2);
   }
 }
 
@@ -477,7 +529,7 @@ export class Figure {
     this.panels.forEach(({ holder }, n) => holder.setAttribute("aria-label", this.timelines[n].summary));
     this.explain();
     if (this.table.open) this.spell();
-    this.draw();
+    this.paint(); // at once: whoever moves a control waits for it
   }
 
   panel(n) {

@@ -229,7 +229,8 @@ def test_the_number_on_a_box_can_be_read_on_its_colour(page):
     pairs = page.evaluate(
         """look => ["op", "microbatch", "stage"].flatMap(by => [..."FBIW"].flatMap(op => {
           const palette = new script.Palette(look, by, 32, 4);
-          return [...Array(128).keys()].map(k => Object.values(palette.of(op, k % 32, k % 32, k >> 5)));
+          const of = k => palette.of(op, k % 32, k % 32, k >> 5);
+          return [...Array(128).keys()].map(k => [of(k).fill, of(k).ink]);
         }))""",
         LOOK,
     )
@@ -381,3 +382,35 @@ def test_what_has_gone_leaves_nothing_on_the_page(page):
     page.evaluate(MOUNT, [states, 50])
     nodes, listeners = counted()
     assert nodes <= before[0] and listeners <= before[1]
+
+
+PIXELS = """async ([state, places]) => {
+  const built = script.mount(document.querySelector('main'), state);
+  await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const { figure } = built, layout = figure.layout(0), context = figure.panels[0].base.getContext('2d');
+  const found = places.map(([rank, time]) =>
+    [...context.getImageData(layout.x(time), layout.y(rank, 0.36), 1, 1).data].slice(0, 3));
+  built.destroy();
+  document.querySelector('main').replaceChildren();
+  return found;
+}"""
+
+
+def test_very_many_boxes_have_the_colours_of_few(page):
+    timeline = pp.simulate(pp.schedule("gpipe", 4, 800))
+    state = timeline.show().state()
+    assert len(state["panels"][0]["needs"]) == 6400, "more than are drawn as rectangles"
+    gaps = [(gap.rank, (gap.start + gap.end) / 2) for gap in timeline.gaps() if gap.end - gap.start > 8]
+    places = [(0, 400.5), (3, 400.5), (0, 2000.5), (3, 1500.5)]
+    assert gaps
+    found = page.evaluate(PIXELS, [state, [*places, *gaps]])
+    shades = {
+        op: page.evaluate(
+            "([look, op]) => [0, 1].map(m => new script.Palette(look, 'op', 4, 1).of(op, 0, m, 0).rgb)", [LOOK, op]
+        )
+        for op in "FB"
+    }
+    for op, colour in zip("FFBB", found[:4], strict=True):
+        for channel, (one, other) in zip(colour, zip(*shades[op], strict=True), strict=True):
+            assert min(one, other) - 2 <= channel <= max(one, other) + 2, "the mean of neighbours"
+    assert all(min(colour) > 200 for colour in found[4:]), "paper, perhaps with a line of the grid"
