@@ -116,18 +116,20 @@ def _clock(timeline: Timeline, *times: Any) -> str:
 
 def causes(timeline: Timeline) -> dict[str, float]:
     """See `Timeline.causes`."""
+    timeline.schedule.validate()
     schedule, makespan = timeline.schedule, timeline.makespan
     costs = timeline.costs if timeline.source == "simulated" else Costs.fit(timeline)
     at_once = replace(costs, latency=0)
     names = ("forward", "backward", "input", "weight", "overlap")
     means: dict[str, Any] = {name: _even(getattr(at_once, name)) for name in names}
     even = replace(at_once, **means)
-    uneven_time, even_run = simulate(schedule, at_once).makespan, simulate(schedule, even)
+    uneven_run = timeline if at_once == timeline.costs and costs is timeline.costs else simulate(schedule, at_once)
+    even_run = uneven_run if even == at_once else simulate(schedule, even)
     shortest = min(_shortest(even_run), even_run.makespan)
     steps = {
         "warm-up and drain": shortest - ratio(sum(even_run.busy), schedule.ranks),
         "ordering": even_run.makespan - shortest,
-        "imbalance": uneven_time - even_run.makespan,
+        "imbalance": uneven_run.makespan - even_run.makespan,
     }
     shares = {cause: float(ratio(time, makespan)) if makespan else 0.0 for cause, time in steps.items()}
     return {**shares, "communication": timeline.bubble - sum(shares.values())}

@@ -25,8 +25,9 @@ def panel(
     cap: Any = None,
     marks: Iterable[tuple[int, int]] = (),
     until: Any = 0,
+    readable: tuple[int, str] | None = None,
 ) -> Data:
-    """One timeline. Times count from its start, in the unit that people read.
+    """One timeline. Times count from its start, in the unit that people read, or in the one that is given.
 
     boxes: columns, an entry for each action; the parts of an overlapped pair are entries of their own, with `part` 1
         and 2. `step` is the action's position in its rank's order.
@@ -35,9 +36,10 @@ def panel(
     cap: the most activations that a rank may hold, drawn as a line.
     marks: the actions to be marked, as a rank and a position in its order.
     until: the axis reaches to this time at least.
+    readable: as `Timeline.readable` has it; timelines on one axis have one unit.
     """
     timeline = _in_floats(timeline)
-    schedule, (factor, unit), zero = timeline.schedule, timeline.readable, timeline.start
+    schedule, (factor, unit), zero = timeline.schedule, readable or timeline.readable, timeline.start
     placement = schedule.placement
     copies, split = placement.copies, placement.split
 

@@ -60,7 +60,10 @@ class Shown:
         raise NotImplementedError
 
     def state(self) -> Data:
-        return {"kind": self.kind, "look": LOOK, "panels": [_sent(*each) for each in self.panels()]}
+        panels = self.panels()
+        every = [each for timeline, how in panels for each in (timeline, how.get("outline")) if each]
+        readable = max(every, key=lambda each: each.makespan).readable
+        return {"kind": self.kind, "look": LOOK, "panels": [_sent(*each, readable) for each in panels]}
 
     def text(self) -> str:
         """For a terminal."""
@@ -98,10 +101,11 @@ class Shown:
         return self.text()
 
 
-def _sent(timeline: Timeline, how: dict[str, Any]) -> Data:
+def _sent(timeline: Timeline, how: dict[str, Any], readable: tuple[int, str]) -> Data:
     own = {name: value for name, value in how.items() if name != "outline"}
     outline = how.get("outline")
-    return {**panel(timeline, **own), "outline": panel(outline) if outline else None}
+    outlined = panel(outline, readable=readable) if outline else None
+    return {**panel(timeline, readable=readable, **own), "outline": outlined}
 
 
 def still(panels: list[Panel]) -> Data:

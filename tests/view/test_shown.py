@@ -46,6 +46,18 @@ def test_an_outline_is_of_as_many_ranks():
         timeline.show(pp.simulate(pp.schedule("1f1b", 4, 4)))
 
 
+def test_timelines_on_one_axis_have_one_unit():
+    short, long = (pp.simulate(pp.schedule("gpipe", 2, 2), pp.Costs(forward=f, unit="s")) for f in (0.1, 0.2))
+    assert (short.readable, long.readable) == ((1000, "ms"), (1, "s"))
+    for shown_ in (pp.compare(short, long), pp.compare(long, short)):
+        assert [(each["unit"], each["makespan"]) for each in shown_.state()["panels"]] in (
+            [("s", 0.9), ("s", 1.8)],
+            [("s", 1.8), ("s", 0.9)],
+        )
+    (over,) = short.show(outline=long).state()["panels"]
+    assert (over["makespan"], over["outline"]["makespan"]) == (0.9, 1.8)
+
+
 @pytest.mark.parametrize("name", pp.schedules())
 def test_the_code_of_what_is_explored_makes_it(name):
     controls = pp.explore(name, 4, 8, latency=0.2, forward=1.5, memory=3 if name == "v-adaptive" else 0)
