@@ -1,6 +1,7 @@
 """How fast timelines are shown and moved, in Chromium with software rendering: `make bench`.
 
-Beside it, the same picture of the same timeline as matplotlib's SVG, opened in the same browser.
+Beside it, the same picture of the same timeline as matplotlib's SVG, opened in the same browser; and beside what a
+slider takes, a widget that does nothing but send a number to the kernel and back.
 """
 
 import statistics
@@ -50,6 +51,37 @@ SLIDE = """async rounds => {
   return times;
 }"""
 
+ECHO = '''
+import anywidget, traitlets
+
+class Echo(anywidget.AnyWidget):
+    _esm = """export default { render({ model }) {
+      window.echo = number => new Promise(done => {
+        const back = () => { model.off("change:back", back); done(); };
+        model.on("change:back", back);
+        model.set("there", number);
+        model.save_changes();
+      });
+    }}"""
+    there, back = traitlets.Int().tag(sync=True), traitlets.Int().tag(sync=True)
+
+    @traitlets.observe("there")
+    def _answer(self, change):
+        self.back = change.new
+
+Echo()'''
+
+SEND = """async rounds => {
+  const times = [];
+  for (let k = 1; k <= rounds; k++) {
+    const begun = performance.now();
+    await window.echo(k);
+    times.push(performance.now() - begun);
+    await new Promise(done => setTimeout(done, 60));
+  }
+  return times;
+}"""
+
 
 def main() -> None:
     large = pp.simulate(pp.schedule("1f1b", 64, 256))
@@ -77,20 +109,18 @@ def main() -> None:
         print(f"  a page is made in {made:.2f} s ({peer_made:.2f} s, {made / peer_made:.2f})")
         print(f"  and shown in {shown:.2f} s ({peer_shown:.2f} s, {shown / peer_shown:.2f})")
         print(f"  a frame of moving it takes {statistics.median(frames):.0f} ms (the longest {max(frames):.0f} ms)")
-        times = slider(browser, folder)
-        print(
-            f"8 ranks, 32 microbatches, from slider to picture in JupyterLab: {statistics.median(times):.0f} ms", end=""
-        )
-        print(f" (a tenth take more than {statistics.quantiles(times, n=10)[-1]:.0f} ms)")
+        moved, echoed = slider(browser, folder)
+        print(f"8 ranks, 32 microbatches, from slider to picture in JupyterLab: {moved:.0f} ms, medians of {ROUNDS}")
+        print(f"  (an empty widget's way to the kernel and back: {echoed:.0f} ms, ratio {moved / echoed:.1f})")
         browser.close()
 
 
-def slider(browser, folder: Path) -> list[float]:
-    """Milliseconds from a slider's move to the picture, by way of the kernel."""
+def slider(browser, folder: Path) -> tuple[float, float]:
+    """Milliseconds from a slider's move to the picture, by way of the kernel; and for that way alone."""
     with jupyter_lab(folder) as (address, root):
-        cell = nbformat.v4.new_code_cell("import ppedu as pp\npp.explore(ranks=8, microbatches=32)")
+        cells = map(nbformat.v4.new_code_cell, ("import ppedu as pp\npp.explore(ranks=8, microbatches=32)", ECHO))
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        made = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+        made = nbformat.v4.new_notebook(cells=[*cells], metadata={"kernelspec": kernel})
         nbformat.write(made, root / "x.ipynb")
         opened = browser.new_page(viewport={"width": 1280, "height": 900})
         opened.goto(f"{address}lab/tree/x.ipynb?reset")
@@ -98,8 +128,7 @@ def slider(browser, folder: Path) -> list[float]:
         run_all(opened)
         opened.locator(".ppedu[data-painted]").wait_for()
         opened.wait_for_timeout(2000)
-        found: list[float] = opened.evaluate(SLIDE, ROUNDS)
-        return found
+        return statistics.median(opened.evaluate(SLIDE, ROUNDS)), statistics.median(opened.evaluate(SEND, ROUNDS))
 
 
 if __name__ == "__main__":

@@ -667,9 +667,10 @@ export class Figure {
         const width = this.view.right - this.view.left;
         if (timeline.start[next] < this.view.left || timeline.end[next] > this.view.right) this.lookAt(timeline.start[next] - width / 2, width);
       }
-    } else if (event.key === "+" || event.key === "=") this.zoom(0.5);
-    else if (event.key === "-") this.zoom(2);
-    else if (event.key === "Home") this.whole();
+    } else if (["+", "=", "-"].includes(event.key)) {
+      const i = this.current?.panel === n ? this.current.i : undefined;
+      this.zoom(event.key === "-" ? 2 : 0.5, i === undefined ? undefined : (timeline.start[i] + timeline.end[i]) / 2);
+    } else if (event.key === "Home") this.whole();
     else if (event.key === " ") this.toggle();
     else if (event.key === "Enter") this.choose();
     else if (event.key === "Escape") this.set({ chosen: null, current: null, time: null });
