@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pickle
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.timeline import Timeline
+from ppedu.view.trace import trace
 
 FOLDER = "PPEDU_RUN"  # the environment variable that tells a rank its run's folder
 FIGURE = "\x1b_ppedu:{}\x1b\\"  # stands, on a line of its own, for a picture in the run's folder
@@ -54,17 +56,20 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
     losses: of all steps so far. timeline: the last step's. steps: how many there will be.
 
     Every rank may call it; what rank 0 says is shown. In a program that no cell has started, it does nothing.
+
+    Raises:
+        SettingError: there is no loss yet.
     """
     global _told
+    if not losses:
+        raise SettingError("show_live takes the losses of all steps so far; call it after the first step")
     if os.environ.get("LOCAL_RANK") != "0" or FOLDER not in os.environ:
         return
     if len(losses) < steps and time.monotonic() < _told + MOST_OFTEN:
         return
     _told = time.monotonic()
-    from ppedu.view.trace import trace
-
     folder = Path(os.environ[FOLDER])
-    state = json.dumps({"losses": [float(loss) for loss in losses], "steps": steps})
+    state = json.dumps({"losses": [float(loss) if math.isfinite(loss) else None for loss in losses], "steps": steps})
     for name, text in zip(WATCHED, (trace(timeline), state), strict=True):
         part = folder / f"{name}.part"
         write_private(part, text.encode())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from IPython.display import DisplayHandle
 
@@ -47,5 +46,6 @@ class LiveRun(Shown):
         return {**super().state(), **self._state}
 
     def text(self) -> str:
-        losses: list[Any] = self._state["losses"]
-        return f"step {len(losses)} of {self._state['steps']}, loss {losses[-1]:.3f}\n{self.timeline.text()}"
+        losses: list[float | None] = self._state["losses"]
+        last = "not a number" if losses[-1] is None else f"{losses[-1]:.3f}"
+        return f"step {len(losses)} of {self._state['steps']}, loss {last}\n{self.timeline.text()}"

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.notebook.exchange import FOLDER, given_back, inputs, new_folder, write_private
+from ppedu.notebook.exchange import FOLDER, WATCHED, given_back, inputs, new_folder, write_private
 from ppedu.notebook.live import LiveRun
 from ppedu.notebook.output import Output
 from ppedu.notebook.pool import LAUNCHERS, RankPool, memory
@@ -84,7 +84,7 @@ class _Screen:
             display(Image(data=file.read_bytes()))
 
     def live(self, folder: Path) -> None:
-        if self._terminal:
+        if self._terminal or not all((folder / name).exists() for name in WATCHED):
             return
         if self._training is None:
             self._training = LiveRun(folder)

@@ -15,18 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
-from itertools import zip_longest
 from tempfile import TemporaryDirectory
-from textwrap import wrap
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core.actions import Action, B, F
+from ppedu.core.actions import Action
 from ppedu.core.errors import SettingError
 from ppedu.core.export import to_torch
+from ppedu.core.tables import in_html, in_text
 from ppedu.run.comm import PipelineGroup, communicate
 from ppedu.run.engine import Pipeline
 from ppedu.run.loops import Microbatches, gpipe_step, one_f_one_b_step
@@ -72,19 +71,11 @@ class Museum(dict[str, Bug]):
             raise SettingError(f"there is no exhibit {name!r}; there is: {', '.join(self)}")
         return super().__getitem__(name)
 
-    def __str__(self) -> str:
-        rows = [[wrap(cell, 27) for cell in row] for row in self._rows()]
-        lines = [line for row in rows for line in [*zip_longest(*row, fillvalue=""), ()]]
-        return "\n".join("  ".join(cell.ljust(27) for cell in line).rstrip() for line in lines[:-1])
+    def __repr__(self) -> str:
+        return "\n\n".join("\n".join(row) for row in in_text(self._rows(), 27))
 
     def _repr_html_(self) -> str:
-        def line(tag: str, row: Sequence[str]) -> str:
-            left = 'style="text-align: left"'  # Jupyter puts cells to the right, where numbers would be
-            return f"<tr>{''.join(f'<{tag} {left}>{escape(cell)}</{tag}>' for cell in row)}</tr>"
-
-        head, *rows = self._rows()
-        body = "".join(line("td", row) for row in rows)
-        return f"<table><thead>{line('th', head)}</thead><tbody>{body}</tbody></table>"
+        return in_html([escape(cell) for cell in row] for row in self._rows())
 
     def _rows(self) -> list[Sequence[str]]:
         bugs = ((bug.name, bug.symptom, bug.detector, bug.cure) for bug in self.values())
@@ -162,15 +153,9 @@ def both_send_first(stage: Stage, inputs: Microbatches, targets: Microbatches, s
     backwards(stage, range(microbatches - warmup, microbatches), shape)
 
 
-def turns(rank: int, warmup: int, microbatches: int) -> Iterator[Action]:
-    """1F1B with a warm-up of so many forwards."""
-    for m in range(warmup):
-        yield F(rank, m)
-    for m in range(warmup, microbatches):
-        yield F(rank, m)
-        yield B(rank, m - warmup)
-    for m in range(microbatches - warmup, microbatches):
-        yield B(rank, m)
+def as_another(other: int, rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    """What 1F1B has another rank do, done by this one."""
+    return (action._replace(stage=rank) for action in one_f_one_b(other, ranks, microbatches))
 
 
 @exhibit(
@@ -181,7 +166,7 @@ def turns(rank: int, warmup: int, microbatches: int) -> Iterator[Action]:
 )
 def warmup_reversed(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """A 1F1B in which the last rank has the longest warm-up: it wants more than the first has begun."""
-    return turns(rank, min(rank, microbatches), microbatches)
+    return as_another(ranks - 1 - rank, rank, ranks, microbatches)
 
 
 @exhibit(
@@ -192,7 +177,7 @@ def warmup_reversed(rank: int, ranks: int, microbatches: int) -> Iterator[Action
 )
 def warmup_short_by_one(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Each rank begins its turns one forward too early, and waits in each of them."""
-    return turns(rank, min(max(ranks - rank - 2, 0), microbatches), microbatches)
+    return as_another(min(rank + 1, ranks - 1), rank, ranks, microbatches)
 
 
 # Messages that are taken for others, and memory that is

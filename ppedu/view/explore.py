@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 from ppedu.core.actions import Op
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
+from ppedu.core.settings import number
 from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Timeline, plain, show
+from ppedu.core.timeline import Timeline, show
 from ppedu.view.data import Data
 from ppedu.view.shown import Panel, Shown
 from ppedu.zoo import options_of, schedule, schedules
@@ -124,14 +127,13 @@ def _value(name: str, value: Any) -> Any:
     if name not in limits:
         raise SettingError(f"there is no control called {name!r}; there is: schedule, {', '.join(limits)}")
     least, most = (Fraction(limit) for limit in limits[name])
-    try:
-        number = plain(Fraction(str(value)))
-    except (ValueError, ZeroDivisionError):
-        number = None
+    exact: Any = None
+    with suppress(ArgumentTypeError):
+        exact = number(str(value))
     whole = name in [key for key, *_ in (*SIZES, MEMORY)]
-    if number is None or not least <= number <= most or (whole and not isinstance(number, int)):
+    if exact is None or not least <= exact <= most or (whole and not isinstance(exact, int)):
         raise SettingError(f"{name} is a {'whole ' * whole}number from {show(least)} to {show(most)}; got {value!r}")
-    return number
+    return exact
 
 
 def _sizes(settings: Settings) -> dict[str, int]:
@@ -197,6 +199,6 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
         yield {"name": key, "label": label, "value": _written(settings[key]), **limits}
 
 
-def _written(number: Any) -> str:
+def _written(value: Any) -> str:
     """1, 0.5: as a slider and Python read it."""
-    return f"{float(number):.10g}"
+    return f"{float(value):.10g}"

@@ -19,7 +19,7 @@ from ppedu.core.differences import differences as find_differences
 from ppedu.core.errors import ScheduleError, SettingError
 from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
+from ppedu.core.simulate import Costs, simulate, timeline_of
 from ppedu.core.timeline import Timeline, show
 from ppedu.view.data import LOOK, Data, panel
 from ppedu.zoo import schedule
@@ -49,15 +49,19 @@ def _widget_class() -> type:
 
 
 class Shown:
-    """Something to be displayed. `panels()` are its timelines, `state()` is all that the browser needs."""
+    """Timelines under each other, on one time axis. `state()` is all that the browser needs.
+
+    What also has controls says in `panels` which timelines there are now, and in `told` what comes of a click.
+    """
 
     kind = "show"
 
-    def __init__(self) -> None:
+    def __init__(self, *panels: Panel) -> None:
+        self._panels = list(panels)
         self._widgets: list[Any] = []  # those on a page
 
     def panels(self) -> list[Panel]:
-        raise NotImplementedError
+        return self._panels
 
     def state(self) -> Data:
         panels = self.panels()
@@ -129,25 +133,14 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-class View(Shown):
-    """Timelines under each other, on one time axis."""
-
-    def __init__(self, *panels: Panel):
-        super().__init__()
-        self._panels = list(panels)
-
-    def panels(self) -> list[Panel]:
-        return self._panels
-
-
-def view(timeline: Timeline, outline: Timeline | None = None) -> View:
+def view(timeline: Timeline, outline: Timeline | None = None) -> Shown:
     """See `Timeline.show`."""
     if outline is not None and (not isinstance(outline, Timeline) or outline.schedule.ranks != timeline.schedule.ranks):
         raise SettingError(f"an outline is a timeline of as many ranks, {timeline.schedule.ranks}; got {outline!r}")
-    return View((timeline, {"outline": outline}))
+    return Shown((timeline, {"outline": outline}))
 
 
-class Comparison(View):
+class Comparison(Shown):
     """Timelines with a table of their numbers, and bubble against memory."""
 
     kind = "compare"
@@ -160,13 +153,10 @@ class Comparison(View):
         ]
 
     def state(self) -> Data:
-        rows = self.rows()
-        unit = self.panels()[0][0].costs.unit
-        table = [["schedule", "makespan", "bubble", "peak memory", "messages"]]
-        table += [
-            [name, show(span, unit), f"{bubble:.1%}", show(peak), str(sent)] for name, span, bubble, peak, sent in rows
-        ]
-        points = [[name, float(peak), bubble] for name, _, bubble, peak, _ in rows]
+        table, points = [["schedule", "makespan", "bubble", "peak memory", "messages"]], []
+        for (timeline, _), (name, span, bubble, peak, sent) in zip(self.panels(), self.rows(), strict=True):
+            table.append([name, show(span, timeline.costs.unit), f"{bubble:.1%}", show(peak), str(sent)])
+            points.append([name, float(peak), bubble])
         return {**super().state(), "table": table, "points": points}
 
 
@@ -196,14 +186,17 @@ def compare(
 
 
 def _timeline(given: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
-    if isinstance(given, Timeline):
-        return given
-    if not isinstance(given, (str, Schedule)):
+    made = schedule(given, ranks, microbatches) if isinstance(given, str) else given
+    return simulate(made, costs) if isinstance(made, Schedule) else _require_timeline(made)
+
+
+def _require_timeline(given: Any) -> Timeline:
+    if not isinstance(given, Timeline):
         raise SettingError(f"give a schedule's name, a Schedule or a Timeline; got {given!r}")
-    return simulate(schedule(given, ranks, microbatches) if isinstance(given, str) else given, costs)
+    return given
 
 
-class Difference(View):
+class Difference(Shown):
     """Two schedules with the actions marked that are not the same; `first` and `second` say which."""
 
     def __init__(self, one: Timeline, other: Timeline):
@@ -219,17 +212,9 @@ def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Cos
     Raises:
         SettingError: one is neither a schedule nor a timeline, or they have not the same number of ranks.
     """
-    return Difference(*(_as_far_as_it_goes(each, costs or Costs()) for each in (one, other)))
-
-
-def _as_far_as_it_goes(given: Any, costs: Costs) -> Timeline:
-    from ppedu.core.simulate import timeline_of
-
-    if isinstance(given, Timeline):
-        return given
-    if not isinstance(given, Schedule):
-        raise SettingError(f"give two schedules, or timelines; got {given!r}")
-    return timeline_of(given, costs)
+    costs = costs or Costs()
+    run = (timeline_of(each, costs) if isinstance(each, Schedule) else _require_timeline(each) for each in (one, other))
+    return Difference(*run)
 
 
 def bundle(given: Schedule | Timeline) -> tuple[Data, Data]:
@@ -244,4 +229,4 @@ def bundle(given: Schedule | Timeline) -> tuple[Data, Data]:
         return {"text/plain": timeline.text(), **still([(timeline, {})])}, {}
 
 
-__all__ = ["Comparison", "Difference", "Shown", "View", "bundle", "compare", "differences", "view"]
+__all__ = ["Comparison", "Difference", "Shown", "bundle", "compare", "differences", "view"]

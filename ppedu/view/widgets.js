@@ -1151,8 +1151,8 @@ class Live extends Show {
     super.update(state);
     Object.assign(this.done, { max: state.steps, value: state.losses.length });
     const last = state.losses[state.losses.length - 1];
-    this.said.textContent = `step ${state.losses.length} of ${state.steps}, loss ${last.toFixed(3)}`;
-    const points = state.losses.map((loss, step) => ({ x: step + 1, y: loss }));
+    this.said.textContent = `step ${state.losses.length} of ${state.steps}, loss ${last === null ? "not a number" : last.toFixed(3)}`;
+    const points = state.losses.map((loss, step) => ({ x: step + 1, y: loss })).filter((point) => point.y !== null);
     this.loss.replaceChildren(chart(points, { x: { label: "step", format: round, whole: true }, y: { label: "loss", format: round }, line: true, width: 900, height: 160 }));
   }
 }

@@ -12,9 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import islice, zip_longest
+from itertools import chain, islice
 from pkgutil import iter_modules
-from textwrap import wrap
 from typing import Any
 
 from ppedu.core.actions import Action
@@ -22,6 +21,7 @@ from ppedu.core.bulk import in_bulk
 from ppedu.core.errors import ScheduleError, SettingError, require_count, require_size
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
+from ppedu.core.tables import in_html, in_text
 
 Generator = Callable[..., Iterable[Action]]
 MOST_ACTIONS = 1000  # of a stage for each microbatch; a generator that yields more never ends
@@ -82,12 +82,7 @@ class Names(tuple[str, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        rows = [
-            [wrap(cell, 24, break_long_words=False, break_on_hyphens=False) for cell in row] for row in self._rows()
-        ]
-        widths = [max(len(line) for cell in column for line in cell) for column in zip(*rows, strict=True)]
-        lines = [line for row in rows for line in zip_longest(*row, fillvalue="")]
-        return "\n".join([*("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines), "", _LETTERS])
+        return "\n".join([*chain.from_iterable(in_text(self._rows(), 24)), "", _LETTERS])
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -95,13 +90,7 @@ class Names(tuple[str, ...]):
         head, *rows = ([escape(cell) for cell in row] for row in self._rows())
         for row in rows:
             row[:2] = f"<code>{row[0]}</code>", _PAPER.sub(_link, row[1])
-        left = 'style="text-align: left"'  # Jupyter puts cells to the right, where numbers would be
-        body = ("".join(f"<td {left}>{cell}</td>" for cell in row) for row in rows)
-        return (
-            f"<table><caption>{_LETTERS}</caption>"
-            f"<thead><tr>{''.join(f'<th {left}>{name}</th>' for name in head)}</tr></thead>"
-            f"<tbody>{''.join(f'<tr>{cells}</tr>' for cells in body)}</tbody></table>"
-        )
+        return in_html([head, *rows], _LETTERS)
 
     def _rows(self) -> Iterator[Sequence[str]]:
         from ppedu.core.theory import FORMS, Form

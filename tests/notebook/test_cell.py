@@ -352,6 +352,16 @@ def test_a_cell_can_be_one_of_several_nodes(kernel, folder):
     assert sorted(other.communicate(timeout=60)[0].splitlines()) == sorted(line[4:] for line in alone[2:])
 
 
+def test_a_training_that_is_watched_may_go_wrong(kernel, failed):
+    begin = "import ppedu as pp\nt = pp.simulate(pp.schedule('1f1b', 1, 2))\n"
+    cell = kernel(f"%%torchrun\n{begin}pp.show_live([2.5, float('nan')], t, 3)\nprint('on')")
+    assert cell.error is None and cell.text == "[0] on\n"
+    assert "step 2 of 3, loss not a number" in cell.shown[0]["text/plain"]
+    assert "call it after the first step" in failed(f"%%torchrun\n{begin}pp.show_live([], t, 3)").traceback
+    cell = kernel(r"%%torchrun" + "\n" + r"print('\x1b_ppedu:live\x1b' + chr(92)); print('on')")
+    assert cell.error is None and cell.text == "[0] on\n", "nothing to show"
+
+
 def test_the_cell_works_in_a_terminal_too():
     cell = r"import time; from tqdm import tqdm\nfor _ in tqdm(range(4), ncols=60): time.sleep(0.2)\nprint(7)"
     program = f"""get_ipython().run_line_magic("load_ext", "ppedu")
