@@ -42,6 +42,7 @@ bench: .venv/.bench
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_ranks.py
 	PYTHONPATH=tests/browser $(BIN)/python tests/bench_view.py
+	$(BIN)/python tests/bench_lessons.py
 
 # Run the lessons and keep what they show, pictures in place of widgets; the second pass joins what was printed in several
 # pieces.

@@ -25,6 +25,8 @@ from types import SimpleNamespace
 
 from jupyter_client import KernelManager
 
+from ppedu.notebook.pool import memory
+
 REPEATS = 5  # or fewer, if they take long
 DEADLOCK = 3  # seconds after which somebody interrupts ranks that wait for each other
 IDLE, NEXT, GONE, ALL = 40, 30, 6, 345  # seconds at most: to be idle, next cell, processes' end; and for all this
@@ -113,8 +115,7 @@ def end(mark):
 
 def megabytes(mark):
     """The memory of all processes with `mark`; what several share is counted once."""
-    texts = [Path(f"/proc/{process}/smaps_rollup").read_text() for process in marked(mark)]
-    return sum(int(re.search(r"^Pss: +(\d+)", text, re.MULTILINE)[1]) for text in texts) / 1024
+    return sum(memory(process) or 0 for process in marked(mark)) / 2**20
 
 
 def until(condition, limit):

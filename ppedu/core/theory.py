@@ -102,7 +102,7 @@ FORMS = {
         "arXiv 2308.15762; formulas by simulation", "2*(p-1)*max(F, B)/v", takes="v % 2 == 0", holds="m % p == 0",
         peak="p", peak_holds="m % p == 0 and m >= 2*p"),
     "1f1b-overlap": Form(
-        _MEGATRON, makespan="p*(F+B) + (m-1)*FB", holds="FB >= max(F, B)",
+        f"{_MEGATRON}, without chunks", makespan="p*(F+B) + (m-1)*FB", holds="FB >= max(F, B)",
         peak="min(2*p-2*r, m)"),
     "interleaved-overlap": Form(
         _MEGATRON, makespan="p*(F+B) + (m*v-p*(v-1)-1)*FB/v", holds="m % p == 0 and FB >= max(F, B)",
@@ -114,7 +114,8 @@ FORMS = {
         "github.com/deepseek-ai/DualPipe", "(p-1)*(FB+B-3*W)/2", takes="m >= 2*p",
         holds="F == I and W <= I and FB == F+B", peak="(2*p+1)/2"),
     "gems": Form(
-        "arXiv 1911.02610; by simulation", "(p-1)*(F+m*B)", gap="(p-1)*(m*B + F*(m % 2))", holds="F <= B", peak="1"),
+        "doi.org/10.1109/SC41405.2020.00049; by simulation", "(p-1)*(F+m*B)", gap="(p-1)*(m*B + F*(m % 2))",
+        holds="F <= B", peak="1"),
     "chimera": Form(
         "arXiv 2107.06925, table 2", "(p/2-1)*(F+B)", takes="p % 2 == 0 and m % 2 == 0",
         holds="m % p == 0 and F == B", peak="p/2+1+min(r, p-1-r)", peak_holds="m >= p"),

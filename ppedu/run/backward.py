@@ -9,8 +9,9 @@ I runs along the main path and asks each such node for the one side only, and ke
 Nothing is computed twice, and the results are those of a full backward to the last bit. (A hook on an activation
 may be called by both halves, with the same gradient.)
 
-The idea of running autograd twice with a gradient caught at the joint is that of the Zero Bubble paper (arXiv
-2401.10241, §5) as torch.distributed.pipelining carries it out; what is kept, and when it is not safe to wait, is ours.
+To split the backward is the Zero Bubble paper's idea (arXiv 2401.10241, §1); to run autograd twice, with the
+gradient caught at the joint, is how torch.distributed.pipelining does it. What is kept, and when it is not safe to
+wait, is ours.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ppedu.zoo import register
 
 @register("gems", placement="bidirectional")
 def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """One microbatch down, one up, in turn: one's backward as the other sets out (Jain et al., GEMS, arXiv 1911.02610).
+    """One microbatch down, one up, in turn: one's backward as the other sets out (Jain et al., GEMS, SC 2020).
 
     A single microbatch's activations on each rank, for twice the weights and little less idle time than naive's.
     Picture: naive's Vs, every other one upside down, a little closer together.

@@ -11,10 +11,11 @@ from ppedu.zoo.interleaved import depth_first, rounds
 
 @register("1f1b-overlap")
 def one_f_one_b_overlap(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """1F1B with each forward and backward of the steady phase as one pair (Megatron's combined 1F1B).
+    """1F1B with each forward and backward of the steady phase as one pair (after Megatron's combined 1F1B).
 
-    A pair must not contain a forward and the backward that waits for it, so every hop to the last rank adds
-    two forwards to the warm-up, not one, and the last rank has one itself: 2p activations on rank 0.
+    Megatron itself does so only with several chunks on a rank, as below. A pair must not contain a forward and the
+    backward that waits for it, so every hop to the last rank adds two forwards to the warm-up, not one, and the
+    last rank has one itself: 2p activations on rank 0.
     Picture: 1F1B with a warm-up of twice the length, then pairs.
     """
     warmup = min(2 * (ranks - 1 - rank) + 1, microbatches)

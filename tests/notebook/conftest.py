@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,13 @@ import pytest
 from nbclient import NotebookClient
 
 from ppedu.notebook import check_answer
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is solved is noted here, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -44,6 +44,9 @@ def test_lesson_has_the_parts_of_the_pattern(lesson):
     assert exercises
     assert solutions == [place + 1 for place in exercises], "a solution follows each exercise"
     assert all(lesson.cells[place].metadata["jupyter"]["source_hidden"] for place in solutions)
+    assert [place for place, cell in enumerate(lesson.cells) if ", solution=True)" in cell.source] == solutions, (
+        "only what the learner has solved is noted as solved"
+    )
 
 
 def test_a_page_is_saved_as_it_ran_from_top_to_bottom(page):

@@ -11,7 +11,7 @@ import ppedu as pp
 from ppedu import Costs
 from ppedu.core import theory
 
-TABLE = [
+TABLE = [  # the embedding and the loss are each counted as a layer
     # p, m, layers, F, I, W, c, bubble rates of 1F1B, 1F1B-I, ZB-H1 and ZB-H2
     (8, 24, 24, 18522, 18086, 9337, 601, 0.2431, 0.1090, 0.1585, 0.1083),
     (8, 32, 24, 18513, 18086, 9331, 626, 0.1985, 0.0847, 0.1242, 0.0837),

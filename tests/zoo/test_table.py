@@ -63,7 +63,7 @@ def test_names_are_names_as_before():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_schedule_has_a_row_and_a_paper(name):
     row = rows(PUBLISHED)[name]
-    assert re.search(r"^(arXiv \d{4}\.\d{5}|github\.com/\w+)", row["paper"])
+    assert re.search(r"^(arXiv \d{4}\.\d{5}|github\.com/\w+|doi\.org/10\.\d+/\w+)", row["paper"])
     assert row["placement"] in ("loop", "v", "bidirectional, weights twice")
     assert row["idle time of a rank"] != "–"
 

@@ -1,4 +1,4 @@
-"""Predictions and exercises: `predict`, `outcome`, and `check_answer`, which says what is wrong and why.
+"""Predictions and exercises: `predict`, `outcome`, `check_answer`, which says what is wrong and why, and `progress`.
 
 An exercise is a function that takes the learner's answer and returns what is wrong with it, in a sentence,
 or None; it is known by the lesson's number and its own. It may also be given a reward: the picture of what
@@ -8,8 +8,11 @@ found by its name.
 
 from __future__ import annotations
 
+from datetime import date
 from importlib import import_module
+from itertools import groupby
 from numbers import Real
+from pathlib import Path
 from pkgutil import iter_modules
 from textwrap import fill
 from typing import Any
@@ -17,6 +20,8 @@ from typing import Any
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.timeline import show
 from ppedu.notebook.exercises.common import Exercise
+
+PROGRESS = Path("progress.txt")  # beside the notebook, for all to see: it is the learner's own
 
 _predictions: dict[str, Any] = {}
 
@@ -43,8 +48,10 @@ def _say(value: Any) -> str:
     return show(value) if isinstance(value, Real) else str(value)
 
 
-def check_answer(exercise: str, answer: Any) -> None:
+def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
     """Say whether `answer` solves the exercise, such as "05.1"; if it does not, what is wrong and why.
+
+    What is right is noted for `progress`, unless it is the lesson's own `solution`.
 
     Raises:
         SettingError: there is no such exercise.
@@ -54,8 +61,41 @@ def check_answer(exercise: str, answer: Any) -> None:
     task = EXERCISES[exercise]
     wrong = find_fault(exercise, answer)
     print(fill(f"Not yet: {wrong}{'' if wrong[-1] in '.?!)' else '.'}" if wrong else f"Right. {task.praise}", 100))
+    if not wrong and not solution:
+        _note(exercise)
     if not wrong and task.reward:
         task.reward(answer).plot()
+
+
+def progress() -> None:
+    """Show which exercises have been solved, in this notebook and in those beside it, today and before.
+
+    Raises:
+        SettingError: the file that keeps it, `progress.txt` in this folder, cannot be read.
+    """
+    try:
+        solved = _solved()
+    except OSError as error:
+        raise SettingError(f"{PROGRESS} cannot be read: {error.strerror}") from None
+    for lesson, exercises in groupby(EXERCISES, key=lambda name: name[:2]):
+        print(f"lesson {int(lesson):2} ", *(f"  {name} {'✓' if name in solved else ' '}" for name in exercises))
+    print(f"{len(solved)} of {len(EXERCISES)} are solved.", end=" ")
+    print(f"{PROGRESS}, beside the lessons, keeps it; delete it to begin anew." if solved else "")
+
+
+def _solved() -> set[str]:
+    noted = PROGRESS.read_text(encoding="utf-8", errors="replace") if PROGRESS.exists() else ""
+    return EXERCISES.keys() & set(noted.split())
+
+
+def _note(exercise: str) -> None:
+    """One line for each; appended, since notebooks may run side by side."""
+    try:
+        if exercise not in _solved():
+            with PROGRESS.open("a", encoding="utf-8") as file:
+                file.write(f"{exercise} solved on {date.today()}\n")
+    except OSError as error:
+        print(f"(This could not be noted in {PROGRESS}: {error.strerror}.)")
 
 
 def find_fault(exercise: str, answer: Any) -> str | None:
