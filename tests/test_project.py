@@ -1,6 +1,7 @@
 """What is written down about the project is true: the README's snippet, the environments, the imports."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -45,14 +46,32 @@ def _first_line(node):
 
 
 def test_readme_links_and_pictures_are_there():
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", README):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", README) + re.findall(r'src="([^"]+)"', README):
         assert (ROOT / target).exists(), target
+
+
+def test_readme_shows_a_picture_of_each_lesson_and_leads_there():
+    row = r'^\| \[<img src="docs/lessons/(\d\d)\.png".*?\]\((.*?)\) \| \[\*\*(.*?)\*\*\]'
+    lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))[1:]
+    for found, lesson in zip(re.findall(row, README, re.MULTILINE), lessons, strict=True):
+        [title] = json.loads(lesson.read_text())["cells"][0]["source"][:1]
+        assert found == (lesson.name[:2], f"notebooks/{lesson.name}", title.strip("# \n"))
 
 
 def test_binder_reads_the_same_environment_as_conda_users():
     assert (ROOT / "binder/environment.yml").read_bytes() == (ROOT / "environment.yml").read_bytes()
     for script in ("binder/postBuild", "binder/start", ".ci/run"):
         assert (ROOT / script).stat().st_mode & 0o111, f"{script} must be executable"
+
+
+def test_repo2docker_builds_the_image_from_binders_folder():
+    command = [sys.executable, "-m", "repo2docker", "--no-build", "--debug", str(ROOT)]
+    image = subprocess.run(command, capture_output=True, text=True, check=True)
+    steps = image.stdout + image.stderr
+    assert "Building conda environment for python=3.12" in steps
+    assert re.search(r"^COPY .*src/binder/environment.yml ", steps, re.MULTILINE)
+    assert re.search(r"^RUN \./binder/postBuild$", steps, re.MULTILINE)
+    assert re.search(r'^ENV R2D_ENTRYPOINT="\S+/binder/start"$', steps, re.MULTILINE)
 
 
 CONDA_NAMES = {"pytorch-cpu": "torch", "matplotlib-base": "matplotlib"}
