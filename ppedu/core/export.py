@@ -18,7 +18,7 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
     that is where torch divides gradients by the number of microbatches, also of stages that are not sharded.
 
     Raises:
-        SettingError: it is no schedule, or has two copies of the model, for which torch has no words.
+        SettingError: it is no schedule, has no actions, or has two copies of the model, for which torch has no words.
         PipelineError: the file cannot be written.
     """
     require_schedule("to_torch", schedule)
@@ -27,6 +27,8 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
             f"{schedule!r} runs two copies of the model in opposite directions; a torch schedule has one rank for "
             "each stage, whatever the microbatch — take a schedule with one copy, such as dualpipev for dualpipe"
         )
+    if not any(schedule.orders):
+        raise SettingError(f"{schedule!r} has no actions; there is nothing to export")
     orders = [
         [part for action in order for part in (action.parts if action.op == Op.OVERLAP_B_F else (action,))]
         for order in schedule.orders

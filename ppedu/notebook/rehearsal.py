@@ -108,7 +108,7 @@ class Rank:
     def all_reduce(self, value: Any) -> Any:
         """The sum of what all ranks give. All must call it."""
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise SettingError(f"all_reduce on rank {self.rank} needs a number; got {value!r}")
+            raise SettingError(f"{_at()}: all_reduce on rank {self.rank} needs a number; got {value!r}")
         return self._wait("all_reduce", "all", None, value)
 
     def forward(self, microbatch: int, x: Any = None) -> Tensor:
@@ -156,22 +156,25 @@ class Rank:
 
     def _neighbour(self, operations: dict[str, int], operation: str, value: Any) -> Any:
         if operation not in operations:
-            raise SettingError(f"there is no operation {operation!r} here; there is: {', '.join(operations)}")
+            raise SettingError(f"{_at()}: there is no operation {operation!r} here; there is: {', '.join(operations)}")
         peer = self.rank + operations[operation]
         if not 0 <= peer < self.ranks:
             return None
         if "send" in operation and value is None:
-            raise SettingError(f"{operation} on rank {self.rank} needs something to send; got None")
+            raise SettingError(f"{_at()}, rank {self.rank} sends None: {self._instead(operation)}")
         kind = "swap" if operations is BOTH_WAYS else "send" if "send" in operation else "receive"
         return self._wait(operation, kind, peer, value)
 
+    def _instead(self, operation: str) -> str:
+        """What is to be sent, and why there is nothing of what was received, in the lesson's letters."""
+        forward = "send_f" in operation
+        way, got, made = ("forward", "x", "y") if forward else ("backward", "dy", "dx")
+        nothing = f"it receives no {got}; " if self.rank == (0 if forward else self.ranks - 1) else ""
+        return f"{nothing}what its {way} gives, {made}, goes on"
+
     def _wait(self, doing: str, kind: str, peer: int | None, value: Any = None) -> Any:
         self._count()
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename == __file__ and frame.f_back:
-            frame = frame.f_back
-        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).partition("  #")[0].strip()
-        self.call = Call(doing, kind, peer, value, frame.f_lineno, source)
+        self.call = Call(doing, kind, peer, value, *_line())
         self._back.release()
         self._turn.acquire()
         if self._stopped:
@@ -249,3 +252,16 @@ def _awaited(call: Call, every: Sequence[Rank]) -> tuple[int, ...]:
     if call.peer is not None:
         return (call.peer,)
     return tuple(each.rank for each in every if not each.call or each.call.doing != call.doing)
+
+
+def _line() -> tuple[int, str]:
+    """The program's line that has called a rank's method: its number, and what it says."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back:
+        frame = frame.f_back
+    return frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).partition("  #")[0].strip()
+
+
+def _at() -> str:
+    line, source = _line()
+    return f"at line {line}, {source}"

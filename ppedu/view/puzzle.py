@@ -46,8 +46,9 @@ class Puzzle(Shown):
         return self.board.timeline
 
     def panels(self) -> list[Panel]:
-        how = {"cap": self.board.memory, "until": self.level.par.makespan, "title": self.level.title}
-        return [(self.timeline, how)]
+        par = self.level.par.makespan
+        title = f"{self.level.title} (par {show(par)})"
+        return [(self.timeline, {"cap": self.board.memory, "until": par, "title": title})]
 
     def told(self, message: dict[str, Any]) -> None:
         try:

@@ -118,7 +118,9 @@ def still(panels: list[Panel]) -> Data:
 
     if sum(len(row) for timeline, _ in panels for row in timeline.rows) > MOST_DRAWN:
         return {}
-    plotted = [(timeline, {k: v for k, v in how.items() if k != "cap"}) for timeline, how in panels]
+    most = float(max(each for timeline, how in panels for each in (*timeline.peak_activations, how.get("cap") or 0)))
+    drawn = {"memory": most or True}  # one scale for all
+    plotted = [(timeline, {k: v for k, v in how.items() if k != "cap"} | drawn) for timeline, how in panels]
     return {"image/png": base64.b64encode(png(plotted)).decode()}
 
 

@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain, islice
 from pkgutil import iter_modules
@@ -141,7 +142,9 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
         ScheduleError: the generator yields something that is not an action.
     """
     if not isinstance(name, str) or name not in _entries:
-        raise SettingError(f"there is no schedule called {name!r}; there is: {', '.join(schedules())}")
+        close = get_close_matches(name.lower(), _entries, 1, cutoff=0.8) if isinstance(name, str) else ()
+        meant = f"; did you mean {close[0]!r}? There is" if close else "; there is"
+        raise SettingError(f"there is no schedule called {name!r}{meant}: {', '.join(schedules())}")
     ranks, microbatches = require_count("ranks", ranks), require_count("microbatches", microbatches)
     return build(name, _entries[name], ranks, microbatches, options)
 
@@ -154,24 +157,25 @@ def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[
     require_size(ranks, chunks, microbatches)
     most = MOST_ACTIONS * microbatches * chunks
     orders = []
+    it = f"the schedule {name!r}"
     for rank in range(ranks):
         actions = entry.generator(rank, ranks, microbatches, **options)
+        if isinstance(actions, Action):  # a tuple, and so one could go through it
+            raise ScheduleError(f"{it} returns one action for rank {rank}, {actions}; `yield` each action instead")
         if not isinstance(actions, Iterable):
-            raise ScheduleError(f"the schedule {name!r} gives {actions!r} for rank {rank}; it must yield actions")
+            raise ScheduleError(f"{it} gives {actions!r} for rank {rank}; it must yield actions")
         order = tuple(islice(actions, most + 1))
         for action in order:
             if not isinstance(action, Action):
-                raise ScheduleError(
-                    f"the schedule {name!r} yields {action!r} on rank {rank}; yield actions, such as F({rank}, 0)"
-                )
+                raise ScheduleError(f"{it} yields {action!r} on rank {rank}; yield actions, such as pp.F({rank}, 0)")
             for single in action.parts or (action,):
                 if not isinstance(single.stage, int) or not isinstance(single.microbatch, int):
                     raise ScheduleError(
-                        f"the schedule {name!r} yields {action} on rank {rank}; "
+                        f"{it} yields {action} on rank {rank}; "
                         "a stage and a microbatch are whole numbers, as m // 2 is and m / 2 is not"
                     )
         if len(order) > most:
-            raise ScheduleError(f"the schedule {name!r} yields more and more actions on rank {rank}; does it end?")
+            raise ScheduleError(f"{it} yields more and more actions on rank {rank}; does it end?")
         orders.append(order)
     return Schedule(name, Placement.make(entry.placement, ranks, chunks, microbatches), microbatches, tuple(orders))
 

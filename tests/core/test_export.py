@@ -51,3 +51,8 @@ def test_pairs_that_torch_knows_stay_pairs():
 def test_two_copies_are_refused_with_the_reason(name):
     with pytest.raises(SettingError, match="two copies of the model"):
         to_torch(pp.schedule(name, 4, 8))
+
+
+def test_a_schedule_without_actions_is_refused():
+    with pytest.raises(SettingError, match="has no actions; there is nothing to export"):
+        to_torch(pp.Schedule("mine", pp.Placement.make("loop", 2), 3, ((), ())))

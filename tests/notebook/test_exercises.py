@@ -5,7 +5,7 @@ from fractions import Fraction
 import matplotlib
 import pytest
 
-from ppedu import B, Costs, F, SettingError, schedule, simulate
+from ppedu import B, Costs, F, I, SettingError, W, schedule, simulate
 from ppedu.notebook import check_answer, outcome, predict
 from ppedu.notebook.exercises import EXERCISES, find_fault
 
@@ -89,6 +89,12 @@ WRONG_BUBBLES = {
     "one wait of two": (lambda p, m: (p - 1) / (2 * m + p - 1), "but of the wait only one of the two"),
     "two waits of one": (lambda p, m: (p - 1) / (m / 2 + p - 1), "The wait is counted twice"),
     "the wrong way round": (lambda p, m: (m - 1) / (m + p - 1), "Ranks and microbatches have changed places"),
+    "the wait at the start": (lambda p, m: (p - 1) / (3 * (m + p - 1)), "That is the wait at the start alone"),
+    "the wait in forwards": (
+        lambda p, m: 3 * (p - 1) / (m + 3 * (p - 1)),
+        "It counts the wait in forwards",
+    ),
+    "rounded down": (lambda p, m: (p - 1) // (m + p - 1), "says 0. The formula is right, but // rounds down"),
     "in percent": (lambda p, m: 100 * (p - 1) / (m + p - 1), "between 0 and 1, not in percent"),
     "something else": (lambda p, m: 1 / m, "idle for 9 of 33, a share of 0.2727; your formula says 0.125."),
     "one size": (lambda p, m: 3 / 11, "says 0.2727, although it is right with 4 ranks and 8 microbatches"),
@@ -99,7 +105,7 @@ WRONG_BUBBLES = {
     ),
     "forgets return": (lambda p, m: None, "your function gives None, where a number is wanted; is there a return?"),
     "a text": (lambda p, m: "27 %", "your function gives '27 %', where a number is wanted."),
-    "of three arguments": (lambda r, p, m: 0, "give a function of ranks and microbatches; yours has missing"),
+    "of three arguments": (lambda r, p, m: 0, "give a function of ranks and microbatches; yours takes r and p and m."),
     "a number": (3 / 11, "give a function of ranks and microbatches, not 0.27"),
 }
 
@@ -209,14 +215,20 @@ WRONG = {
         "it is legal and no slower, but rank 0 runs 8 forwards before its first backward, where 4 would do",
     ),
     "naive": (one_at_a_time, "takes 64 slots instead of 22: rank 0 runs 1 forward before its first backward"),
+    "naive in halves": (
+        lambda r, p, m: [action for k in range(m) for action in (F(r, k), I(r, k), W(r, k))],
+        "rank 0 runs 1 forward before its first backward, and then waits. It could run more meanwhile",
+    ),
     "warm-up one short": (
         with_warmup(lambda r, p, m: min(max(p - r - 2, 0), m)),
-        "takes 36 slots instead of 22: rank 0 runs 3 forwards before its first backward, and then waits; 4 would",
+        "it is legal, but takes 36 slots instead of 22: rank 0 runs 3 forwards before its first backward, and then "
+        "waits. It could run more meanwhile: with 4 it is no slower than GPipe.",
     ),
     "warm-up one long": (with_warmup(lambda r, p, m: min(p - r, m)), "holds 5 activations instead of 4"),
     "the same warm-up everywhere": (
         with_warmup(lambda r, p, m: min(p - 1, m)),
-        "takes 46 slots instead of 22, but rank 1 runs 4 forwards before its first backward, where 3 would do",
+        "it is legal, but takes 46 slots instead of 22: rank 1 runs 4 forwards before its first backward, where 3 "
+        "would do, and holds 4 activations instead of 3.",
     ),
     "the newest first": (newest_first, "with peaks 4, 3, 2, 1 instead of 4, 3, 2, 1: the warm-up is right"),
     "warm-up longer than the batch": (
@@ -227,9 +239,13 @@ WRONG = {
     "backward first": (backward_first, "rank 0, position 0: 0B0 needs 0F0, which only comes at position 1"),
     "another rank's stage": (lambda r, p, m: right(0, p, m), "stage 0 is held by rank 0"),
     "nothing": (nothing, "yields nothing. Start with the warm-up"),
-    "no yield": (lambda r, p, m: None, "gives None for rank 0; it must yield actions"),
-    "tuples": (lambda r, p, m: [("F", r, 0)], "yields ('F', 0, 0) on rank 0; yield actions, such as F(0, 0)"),
-    "texts": (lambda r, p, m: [f"{r}F0"], "yields '0F0' on rank 0; yield actions, such as F(0, 0)"),
+    "no yield": (lambda r, p, m: None, "the schedule 'yours' gives None for rank 0; it must yield actions"),
+    "returns an action": (
+        lambda r, p, m: F(r, 0),
+        "the schedule 'yours' returns one action for rank 0, 0F0; `yield` each action instead.",
+    ),
+    "tuples": (lambda r, p, m: [("F", r, 0)], "yields ('F', 0, 0) on rank 0; yield actions, such as pp.F(0, 0)"),
+    "texts": (lambda r, p, m: [f"{r}F0"], "yields '0F0' on rank 0; yield actions, such as pp.F(0, 0)"),
     "endless": (endless, "yields more and more actions on rank 0; does it end?"),
     "two arguments": (lambda r, p: right(r, p, 8), "rank, ranks and microbatches"),
 }
@@ -257,12 +273,17 @@ def test_the_names_of_the_arguments_are_the_learners(told):
     assert told("05.1", lambda r, p, m: right(r, p, m)).startswith("Right.")
 
 
-def test_an_error_in_the_learners_own_code_is_left_to_python():
-    def broken(rank, ranks, microbatches):
-        yield F(rank, 1 // 0)
+def broken(rank, ranks, microbatches, *more):
+    yield F(rank, 1 // 0)  # a comment
 
-    with pytest.raises(ZeroDivisionError):
-        check_answer("05.1", broken)
+
+@pytest.mark.parametrize("exercise", ["05.1", "09.1", "10.1", "12.1"])
+def test_an_error_in_the_learners_own_code_is_told_with_its_line(told, exercise):
+    message = told(exercise, broken)
+    line = broken.__code__.co_firstlineno + 1
+    assert message.startswith("Not yet: with ")
+    at = f"your function fails at line {line}, yield F(rank, 1 // 0): ZeroDivisionError:"
+    assert at in message and message.endswith("by zero.")
 
 
 # Exercise 2: the peak
@@ -277,7 +298,7 @@ PEAKS = {
 
 @pytest.mark.parametrize("formula", PEAKS.values(), ids=PEAKS)
 def test_the_peak_is_the_distance_to_the_last_rank_or_the_batch(told, formula):
-    assert told("05.2", formula).startswith("Right.")
+    assert told("05.2", formula).startswith("Right. The peak is the distance to the last rank, plus one.")
 
 
 WRONG_PEAKS = {
@@ -369,8 +390,8 @@ WRONG_DEALS = {
     "backwards too": (lambda *sizes: [*dealt(*sizes), B(sizes[0], 0)], "rank 0 yields 0B0; yield its forwards only"),
     "rank 0's everywhere": (lambda r, p, m, v: dealt(0, p, m, v), "rank 1 yields 0F0, but holds stages 1, 5"),
     "nothing": (lambda *sizes: [], "your generator yields nothing for rank 0"),
-    "no yield": (lambda *sizes: None, "gives None for rank 0; it must yield actions"),
-    "of three arguments": (gpipe, "give a function of rank, ranks, microbatches and chunks; yours has too many"),
+    "no yield": (lambda *sizes: None, "Not yet: the schedule 'yours' gives None for rank 0; it must yield actions"),
+    "of three arguments": (gpipe, "give a function of rank, ranks, microbatches and chunks; yours takes"),
 }
 
 
@@ -415,7 +436,8 @@ WRONG_CHUNKS = {
     "the same for all latencies": (lambda p, m, c: 3, "a latency of 0, 3 chunks take 27, and 12 only 24.75."),
     "the same for all sizes": (
         lambda p, m, c: best_by_simulation(4, 8, c),
-        "with 2 ranks, 8 microbatches and a latency of 0.5, 2 chunks take 28.5, and 1 only 28.",
+        "with 2 ranks, 8 microbatches and a latency of 0.5, 2 chunks take 28.5, and 1 only 28. 2 is the best for 4 "
+        "ranks and 8 microbatches; use ranks and microbatches.",
     ),
     "the worst": (lambda p, m, c: max(MANY, key=lambda v: makespan_of(p, m, c, v)), "12 chunks take 34.88"),
     "the makespan": (
@@ -428,7 +450,7 @@ WRONG_CHUNKS = {
     ),
     "forgets return": (lambda p, m, c: None, "gives None, where a number is wanted; is there a return?"),
     "another schedule": (lambda p, m, c: schedule("1f1b", p, m, chunks=2), "the schedule '1f1b' takes"),
-    "of the latency": (lambda c: 3, "give a function of ranks, microbatches and latency; yours has too many"),
+    "of the latency": (lambda c: 3, "give a function of ranks, microbatches and latency; yours takes"),
 }
 
 

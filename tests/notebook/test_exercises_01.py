@@ -89,6 +89,14 @@ WRONG_RANKS = {
     ),
     "the emptiest": (first(lambda held, budget: min(held) <= budget), "enough for the emptiest rank; look at the"),
     "the last": (first(lambda held, budget: held[-1] <= budget), "enough for the last rank; look at the fullest."),
+    "rank 0": (
+        first(lambda held, budget: held[0] <= budget),
+        "on 4 ranks: rank 3 holds 2 layers and the head, 0.001704 GB. That is enough for rank 0. Mostly",
+    ),
+    "always fewer than layers": (
+        lambda config, budget: min(right(config, budget), config.layers - 1),
+        "a budget of 0.0009042 GB the model does not fit on 7 ranks: rank 0 holds 2 layers and the embedding",
+    ),
     "less than the budget": (
         first(lambda held, budget: max(held) < budget),
         "a budget of 0.9704 GB it fits on 6 ranks, but 4 would do. A budget that is filled to the last byte is kept",
@@ -145,10 +153,14 @@ WRONG_BYTES = {
     "GB": (lambda s, t, w, b: 2 * s * t * w * b / 1e9, "says 0.2684. Give it in bytes, not in GB."),
     "four bytes a number": (
         lambda s, t, w, b: 8 * s * t * w,
-        "with a microbatch of 1 sequence of 2048 tokens, width 4096 and 2 bytes a number 33,554,432 bytes cross",
+        "of 1 sequence of 2048 tokens, width 4096 and 2 bytes a number 33,554,432 bytes cross the cut; "
+        "your formula says 67,108,864. A number takes bytes_each bytes, which need not be 4.",
     ),
     "the lesson's": (lambda s, t, w, b: 268435456, "33,554,432 bytes cross the cut; your formula says 268,435,456."),
-    "of a message": (lambda sent: sent.nbytes, "give a function of sequences, length, width and bytes_each; yours has"),
+    "of a message": (
+        lambda sent: sent.nbytes,
+        "give a function of sequences, length, width and bytes_each; yours takes sent.",
+    ),
 }
 
 

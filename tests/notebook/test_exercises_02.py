@@ -152,7 +152,7 @@ WRONG = {
     "another return": (written(answer=lambda loss: -loss), "the gradients are right, but your function returns -"),
     "does nothing": (lambda first, second, x, target, loss_fn: 0, "the first half never runs"),
     "runs twice": (lambda *given: [right(*given), right(*given)][0], "the first half runs 2 times"),
-    "of the model": (lambda model, x: 0, "give a function of first, second, x, target and loss_fn; yours has too many"),
+    "of the model": (lambda model, x: 0, "give a function of first, second, x, target and loss_fn; yours takes"),
 }
 
 

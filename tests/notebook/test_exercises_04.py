@@ -104,7 +104,8 @@ WRONG_VERDICTS = {
     ),
     "no such op": ({"E": (0, I(0, 2))}, "in E there is no 0I2 to run"),
     "no such rank": ({"D": (2, "0B0")}, "for D: there is no rank 2; the ranks are 0 to 1."),
-    "no action": ({"D": (0, "B0")}, "for D: 'B0' is not an action"),
+    "no action": ({"D": (0, "B0")}, "for D: 'B0' is no action; write the stage, F or B, and the microbatch: '0B1'."),
+    "a rank as text": ({"D": ("0", "0B0")}, "for D: a rank is a number, such as 0; got '0'."),
     "no rank": ({"D": "0B0"}, "for D: give 'legal', or a rank and its action, such as (2, '2F0'), and not '0B0'."),
     "not known": ({"C": None}, "for C: give 'legal', or a rank and its action, such as (2, '2F0'), and not None."),
     "no such timeline": ({"F": "legal"}, "there is no timeline 'F'; there is: A, B, C, D, E."),
@@ -207,7 +208,7 @@ WRONG_RANGES = {
     ),
     "the formula": (published, "your function gives 0.16666666666666666, where True or False is wanted."),
     "forgets return": (lambda p, m: None, "gives None, where True or False is wanted; is there a return?"),
-    "of one argument": (lambda p: True, "give a function of ranks and microbatches; yours has"),
+    "of one argument": (lambda p: True, "give a function of ranks and microbatches; yours takes"),
     "a truth": (False, "give a function of ranks and microbatches, not False."),
 }
 

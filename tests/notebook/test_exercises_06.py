@@ -108,6 +108,19 @@ def swaps(me, microbatches):
     one_f_one_b(me, microbatches, middle)
 
 
+def swaps_to_the_end(me, microbatches):
+    def middle(me, warmup, microbatches):
+        if warmup < microbatches:
+            x = me.communicate("recv_forward")
+        for m in range(warmup, microbatches):
+            y = me.forward(m, x)
+            dy = me.bidirectional_communicate("send_fwd_recv_bwd", y)
+            dx = me.backward(m - warmup, dy)
+            x = me.bidirectional_communicate("send_bwd_recv_fwd", dx)
+
+    one_f_one_b(me, microbatches, middle)
+
+
 def swaps_alone(me, microbatches):
     def middle(me, warmup, microbatches):
         for m in range(warmup, microbatches):
@@ -214,6 +227,12 @@ def never_stops(me, steps, target):
         me.all_reduce(me.step())
 
 
+def mean_of_all(me, steps, target):
+    for _ in range(steps):
+        if me.all_reduce(me.step()) / me.ranks < target:
+            break
+
+
 def one_more_step(me, steps, target):
     sum_on_all(me, steps, target)
     me.step()
@@ -222,6 +241,26 @@ def one_more_step(me, steps, target):
 def endless(me, *_):
     while True:
         me.forward(0)
+
+
+def sends_what_came(me, microbatches):
+    for _ in range(microbatches):
+        x = me.communicate("recv_forward")
+        me.communicate("send_forward", x)  # and not what is made of it
+
+
+def sends_back_what_came(me, microbatches):
+    if me.rank == 0:
+        me.communicate("send_forward", me.forward(0))
+    else:
+        me.communicate("send_backward", me.communicate("recv_backward"))
+
+
+def receives_too_late(me, microbatches):
+    for m in range(microbatches):
+        if m > 0:
+            x = me.communicate("recv_forward")
+        me.forward(m, x)
 
 
 def passes_on(me, microbatches):
@@ -237,6 +276,12 @@ WRONG = {
     "both send first": ("06.2", sends_first, "rank 1 waits for rank 0. All send, nobody receives"),
     "the place": ("06.2", sends_first, 'me.communicate("send_backward", dx), rank 1 waits for rank 0'),
     "one side swaps": ("06.2", swaps_alone, "A swap needs two that swap with each other"),
+    "one swap too many": (
+        "06.2",
+        swaps_to_the_end,
+        "two that swap with each other. After its last microbatch rank 1 has nothing more to receive, so there it only "
+        "sends.",
+    ),
     "no longer 1F1B": ("06.2", naive, "it is no 1F1B any more: rank 0 runs 0B0 where it should run 0F1"),
     "a sum on one rank": (
         "06.3",
@@ -246,6 +291,11 @@ WRONG = {
     "no sum": ("06.3", no_sum, "rank 1 waits for rank 0, which has ended"),
     "only the last stops": ("06.3", only_the_last_stops, "rank 0 waits for rank 1, which has ended"),
     "never stops": ("06.3", never_stops, "training should end after 3 steps, but takes 6"),
+    "the sum divided": (
+        "06.3",
+        mean_of_all,
+        "end after 3 steps, but takes 2. me.step() gives 0 on the other ranks: they add 0, so the sum is the loss",
+    ),
     "one step too many": ("06.3", one_more_step, "training should end after 3 steps, but takes 4"),
     "a sum of nothing": ("06.3", lambda me, steps, target: me.all_reduce(None), "all_reduce on rank 0 needs a number"),
     "another order on the last rank": (
@@ -267,14 +317,19 @@ WRONG = {
     ),
     "runs nothing": ("06.4", lambda me, m: None, "your loop runs nothing"),
     "sends nothing": (
+        "06.1",
+        sends_what_came,
+        'me.communicate("send_forward", x), rank 0 sends None: it receives no x; what its forward gives, y, goes on.',
+    ),
+    "sends nothing back": (
         "06.4",
-        lambda me, m: me.communicate("send_forward"),
-        "send_forward on rank 0 needs something to send; got None",
+        sends_back_what_came,
+        "rank 1 sends None: it receives no dy; what its backward gives, dx, goes on.",
     ),
     "another operation": ("06.4", lambda me, m: me.communicate("send"), "there is no operation 'send' here; there is:"),
     "another rank": ("06.3", lambda me, *_: me.send(1, 2), "there is no rank 2; the ranks are 0 to 1"),
     "endless": ("06.4", endless, "rank 0 goes on and on: it has made 10000 calls"),
-    "of one argument": ("06.4", lambda me: None, "give a function of me and microbatches; yours has too many"),
+    "of one argument": ("06.4", lambda me: None, "give a function of me and microbatches; yours takes"),
     "no function": ("06.3", None, "give a function of me, steps and target, not None"),
 }
 
@@ -284,9 +339,12 @@ def test_a_wrong_loop_is_refused_with_the_reason(refused, exercise, answer, reas
     refused(exercise, answer, reason)
 
 
-def test_an_error_in_the_learners_own_code_is_left_to_python():
-    with pytest.raises(ZeroDivisionError):
-        find_fault("06.1", lambda me, microbatches: 1 // (1 - me.rank))
+def test_an_error_in_the_learners_own_code_is_told_with_its_line_and_rank(refused):
+    line = receives_too_late.__code__.co_firstlineno + 4
+    reason = f"with 2 ranks and 2 microbatches, on rank 0, your function fails at line {line}, me.forward(m, x): Unbou"
+    refused("06.1", receives_too_late, reason)
+    reason = "with 2 ranks and a target of 2, on rank 1, your function fails at line"
+    refused("06.3", lambda me, steps, target: 1 // (1 - me.rank), reason)
 
 
 def test_the_exercises_are_there_without_torch():

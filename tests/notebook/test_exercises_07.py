@@ -143,7 +143,7 @@ WEIGHED = {
         "for microbatch 0 is made of microbatch 1's loss, too. In 1F1B the first microbatches go backward before",
     ),
     "nothing left": (each(lambda n, ns: 0), "yours count 0 and 0"),
-    "of one": (lambda losses: losses, "give a function of losses and counts; yours has"),
+    "of one": (lambda losses: losses, "give a function of losses and counts; yours takes"),
 }
 
 
@@ -184,6 +184,10 @@ CLIPPED = {
         lambda stages, most: [[g / 3 for g in stage] for stage in stages],
         "change them in place, with mul_()",
     ),
+    "torch's, of the gradients": (
+        lambda stages, most: nn.utils.clip_grad_norm_([g for stage in stages for g in stage], most),
+        "(clip_grad_norm_ takes weights and scales their .grad; these are the gradients themselves)",
+    ),
     "own norm": (
         by(lambda norms, most: (most / norms).clamp(max=1)),
         "by 1, 0.75, 0.6 and 0.5. Each stage goes by its",
@@ -199,7 +203,7 @@ CLIPPED = {
     "mean": (all_by(lambda norms, most: min(1, most / norms.mean())), "yours are by 0.7059, 0.7059, 0.7059 and 0.7059"),
     "each tensor": (each_tensor, "the gradients of stage 1 point in another direction than before"),
     "each number": (clamped, "point in another direction than before; multiply all of them by the same number"),
-    "of one": (lambda stages: None, "give a function of stages and most; yours has"),
+    "of one": (lambda stages: None, "give a function of stages and most; yours takes"),
 }
 
 
@@ -223,6 +227,12 @@ def both_add(embedding, head):
     head.grad += embedding.grad
 
 
+def another_name(embedding, head):
+    t = embedding.grad
+    embedding.grad += head.grad
+    head.grad += t
+
+
 def head_first(embedding, head):
     both_add(head, embedding)
 
@@ -243,6 +253,7 @@ ADDED = {
         "and 0 times the head's, and the head has 1 times its own and 0 times the",
     ),
     "both add": (both_add, "has 2 times its own and 1 times the embedding's. The second line adds what the first one"),
+    "another name": (another_name, "another name for it, as in t = embedding.grad, is no copy. Keep the sum"),
     "head first": (head_first, "The second line adds what the first one has changed"),
     "embedding alone": (giving(lambda e, h: e + h, lambda e, h: h), "Only the embedding has the sum"),
     "head alone": (giving(lambda e, h: e, lambda e, h: e + h), "Only the head has the sum"),
@@ -258,10 +269,22 @@ ADDED = {
     ),
     "forgotten": (forgotten, "the head's .grad is None in the end"),
     "the weights": (weights_averaged, "the embedding's numbers have changed. To change weights is for the optimizer"),
-    "of a model": (lambda model: None, "give a function of embedding and head; yours has"),
+    "of a model": (lambda model: None, "give a function of embedding and head; yours takes"),
 }
 
 
 @pytest.mark.parametrize(("answer", "reason"), ADDED.values(), ids=ADDED)
 def test_wrongly_added_gradients_are_refused_with_the_reason(answer, reason):
     assert reason in find_fault("07.3", answer)
+
+
+@pytest.mark.parametrize(
+    ("exercise", "case"),
+    [("07.1", "with 2 microbatches of 6 and 2 tokens"), ("07.2", "the norms 2, 4, 5 and 6"), ("07.3", "the backwards")],
+)
+def test_an_error_in_the_learners_own_code_is_told_with_its_line(exercise, case):
+    def broken(one, other):
+        return one.gard
+
+    fault = find_fault(exercise, broken)
+    assert f"{case} your function fails at line {broken.__code__.co_firstlineno + 1}, return one.gard: Attri" in fault

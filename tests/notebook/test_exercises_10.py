@@ -93,6 +93,15 @@ def newest_first(rank, ranks, microbatches):
         yield W(rank, m)
 
 
+def two_at_once(rank, ranks, microbatches):
+    """Rank 0 waits for its second gradient before it takes the first."""
+    order = list(right(rank, ranks, microbatches))
+    if rank == 0 and microbatches > 1:
+        order.remove(I(0, 1))
+        order.insert(order.index(I(0, 0)), I(0, 1))
+    return order
+
+
 WRONG = {
     "W right after I": (
         put_off(lambda r, p: 0),
@@ -128,7 +137,19 @@ WRONG = {
     ),
     "warm-up one short": (
         put_off(lambda r, p: r + (r < p - 1), lambda r, p: p - r - 2),
-        "takes 42 where 27 is enough. Look at its longest wait: rank 0 waits 3–7: 0I0 needs 1I0 from rank 1.",
+        "takes 42 where 27 is enough. Rank 0 runs 3 forwards before its first backward, where 1F1B runs 4.",
+    ),
+    "no warm-up": (
+        put_off(lambda r, p: 0, lambda r, p: 0),
+        "takes 72 where 27 is enough. Rank 0 runs 1 forward before its first backward, where 1F1B runs 4.",
+    ),
+    "naive": (
+        lambda rank, *sizes: schedule("naive", *sizes).orders[rank],
+        "takes 96 where 27 is enough. One rank works at a time, as in naive. Rank 0 runs 1 forward before its first",
+    ),
+    "two at once": (
+        two_at_once,
+        "takes 30 where 27 is enough. Look at its longest wait: rank 0 waits 4–9: 0I1 needs 1I1 from rank 1.",
     ),
     "the newest first": (newest_first, "takes 66 where 27 is enough."),
     "W forgotten": (without("W"), "rank 0: 0W0 is never run (and 31 more)"),
@@ -137,6 +158,10 @@ WRONG = {
         "rank 0: 0W7 is never run (and 3 more)",
     ),
     "I forgotten": (without("I"), "rank 0: 0I0 is never run"),
+    "backwards forgotten": (
+        lambda r, p, m: [F(r, k) for k in range(m)],
+        "with 4 ranks and 8 microbatches, rank 0: 0I0 and 0W0 are never run (and 31 more)",
+    ),
     "W before its I": (weights_first, "rank 0, position 4: 0W0 needs 0I0, which only comes at position 5"),
     "both B and I": (
         lambda r, p, m: [*right(r, p, m), *(B(r, k) for k in range(m))],
@@ -144,7 +169,7 @@ WRONG = {
     ),
     "nothing": (lambda r, p, m: [], "with 4 ranks and 8 microbatches your generator yields nothing."),
     "no yield": (lambda r, p, m: None, "gives None for rank 0; it must yield actions"),
-    "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours has"),
+    "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours takes"),
 }
 
 

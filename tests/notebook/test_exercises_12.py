@@ -27,6 +27,23 @@ def ahead(lead, late):
     return generator
 
 
+def when_full(rank, ranks, microbatches):
+    """Each W when there is no room for another microbatch, and what is left at the end."""
+    forwards, weights = more_at_the_top(rank, ranks), 0
+    for m in range(forwards):
+        yield F(rank, m)
+    for m in range(microbatches):
+        yield I(rank, m)
+        if forwards - weights == room(ranks):
+            yield W(rank, weights)
+            weights += 1
+        if forwards < microbatches:
+            yield F(rank, forwards)
+            forwards += 1
+    for m in range(weights, microbatches):
+        yield W(rank, m)
+
+
 def room(ranks):
     return ranks + ranks // 2
 
@@ -135,6 +152,11 @@ WRONG = {
         "ends at 29.25. Rank 3 never holds more than 1 microbatch, and there is room for 6: for more forwards at the "
         "start, or for Ws that are put off.",
     ),
+    "W when full": (
+        when_full,
+        "takes 30.5, 1.75 more than zb-v. Time is lost here: rank 0 waits 23.5–24.5: 0I7 needs 1I7 from rank 1, which "
+        "ends at 24.25. While it waits, rank 0 has 0W3 to run, but its order puts it after 0I7.",
+    ),
     "as fast as par": (
         ahead(more_at_the_top, lambda r, p: r),
         "with 3 ranks and 7 microbatches it is legal and fits, but takes 24, no less than zb-v.",
@@ -150,7 +172,7 @@ WRONG = {
     "W forgotten": (lambda *sizes: [action for action in right(*sizes) if action.op != "W"], "0W0 is never run"),
     "B and I": (lambda r, p, m: [*right(r, p, m), *(B(r, k) for k in range(m))], "half of it, 0I0, is run too"),
     "nothing": (lambda r, p, m: [], "with 4 ranks and 8 microbatches your generator yields nothing."),
-    "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours has"),
+    "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours takes"),
 }
 
 

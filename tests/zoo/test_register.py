@@ -77,7 +77,7 @@ def test_an_unknown_placement_is_refused_when_it_is_registered():
 @pytest.mark.parametrize("wrong", ["0F0", (0, "F", 0), [0, "F", 0], None, 5], ids=repr)
 def test_what_is_yielded_must_be_actions(wrong):
     pp.register("mine")(lambda rank, ranks, microbatches: [F(rank, 0), wrong])
-    with pytest.raises(ScheduleError, match=r"'mine' yields .* on rank 0; yield actions, such as F") as caught:
+    with pytest.raises(ScheduleError, match=r"'mine' yields .* on rank 0; yield actions, such as pp\.F") as caught:
         pp.schedule("mine", 2, 1)
     assert repr(wrong) in str(caught.value)
     assert isinstance(caught.value, PipelineError)

@@ -108,6 +108,12 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(name):
     assert all(known in str(caught.value) for known in ZOO)
 
 
+@pytest.mark.parametrize(("said", "meant"), [("1F1B", "1f1b"), ("DualPipe", "dualpipe"), ("interleave", "interleaved")])
+def test_a_name_that_is_nearly_one_is_refused_with_that_one(said, meant):
+    with pytest.raises(SettingError, match=f"no schedule called {said!r}; did you mean {meant!r}. There is: naive,"):
+        pp.schedule(said, 2, 2)
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_an_option_that_the_schedule_does_not_take_is_refused(name):
     with pytest.raises(SettingError, match=f"the schedule {name!r} .*'colour'"):

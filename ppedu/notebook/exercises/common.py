@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
+from traceback import extract_tb
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline, several, show
 from ppedu.zoo import Entry, build
@@ -35,10 +37,11 @@ def require_function(answer: Any, *of: str) -> None:
     wanted = f"give a function of {before}{last}"
     if not callable(answer):
         raise SettingError(f"{wanted}, not {answer!r}")
+    takes = signature(answer)
     try:
-        signature(answer).bind(*of)
-    except TypeError as error:
-        raise SettingError(f"{wanted}; yours has {error}") from None
+        takes.bind(*of)
+    except TypeError:
+        raise SettingError(f"{wanted}; yours takes {' and '.join(takes.parameters) or 'nothing'}") from None
 
 
 def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
@@ -46,16 +49,37 @@ def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
     return f"with {', '.join(first)} and {last}"
 
 
+@contextmanager
+def own_line(function: Any, case: str) -> Iterator[None]:
+    """What a learner's function does wrong in here is told with its own line, and not with a page of lines between.
+
+    Raises:
+        SettingError: it fails.
+    """
+    try:
+        yield
+    except PipelineError:
+        raise
+    except Exception as error:
+        written = getattr(function, "__code__", own_line.__code__).co_filename
+        own = [each for each in extract_tb(error.__traceback__) if each.filename == written]
+        at = f" at line {own[-1].lineno}, {str(own[-1].line).partition('  #')[0].strip()}:" if own else ":"
+        raise SettingError(f"{case} your function fails{at} {type(error).__name__}: {error}") from None
+
+
+def call(function: Any, case: str, *given: Any) -> Any:
+    """What a learner's function gives."""
+    with own_line(function, case):
+        return function(*given)
+
+
 def ask(function: Any, case: str, *sizes: Any) -> Any:
     """The number that a learner's function gives.
 
     Raises:
-        SettingError: it gives something else, or divides by zero.
+        SettingError: it gives something else, or fails.
     """
-    try:
-        answer = function(*sizes)
-    except ZeroDivisionError:
-        raise SettingError(f"{case} your function divides by zero; is it right for any of these?") from None
+    answer = call(function, case, *sizes)
     if isinstance(answer, bool) or not isinstance(answer, Real):
         forgotten = "; is there a return?" if answer is None else ""
         raise SettingError(f"{case} your function gives {answer!r}, where a number is wanted{forgotten}")
@@ -76,7 +100,8 @@ def listed(values: Any) -> str:
 
 
 def learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
-    return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
+    with own_line(generator, with_sizes(ranks, microbatches)):
+        return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
 
 
 def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:

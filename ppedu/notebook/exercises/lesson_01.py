@@ -30,14 +30,15 @@ def _not_the_fewest(fewest: Any) -> str | None:
 
 
 def _budgets() -> list[tuple[GPTConfig, float]]:
-    """The lesson's own case first; at last one that is filled to the last byte."""
+    """The lesson's own case first; at last some that are filled to the last byte, or would be but for the head."""
     from ppedu.run.gpt import GPTConfig
 
     large = GPTConfig(vocabulary=50257, context=2048, layers=32, heads=32, width=4096)
     small = GPTConfig(vocabulary=50257, context=1024, layers=11, heads=12, width=768)
     narrow = GPTConfig(vocabulary=100, context=64, layers=23, width=64)
+    short = GPTConfig(vocabulary=100, context=1, layers=8, width=64)
     rooms = [(large, 24e9), (large, 16e9), (large, 120e9), (small, 1e9), (narrow, 2e6)]
-    return [*rooms, (small, max(_held(small, 4)))]
+    return [*rooms, (small, max(_held(small, 4))), (short, _held(short, 4)[0]), (short, max(_held(short, 8)) + 1)]
 
 
 def _within(config: GPTConfig, budget: float) -> str:
@@ -84,11 +85,13 @@ def _does_not_fit(ranks: Any, config: GPTConfig, budget: float) -> str | None:
     if ranks not in range(1, config.layers + 1):
         return f"{case} your function gives {show(ranks)}, where a whole number from 1 to {config.layers} is wanted"
     held = _held(config, int(ranks))
-    if held[0] > budget:  # rank 0 is the fullest: no piece is longer, and the embedding is larger than the head
-        layers = several(len(evenly(config.layers, len(held))[0]), "layer")
-        holds = f"{layers}, the embedding and the head" if len(held) == 1 else f"{layers} and the embedding"
+    if (most := max(held)) > budget:
+        fullest = held.index(most)
+        parts = [several(len(evenly(config.layers, len(held))[fullest]), "layer")]
+        parts += ["the embedding"] * (fullest == 0) + ["the head"] * (fullest == len(held) - 1)
+        holds = f"{', '.join(parts[:-1])} and {parts[-1]}"  # the fullest is at an end
         on = several(len(held), "rank")
-        return f"{case} the model does not fit on {on}: rank 0 holds {holds}, {_gb(held[0])}"
+        return f"{case} the model does not fit on {on}: rank {fullest} holds {holds}, {_gb(most)}"
     if ranks > (enough := _fewest(config, budget)):
         return f"{case} it fits on {len(held)} ranks, but {enough} would do"
     return None
@@ -126,6 +129,10 @@ OTHER_COUNTS: Others = [
     (
         lambda config, budget: _first(config, lambda held: held[-1] <= budget),
         "That is enough for the last rank; look at the fullest",
+    ),
+    (
+        lambda config, budget: _first(config, lambda held: held[0] <= budget),
+        "That is enough for rank 0. Mostly it is the fullest, but the head may be larger than the embedding",
     ),
     (
         lambda config, budget: _first(config, lambda held: max(held) < budget),
@@ -172,6 +179,7 @@ OTHER_BYTES: Others = [
     (lambda s, t, w, b: t * w * b, "That is one sequence, on its way down"),
     (lambda s, t, w, b: 2 * t * w * b, "That is one sequence, both ways; a microbatch may have several"),
     (lambda s, t, w, b: 2 * s * t * w, "That is how many numbers cross it; how many bytes are they?"),
+    (lambda s, t, w, b: 8 * s * t * w, "A number takes bytes_each bytes, which need not be 4"),
     (lambda s, t, w, b: s * t * w, "That is how many numbers go down; count their bytes, and those that come back"),
     (lambda s, t, w, b: 2 * s * w * b, "That is one token of each sequence; every token has its activation"),
     (

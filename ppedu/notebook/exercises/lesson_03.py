@@ -39,6 +39,13 @@ OTHER_BUBBLES: list[tuple[Callable[[int, int], float], str]] = [
         "The wait is counted twice: the last rank waits for p-1 forwards, and then for p-1 backwards; together that is "
         "p-1 times F+B",
     ),
+    (
+        lambda p, m: (p - 1) / (3 * m + 3 * (p - 1)),
+        "That is the wait at the start alone, where a backward takes twice as long as a forward; at the end a rank "
+        "waits for p-1 backwards",
+    ),
+    (lambda p, m: 3 * (p - 1) / (m + 3 * (p - 1)), "It counts the wait in forwards, and the work in units of F+B"),
+    (lambda p, m: (p - 1) // (m + p - 1), "The formula is right, but // rounds down; divide with /"),
     (lambda p, m: (m - 1) / (m + p - 1), "Ranks and microbatches have changed places"),
     (lambda p, m: 100 * (p - 1) / (m + p - 1), "Give it as a share, between 0 and 1, not in percent"),
 ]

@@ -13,7 +13,7 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Span, Timeline, several, show
-from ppedu.notebook.exercises.common import Exercise, Others, equal, listed, mistake, require_function, with_sizes
+from ppedu.notebook.exercises.common import Exercise, Others, call, equal, listed, mistake, require_function, with_sizes
 from ppedu.zoo import schedule
 
 SLOTS = Costs(forward=1, backward=1)
@@ -104,7 +104,13 @@ def _not_its_fault(timeline: Timeline, verdict: Any) -> str | None:
         return f"{timeline.schedule.name} is not legal: {OVERLOOKED[next(iter(faults.values()))]}" if faults else None
     if isinstance(verdict, str) or not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
         raise SettingError(f"give {WANTED}, and not {verdict!r}")
-    rank, action = require_rank(verdict[0], timeline.schedule.ranks), Action.parse(str(verdict[1]))
+    if isinstance(verdict[0], str):
+        raise SettingError(f"a rank is a number, such as 0; got {verdict[0]!r}")
+    rank = require_rank(verdict[0], timeline.schedule.ranks)
+    try:
+        action = Action.parse(str(verdict[1]))
+    except ParseError:
+        raise SettingError(f"{verdict[1]!r} is no action; write the stage, F or B, and the microbatch: '0B1'") from None
     return None if (rank, action) in faults else _all_right(timeline, rank, action)
 
 
@@ -199,9 +205,10 @@ def _yes_or_no(function: Callable[[int, int], Any], ranks: int, microbatches: in
     Raises:
         SettingError: it is something else.
     """
-    answer = function(ranks, microbatches)
+    case = with_sizes(ranks, microbatches)
+    answer = call(function, case, ranks, microbatches)
     if str(answer) not in ("True", "False"):
-        case, forgotten = with_sizes(ranks, microbatches), "; is there a return?" if answer is None else ""
+        forgotten = "; is there a return?" if answer is None else ""
         raise SettingError(f"{case} your function gives {answer!r}, where True or False is wanted{forgotten}")
     return str(answer) == "True"
 

@@ -33,24 +33,25 @@ def _not_1f1b(generator: Any) -> str | None:
         slower = timeline.makespan > best.makespan
         if not slower and timeline.peak_activations == best.peak_activations:
             continue
-        slots = f"takes {timeline.makespan} slots instead of {best.makespan}" if slower else "no slower"
+        slots = f", but takes {timeline.makespan} slots instead of {best.makespan}" if slower else " and no slower"
+        fault = f"{case} it is legal{slots}"
+        warmup = f"{fault}{':' if slower else ', but'} rank"
         for rank, order in enumerate(yours.orders):
-            first = next(place for place, action in enumerate(order) if action.op == "B")
+            first = next(place for place, action in enumerate(order) if action.op != "F")
             enough = min(ranks - rank, microbatches)
             if first > enough:
                 return (
-                    f"{case} it is legal and {slots}, but rank {rank} runs {first} forwards before its first backward, "
-                    f"where {enough} would do: it holds {timeline.peak_activations[rank]} activations instead of "
-                    f"{best.peak_activations[rank]}"
+                    f"{warmup} {rank} runs {first} forwards before its first backward, where {enough} would do, "
+                    f"and holds {timeline.peak_activations[rank]} activations instead of {best.peak_activations[rank]}"
                 )
             if first < enough:
                 return (
-                    f"{case} it is legal, but {slots}: rank {rank} runs {several(first, 'forward')} before its first "
-                    f"backward, and then waits; {enough} would keep it busy"
+                    f"{warmup} {rank} runs {several(first, 'forward')} before its first backward, and then waits. "
+                    f"It could run more meanwhile: with {enough} it is no slower than GPipe"
                 )
         return (
-            f"{case} it is legal, but {slots}, with peaks {listed(timeline.peak_activations)} instead of "
-            f"{listed(best.peak_activations)}: the warm-up is right, so look at the order after it"
+            f"{fault}, with peaks {listed(timeline.peak_activations)} instead of {listed(best.peak_activations)}: "
+            "the warm-up is right, so look at the order after it"
         )
     return None
 
@@ -73,5 +74,8 @@ EXERCISES = {
         "That is 1F1B, for any number of ranks and microbatches: this is what you built.",
         lambda generator: simulate(learners(generator, 4, 8), UNIT),
     ),
-    "05.2": Exercise(_not_the_peak, "The peak depends on the distance to the last rank, no longer on the batch."),
+    "05.2": Exercise(
+        _not_the_peak,
+        "The peak is the distance to the last rank, plus one. The batch counts only where it is smaller than that.",
+    ),
 }

@@ -9,12 +9,12 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import several
-from ppedu.notebook.exercises.common import Exercise, not_legal, require_function, with_sizes
+from ppedu.notebook.exercises.common import Exercise, call, not_legal, require_function, with_sizes
 from ppedu.notebook.rehearsal import Rank, Rehearsal, Tensor, Wait, rehearse
 from ppedu.zoo import schedule
 
 
-def _hang(rehearsal: Rehearsal, case: str) -> str | None:
+def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
     """Who waits for whom, if anybody does."""
     at = {wait.rank: wait for wait in rehearsal.waits}
     if not at:
@@ -22,10 +22,14 @@ def _hang(rehearsal: Rehearsal, case: str) -> str | None:
     circle = _circle(at)
     each = "; ".join(_said(at[rank], at) for rank in circle or at)
     kinds = {at[rank].kind for rank in circle}
+    forwards = [sum(action.op == "F" for action in rank.actions) for rank in rehearsal.ranks]
     if "all" in kinds:
         each += ". What all ranks do together, all of them must call, each as often as the others"
     elif "swap" in kinds:
         each += ". A swap needs two that swap with each other"
+        late = [rank for rank in circle if at[rank].doing == "send_bwd_recv_fwd" and forwards[rank] == microbatches]
+        if late:
+            each += f". After its last microbatch rank {late[0]} has nothing more to receive, so there it only sends"
     elif kinds == {"receive"}:
         each += ". All receive, nobody sends"
     elif kinds == {"send"}:
@@ -74,7 +78,8 @@ CASES = [(2, 2), (1, 1), (2, 1), (2, 4), (4, 2), (3, 3), (4, 8)]
 
 def _ran(step: Any, ranks: int, microbatches: int) -> tuple[Rehearsal, Schedule]:
     """A learner's training step, rehearsed, and what was run in it."""
-    rehearsal = rehearse(lambda me: step(me, microbatches), ranks)
+    case = with_sizes(ranks, microbatches)
+    rehearsal = rehearse(lambda me: call(step, f"{case}, on rank {me.rank},", me, microbatches), ranks)
     orders = tuple(tuple(rank.actions) for rank in rehearsal.ranks)
     return rehearsal, Schedule("yours", Placement.make("loop", ranks), microbatches, orders)
 
@@ -85,7 +90,7 @@ def _not_a_step(step: Any, like: str = "") -> str | None:
     for ranks, microbatches in CASES:
         case = with_sizes(ranks, microbatches)
         rehearsal, yours = _ran(step, ranks, microbatches)
-        if fault := _hang(rehearsal, case) or _mixed_up(rehearsal, case):
+        if fault := _hang(rehearsal, case, microbatches) or _mixed_up(rehearsal, case):
             return fault
         if not any(yours.orders):
             return f"{case} your loop runs nothing; is there a return before its end?"
@@ -117,8 +122,8 @@ def _not_stopped(train: Any) -> str | None:
     for ranks, target, losses, enough in TRAININGS:
         case = f"with {several(ranks, 'rank')} and a target of {target:g}"
 
-        def program(me: Rank, steps: int = len(losses), target: float = target) -> None:
-            train(me, steps, target)
+        def program(me: Rank, case: str = case, steps: int = len(losses), target: float = target) -> None:
+            call(train, f"{case}, on rank {me.rank},", me, steps, target)
 
         rehearsal = rehearse(program, ranks, losses)
         if fault := _hang(rehearsal, case):
@@ -126,10 +131,13 @@ def _not_stopped(train: Any) -> str | None:
         taken = rehearsal.ranks[-1].steps
         if taken != enough:
             shown = ", ".join(f"{loss:g}" for loss in losses)
-            return (
+            fault = (
                 f"{case} nothing hangs, and the losses are {shown}: training should end after "
                 f"{several(enough, 'step')}, but takes {taken}"
             )
+            if taken < enough:
+                return f"{fault}. me.step() gives 0 on the other ranks: they add 0, so the sum is the loss itself"
+            return fault
     return None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.timeline import several, show
-from ppedu.notebook.exercises.common import Exercise, mistake, require_function
+from ppedu.notebook.exercises.common import Exercise, call, mistake, require_function
 
 if TYPE_CHECKING:  # the other lessons do without torch
     from torch import Tensor
@@ -74,7 +74,8 @@ def _weights(function: Any, counts: Sequence[int]) -> list[float]:
     import torch
 
     leaves = [torch.tensor(2.0 + m, dtype=torch.float64, requires_grad=True) for m in range(len(counts))]
-    given = function([leaf * 1 for leaf in leaves], list(counts))  # with a history, as losses have
+    losses = [leaf * 1 for leaf in leaves]  # with a history, as losses have
+    given = call(function, _with(counts), losses, list(counts))
     if not isinstance(given, (list, tuple)) or len(given) != len(counts):
         forgotten = "; is there a return?" if given is None else ""
         raise SettingError(
@@ -109,7 +110,11 @@ NORMS = [((2, 4, 5, 6), 3), ((0.2, 0.4, 0.4), 1), ((3,), 1.5), ((0.9, 0.9), 1)]
 
 # What people multiply the stages' gradients by, from their norms and the most there may be, and what that is instead.
 OTHER_FACTORS: list[tuple[Callable[[Sequence[float], float], Sequence[float]], str]] = [
-    (lambda norms, most: [1] * len(norms), "They are as they were; change them in place, with mul_()"),
+    (
+        lambda norms, most: [1] * len(norms),
+        "They are as they were; change them in place, with mul_(). (clip_grad_norm_ takes weights and scales their "
+        ".grad; these are the gradients themselves)",
+    ),
     (
         lambda norms, most: [min(1, most / norm) for norm in norms],
         "Each stage goes by its own norm: large gradients shrink and small ones do not, and all of them together "
@@ -160,7 +165,7 @@ def _factors(function: Any, norms: Sequence[float], most: float) -> list[float]:
 
     parts = torch.tensor([0.6, 0.0], dtype=torch.float64), torch.tensor([[0.48], [-0.64]], dtype=torch.float64)
     stages = [[part * norm for part in parts] for norm in norms]
-    function(stages, most)
+    call(function, _whose(norms), stages, most)
     factors = []
     for number, (norm, stage) in enumerate(zip(norms, stages, strict=True)):
         old, new = _row([part * norm for part in parts]), _row(stage)
@@ -184,12 +189,17 @@ def _whose(norms: Sequence[float]) -> str:
     return f"with {several(len(norms), 'stage')} whose gradients have the norm{'s'[: len(norms) - 1]} {_each(norms)}"
 
 
+CHANGED = (
+    "The second line adds what the first one has changed: += changes the tensor itself, and another name for it, as in "
+    "t = embedding.grad, is no copy. Keep the sum, and then give it to both"
+)
+
 # How many times the embedding's gradient and the head's are in what the embedding has in the end, and in what the head
 # has, and what is wrong with that.
 OTHER_SUMS = {
     ((1, 0), (0, 1)): "Each copy goes its own way, and they drift apart",
-    ((1, 1), (1, 2)): "The second line adds what the first one has changed; keep the sum, and then give it to both",
-    ((2, 1), (1, 1)): "The second line adds what the first one has changed; keep the sum, and then give it to both",
+    ((1, 1), (1, 2)): CHANGED,
+    ((2, 1), (1, 1)): CHANGED,
     ((1, 1), (0, 1)): "Only the embedding has the sum, and the copies drift apart",
     ((1, 0), (1, 1)): "Only the head has the sum, and the copies drift apart",
     ((0, 1), (1, 0)): "They have changed places, and the copies drift apart",
@@ -208,7 +218,7 @@ def _not_added_up(function: Any) -> str | None:
     weights = {name: torch.nn.Parameter(start.clone()) for name in ("embedding", "head")}
     for weight, gradient in zip(weights.values(), gradients, strict=True):
         weight.grad = gradient.clone()
-    function(*weights.values())
+    call(function, "after the backwards", *weights.values())
     both = torch.stack([gradient.flatten() for gradient in gradients], 1)
     parts = []
     for name, weight in weights.items():

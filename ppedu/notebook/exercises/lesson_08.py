@@ -18,7 +18,7 @@ from ppedu.core.check import Result
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Span, Timeline, several, show
-from ppedu.notebook.exercises.common import Exercise, equal, require_function, with_sizes
+from ppedu.notebook.exercises.common import Exercise, call, equal, require_function, with_sizes
 from ppedu.zoo import schedule
 
 
@@ -87,7 +87,7 @@ def _noisy(case: Schedule, costs: Costs, chance: Random) -> Timeline:
 def _not_the_costs(fit: Any) -> str | None:
     require_function(fit, "timeline")
     for run, hidden in _runs():
-        said = fit(run)
+        said = call(fit, _named(run), run)
         if not isinstance(said, Costs):
             forgotten = "; is there a return?" if said is None else ""
             return f"your function gives {said!r}, where costs are wanted, such as pp.Costs(latency=0.005){forgotten}"
@@ -167,6 +167,7 @@ class Message(NamedTuple):
     delay: float  # from the end of the action that made it to the start of the one that needs it
     gap: float  # that the rank was idle before it
     awaited: bool  # had the rank nothing left to do when it was made?
+    first: bool  # is it the rank's first action?
 
 
 def _messages(run: Timeline) -> list[Message]:
@@ -179,7 +180,7 @@ def _messages(run: Timeline) -> list[Message]:
             stage, op, microbatch, _ = action
             made = ended.get(F(stage - 1, microbatch) if op == "F" else B(stage + 1, microbatch))
             if made is not None:
-                crossed.append(Message(action, start - made, start - free, made > free))
+                crossed.append(Message(action, start - made, start - free, made > free, not free))
             free = end
     return crossed
 
@@ -194,13 +195,15 @@ def _not_the_latency(run: Timeline, value: float, time: float) -> str | None:
     for other, why in OTHER_LATENCIES:
         if isclose(value, other(crossed), rel_tol=1e-6):
             return f"{fault}. {why}"
-    for measure in (median, mean):
-        if isclose(value, measure(message.delay for message in crossed), rel_tol=1e-6):
-            worst = max(crossed, key=lambda message: (not message.awaited, message.delay))
-            return (
-                f"{fault}. You count every message: what {worst.action} needs was made {_seconds(worst.delay)} before "
-                "it started, but its rank was busy then. Count only what an idle rank waited for"
-            )
+    later = [message for message in crossed if not message.first]
+    every = [measure(message.delay for message in some) for measure in (median, mean) for some in (crossed, later)]
+    if any(isclose(value, other, rel_tol=1e-6) for other in every):
+        worst = max(crossed, key=lambda message: (not message.awaited, message.delay))
+        return (
+            f"{fault}. You count messages that nobody waited for: what {worst.action} needs was made "
+            f"{_seconds(worst.delay)} before it started, but its rank was busy then. Compare the end of the "
+            "rank's action before with the end of what is needed, not with the start"
+        )
     return fault
 
 
@@ -253,7 +256,7 @@ def _stretched(case: Schedule, costs: Costs, most: float, late: float, chance: R
 def _not_the_parts(function: Any) -> str | None:
     require_function(function, "measured", "costs")
     for measured, costs in _longer_runs():
-        said, right = function(measured, costs), _parts(measured, costs)
+        said, right = call(function, _named(measured), measured, costs), _parts(measured, costs)
         if not (isinstance(said, Sequence) and len(said) == 2 and all(isinstance(part, Real) for part in said)):
             forgotten = "; is there a return?" if said is None else ""
             return f"your function gives {said!r}, where two numbers are wanted, slower and waiting{forgotten}"

@@ -9,7 +9,7 @@ from ppedu.core.actions import F
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Timeline, several, show
-from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, require_function, with_sizes
+from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, own_line, require_function, with_sizes
 from ppedu.zoo import Entry, build, schedule
 
 # Ranks, microbatches (a multiple of them) and chunks; the lesson's own case first.
@@ -24,13 +24,15 @@ def _not_depth_first(generator: Any) -> str | None:
         return generator(rank, ranks, microbatches, chunks)
 
     for ranks, microbatches, chunks in DEALT:
-        yours = build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
+        case = with_sizes(ranks, microbatches, several(chunks, "chunk"))
+        with own_line(generator, case):
+            yours = build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
         best = schedule("interleaved", ranks, microbatches, chunks=chunks)
         for rank, order in enumerate(yours.orders):
             wanted = tuple(action for action in best.orders[rank] if action.op == "F")
             fault = _not_forwards(order, wanted, rank, best) or _not_in_order(order, wanted, rank, best)
             if fault:
-                return f"{with_sizes(ranks, microbatches, several(chunks, 'chunk'))}, {fault}"
+                return f"{case}, {fault}"
     return None
 
 
@@ -85,13 +87,19 @@ def _makespans(ranks: int, microbatches: int, latency: float) -> dict[int, Any]:
     return {chunks: _interleaved(ranks, microbatches, latency, chunks).makespan for chunks in CHUNKS}
 
 
+def _best(ranks: int, microbatches: int, latency: float) -> int:
+    """The number of chunks with the shortest makespan."""
+    takes = _makespans(ranks, microbatches, latency)
+    return min(takes, key=lambda each: takes[each])
+
+
 def _not_the_best_chunks(function: Any) -> str | None:
     require_function(function, "ranks", "microbatches", "latency")
     cases = [with_sizes(ranks, microbatches, f"a latency of {latency}") for ranks, microbatches, latency in DELAYED]
     said = [ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
     for case, (ranks, microbatches, latency), chunks in zip(cases, DELAYED, said, strict=True):
         takes = _makespans(ranks, microbatches, latency)
-        best = min(takes, key=lambda each: takes[each])
+        best = _best(ranks, microbatches, latency)
         if chunks not in takes:
             makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
             return f"{case} your function gives {show(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
@@ -103,6 +111,8 @@ def _not_the_best_chunks(function: Any) -> str | None:
             return f"{fault}. The most chunks have the smallest bubble, but also the most messages, and these take time"
         if set(said) == {1}:
             return f"{fault}. One chunk sends the fewest messages, but has the largest bubble"
+        if said == [_best(4, 8, latency) for _, _, latency in DELAYED]:
+            return f"{fault}. {show(chunks)} is the best for 4 ranks and 8 microbatches; use ranks and microbatches"
         return fault
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -28,14 +29,15 @@ def _not_filled(generator: Any) -> str | None:
     for ranks, microbatches in CASES:
         case = with_sizes(ranks, microbatches)
         yours = learners(generator, ranks, microbatches)
-        if fault := not_legal(yours, case):
-            return fault
+        if fault := not_legal(yours, case):  # to the checker a backward that is missing is one piece, here it is two
+            return re.sub(r"(\d+)B(\d+) is never run", r"\1I\2 and \1W\2 are never run", fault)
         timeline, room = simulate(yours), min(ranks, microbatches)
         best = simulate(schedule("zb-h1", ranks, microbatches)).makespan
         if max(timeline.peak_activations) > room:
             return f"{case} it is legal, but {_too_much(timeline, room)}"
         if timeline.makespan > best:
-            why = _whole(yours) or _late_start(yours) or _needless(timeline, room) or _longest_wait(timeline)
+            order = _early_start(timeline) or _whole(yours) or _late_start(yours)
+            why = order or _needless(timeline, room) or _longest_wait(timeline)
             return f"{case} it is legal, but takes {show(timeline.makespan)} where {show(best)} is enough. {why}"
     return None
 
@@ -49,6 +51,18 @@ def _too_much(timeline: Timeline, room: int) -> str:
     if first > room:
         return f"{fault}: it runs {first} forwards before its first backward"
     return f"{fault}. They are held until their W, and its Ws come too late"
+
+
+def _early_start(timeline: Timeline) -> str | None:
+    """The first rank that starts its backwards sooner than in 1F1B, and so leaves the others without work."""
+    schedule = timeline.schedule
+    alone = "One rank works at a time, as in naive. " if timeline.makespan == sum(timeline.busy) else ""
+    for rank, order in enumerate(schedule.orders):
+        first, enough = _warmup(order), min(schedule.ranks - rank, schedule.microbatches)
+        if first < enough:
+            runs = f"Rank {rank} runs {several(first, 'forward')} before its first backward"
+            return f"{alone}{runs}, where 1F1B runs {enough}"
+    return None
 
 
 def _whole(yours: Schedule) -> str | None:
@@ -151,7 +165,7 @@ def _idle_time(ranks: int, forward: int, first: int, second: int) -> Any:
 EXERCISES = {
     "10.1": Exercise(
         _not_filled,
-        "As fast as ZB-H1, in no more memory than 1F1B, and two thirds of its bubble are gone: this is what you built.",
+        "As fast as ZB-H1, in no more memory than 1F1B, and two thirds of its idle time are gone: this is what you built.",
         lambda generator: simulate(learners(generator, 4, 8)),
     ),
     "10.2": Exercise(

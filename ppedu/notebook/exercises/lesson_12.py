@@ -6,7 +6,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core.actions import Op
+from ppedu.core.actions import I, Op
 from ppedu.core.errors import SettingError
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.theory import FORMS
@@ -70,18 +70,34 @@ def _slower(timeline: Timeline, par: Timeline) -> str:
     """By how much, and where the time is lost."""
     more = timeline.makespan - par.makespan
     than = f"{show(more)} more than {par.schedule.name}" if more else f"no less than {par.schedule.name}"
-    return f"takes {show(timeline.makespan)}, {than}. Time is lost here: {_loss(timeline)}"
+    return f"takes {show(timeline.makespan)}, {than}. Time is lost here: {timeline.why_idle(*_loss(timeline))}"
 
 
-def _loss(timeline: Timeline) -> str:
-    """The last rank's first wait, as nothing makes up for it; else the last wait of the rank that is done last."""
+def _loss(timeline: Timeline) -> tuple[int, Any]:
+    """Where and when time is lost.
+
+    At the last rank's first wait, as nothing makes up for it; else at the last wait of the rank that is done last.
+    """
     rows = timeline.rows
     late = max(range(len(rows)), key=lambda rank: rows[rank][-1].end)
     for rank, which in ((len(rows) - 1, 0), (late, -1)):
         waits = [before.end for before, after in pairwise(rows[rank]) if after.start > before.end]
         if waits:
-            return timeline.why_idle(rank, waits[which])
-    return timeline.why_idle(late, 0)
+            return rank, waits[which]
+    return late, 0
+
+
+def _left_lying(timeline: Timeline) -> str | None:
+    """The first W that could run where time is lost, and which its rank runs only later."""
+    rank, time = _loss(timeline)
+    spans = timeline.spans(rank)
+    place = sum(span.end <= time for span in spans)
+    done, awaited = {span.action for span in spans[:place]}, spans[place]
+    for action, start, end in spans[place + 1 :]:
+        fits = end - start <= awaited.start - time  # else it would hold up what is waited for
+        if action.op == "W" and fits and I(action.stage, action.microbatch) in done:
+            return f"While it waits, rank {rank} has {action} to run, but its order puts it after {awaited.action}"
+    return None
 
 
 def _advice(timeline: Timeline, room: int) -> str:
@@ -97,6 +113,8 @@ def _advice(timeline: Timeline, room: int) -> str:
                 f"Before their first I the ranks run {listed(leads)} forwards: when rank {rank} has run its {lead}, "
                 f"none is under way to rank {rank + 1} that it does not wait for"
             )
+    if lying := _left_lying(timeline):
+        return lying
     least = min(timeline.peak_activations)
     if least < room:
         rank = timeline.peak_activations.index(least)
