@@ -51,7 +51,8 @@ def _say(value: Any) -> str:
 def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
     """Say whether `answer` solves the exercise, such as "05.1"; if it does not, what is wrong and why.
 
-    What is right is noted for `progress`, unless it is the lesson's own `solution`.
+    What is right is noted for `progress`, and shown. Of the lesson's own `solution` it is only said that it is right:
+    all cells may be run before the exercise is done, and what there is to say of it would give it away.
 
     Raises:
         SettingError: there is no such exercise.
@@ -60,11 +61,15 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
         raise SettingError(f"there is no exercise {exercise!r}; there is: {', '.join(EXERCISES)}")
     task = EXERCISES[exercise]
     wrong = find_fault(exercise, answer)
-    print(fill(f"Not yet: {wrong}{'' if wrong[-1] in '.?!)' else '.'}" if wrong else f"Right. {task.praise}", 100))
-    if not wrong and not solution:
+    if wrong:
+        print(fill(f"Not yet: {wrong}{'' if wrong[-1] in '.?!)' else '.'}", 100))
+    elif solution:
+        print("Right.")
+    else:
+        print(fill(f"Right. {task.praise}", 100))
         _note(exercise)
-    if not wrong and task.reward:
-        task.reward(answer).plot()
+        if task.reward:
+            task.reward(answer).plot()
 
 
 def progress() -> None:
