@@ -107,6 +107,10 @@ WRONG_BUBBLES = {
     "a text": (lambda p, m: "27 %", "your function gives '27 %', where a number is wanted."),
     "of three arguments": (lambda r, p, m: 0, "give a function of ranks and microbatches; yours takes r and p and m."),
     "a number": (3 / 11, "give a function of ranks and microbatches, not 0.27"),
+    "one of Python's own": (
+        max,
+        "give a function of ranks and microbatches, written by you; got <built-in function max>",
+    ),
 }
 
 

@@ -37,7 +37,10 @@ def require_function(answer: Any, *of: str) -> None:
     wanted = f"give a function of {before}{last}"
     if not callable(answer):
         raise SettingError(f"{wanted}, not {answer!r}")
-    takes = signature(answer)
+    try:
+        takes = signature(answer)
+    except ValueError:  # some of Python's own do not tell
+        raise SettingError(f"{wanted}, written by you; got {answer!r}") from None
     try:
         takes.bind(*of)
     except TypeError:

@@ -165,7 +165,8 @@ def _idle_time(ranks: int, forward: int, first: int, second: int) -> Any:
 EXERCISES = {
     "10.1": Exercise(
         _not_filled,
-        "As fast as ZB-H1, in no more memory than 1F1B, and two thirds of its idle time are gone: this is what you built.",
+        "As fast as ZB-H1, in no more memory than 1F1B, and two thirds of its idle time are gone: this is what you "
+        "built.",
         lambda generator: simulate(learners(generator, 4, 8)),
     ),
     "10.2": Exercise(
