@@ -13,7 +13,7 @@ lab: .venv/.lab
 
 test: .venv/.test
 	$(BIN)/pytest tests
-	PPEDU_STILL=1 $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=120 notebooks
+	PPEDU_STILL=1 $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks
 
 test-all: test test-floor
 	$(BIN)/pytest tests -m slow
