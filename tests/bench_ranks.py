@@ -189,7 +189,8 @@ def provoke(kernel, failure, program):
     if failure == "rank 2 raises":
         (kernel.folder / "go").touch()
     elif failure == "rank 2 killed":
-        os.kill(int((kernel.folder / "rank2").read_text().split()[0]), signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError):  # where the ranks did not even start
+            os.kill(int((kernel.folder / "rank2").read_text().split()[0]), signal.SIGKILL)
     elif failure == "kernel killed":
         os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
         return until(lambda: not marked(kernel.mark), GONE), ""
