@@ -410,6 +410,9 @@ def _explain(failed: dict[int, tuple[int, float]], ranks: int, report: Path) -> 
         # It could not say where; whoever was the first to miss it can.
         if heard and (line := re.search(r", (line \d+), in .*\n *(.*)", heard[0]["text"])):
             text += f"\nrank {heard[0]['rank']} missed it at {line[1]}: {line[2]}"
+        if status == -signal.SIGABRT:  # what gloo itself says of it, among what the rank has printed, nobody can read
+            text += "\n(gloo ends a rank so if a message is larger than the tensor it is received into; both must have "
+            text += "the same shape and dtype)"
     else:
         first = (causes or heard)[0]
         rank, alone = first["rank"], ""

@@ -166,6 +166,17 @@ time.sleep(1000)""")
     assert "unrecognized arguments: --wat" in failed("%%torchrun --launcher torchrun --wat\nprint()").traceback
 
 
+def test_a_message_that_is_larger_than_its_tensor_is_told(failed):
+    cell = failed("""%%torchrun -n 2
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.arange(4)  # of eight bytes each
+dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x.float(), 0)
+dist.barrier()""")
+    assert cell.traceback.startswith("rank 1 was killed by SIGABRT")
+    assert "a message is larger than the tensor it is received into" in cell.traceback
+
+
 def test_ranks_tells_what_is_there_and_stops_it(kernel):
     assert re.fullmatch(
         r"no rank runs\nzygote, which starts them: process \d+, \d+ MB\n.*", kernel("%ranks").text, re.S

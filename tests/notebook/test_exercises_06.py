@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 
 import matplotlib
 import pytest
@@ -92,7 +93,7 @@ def receives_before_it_sends(me, microbatches):
     one_f_one_b(me, microbatches, middle)
 
 
-def swaps(me, microbatches):
+def swaps(me, microbatches, to_the_end=False):
     def middle(me, warmup, microbatches):
         if warmup < microbatches:
             x = me.communicate("recv_forward")
@@ -100,23 +101,10 @@ def swaps(me, microbatches):
             y = me.forward(m, x)
             dy = me.bidirectional_communicate("send_fwd_recv_bwd", y)
             dx = me.backward(m - warmup, dy)
-            if m < microbatches - 1:
+            if to_the_end or m < microbatches - 1:
                 x = me.bidirectional_communicate("send_bwd_recv_fwd", dx)
             else:
                 me.communicate("send_backward", dx)
-
-    one_f_one_b(me, microbatches, middle)
-
-
-def swaps_to_the_end(me, microbatches):
-    def middle(me, warmup, microbatches):
-        if warmup < microbatches:
-            x = me.communicate("recv_forward")
-        for m in range(warmup, microbatches):
-            y = me.forward(m, x)
-            dy = me.bidirectional_communicate("send_fwd_recv_bwd", y)
-            dx = me.backward(m - warmup, dy)
-            x = me.bidirectional_communicate("send_bwd_recv_fwd", dx)
 
     one_f_one_b(me, microbatches, middle)
 
@@ -278,7 +266,7 @@ WRONG = {
     "one side swaps": ("06.2", swaps_alone, "A swap needs two that swap with each other"),
     "one swap too many": (
         "06.2",
-        swaps_to_the_end,
+        partial(swaps, to_the_end=True),
         "two that swap with each other. After its last microbatch rank 1 has nothing more to receive, so there it only "
         "sends.",
     ),
