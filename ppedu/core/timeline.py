@@ -186,9 +186,13 @@ class Timeline:
             steps = [(self.start, held)]
             # A rank does one thing at a time, so its spans are in the order of time already.
             for action, start, end in row:
-                singles = action.parts or (action,)
-                taken = sum(weighs[stage] for stage, op, _, _ in singles if op == Op.F)
-                given = sum(weighs[stage] * gives_back[op] for stage, op, _, _ in singles if op in gives_back)
+                taken: Number = 0
+                given: Number = 0
+                for stage, op, _, _ in action.parts or (action,):
+                    if op == Op.F:
+                        taken += weighs[stage]
+                    elif op in gives_back:
+                        given += weighs[stage] * gives_back[op]
                 for time, change in ((start, taken), (end, -given)):
                     if change:
                         held += change
@@ -231,7 +235,7 @@ class Timeline:
             lines.append(f"{f'rank {rank}':<{margin - 2}}│{''.join(cells)}│")
         return "\n".join(lines)
 
-    @property
+    @cached_property
     def readable(self) -> tuple[int, str]:
         """What to multiply times with for people, and the unit they then have: (1000, "ms") below a second."""
         return (1000, "ms") if self.costs.unit == "s" and self.makespan < 1 else (1, self.costs.unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 from ppedu.core.actions import COMPUTE
@@ -38,8 +39,8 @@ def panel(
     until: the axis reaches to this time at least.
     readable: as `Timeline.readable` has it; timelines on one axis have one unit.
     """
-    timeline = _in_floats(timeline)
-    schedule, (factor, unit), zero = timeline.schedule, readable or timeline.readable, timeline.start
+    drawn = _in_floats(timeline)
+    schedule, (factor, unit), zero = timeline.schedule, readable or timeline.readable, drawn.start
     placement = schedule.placement
     copies, split = placement.copies, placement.split
 
@@ -52,7 +53,7 @@ def panel(
     first: dict[tuple[int, int], int] = {}  # of a rank's compute spans, as the critical path counts them
     marked = set(marks)
     chunks = [[holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders]
-    for rank, row in enumerate(timeline.rows):
+    for rank, row in enumerate(drawn.rows):
         count = 0
         for step, (action, start, end) in enumerate(row):
             if not action.computes:
@@ -82,7 +83,7 @@ def panel(
         "chunks": schedule.chunks,
         "copies": placement.copies,
         "microbatches": schedule.microbatches,
-        "makespan": clock(timeline.end),
+        "makespan": clock(drawn.end),
         "numbers": [
             ["makespan", show(timeline.makespan, timeline.costs.unit)],
             ["bubble", f"{timeline.bubble:.1%}"],
@@ -94,19 +95,21 @@ def panel(
         "needs": [[maker[need] for need in each if need in maker] for each in wanted],
         "gaps": [
             [rank, clock(start), clock(end), why]
-            for rank, start, end, why in timeline.gaps()
+            for rank, start, end, why in drawn.gaps()
             if clock(end) > clock(start)  # and not for what rounding leaves of floats
         ],
-        "memory": [[[clock(time) for time, _ in steps], [float(value) for _, value in steps]] for steps in held],
+        "memory": [[[clock(float(time)) for time, _ in steps], [float(value) for _, value in steps]] for steps in held],
         "peaks": [show(peak) for peak in timeline.peak_activations],
         "until": float(until * factor),
         "cap": None if cap is None else float(cap),
-        "path": [first[place] for place in timeline.reasons.critical_path(timeline.costs.latency)],
+        "path": [first[place] for place in drawn.reasons.critical_path(drawn.costs.latency)],
     }
 
 
 def _in_floats(timeline: Timeline) -> Timeline:
     """The same; fractions would be exact, and slow. What was equal stays equal."""
+    if not any(isinstance(span.end, Fraction) for row in timeline.rows for span in row):
+        return timeline
     rows = tuple(tuple(Span(action, float(start), float(end)) for action, start, end in row) for row in timeline.rows)
     return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=float(timeline.costs.latency)))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -70,8 +72,14 @@ class Explore(Shown):
         self.settings = settings
         self.refresh()
 
-    def told(self, message: dict[str, Any]) -> None:
-        self.set(**message["set"])
+    def told(self, message: dict[str, Any]) -> Data | None:
+        if "set" in message:
+            self.set(**message["set"])
+            return None
+        other = copy(self)  # as it would be with other settings, so that it is there when they come
+        other._widgets = []
+        other.set(**message["ahead"])
+        return {**message, "state": None if other.wrong else json.dumps(other.state())}
 
     def state(self) -> Data:
         return {

@@ -50,7 +50,7 @@ class Puzzle(Shown):
         title = f"{self.level.title} (par {show(par)})"
         return [(self.timeline, {"cap": self.board.memory, "until": par, "title": title})]
 
-    def told(self, message: dict[str, Any]) -> None:
+    def told(self, message: dict[str, Any]) -> Data | None:
         try:
             if "level" in message:
                 self._open(level(message["level"]))
@@ -61,6 +61,7 @@ class Puzzle(Shown):
         except PipelineError as error:
             self._say(f"{error}.", "no", self._rank)
         self.refresh()
+        return None
 
     def _place(self, action: str) -> None:
         placed, start, end = self.board.place(action)

@@ -73,8 +73,9 @@ class Shown:
         """For a terminal."""
         return "\n\n".join(timeline.text() for timeline, _ in self.panels())
 
-    def told(self, message: dict[str, Any]) -> None:
-        """What the user has done."""
+    def told(self, message: dict[str, Any]) -> Data | None:
+        """What the user has done, or what the browser wants to know; the answer, if it needs one."""
+        return None
 
     def refresh(self) -> None:
         """Show on every page what there is now."""
@@ -95,7 +96,8 @@ class Shown:
 
     def _hear(self, widget: Any, message: dict[str, Any], _: Any) -> None:
         if not message.get("gone"):
-            self.told(message)
+            if answer := self.told(message):
+                widget.send(answer)
         elif widget in self._widgets:
             self._widgets.remove(widget)
             widget.layout.close()

@@ -676,7 +676,6 @@ export class Figure {
     else if (event.key === "Escape") this.set({ chosen: null, current: null, time: null });
     else return;
     event.preventDefault();
-    event.stopPropagation(); // the notebook has keys of its own
   }
 
   lookAt(left, width = this.view.right - this.view.left) {
@@ -1022,6 +1021,8 @@ function code(label) {
 class Explore {
   constructor(root, look, send) {
     Object.assign(this, { send, waits: null, busy: false, inputs: new Map() });
+    // What comes of a slider's next values is asked for while nobody waits: the kernel may be far away.
+    Object.assign(this, { near: null, asked: false, ahead: new Map() });
     this.settings = made("div", { class: "ppedu-settings" });
     this.note = made("p", { class: "ppedu-note", role: "status" });
     root.append(this.settings, this.note);
@@ -1039,8 +1040,50 @@ class Explore {
     this.waits = null;
   }
 
+  /** A slider has moved: what is known of it is shown at once. It is asked for all the same, so that Python knows. */
+  move(name, value) {
+    this.say(name, value);
+    const known = this.ahead.get(this.key());
+    if (known) this.show(JSON.parse(known));
+    this.ask({ [name]: value });
+  }
+
+  /** Where the controls stand, one of them elsewhere. */
+  key(change = {}) {
+    const values = [...this.inputs].map(([name, input]) => [name, input.value]);
+    return JSON.stringify({ ...Object.fromEntries(values), ...change });
+  }
+
+  /** Ask for the nearest value of the slider in use that is not known yet, if that is no great work. */
+  foresee() {
+    if (this.busy || this.asked || !this.near) return;
+    const { value, min, max, step } = this.inputs.get(this.near);
+    for (let far = 1; far <= Math.min(4, 10_000 / this.figure.timelines[0].count); far++) {
+      for (const way of [far, -far]) {
+        const next = +(+value + way * step).toFixed(9); // as the slider has it, 0.3 and not 0.30000000000000004
+        const key = this.key({ [this.near]: `${next}` });
+        if (next < min || next > +max || this.ahead.has(key)) continue;
+        this.asked = true;
+        return this.send({ ahead: JSON.parse(key) });
+      }
+    }
+  }
+
+  hear({ ahead, state }) {
+    this.asked = false;
+    this.ahead.set(JSON.stringify(ahead), state);
+    if (this.ahead.size > 24) this.ahead.delete(this.ahead.keys().next().value);
+    this.foresee();
+  }
+
   update(state) {
     this.busy = false;
+    if (!this.waits || !this.ahead.get(this.key())) this.show(state); // or something newer is shown already
+    if (this.waits) this.ask({});
+    this.foresee();
+  }
+
+  show(state) {
     for (const control of state.controls) this.control(control);
     this.settings.querySelectorAll("label").forEach((label) => {
       label.hidden = !state.controls.some((control) => control.name === label.dataset.name);
@@ -1051,7 +1094,6 @@ class Explore {
     this.figure.stack.classList.toggle("ppedu-stale", state.wrong);
     this.figure.update(state.panels);
     this.code.text.textContent = state.code;
-    if (this.waits) this.ask({});
   }
 
   control({ name, label, value, choices, min, max, step }) {
@@ -1059,7 +1101,12 @@ class Explore {
     if (!input) {
       input = choices
         ? made("select", { "aria-label": label, onchange: () => this.ask({ [name]: input.value }) })
-        : made("input", { "aria-label": label, type: "range", oninput: () => (this.say(name, input.value), this.ask({ [name]: input.value })) });
+        : made("input", { "aria-label": label, type: "range", oninput: () => this.move(name, input.value) });
+      const use = () => {
+        this.near = choices ? null : name;
+        this.foresee();
+      };
+      for (const kind of ["pointerenter", "focus", "input"]) input.addEventListener(kind, use);
       input.shown = made("output", {});
       this.inputs.set(name, input);
       this.settings.append(made("label", { "data-name": name }, made("span", {}, label), input, input.shown));
@@ -1162,6 +1209,9 @@ const KINDS = { show: Show, compare: Compare, explore: Explore, puzzle: Puzzle, 
 /** Build what `state` describes in an element. `send` takes what the user does to Python. */
 export function mount(element, state, send = () => {}) {
   const root = made("div", { class: "ppedu" });
+  root.addEventListener("keydown", (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey) event.stopPropagation(); // the notebook has keys of its own
+  });
   element.append(root);
   const built = new KINDS[state.kind](root, state.look, send);
   built.update(state);
@@ -1172,9 +1222,12 @@ function render({ model, el }) {
   const state = () => JSON.parse(model.get("state"));
   let built = mount(el, state(), (message) => model.send(message));
   const update = () => built.update(state());
+  const hear = (message) => built.hear(message);
   model.on("change:state", update);
+  model.on("msg:custom", hear);
   return () => {
     model.off("change:state", update);
+    model.off("msg:custom", hear);
     built.destroy();
     built = null;
     el.replaceChildren(); // Jupyter keeps the element of a view that has gone; let it be an empty one

@@ -1,6 +1,8 @@
 """What a cell shows, in JupyterLab in a real browser: pointed at, clicked, played, and run again."""
 
+import os
 import re
+import signal
 
 import pytest
 from opened import picture, run_all
@@ -60,8 +62,9 @@ def test_a_timeline_is_played_stepped_zoomed_and_driven_by_keys(notebook):
     page = notebook([SHOW])
     widget, panel, line = (page.locator(each) for each in (".ppedu", ".ppedu-panel", ".ppedu-line"))
     page.get_by_role("button", name="to the start").click()
-    for _ in range(3):
-        page.get_by_role("button", name="a step on").click()
+    page.get_by_role("button", name="a step on").click()
+    for key in ("Enter", "Space"):  # the notebook has keys of its own, which must not come before
+        page.get_by_role("button", name="a step on").press(key)
     assert line.inner_text().startswith("At 3: rank 0 0F3, rank 1 1F2, rank 2 2F1, rank 3 3F0. Held: 4, 3, 2, 1.")
     page.get_by_role("button", name="a step back").click()
     assert line.inner_text().startswith("At 2: rank 0 0F2")
@@ -130,6 +133,42 @@ def test_every_control_of_explore_changes_what_is_shown(notebook):
     page.locator("label[data-name=chunks] input").fill("3")
     page.wait_for_function("() => document.querySelector('.ppedu-code pre').textContent.includes('chunks=3')")
     assert page.locator("label[data-name=overlap]").is_hidden()
+
+
+COUNT_ANSWERS = """() => {
+  const [parse] = [JSON.parse, (window.answers = 0)];
+  JSON.parse = (text, ...rest) => {
+    window.answers += text.includes?.('"content": {"ahead": ') ? 1 : 0;
+    return parse(text, ...rest);
+  };
+}"""
+
+
+def test_what_comes_of_a_slider_s_next_values_is_there_before_anybody_asks(notebook):
+    page = notebook(["import os\nimport ppedu as pp\npp.explore('zb-h1', weight=0.3)", "os.getpid()"])
+    process = int(run_all(page)[1]["outputs"][0]["data"]["text/plain"])
+    widget, panel = page.locator(".ppedu"), page.locator(".ppedu-panel")
+    slider = page.locator("label[data-name=weight] input")
+    page.evaluate(COUNT_ANSWERS)
+    slider.hover()
+    page.wait_for_function("() => window.answers === 7")  # 0 to 0.7, less what is shown
+    os.kill(process, signal.SIGSTOP)  # who answers now is not the kernel
+    try:
+        for key, value in [("ArrowRight", "0.4"), ("ArrowRight", "0.5"), ("ArrowLeft", "0.4"), ("ArrowLeft", "0.3")]:
+            slider.press(key)
+            page.locator("label[data-name=weight] output", has_text=value).wait_for()
+            if value != "0.3":  # which nobody has foreseen
+                costs = pp.Costs(backward=2, weight=2 * float(value))
+                summary = pp.simulate(pp.schedule("zb-h1", 4, 8), costs).summary()
+                assert panel.get_attribute("aria-label") == f"simulated {summary}"
+        answered = painted(page, widget)
+    finally:
+        os.kill(process, signal.SIGCONT)
+    answered()
+    summary = pp.simulate(pp.schedule("zb-h1", 4, 8), pp.Costs(backward=2, weight=0.6)).summary()
+    page.wait_for_function(
+        "said => document.querySelector('.ppedu-panel').ariaLabel === said", arg=f"simulated {summary}"
+    )
 
 
 def test_a_level_is_solved_by_clicking_and_wrong_moves_are_refused(notebook):
