@@ -34,6 +34,7 @@ from ppedu.run.sharded import Shards, is_sharded, kept
 from ppedu.run.stage import Loss, Stage, as_tuple
 
 Handler = Callable[[Action, "Step"], None]
+Coming = tuple[torch.Tensor, list[Any]]  # rows of numbers, and what to wait for until they are there
 MOST_SECONDS = 10**6  # that a rank may wait for another
 GATHERED = 1  # tells what all ranks tell each other from a schedule's messages, where there are tags (not in NCCL)
 
@@ -226,14 +227,16 @@ class Pipeline:
             self._meet(what)
         kinds = self._agree(what, batch)
         step = Step(self, batch, kinds, training)
+        longest = max(map(len, program.schedule.orders))
+        coming = self._expect(1 + self.schedule.microbatches + 2 * longest, torch.float64)
         try:
             with _modes(self.stages.values(), training), torch.set_grad_enabled(training):
                 step.run(program)
                 step.finish()
-                self._conclude(step, program)
+                self._conclude(step, program, coming)
         except BaseException as error:
             self._broken = str(error) or type(error).__name__
-            self._kept = step  # what is on its way must not be freed
+            self._kept = step, coming  # what is on its way must not be freed
             if isinstance(error, RuntimeError) and not isinstance(error, PipelineError):
                 self._broken = f"rank {self.group.rank}: others that share its gradients have not come: {reason(error)}"
                 raise CommunicationError(self._broken) from error
@@ -307,14 +310,14 @@ class Pipeline:
         self._agreed = own if all(map(all, (row[1:] for row in rows))) else []
         return kinds
 
-    def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
-        """Everybody's row of numbers, shape (ranks, length)."""
+    def _gather(self, own: torch.Tensor, doing: str, coming: Coming | None = None) -> torch.Tensor:
+        """Everybody's row of numbers, shape (ranks, length). `coming`: what `_expect` has given for it before."""
         if self.group.size == 1:
             return own[None]
         own = own.to(self.group.device)
-        rows = own.new_empty(self.group.size, *own.shape)
         try:
-            for work in self._gathering(own, rows):
+            rows, arriving = coming or self._expect(len(own), own.dtype)
+            for work in self._gathering(own, rows, arriving):
                 wait(work, own.device, self.patience)
         except RuntimeError as error:
             self._broken = (
@@ -324,31 +327,40 @@ class Pipeline:
             raise CommunicationError(self._broken) from error
         return rows.cpu()
 
-    def _gathering(self, own: torch.Tensor, rows: torch.Tensor) -> Iterator[Any]:
+    def _expect(self, length: int, dtype: torch.dtype) -> Coming:
+        """Be ready for rows of numbers; who is so before they come is not asked."""
+        group, peer, device = self.group.process_group, self.group.peer, self.group.device
+        rows = torch.empty(self.group.size, length, dtype=dtype, device=device)
+        if device.type == "cuda":
+            return rows, []
+        if self.group.rank > 0:
+            return rows, [dist.irecv(rows, peer(0), group, GATHERED)]
+        return rows, [dist.irecv(row, peer(rank), group, GATHERED) for rank, row in enumerate(rows) if rank]
+
+    def _gathering(self, own: torch.Tensor, rows: torch.Tensor, arriving: list[Any]) -> Iterator[Any]:
         """What has to be waited for, one after the other, until `rows` is there."""
-        group = self.group.process_group
+        group, peer = self.group.process_group, self.group.peer
         if own.is_cuda:
             yield dist.all_gather(list(rows), own, group, async_op=True)
         elif self.group.rank > 0:  # gloo's all_gather, a ring, takes three times as long as going by way of rank 0
-            first = self.group.peer(0)
-            yield from [dist.isend(own, first, group, GATHERED), dist.irecv(rows, first, group, GATHERED)]
+            sent = dist.isend(own, peer(0), group, GATHERED)
+            yield from [*arriving, sent]
         else:
             rows[0] = own
-            peers = [self.group.peer(rank) for rank in range(1, self.group.size)]
-            yield from [dist.irecv(row, peer, group, GATHERED) for row, peer in zip(rows[1:], peers, strict=True)]
-            yield from [dist.isend(rows, peer, group, GATHERED) for peer in peers]
+            yield from arriving
+            yield from [dist.isend(rows, peer(rank), group, GATHERED) for rank in range(1, self.group.size)]
 
-    def _conclude(self, step: Step, program: Program) -> None:
+    def _conclude(self, step: Step, program: Program, coming: Coming) -> None:
         """Tell all ranks the losses, and what was done when."""
-        microbatches, orders = self.schedule.microbatches, program.schedule.orders
+        microbatches = self.schedule.microbatches
         numbers = [0.0] * (1 + microbatches)
         if self.last:
             numbers[0] = self.last.loss.item()
             for m, loss in self.last.losses.items():
                 numbers[1 + m] = loss.item()
         numbers += [time + self.offset for _, *times in step.clock.spans() for time in times]
-        numbers += [0.0] * (1 + microbatches + 2 * max(map(len, orders)) - len(numbers))
-        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step")
+        numbers += [0.0] * (coming[0].shape[1] - len(numbers))
+        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step", coming)
         self.loss = rows[:, 0].sum().float()
         if self.replicas is not None:
             self.loss = mean(self.loss, self.replicas, self.patience)
@@ -422,7 +434,7 @@ class Step:
                 weight.grad = None
         self.messages.begin()
         for stage in self.stages.values():
-            stage.begin(batch.inputs, batch.targets, batch.shares)
+            stage.begin(batch.inputs, batch.targets, batch.shares, timed=False)
 
     def run(self, program: Program) -> None:
         """Do everything in `program`."""

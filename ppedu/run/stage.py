@@ -39,17 +39,20 @@ class Stage:
         first = next(chain(self.module.parameters(), self.module.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
-    def begin(self, inputs: Sequence[Any], targets: Sequence[Any], shares: Sequence[Fraction] = ()) -> None:
+    def begin(
+        self, inputs: Sequence[Any], targets: Sequence[Any], shares: Sequence[Fraction] = (), timed: bool = True
+    ) -> None:
         """Start a step on these microbatches, as many as there are targets.
 
-        shares: what part of the batch each microbatch is; equal parts if not given.
+        shares: what part of the batch each microbatch is; equal parts if not given. timed: have `clock` note when what
+        is done; False where somebody else does.
         """
         self.inputs, self.targets = inputs, targets
         self.shares = shares or [Fraction(1, len(inputs)) for _ in inputs]
         device = self.device
         self.loss = torch.zeros((), device=device)  # mean over the batch; stays 0 where there is no loss_fn
         self.losses: dict[int, torch.Tensor] = {}  # each microbatch's own
-        self.clock = Clock(device)
+        self.clock = Clock(device, timed)
         # In flight: the inputs that want a gradient, and where the gradients of the outputs enter.
         self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge]]] = {}
         self.left: dict[int, Callable[[], None]] = {}  # what backward_input has left for backward_weight
