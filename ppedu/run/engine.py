@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -123,7 +124,7 @@ class Pipeline:
         self.handlers: dict[Op, Handler] = dict(DEFAULTS)
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
-        self._measured: tuple[Schedule, torch.Tensor] | None = None  # start and end of each action, a row for each rank
+        self._measured: tuple[Schedule, list[list[float]]] | None = None  # each action's start and end, a row a rank
         self._agreed: list[int] = []
         self.offset: float | None = None  # of rank 0's clock
         self._broken = ""
@@ -192,7 +193,7 @@ class Pipeline:
             raise PipelineError("nothing has been measured yet; run a step first")
         schedule, times = self._measured
         rows = [
-            [Span(action, *pair) for action, pair in zip(order, row.view(-1, 2).tolist(), strict=False)]
+            [Span(*each) for each in zip(order, row[::2], row[1::2], strict=False)]
             for order, row in zip(schedule.orders, times, strict=True)
         ]
         return clock.timeline(schedule, rows)
@@ -360,13 +361,13 @@ class Pipeline:
                 numbers[1 + m] = loss.item()
         numbers += [time + self.offset for _, *times in step.clock.spans() for time in times]
         numbers += [0.0] * (coming[0].shape[1] - len(numbers))
-        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step", coming)
-        self.loss = rows[:, 0].sum().float()
+        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step", coming).tolist()
+        loss, *losses = (sum(column) for column in islice(zip(*rows, strict=True), 1 + microbatches))
+        self.loss, self.losses = torch.tensor(loss, dtype=torch.float32), torch.tensor(losses, dtype=torch.float32)
         if self.replicas is not None:
             self.loss = mean(self.loss, self.replicas, self.patience)
-        self.losses = rows[:, 1 : 1 + microbatches].sum(0).float()
         if step.training:
-            self._measured = program.schedule, rows[:, 1 + microbatches :]
+            self._measured = program.schedule, [row[1 + microbatches :] for row in rows]
 
     def _require_finite(self) -> None:
         for m, loss in enumerate(self.losses.tolist()):
