@@ -35,7 +35,7 @@ from ppedu.run.sharded import Shards, is_sharded, kept
 from ppedu.run.stage import Loss, Stage, as_tuple
 
 Handler = Callable[[Action, "Step"], None]
-Coming = tuple[torch.Tensor, list[Any]]  # rows of numbers, and what to wait for until they are there
+Rows = tuple[torch.Tensor, list[Any]]  # rows of numbers, and what to wait for until they are there
 MOST_SECONDS = 10**6  # that a rank may wait for another
 GATHERED = 1  # tells what all ranks tell each other from a schedule's messages, where there are tags (not in NCCL)
 
@@ -229,7 +229,7 @@ class Pipeline:
         kinds = self._agree(what, batch)
         step = Step(self, batch, kinds, training)
         longest = max(map(len, program.schedule.orders))
-        coming = self._expect(1 + self.schedule.microbatches + 2 * longest, torch.float64)
+        coming = self._expect(1 + self.schedule.microbatches + 2 * longest, torch.float64, f"start the {what}")
         try:
             with _modes(self.stages.values(), training), torch.set_grad_enabled(training):
                 step.run(program)
@@ -311,32 +311,35 @@ class Pipeline:
         self._agreed = own if all(map(all, (row[1:] for row in rows))) else []
         return kinds
 
-    def _gather(self, own: torch.Tensor, doing: str, coming: Coming | None = None) -> torch.Tensor:
+    def _gather(self, own: torch.Tensor, doing: str, coming: Rows | None = None) -> torch.Tensor:
         """Everybody's row of numbers, shape (ranks, length). `coming`: what `_expect` has given for it before."""
         if self.group.size == 1:
             return own[None]
         own = own.to(self.group.device)
-        try:
-            rows, arriving = coming or self._expect(len(own), own.dtype)
+        rows, arriving = coming or self._expect(len(own), own.dtype, doing)
+        with self._about_to(doing):
             for work in self._gathering(own, rows, arriving):
                 wait(work, own.device, self.patience)
+        return rows.cpu()
+
+    @contextmanager
+    def _about_to(self, doing: str) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:
             self._broken = (
                 f"rank {self.group.rank} was about to {doing}, but not every rank has come to it "
                 f"within {self.patience.total_seconds():g} s, or one has failed: {reason(error)}"
             )
             raise CommunicationError(self._broken) from error
-        return rows.cpu()
 
-    def _expect(self, length: int, dtype: torch.dtype) -> Coming:
+    def _expect(self, length: int, dtype: torch.dtype, doing: str) -> Rows:
         """Be ready for rows of numbers; who is so before they come is not asked."""
         group, peer, device = self.group.process_group, self.group.peer, self.group.device
         rows = torch.empty(self.group.size, length, dtype=dtype, device=device)
-        if device.type == "cuda":
-            return rows, []
-        if self.group.rank > 0:
-            return rows, [dist.irecv(rows, peer(0), group, GATHERED)]
-        return rows, [dist.irecv(row, peer(rank), group, GATHERED) for rank, row in enumerate(rows) if rank]
+        senders = {} if device.type == "cuda" else {0: rows} if self.group.rank else dict(list(enumerate(rows))[1:])
+        with self._about_to(doing):
+            return rows, [dist.irecv(part, peer(rank), group, GATHERED) for rank, part in senders.items()]
 
     def _gathering(self, own: torch.Tensor, rows: torch.Tensor, arriving: list[Any]) -> Iterator[Any]:
         """What has to be waited for, one after the other, until `rows` is there."""
@@ -351,7 +354,7 @@ class Pipeline:
             yield from arriving
             yield from [dist.isend(rows, peer(rank), group, GATHERED) for rank in range(1, self.group.size)]
 
-    def _conclude(self, step: Step, program: Program, coming: Coming) -> None:
+    def _conclude(self, step: Step, program: Program, coming: Rows) -> None:
         """Tell all ranks the losses, and what was done when."""
         microbatches = self.schedule.microbatches
         numbers = [0.0] * (1 + microbatches)

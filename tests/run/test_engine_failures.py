@@ -795,6 +795,24 @@ def test_the_end_of_a_rank_is_told_by_those_that_wait_for_it(ranks):
     )
 
 
+ENDED = """
+pipeline = made(timeout=30)
+pipeline.step(X, Y)
+if rank == 1:
+    os._exit(0)
+time.sleep(1)
+print(json.dumps([case, told(lambda: pipeline.step(X, Y)), "", 0]), flush=True)
+time.sleep(rank == 0)
+os._exit(0)
+"""
+
+
+def test_the_end_of_a_rank_between_steps_is_told_by_the_others(ranks):
+    first, last = run(ranks, 3, 1, {"ended": ENDED})["ended"]
+    assert first[0].startswith("CommunicationError: rank 0 was about to start the step, but ")
+    assert last[0].startswith("CommunicationError: rank 2: 2RECV_F0 (rank 1 → 2: F of microbatch 0): the connection")
+
+
 def with_change(change):
     """A lowered schedule, with the orders changed."""
     schedule = pp.lower(pp.schedule("1f1b", ranks=2, microbatches=3))
