@@ -94,6 +94,11 @@ class PipelineGroup:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
+    @property
+    def channel(self) -> Any:
+        """What sends and receives by ranks of the group; torch's isend and irecv call it, after many questions."""
+        return self.process_group or dist.group.WORLD
+
     def peer(self, rank: int) -> int:
         """The global rank of this group's `rank`, which is what torch.distributed asks for."""
         return dist.get_global_rank(self.process_group, rank) if self.process_group else rank

@@ -335,24 +335,24 @@ class Pipeline:
 
     def _expect(self, length: int, dtype: torch.dtype, doing: str) -> Rows:
         """Be ready for rows of numbers; who is so before they come is not asked."""
-        group, peer, device = self.group.process_group, self.group.peer, self.group.device
+        device, channel = self.group.device, self.group.channel
         rows = torch.empty(self.group.size, length, dtype=dtype, device=device)
         senders = {} if device.type == "cuda" else {0: rows} if self.group.rank else dict(list(enumerate(rows))[1:])
         with self._about_to(doing):
-            return rows, [dist.irecv(part, peer(rank), group, GATHERED) for rank, part in senders.items()]
+            return rows, [channel.recv([part], rank, GATHERED) for rank, part in senders.items()]
 
     def _gathering(self, own: torch.Tensor, rows: torch.Tensor, arriving: list[Any]) -> Iterator[Any]:
         """What has to be waited for, one after the other, until `rows` is there."""
-        group, peer = self.group.process_group, self.group.peer
+        send = self.group.channel.send
         if own.is_cuda:
-            yield dist.all_gather(list(rows), own, group, async_op=True)
+            yield dist.all_gather(list(rows), own, self.group.process_group, async_op=True)
         elif self.group.rank > 0:  # gloo's all_gather, a ring, takes three times as long as going by way of rank 0
-            sent = dist.isend(own, peer(0), group, GATHERED)
+            sent = send([own], 0, GATHERED)
             yield from [*arriving, sent]
         else:
             rows[0] = own
             yield from arriving
-            yield from [dist.isend(rows, peer(rank), group, GATHERED) for rank in range(1, self.group.size)]
+            yield from [send([rows], rank, GATHERED) for rank in range(1, self.group.size)]
 
     def _conclude(self, step: Step, program: Program, coming: Rows) -> None:
         """Tell all ranks the losses, and what was done when."""
@@ -448,7 +448,8 @@ class Step:
                     for message in awaited:
                         self._take(message, action)
                         self.messages.arrived(program.arrived[message])
-                    self.pipeline.shards.wait(action)
+                    if self.pipeline.sharded:
+                        self.pipeline.shards.wait(action)
                     start = self.clock.now()
                     self.do(action)
                     self.clock.note(action, start)

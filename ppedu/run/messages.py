@@ -64,8 +64,8 @@ class Messages:
 
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
         self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
-        self.patience = timedelta(seconds=timeout)
-        self.peers: dict[Action, int] = {}  # the process at the other end
+        self.patience, self.channel = timedelta(seconds=timeout), group.channel
+        self.peers: dict[Action, int] = {}  # the rank at the other end
         self.layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
         self._looks: dict[tuple[Action, Hashable], list[Layout]] = {}  # the same, of each message
         self.begin()
@@ -96,7 +96,8 @@ class Messages:
             outgoing.insert(0, self._header(action, found))
         if expected is None:
             self.layouts[self._key(action, kind)] = found
-        self.sent[action] = Sent([self._start(dist.isend, tensor, action) for tensor in outgoing], outgoing, sums)
+        work = [self._start(self.channel.send, tensor, action) for tensor in outgoing]
+        self.sent[action] = Sent(work, outgoing, sums)
 
     def receive(self, action: Action, kind: Hashable) -> None:
         """Start to receive; `wait` hands over what has come.
@@ -107,7 +108,7 @@ class Messages:
         expected = self._expected(action, kind)
         if expected is None or self.debug:
             header = torch.empty(WORDS, dtype=torch.int64, device=self.device)
-            self._finish([self._start(dist.irecv, header, action)], action)
+            self._finish([self._start(self.channel.recv, header, action)], action)
             found = self._read(header.tolist(), action)
             if expected is None:
                 expected = self.layouts[self._key(action, kind)] = found
@@ -116,7 +117,8 @@ class Messages:
                     f"rank {self.group.rank}: {action} expects {_told(expected)}, but {_told(found)} comes"
                 )
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
-        self.coming[action] = Coming([self._start(dist.irecv, buffer, action) for buffer in buffers], buffers, expected)
+        work = [self._start(self.channel.recv, buffer, action) for buffer in buffers]
+        self.coming[action] = Coming(work, buffers, expected)
 
     def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
         """What a receive has brought, for `user`, which needs it. Activations require grad if their maker's do.
@@ -179,9 +181,9 @@ class Messages:
 
     def _start(self, how: Callable[..., Any], tensor: torch.Tensor, action: Action) -> dist.Work:
         if action not in self.peers:
-            self.peers[action] = self.group.peer(self.placement.route(action)[action.op in SEND])
+            self.peers[action] = self.placement.route(action)[action.op in SEND]
         try:
-            work: dist.Work = how(tensor, self.peers[action], self.group.process_group)
+            work: dist.Work = how([tensor], self.peers[action], 0)
         except RuntimeError as error:
             raise self._lost(action, error) from error
         return work

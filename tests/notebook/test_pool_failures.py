@@ -401,7 +401,7 @@ def test_closing_a_pool_ends_what_ranks_are_forked_from(ranks, spare, gone):
 
 def test_an_interrupt_at_any_time_does_not_spoil_the_next_run(ranks, spare):
     ranks("print()", 4, pool=spare)
-    for tenths in range(0, 40, 2):
+    for tenths in range(0, 40, 4):
         interrupt = threading.Timer(tenths / 10_000, os.kill, [os.getpid(), signal.SIGINT])
         with pytest.raises(KeyboardInterrupt):
             interrupt.start()
