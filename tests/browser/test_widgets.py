@@ -88,7 +88,7 @@ def test_a_timeline_is_played_stepped_zoomed_and_driven_by_keys(notebook):
     page.keyboard.press("Escape")
     assert line.inner_text().startswith("Point at an action")
     page.get_by_text("in words").click()
-    assert "rank 3: 3F0 3–4, 3B0 4–6, " in page.get_by_role("group", name="orders").inner_text()
+    page.locator(".ppedu-words pre", has_text="rank 3: 3F0 3–4, 3B0 4–6, ").wait_for()
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
