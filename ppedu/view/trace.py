@@ -21,7 +21,7 @@ from typing import Any
 
 from ppedu.core.actions import Action
 from ppedu.core.check import gives, needs
-from ppedu.core.errors import ParseError, PipelineError
+from ppedu.core.errors import ParseError, PipelineError, require_size
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule, named
 from ppedu.core.simulate import Costs
@@ -120,7 +120,7 @@ def _about(timeline: Timeline) -> dict[str, object]:
 
 
 def load(path: str | os.PathLike[str]) -> Timeline:
-    """The timeline in a trace file that `trace` made; its times are floats, counted from its start.
+    """Return the timeline in a trace file that `trace` made; its times are floats, counted from its start.
 
     Raises:
         PipelineError: the file cannot be read.
@@ -134,14 +134,15 @@ def load(path: str | os.PathLike[str]) -> Timeline:
 
 
 def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
-    """The timelines in a trace file, in the order in which `trace` was given them; otherwise as `load`."""
+    """Return the timelines in a trace file, in the order in which `trace` was given them; otherwise as `load`."""
     try:
         text = named(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineError(f"cannot read {str(path)!r}: {error}") from error
     try:
-        data = json.loads(text)
-        rows: list[list[list[Span]]] = [[[] for _ in range(about["ranks"])] for about in data["ppedu"]]
+        data = json.loads(text, parse_int=_whole)
+        placements = [_placement(about) for about in data["ppedu"]]
+        rows: list[list[list[Span]]] = [[[] for _ in range(placement.ranks)] for placement in placements]
         for event in data["traceEvents"]:
             if event["ph"] in ("X", "i"):
                 start, lasts = event["ts"] / MICROSECONDS, event.get("dur", 0) / MICROSECONDS
@@ -150,17 +151,38 @@ def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
                     raise ValueError(event)
                 action = Action.parse(event["name"].removeprefix(PREFIX))
                 rows[place][rank].append(Span(action, start, start + lasts))
-        return [_timeline(about, own) for about, own in zip(data["ppedu"], rows, strict=True)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return list(map(_timeline, data["ppedu"], placements, rows))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ParseError(f"{str(path)!r} is not a timeline saved by ppedu: {error!r}") from error
 
 
-def _timeline(about: dict[str, Any], rows: list[list[Span]]) -> Timeline:
-    """The timeline of these rows that `_about` told of."""
+def _whole(digits: str) -> int:
+    """Return the number, unless it is too large to be computed with beside floats."""
+    number = int(digits)
+    float(number)  # raises OverflowError
+    return number
+
+
+def _placement(about: dict[str, Any]) -> Placement:
+    """Return the placement of a saved timeline.
+
+    Its stages must be as many as the file lists: a few digits in a file must not fill the memory.
+    """
+    require_size(about["ranks"], about["chunks"], about["microbatches"])
     if about["placement"] == "custom":
-        placement = Placement.custom(about["holders"])
-    else:
-        placement = Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
+        return Placement.custom(about["holders"])
+    if about["ranks"] * about["chunks"] != len(about["holders"]):
+        raise ValueError(about)
+    return Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
+
+
+def _timeline(about: dict[str, Any], placement: Placement, rows: list[list[Span]]) -> Timeline:
+    """Return the timeline of these rows that `_about` described."""
+    if not all(isinstance(about[name], str) for name in ("schedule", "unit", "source")):
+        raise TypeError(about)
+    for single in (single for row in rows for span in row for single in span.action.singles):
+        if single.stage >= placement.stages or single.microbatch >= about["microbatches"]:
+            raise ValueError(single)
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule(about["schedule"], placement, about["microbatches"], orders)
     costs = Costs(**{name: about[name] for name in (*PER_STAGE, "latency", "weight_memory", "unit")})

@@ -1,14 +1,21 @@
 """Timelines as Chrome traces: what tracing tools expect to find, and that nothing is lost on the way back."""
 
+import copy
 import dataclasses
 import json
+import sys
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ppedu as pp
 from ppedu import Action, Costs, ParseError, PipelineError, Placement, Schedule, SettingError, Span, Timeline, simulate
+from ppedu.view.trace import trace
 
 SMALL = simulate(pp.schedule("1f1b", 2, 2))
 
@@ -297,6 +304,102 @@ def test_a_file_that_is_no_timeline_is_refused_as_well(tmp_path, what):
     broken(BUGS[what])(path)
     with pytest.raises(ParseError):
         Timeline.load(path)
+
+
+@contextmanager
+def little_memory(megabytes=400):
+    """Let the process take this much more memory and no more, on systems that have such a limit."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (taken + megabytes * 1_000_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def sized(**sizes):
+    return json.dumps({"ppedu": [{"placement": "loop", "holders": [0], **sizes}], "traceEvents": []})
+
+
+BOMBS = {
+    "a thousand million ranks": '{"ppedu":[{"ranks": 1000000000}], "traceEvents": []}',
+    "ranks, chunks and microbatches": sized(ranks=10**9, chunks=10**9, microbatches=10**9),
+    "as many ranks as are allowed": sized(ranks=5_000_000, chunks=1, microbatches=1),
+    "a text so many times": sized(ranks=10**9, chunks="loop", microbatches=1),
+    "lists in lists": "[" * 100_000 + "]" * 100_000,
+    "a number of many digits": '{"ppedu": ' + "9" * 5000 + "}",
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_small_file_does_not_fill_the_memory(tmp_path, what):
+    (tmp_path / "x.json").write_text(BOMBS[what])
+    with little_memory(), pytest.raises(ParseError, match="is not a timeline saved by ppedu"):
+        pp.view.load_all(tmp_path / "x.json")
+
+
+def places(data, path=()):
+    """Where values are in JSON data: the keys that lead to each."""
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inner:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+NUMBERS = st.sampled_from([0, 1, 2, -1, 0.5, 10**9, 10**30, 10**400, 1e308, float("inf"), float("nan")])
+TEXTS = st.sampled_from(
+    ["", "x", "v", "custom", "bidirectional", "X", "PP:1B1", "PP:9F0", "PP:0W99", "PP:(0F0;1B0)OVERLAP_F_B"]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["ranks", "ppedu", "ph"]), inner),
+    max_leaves=5,
+)
+SAVED = [json.loads(trace(SMALL)), json.loads(trace(TIMELINES["chunked"], SMALL))]
+
+OF_ANY_SIZE = st.fixed_dictionaries({"ranks": NUMBERS, "chunks": NUMBERS, "microbatches": NUMBERS}).map(
+    lambda sizes: {**SAVED[0], "ppedu": [{**SAVED[0]["ppedu"][0], **sizes}]}
+)
+
+
+@st.composite
+def damaged(draw):
+    """A saved trace in which some values are others or missing."""
+    data = copy.deepcopy(draw(st.sampled_from(SAVED)))
+    for _ in range(draw(st.integers(1, 3))):
+        # Most changes are to what the file says of a timeline, and not to one of its many events.
+        about = draw(st.integers(0, 3))
+        every = [path for path in places(data) if not about or (path[0] == "ppedu" and len(path) == 3)]
+        if every:
+            *way, last = draw(st.sampled_from(every))
+            holder = data
+            for key in way:
+                holder = holder[key]
+            if draw(st.booleans()):
+                holder[last] = draw(NUMBERS | TEXTS | JSON)
+            else:
+                del holder[last]
+    return data
+
+
+@settings(max_examples=300, deadline=2000)
+@given(data=damaged() | OF_ANY_SIZE | JSON)
+def test_a_damaged_file_is_refused_or_gives_timelines_that_can_be_shown(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "damaged.json"
+    path.write_text(json.dumps(data))
+    with little_memory():
+        try:
+            loaded = pp.view.load_all(path)
+        except ParseError:
+            return
+        for timeline in loaded:
+            assert timeline.text() and timeline.show().state()
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
