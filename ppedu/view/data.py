@@ -10,7 +10,8 @@ from typing import Any
 from ppedu.core.actions import COMPUTE
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Result, gives, needs
-from ppedu.core.timeline import Span, Timeline, show
+from ppedu.core.errors import SettingError
+from ppedu.core.timeline import Span, Timeline, several, show
 from ppedu.view.palette import COLORS, DARKER, LIGHTER, MEMORY, NAMES
 
 LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "lighter": LIGHTER, "darker": DARKER}
@@ -104,6 +105,14 @@ def panel(
         "cap": None if cap is None else float(cap),
         "path": [first[place] for place in drawn.reasons.critical_path(drawn.costs.latency)],
     }
+
+
+def require_outline(outline: Any, ranks: int) -> None:
+    """Raise SettingError unless `outline` is None or a timeline of `ranks` ranks."""
+    if outline is None or (isinstance(outline, Timeline) and outline.schedule.ranks == ranks):
+        return
+    wanted = f"a timeline of {several(ranks, 'rank')}, such as simulate(schedule)"
+    raise SettingError(f"outline must be {wanted}; got {outline!r}")
 
 
 def _in_floats(timeline: Timeline) -> Timeline:

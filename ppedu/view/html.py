@@ -6,6 +6,7 @@ import json
 from html import escape
 
 from ppedu.core.timeline import Timeline, show
+from ppedu.view.label import encodable
 from ppedu.view.shown import HERE, view
 
 STYLE = """
@@ -42,7 +43,7 @@ def page(timeline: Timeline) -> str:
         "span": show(timeline.span, unit),
     }
     ranks = zip(timeline.idle, timeline.peak_activations, strict=True)
-    return f"""<!DOCTYPE html>
+    return encodable(f"""<!DOCTYPE html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -65,4 +66,4 @@ def page(timeline: Timeline) -> str:
 mount(document.querySelector("main"), {state});
 </script>
 </html>
-"""
+""")

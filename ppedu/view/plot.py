@@ -17,6 +17,8 @@ from matplotlib.transforms import ScaledTranslation
 from ppedu.core.actions import COMPUTE, Op
 from ppedu.core.errors import SettingError
 from ppedu.core.timeline import Timeline, show
+from ppedu.view.data import require_outline
+from ppedu.view.label import label
 from ppedu.view.palette import COLORS, DARKER, LIGHTER, MARK, MEMORY, NAMES
 
 # Heights in a rank's row, which is 1 high: the boxes, and under them the memory strip.
@@ -67,16 +69,19 @@ def plot(
         a timeline is emulated is always said.
 
     Raises:
-        SettingError: `outline` has another number of ranks.
+        SettingError: `ax` is not a matplotlib Axes, or `outline` not a timeline with the same number of ranks.
     """
     schedule = timeline.schedule
     ranks = schedule.ranks
-    if outline is not None and outline.schedule.ranks != ranks:
-        raise SettingError(f"an outline of {outline.schedule.ranks} ranks does not fit a timeline of {ranks}")
+    require_outline(outline, ranks)
+    if ax is not None and not isinstance(ax, Axes):
+        raise SettingError(f"ax must be one matplotlib Axes, such as axes[0] of several; got {ax!r}")
     if ax is None:
         _, ax = pyplot.subplots(figsize=(11, _height(ranks)), layout="constrained")
     bottom = BOTTOM if memory else STRIP_BOTTOM
     unit = timeline.costs.unit
+    # Names, titles and units are the user's: a $ in one of them is a dollar sign, and not the start of a formula.
+    words: dict[str, Any] = {"parse_math": False}
     end = max(until, *(float(each.makespan) for each in (timeline, outline) if each))
     ax.set(ylim=(ranks, 0), yticks=[rank + (TOP + bottom) / 2 for rank in range(ranks)])
     ax.set_yticklabels([f"rank {rank}" for rank in range(ranks)], fontsize=min(9.0, 280 / ranks))
@@ -89,7 +94,8 @@ def plot(
     ax.tick_params(length=0, axis="y")
     for each in ax.get_shared_x_axes().get_siblings(ax):
         if each is ax or each.get_xlabel():  # those that share the axis share its unit
-            each.set_xlabel(f"time, {'ms' if milliseconds else unit}" if unit else "time", fontsize=9, loc="right")
+            counted = label(f"time, {'ms' if milliseconds else unit}" if unit else "time")
+            each.set_xlabel(counted, fontsize=9, loc="right", **words)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
 
@@ -116,9 +122,10 @@ def plot(
     name = title or f"{schedule.name}, {schedule.size}"
     if timeline.source == "emulated" or (timeline.source != "simulated" and not title):
         name += f", {timeline.source}"
-    ax.set_title(name, loc="left", fontsize=11, weight="bold")
+    ax.set_title(label(name), loc="left", fontsize=11, weight="bold", **words)
     numbers = f"makespan {show(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"
-    ax.set_title(f"{numbers}    peak memory {show(max(timeline.peak_activations))}", loc="right", fontsize=10)
+    numbers += f"    peak memory {show(max(timeline.peak_activations))}"
+    ax.set_title(label(numbers), loc="right", fontsize=10, **words)
     return ax
 
 
@@ -134,8 +141,8 @@ def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool, outlin
         entries.append((Patch(color=MEMORY), "activations held"))
     if outline:
         edge = Patch(facecolor="none", edgecolor=rcParams["text.color"], linewidth=0.9)
-        entries.append((edge, f"outlined: {outline.source}"))
-    ax.legend(
+        entries.append((edge, label(f"outlined: {outline.source}")))
+    legend = ax.legend(
         *zip(*entries, strict=True),
         loc="upper left",
         bbox_to_anchor=(0, 0),
@@ -147,6 +154,8 @@ def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool, outlin
         handlelength=1,
         handleheight=1,
     )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def svg(timeline: Timeline) -> str:

@@ -21,7 +21,7 @@ from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate, timeline_of
 from ppedu.core.timeline import Timeline, show
-from ppedu.view.data import LOOK, Data, panel
+from ppedu.view.data import LOOK, Data, panel, require_outline
 from ppedu.zoo import schedule
 
 HERE = Path(__file__).parent
@@ -139,8 +139,7 @@ def in_notebook() -> bool:
 
 def view(timeline: Timeline, outline: Timeline | None = None) -> Shown:
     """See `Timeline.show`."""
-    if outline is not None and (not isinstance(outline, Timeline) or outline.schedule.ranks != timeline.schedule.ranks):
-        raise SettingError(f"an outline is a timeline of as many ranks, {timeline.schedule.ranks}; got {outline!r}")
+    require_outline(outline, timeline.schedule.ranks)
     return Shown((timeline, {"outline": outline}))
 
 

@@ -256,9 +256,20 @@ def test_an_outline_may_be_longer_and_may_run_another_schedule():
     assert SMALL.plot(outline=longer).get_xlim() == (0, longer.makespan)
 
 
-def test_an_outline_of_other_ranks_is_refused():
-    with pytest.raises(SettingError, match="an outline of 3 ranks does not fit a timeline of 4"):
-        SMALL.plot(outline=simulate(pp.schedule("1f1b", 3, 8)))
+@pytest.mark.parametrize("wrong", [simulate(pp.schedule("1f1b", 3, 8)), SMALL.schedule, "1f1b", 3])
+@pytest.mark.parametrize("way", [SMALL.plot, SMALL.show])
+def test_what_is_not_a_timeline_of_as_many_ranks_is_refused_as_an_outline(way, wrong):
+    with pytest.raises(
+        SettingError, match=r"outline must be a timeline of 4 ranks, such as simulate.*; got "
+    ) as caught:
+        way(outline=wrong)
+    assert repr(wrong) in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [3, "ax", pyplot, [None]])
+def test_what_is_not_axes_is_refused(wrong):
+    with pytest.raises(SettingError, match=r"ax must be one matplotlib Axes, .*; got "):
+        SMALL.plot(wrong)
 
 
 # --- where it is drawn ------------------------------------------------------------------------------------------

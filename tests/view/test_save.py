@@ -1,12 +1,18 @@
 """Timelines saved as pictures, and what cannot be saved."""
 
+from dataclasses import replace
+from html import escape
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib import pyplot
 
 import ppedu as pp
-from ppedu import PipelineError, SettingError, simulate
+from ppedu import Costs, PipelineError, SettingError, simulate
+from ppedu.view.label import encodable, label
+from ppedu.view.shown import still
 
 TIMELINE = simulate(pp.schedule("1f1b", 4, 8))
 STARTS = {".svg": b"<?xml", ".png": b"\x89PNG\r\n", ".pdf": b"%PDF-"}
@@ -69,3 +75,47 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
             TIMELINE.save(path)
         assert str(path) in str(caught.value)
     assert pyplot.get_fignums() == []
+
+
+# --- names, titles and units of every kind ------------------------------------------------------------------------
+
+ODD = ["$\\frac{$", "a$b$c 100%", '<b>&"', "\\alpha", "_x", "two\nlines", "ü" * 5000]
+FORBIDDEN = "$\0 a\x1bb \x0b \ud800 \ufffe"
+TINY = pp.schedule("gpipe", 1, 1)
+
+
+def written(svg):
+    """The texts of a well-formed SVG."""
+    return {each.text for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_odd_names_and_units_are_drawn_as_they_are(tmp_path, odd):
+    simulate(replace(TINY, name=odd), Costs(unit=odd)).save(tmp_path / "x.svg")
+    expected = f"{label(f'time, {odd}')}\n{label(f'{odd}, 1 rank, 1 microbatch')}"
+    assert set(expected.split("\n")) <= written((tmp_path / "x.svg").read_text())
+
+
+@pytest.mark.parametrize("ending", [".html", *STARTS, None])
+def test_odd_names_units_titles_and_sources_do_not_break_a_picture(tmp_path, ending):
+    timeline = replace(simulate(replace(TINY, name=ODD[0]), Costs(unit=ODD[0])), source=FORBIDDEN)
+    if ending:
+        timeline.save(tmp_path / f"x{ending}")
+    if ending == ".html":
+        assert escape(encodable(FORBIDDEN)) in (tmp_path / "x.html").read_text()
+    elif ending == ".svg":
+        timeline.plot(title=FORBIDDEN, outline=timeline)
+        pyplot.savefig(tmp_path / "y.svg")
+        for name in "xy":
+            ElementTree.parse(tmp_path / f"{name}.svg")
+    elif not ending:
+        assert still([(timeline, {"title": FORBIDDEN})])["image/png"]
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_any_text_can_be_made_part_of_an_svg_and_keeps_what_it_can(text):
+    found = ElementTree.fromstring(f"<a>{escape(encodable(text))}</a>".encode()).text or ""
+    kept = text.replace("\r\n", "\n").replace("\r", "\n")  # as XML reads the ends of lines
+    assert len(found) == len(kept)
+    for one, other in zip(kept, found, strict=True):
+        assert one == other or (other == "\N{REPLACEMENT CHARACTER}" and not (one.isprintable() or one in "\n\t"))
