@@ -7,6 +7,7 @@ something else raises an error where plain torch.distributed would hand over gar
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ DTYPES = [
 ]  # fmt: skip  # a header names a dtype by its place here
 MOST_DIMENSIONS = 8
 DESCRIPTION = 2 + MOST_DIMENSIONS  # whole numbers that state a tensor's dtype and shape
+LATE = re.compile("[Tt]imed? ?out")  # in what torch says when a message does not come
+LOST = re.compile("[Cc]onnection|[Bb]roken pipe|[Ss]ocket|[Rr]emote (process|worker)")  # … or its sender is gone
 
 
 @dataclass(frozen=True)
@@ -195,12 +198,13 @@ def _exchange(
     # Headers first, and all of them, so that a message that does not fit is refused before it is received.
     theirs = None if incoming is None else torch.empty(DESCRIPTION, dtype=torch.int64, device=group.device)
     ours = None if outgoing is None else describe(outgoing.dtype, outgoing.shape)
-    _swap(None if ours is None else torch.tensor(ours, device=group.device), theirs, neighbour, group)
+    where = f"{operation} on rank {group.rank}, {'from' if receives else 'to'} rank {neighbour}"
+    _swap(None if ours is None else torch.tensor(ours, device=group.device), theirs, neighbour, group, where)
     if incoming is None or theirs is None:
-        _swap(outgoing, None, neighbour, group)
+        _swap(outgoing, None, neighbour, group, where)
         return None
-    _check(theirs.tolist(), incoming, f"{operation} on rank {group.rank}, from rank {neighbour}")
-    _swap(outgoing, incoming, neighbour, group)
+    _check(theirs.tolist(), incoming, where)
+    _swap(outgoing, incoming, neighbour, group, where)
     received = incoming.to(device) if device is not None else incoming
     return received.requires_grad_(operation in ACTIVATIONS and received.is_floating_point())
 
@@ -209,7 +213,9 @@ def _is_shape(shape: Any) -> bool:
     return isinstance(shape, Sequence) and all(hasattr(size, "__index__") and size >= 0 for size in shape)
 
 
-def _swap(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbour: int, group: PipelineGroup) -> None:
+def _swap(
+    outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbour: int, group: PipelineGroup, where: str
+) -> None:
     """Send and receive at the same time, each if there is something to."""
     peer = group.peer(neighbour)
     ops = [
@@ -217,8 +223,28 @@ def _swap(outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbou
         for kind, buffer in ((dist.isend, outgoing), (dist.irecv, incoming))
         if buffer is not None
     ]
-    for request in dist.batch_isend_irecv(ops):
-        request.wait()
+    try:
+        for request in dist.batch_isend_irecv(ops):
+            request.wait()
+    except RuntimeError as error:
+        raise CommunicationError(f"{where}: {failure(error, neighbour)}") from error
+
+
+def failure(error: RuntimeError, peer: int, within: str = "in time") -> str:
+    """Why a message failed: rank `peer` is late, or it is gone, or what torch says."""
+    if LATE.search(str(error)):
+        return f"rank {peer} has not come to it {within}"
+    if LOST.search(str(error)):
+        return (
+            f"the connection to rank {peer} is lost; that rank has failed or ended, and its own error says why "
+            f"({reason(error)})"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def reason(error: Exception) -> str:
+    """What torch says, in short: neither the place in its source nor what to look at next."""
+    return re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0]).split(". ")[0]
 
 
 def describe(dtype: torch.dtype, shape: Sequence[int]) -> list[int]:

@@ -97,6 +97,7 @@ class Emulation:
         if action not in self.lasts:  # part of a pair, which has one time for both
             step.default(action)
             return
+        step.wait(action)
         self.end = max(self.end or time.monotonic(), self.messages.came) + self.lasts[action]
         step.default(action)
         sleep_until(self.end)

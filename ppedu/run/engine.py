@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from fractions import Fraction
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
+from torch.profiler import record_function
 
 from ppedu.core.actions import COMMUNICATION, RECEIVE, Action, F, Op
 from ppedu.core.check import Result, check, gives, needs
@@ -26,11 +29,11 @@ from ppedu.core.errors import CommunicationError, PipelineError, SettingError, r
 from ppedu.core.lower import lower, strip
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
-from ppedu.run import clock
-from ppedu.run.batch import Batch, Dims
-from ppedu.run.comm import PipelineGroup
-from ppedu.run.gradients import Shared, Tie, add_up, mean, require_equal, shared, squares, start_mean
-from ppedu.run.messages import Messages, other_end, reason, wait
+from ppedu.run import clock, gradients
+from ppedu.run.batch import Batch, Dims, joined
+from ppedu.run.comm import PipelineGroup, reason
+from ppedu.run.gradients import Shared, Tie, Twins
+from ppedu.run.messages import Messages, other_end, wait
 from ppedu.run.sharded import Shards, is_sharded, kept
 from ppedu.run.stage import Loss, Stage, as_tuple
 
@@ -56,11 +59,16 @@ class Pipeline:
     schedule: compute actions alone, or lowered by `pp.lower`.
     stages: by number, the module of each stage that this rank holds; see `local_stages`. A stage takes what the
         stage before returns, a tensor or several, and every keyword given to `step`.
-    loss_fn: `loss_fn(output, target)` → the microbatch's mean loss, a scalar.
+    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss.
+    reduction: "mean" where a microbatch's loss is the mean over its targets, "sum" where it is their sum. The batch's
+        loss and gradients are then the mean over the batch, over all `replicas`, or the sum: those of one process.
     group: the ranks of the pipeline; by default the whole world.
     replicas: a process group of ranks that hold the same stages in pipelines beside this one. Gradients and losses
         are averaged over it, once a step, when a stage's last backward is done. Stages that torch's fully_shard has
         sharded over it, all of them and each as a whole, have their gradients averaged by that, at REDUCE_GRAD.
+        Give plain modules: DistributedDataParallel would average after the wrong backward, and is refused.
+        Replicas, and the two copies of a stage in a schedule such as dualpipe, must start equal. At the end of a step
+        their floating-point buffers, such as those of BatchNorm, are averaged; other buffers must agree.
     tied: pairs of weights that are one in the model, each named by its stage and its name there, such as
         [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients.
     dims, target_dim, output_dim, count: how a batch is cut and put together again; see `Batch.cut`.
@@ -82,11 +90,12 @@ class Pipeline:
         loss_fn: Loss | None = None,
         group: PipelineGroup | None = None,
         *,
+        reduction: str = "mean",
         replicas: dist.ProcessGroup | None = None,
         tied: Sequence[Tie] = (),
-        dims: Dims | None = None,
-        target_dim: int = 0,
-        output_dim: int = 0,
+        dims: Mapping[int | str, Dims] | None = None,
+        target_dim: Dims = 0,
+        output_dim: Dims = 0,
         count: Callable[[Any], int] | None = None,
         autocast: torch.dtype | None = None,
         seed: int | None = None,
@@ -95,7 +104,8 @@ class Pipeline:
     ):
         require_schedule("Pipeline", schedule)
         schedule.validate()
-        _require_settings(loss_fn, group, replicas, dims, count, autocast, timeout)
+        _require_settings(loss_fn, group, reduction, replicas, dims, target_dim, output_dim, count, autocast, timeout)
+        _require_ties(tied)
         self.group = group or PipelineGroup.world()
         if self.group.size != schedule.ranks:
             raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; there are {self.group.size}")
@@ -105,8 +115,8 @@ class Pipeline:
         self.patience = timedelta(seconds=timeout)
         self.stages = _stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
-        if self.last and loss_fn:
-            self.last.loss_fn = loss_fn
+        if self.last:
+            self.last.loss_fn = loss_fn or self.last.loss_fn or _own_loss
         self.device = next(iter(self.stages.values())).device
         self.replicas = replicas
         modules = {index: stage.module for index, stage in self.stages.items()}
@@ -115,9 +125,12 @@ class Pipeline:
         lowered = schedule if schedule.lowered else lower(schedule, fsdp=self.sharded)
         self.shards.require(lowered, replicas)
         self.program = Program(lowered, self.group.rank)
-        self._tied = list(tied)
+        self._ties = list(tied)
         self.shared: list[Shared] = []
+        self.tied: list[Shared] = []  # part of `shared`
+        self.twins: list[Twins] = []
         self._find_shared()
+        self.reduction = reduction
         self.cutting: dict[str, Any] = {"dims": dims, "target_dim": target_dim, "count": count}
         self.output_dim, self.autocast, self.seed = output_dim, autocast, seed
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
@@ -153,34 +166,51 @@ class Pipeline:
             raise SettingError(f"there is no op {op!r}; there is: {', '.join(DEFAULTS)}")
         self.handlers[Op(op)] = handler
 
-    def step(self, inputs: Any = None, targets: Any = None, **keywords: Any) -> torch.Tensor:
-        """Run the schedule on a batch: gradients are added to `.grad`, the mean loss is returned, on every rank.
+    def step(
+        self,
+        inputs: Any = None,
+        targets: Any = None,
+        *,
+        outputs: bool = False,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Run the schedule on a batch: gradients are added to `.grad`, the batch's loss is returned, on every rank.
 
-        inputs: a batch for the first stage, a tensor or a tuple of arguments; or a list, one such for each microbatch.
-        targets: for the loss, likewise. keywords: for every stage. Ranks that do not hold the first stage may leave
-        out the inputs, those that do not hold the last one the targets.
+        inputs: for the first stage; targets: for the loss; keywords: for every stage. They are cut into microbatches as
+        `Batch.cut` says: tensors, and tuples and dicts of tensors, along their samples, while a list is cut already.
+        Ranks that do not hold the first stage may leave out the inputs, ranks without the last stage the targets.
+        loss_kwargs: keywords for `loss_fn`, the same for each microbatch.
+        outputs: return (loss, outputs) instead, the outputs as `forward` returns them.
 
         Raises:
             SettingError: the batch cannot be cut into the schedule's microbatches.
             CommunicationError: another rank has failed, was given something else, or does not answer in time.
             PipelineError: a stage has failed, or a loss is not a finite number.
         """
-        self._run("step", inputs, targets, keywords)
-        return self.loss
+        step = self._run("step", inputs, targets, keywords, outputs, loss_kwargs)
+        return (self.loss, self._joined(step)) if outputs else self.loss
 
-    def eval(self, inputs: Any = None, targets: Any = None, **keywords: Any) -> torch.Tensor:
-        """The batch's mean loss, without gradients and with the modules in evaluation mode; otherwise as `step`."""
-        self._run("eval", inputs, targets, keywords)
-        return self.loss
+    def eval(
+        self,
+        inputs: Any = None,
+        targets: Any = None,
+        *,
+        outputs: bool = False,
+        loss_kwargs: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """The batch's loss, without gradients and with the modules in evaluation mode; otherwise as `step`."""
+        step = self._run("eval", inputs, targets, keywords, outputs, loss_kwargs)
+        return (self.loss, self._joined(step)) if outputs else self.loss
 
     def forward(self, inputs: Any = None, **keywords: Any) -> Any:
-        """What the model gives for a batch, as in `eval`, joined along `output_dim`; None without the last stage.
+        """What the model returns for a batch, as in `eval`, joined along `output_dim`; None without the last stage.
 
-        What is neither a tensor nor a tuple of them is not joined: it comes as a list, one for each microbatch. Where
-        two ranks hold the last stage, each gives what its own microbatches have come to.
+        Tuples and dicts are joined tensor by tensor; for anything else there is a list with an entry for each
+        microbatch. Where two ranks hold the last stage, each returns the outputs of its own microbatches.
         """
-        outputs = self._run("forward", inputs, None, keywords).outputs
-        return _joined([outputs[m] for m in sorted(outputs)], self.output_dim) if outputs else None
+        return self._joined(self._run("forward", inputs, None, keywords, outputs=True))
 
     @property
     def timeline(self) -> Timeline:
@@ -198,25 +228,43 @@ class Pipeline:
         ]
         return clock.timeline(schedule, rows)
 
-    def clip_grad_norm(self, most: float) -> float:
-        """Scale all gradients down so that their norm, over all stages, is at most `most`; returns what it was.
+    def clip_grad_norm(self, max_norm: float, error_if_nonfinite: bool = False) -> float:
+        """Scale all gradients down to a norm of at most `max_norm` over all stages; return the norm before.
 
-        Every weight of the model counts once, also one that several ranks hold or that is `tied` to another. All ranks
-        must call it.
+        As torch.nn.utils.clip_grad_norm_ on one process: every weight of the model counts once, also one that several
+        ranks hold or that is `tied` to another. All ranks must call it.
+
+        Raises:
+            SettingError: `max_norm` is not a number above 0.
+            PipelineError: with `error_if_nonfinite`, the norm is infinite or NaN; on all ranks. Without it, gradients
+                are scaled by that norm, as torch does, and the next step reports a loss that is not finite.
         """
-        if not most > 0:
-            raise SettingError(f"the most that the norm may be must be a number above 0; got {most!r}")
+        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
+            raise SettingError(f"max_norm must be a number above 0; got {max_norm!r}")
         self._find_shared()
         modules = nn.ModuleList(stage.module for stage in self.stages.values())  # a weight in two stages counts once
-        own = torch.tensor([squares(self.shared, [modules])], dtype=torch.float64)
-        norm = math.sqrt(self._gather(own, "clip_grad_norm").sum())
-        if norm > most:
-            for weight in modules.parameters():
-                if weight.grad is not None:
-                    weight.grad.mul_(most / norm)
-        return norm
+        found = self._gather(gradients.norm(self.shared, modules)[None], "clip_grad_norm").norm()
+        if error_if_nonfinite and not found.isfinite():
+            raise PipelineError(
+                f"the norm of the gradients over all stages is {found.item()}, so they cannot be clipped; look at the "
+                "learning rate, and for what divides by zero"
+            )
+        clip_grads_with_norm_(modules.parameters(), max_norm, found)
+        return found.item()
 
-    def _run(self, what: str, inputs: Any, targets: Any, keywords: Mapping[str, Any]) -> Step:
+    def _joined(self, step: Step) -> Any:
+        outputs = step.outputs
+        return joined([outputs[m] for m in sorted(outputs)], self.output_dim) if outputs else None
+
+    def _run(
+        self,
+        what: str,
+        inputs: Any,
+        targets: Any,
+        keywords: Mapping[str, Any],
+        outputs: bool = False,
+        loss_kwargs: Mapping[str, Any] | None = None,
+    ) -> Step:
         if self._broken:
             raise PipelineError(f"this pipeline has stopped within a step, start the ranks again: {self._broken}")
         training = what == "step"
@@ -226,7 +274,15 @@ class Pipeline:
         self._find_shared()
         if self.offset is None:
             self._meet(what)
-        kinds = self._agree(what, batch)
+        kinds, sizes = self._agree(what, batch)
+        targets = () if what == "forward" else batch.targets or [None] * self.schedule.microbatches
+        for stage in self.stages.values():
+            is_last = stage is self.last
+            with self._about_to(f"start the {what}"):
+                shares = self._shares(sizes, batch.counts, is_last) if targets else []
+            stage.begin(
+                batch.inputs, targets, shares, loss_kwargs=loss_kwargs, outputs=outputs and is_last, timed=False
+            )
         step = Step(self, batch, kinds, training)
         longest = max(map(len, program.schedule.orders))
         coming = self._expect(1 + self.schedule.microbatches + 2 * longest, torch.float64, f"start the {what}")
@@ -247,10 +303,29 @@ class Pipeline:
             self._require_finite()
         return step
 
+    def _shares(self, sizes: Sequence[int], counts: Sequence[int], is_last: bool) -> list[Fraction]:
+        """What each microbatch's loss counts in the loss of the batch.
+
+        Replicas' losses and gradients are averaged afterwards, so where the replicas' batches are to be added up, or
+        weigh unequally, the shares make up for that.
+        """
+        replicas = 1 if self.replicas is None else dist.get_world_size(self.replicas)
+        if self.reduction == "sum":
+            return [Fraction(replicas)] * self.schedule.microbatches
+        weights = counts if is_last and counts else sizes if all(sizes) else [1] * self.schedule.microbatches
+        whole = sum(weights)
+        if is_last and self.replicas is not None:
+            whole = int(gradients.total(torch.tensor(whole), self.replicas, self.patience))
+            return [Fraction(weight * replicas, whole) for weight in weights]
+        return [Fraction(weight, whole) for weight in weights]
+
     def _find_shared(self) -> None:
-        """Look for what is shared; done for each step, as somebody may have put in other weights."""
+        """Look for what is shared; done for each step, as the caller may have put in other weights."""
         modules = {index: stage.module for index, stage in self.stages.items()}
-        self.shared = shared(self.schedule.placement, modules, self._tied, self.group.rank)
+        placement = self.schedule.placement
+        self.tied = gradients.tied(placement, modules, self._ties, self.group.rank)
+        self.shared = gradients.copied(placement, modules, self.group.rank) + self.tied
+        self.twins = gradients.twins(placement, modules, self.group, self.replicas, self.patience)
 
     def _require(self, what: str, batch: Batch) -> None:
         rank = self.group.rank
@@ -258,11 +333,8 @@ class Pipeline:
             raise SettingError("a step within torch.inference_mode() would leave no gradients; use eval there")
         if 0 in self.stages and not batch.inputs:
             raise SettingError(f"rank {rank} holds the first stage, so {what} needs the inputs there")
-        if self.last and what != "forward":
-            if self.last.loss_fn is None:
-                raise SettingError(f"rank {rank} holds the last stage, so {what} needs a loss_fn: give Pipeline one")
-            if not batch.targets:
-                raise SettingError(f"rank {rank} holds the last stage, so {what} needs the targets there")
+        if self.last and what != "forward" and not batch.targets and self.last.loss_fn is not _own_loss:
+            raise SettingError(f"rank {rank} holds the last stage, so {what} needs the targets there")
 
     def _meet(self, what: str) -> None:
         """Once: make sure that all ranks have the same schedule, and equal copies of weights; compare their clocks."""
@@ -271,7 +343,8 @@ class Pipeline:
             "debug": self.messages.debug,
             "seed": self.seed,
             "autocast": self.autocast,
-            "tied": self._tied,
+            "tied": self._ties,
+            "reduction": self.reduction,
         }
         own = [clock.machine(), *(zlib.crc32(repr(value).encode()) for value in settings.values())]
         rows = self._gather(torch.tensor(own), f"start the {what}").tolist()
@@ -279,18 +352,28 @@ class Pipeline:
             for name, theirs, first in zip(settings, row[1:], rows[0][1:], strict=True):
                 if theirs != first:
                     raise CommunicationError(f"rank {rank} has another {name} than rank 0; give all ranks the same")
-        require_equal(self.shared, self.group, self.patience)
+        with self._about_to(f"start the {what}"):
+            wrong = gradients.differences(self.twins, self.tied, self.group, self.patience)
+        found = self._gather(torch.tensor([len(wrong)]), f"start the {what}").flatten().tolist()
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise SettingError(f"{wrong[0]}{more}; build both from one seed, or load both from one file")
+        for rank, number in enumerate(found):
+            if number:
+                raise SettingError(
+                    f"rank {rank} holds what should be the same on another rank, and is not; see its error"
+                )
         self.offset = clock.offset(self.group, [row[0] for row in rows])
 
-    def _agree(self, what: str, batch: Batch) -> list[int]:
-        """What each microbatch looks like, once it is sure that all ranks are about to do the same.
+    def _agree(self, what: str, batch: Batch) -> tuple[list[int], list[int]]:
+        """The kind and the size of each microbatch, once it is sure that all ranks are about to do the same.
 
         Ranks that all have the inputs need not ask again before a step like the last one.
         """
-        calls = ["step", "eval", "forward"]
-        own = [calls.index(what), *batch.kinds(self.schedule.microbatches)]
+        calls, microbatches = ["step", "eval", "forward"], self.schedule.microbatches
+        own = [calls.index(what), *batch.kinds(microbatches), *batch.sizes]
         if own == self._agreed and not self.messages.debug:
-            return own[1:]
+            return own[1 : 1 + microbatches], own[1 + microbatches :]
         unlike = ", with another batch or after another call than the last" if self._agreed else ""
         rows = self._gather(torch.tensor(own), f"start the {what}{unlike}").tolist()
         for rank, (call, *_) in enumerate(rows):
@@ -299,7 +382,8 @@ class Pipeline:
                     f"rank 0 calls {calls[rows[0][0]]}, rank {rank} {calls[call]}; call the same on all"
                 )
         kinds = []
-        for m, column in enumerate(list(zip(*rows, strict=True))[1:]):
+        columns = list(zip(*rows, strict=True))[1:]
+        for m, column in enumerate(columns[:microbatches]):
             known = {kind: rank for rank, kind in reversed(list(enumerate(column))) if kind}
             if len(known) > 1:
                 one, other = list(known.values())[:2]
@@ -308,8 +392,8 @@ class Pipeline:
                     "give all ranks the same batch, or leave it out where it is not needed"
                 )
             kinds.append(next(iter(known)))
-        self._agreed = own if all(map(all, (row[1:] for row in rows))) else []
-        return kinds
+        self._agreed = own if all(map(all, (row[1 : 1 + microbatches] for row in rows))) else []
+        return kinds, [max(column) for column in columns[microbatches:]]
 
     def _gather(self, own: torch.Tensor, doing: str, coming: Rows | None = None) -> torch.Tensor:
         """Everybody's row of numbers, shape (ranks, length). `coming`: what `_expect` has given for it before."""
@@ -358,17 +442,18 @@ class Pipeline:
         """Tell all ranks the losses, and what was done when."""
         microbatches = self.schedule.microbatches
         numbers = [0.0] * (1 + microbatches)
-        if self.last:
-            numbers[0] = self.last.loss.item()
-            for m, loss in self.last.losses.items():
-                numbers[1 + m] = loss.item()
+        for stage in self.stages.values():
+            if stage.losses:
+                numbers[0] += stage.loss.item()
+            for m, loss in stage.losses.items():
+                numbers[1 + m] += loss.item()
         numbers += [time + self.offset for _, *times in step.clock.spans() for time in times]
         numbers += [0.0] * (coming[0].shape[1] - len(numbers))
         rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step", coming).tolist()
         loss, *losses = (sum(column) for column in islice(zip(*rows, strict=True), 1 + microbatches))
         self.loss, self.losses = torch.tensor(loss, dtype=torch.float32), torch.tensor(losses, dtype=torch.float32)
         if self.replicas is not None:
-            self.loss = mean(self.loss, self.replicas, self.patience)
+            self.loss = gradients.total(self.loss, self.replicas, self.patience) / dist.get_world_size(self.replicas)
         if step.training:
             self._measured = program.schedule, [row[1 + microbatches :] for row in rows]
 
@@ -403,6 +488,7 @@ class Program:
             wanted = needs(action, lowered.placement, lowered=True) if action.computes else ()
             awaited = [Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE]
             self.actions.append((action, awaited, [stage for stage, place in last.items() if place == index]))
+        self.order = order
         self.arrived: dict[Action, list[Action]] = {}
         for peer, theirs in enumerate(lowered.orders):
             ready: list[Action] = []
@@ -413,11 +499,19 @@ class Program:
                     else:
                         self.arrived[other_end(action)], ready = ready, []
 
+    def around(self, index: int) -> str:
+        """The neighbours of an action in its rank's order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
+        first, behind = max(0, index - 2), index + 3
+        shown = [f"[{each}]" if place == index else str(each) for place, each in enumerate(self.order)][first:behind]
+        return f"(in the order: {'… ' if first else ''}{' '.join(shown)}{' …' if behind < len(self.order) else ''})"
+
 
 class Step:
     """One step in progress, on one rank; a handler works with it.
 
-    `receive` what an action needs from another stage, `give` what it has made, or have the usual done by `default`.
+    `default` runs the built-in behaviour. Otherwise `receive` what an action needs from another stage, and `give` what
+    it has made. A handler decides when to wait for messages: `receive` and `wait` do. The measured time of its action
+    starts when the last message that it waits for has arrived. `add_loss` adds a loss of this stage's own.
     `stages` are this rank's, `batch` is what all ranks were given.
     """
 
@@ -427,7 +521,7 @@ class Step:
         self.training = training
         self.kinds = [(kind, training) for kind in kinds]  # no gradients are wanted in an evaluation
         self.clock = clock.Clock(pipeline.device)
-        self.outputs: dict[int, Any] = {}  # of microbatches without a loss
+        self._started: Any = None  # when the current action did, by the clock
         self._given: dict[Result, tuple[torch.Tensor, ...]] = {}
         self._reductions: list[Callable[[], None]] = []
         self._streams: dict[Action, torch.cuda.Stream] = {}
@@ -437,50 +531,85 @@ class Step:
                 self._earlier.append((weight, weight.grad))
                 weight.grad = None
         self.messages.begin()
-        for stage in self.stages.values():
-            stage.begin(batch.inputs, batch.targets, batch.shares, timed=False)
+
+    @property
+    def outputs(self) -> dict[int, Any]:
+        """What the last stage has returned for each microbatch, where it is on this rank and outputs are wanted."""
+        return self.pipeline.last.outputs if self.pipeline.last else {}
 
     def run(self, program: Program) -> None:
         """Do everything in `program`."""
-        for action, awaited, complete in program.actions:
+        self._arrived = program.arrived
+        for index, (action, awaited, complete) in enumerate(program.actions):
             try:
                 if action.computes:
-                    for message in awaited:
-                        self._take(message, action)
-                        self.messages.arrived(program.arrived[message])
+                    if not self._has_handler(action):
+                        for message in awaited:
+                            self._take(message, action)
                     if self.pipeline.sharded:
                         self.pipeline.shards.wait(action)
-                    start = self.clock.now()
+                    self._started = self.clock.now()
                     self.do(action)
-                    self.clock.note(action, start)
+                    self.clock.note(action, self._started)
                 else:
                     self.do(action)
-            except CommunicationError:
-                raise
+            except CommunicationError as error:
+                raise CommunicationError(f"{error} {program.around(index)}") from error.__cause__
             except Exception as error:
                 why = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-                raise PipelineError(f"rank {self.pipeline.group.rank}: {action} failed: {why}") from error
+                where = program.around(index)
+                raise PipelineError(f"rank {self.pipeline.group.rank}: {action} failed: {why} {where}") from error
             for stage in complete:
                 self._reduce(stage)
 
     def do(self, action: Action) -> None:
-        """Do an action, as its handler does it."""
-        self.pipeline.handlers[action.op](action, self)
+        """Run an action's handler, as "PP:2F0" in a trace of torch's profiler."""
+        with record_function(f"PP:{action}"):
+            self.pipeline.handlers[action.op](action, self)
 
     def default(self, action: Action) -> None:
-        """Do an action as it is done where no handler was given."""
+        """Run the built-in behaviour of an action."""
         DEFAULTS[action.op](action, self)
 
+    def wait(self, action: Action) -> None:
+        """Return when the messages that an action needs, or both parts of a pair, have arrived.
+
+        Raises:
+            CommunicationError: one has not been posted, or does not come in time, or its sender is gone.
+        """
+        for need in needs(action, self.placement, lowered=True):
+            if need[0] in RECEIVE and need not in self._given:
+                kind, stage, m = need
+                self._take(Action(stage, Op(kind), m), action)
+
     def receive(self, action: Action) -> tuple[torch.Tensor, ...] | None:
-        """What a forward or backward gets from another stage; None for the first stage's F and the last stage's B."""
+        """What a forward or backward gets from another stage; None for the first stage's F and the last stage's B.
+
+        Waits for it where it comes from another rank. Each can be received once.
+        """
         own = ("F", action.stage, action.microbatch)
         wanted = [need for need in needs(action, self.placement, lowered=True) if need != own]
         if not wanted:
             return None
+        self.wait(action)
         values = self._result(wanted[0])
+        if self.pipeline.device.type == "cuda":  # in a pair, this may be another stream than the tensors were made on
+            for value in values:
+                value.record_stream(torch.cuda.current_stream(self.pipeline.device))
         if wanted[0][0] == "F":  # from a stage on this rank, whose graph ends here
             return tuple(y.detach().requires_grad_(y.requires_grad) for y in values)
         return values
+
+    def add_loss(self, action: Action, loss: torch.Tensor) -> None:
+        """Add a loss of this stage's own to that of the action's microbatch; call it after the stage's forward.
+
+        It counts in the batch's loss, and in the gradients of this stage and those before it, as much as the microbatch
+        has samples in the batch; with reduction="sum" in full.
+
+        Raises:
+            PipelineError: it is not one number, or the microbatch's forward has not run, or its backward has.
+        """
+        self.stages[action.stage].add_loss(action.microbatch, loss)
 
     def give(self, action: Action, values: Any) -> None:
         """Hand on what a forward (activations) or backward (gradients) has made, a tensor, a tuple or None."""
@@ -494,8 +623,6 @@ class Step:
             y = stage.forward(m, x, **self.batch.keywords[m])
         if action.stage < self.placement.stages - 1:
             self.give(action, y)
-        elif not self.batch.targets:
-            self.outputs[m] = y
 
     def backward(self, action: Action) -> None:
         dy = self.receive(action)
@@ -518,6 +645,7 @@ class Step:
             for part in action.parts:
                 self.do(part)
             return
+        self.wait(action)  # on the main stream, which what has been sent is freed on
         main = torch.cuda.current_stream(self.pipeline.device)
         forward, backward = sorted(action.parts, key=lambda part: part.op != Op.F)
         theirs = self._streams.pop(F(backward.stage, backward.microbatch), main)
@@ -543,7 +671,8 @@ class Step:
         for finish in self._reductions:
             finish()
         if torch.is_grad_enabled():
-            add_up(self.pipeline.shared, self.pipeline.group, self.pipeline.patience)
+            gradients.add_up(self.pipeline.shared, self.pipeline.group, self.pipeline.patience)
+            gradients.average_buffers(self.pipeline.twins)
         for weight, grad in self._earlier:
             weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
 
@@ -551,7 +680,8 @@ class Step:
         if result not in self._given:
             kind, stage, m = result
             raise PipelineError(
-                f"nothing is there of {stage}{kind}{m}; what does that must `give` it, to be taken once"
+                f"there is no result of {stage}{kind}{m}: its handler must call step.give(), and each result can be "
+                "received once"
             )
         return self._given.pop(result)
 
@@ -559,11 +689,18 @@ class Step:
         """Wait for what `user` needs from another rank."""
         result = message.op.value, message.stage, message.microbatch
         self._given[result] = self.messages.wait(message, user, self.pipeline.device)
+        self.messages.arrived(self._arrived[message])
+        self._started = self.clock.now()
+
+    def _has_handler(self, action: Action) -> bool:
+        """Has the caller given a handler for this op, or for one of a pair's parts?"""
+        handlers = self.pipeline.handlers
+        return any(handlers[each.op] is not DEFAULTS[each.op] for each in (action, *action.parts))
 
     def _reduce(self, stage: int) -> None:
         if self.pipeline.replicas is not None and not self.pipeline.sharded:
             weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
-            self._reductions.append(start_mean(weights, self.pipeline.replicas, self.pipeline.patience))
+            self._reductions.append(gradients.start_mean(weights, self.pipeline.replicas, self.pipeline.patience))
 
     def _precision(self, stage: Stage) -> AbstractContextManager[Any]:
         dtype = self.pipeline.autocast
@@ -593,14 +730,32 @@ DEFAULTS: dict[Op, Handler] = {
 }
 
 
+def _own_loss(output: Any, target: Any) -> Any:
+    """The loss where the last stage computes it."""
+    return output
+
+
 def _require_settings(
-    loss_fn: Any, group: Any, replicas: Any, dims: Any, count: Any, autocast: Any, timeout: Any
+    loss_fn: Any,
+    group: Any,
+    reduction: Any,
+    replicas: Any,
+    dims: Any,
+    target_dim: Any,
+    output_dim: Any,
+    count: Any,
+    autocast: Any,
+    timeout: Any,
 ) -> None:
+    nested = (int, Mapping, tuple, list, type(None))
     fits = {
         "loss_fn": (loss_fn is None or callable(loss_fn), "a function of an output and a target", loss_fn),
         "group": (group is None or isinstance(group, PipelineGroup), "a PipelineGroup(rank, size, group)", group),
+        "reduction": (isinstance(reduction, str) and reduction in ("mean", "sum"), "'mean' or 'sum'", reduction),
         "replicas": (replicas is None or isinstance(replicas, dist.ProcessGroup), "a process group", replicas),
         "dims": (dims is None or isinstance(dims, Mapping), "a dict, such as {0: 1} or {'mask': None}", dims),
+        "target_dim": (isinstance(target_dim, nested), "a dimension, such as 1, or None", target_dim),
+        "output_dim": (isinstance(output_dim, nested), "a dimension, such as 1", output_dim),
         "count": (count is None or callable(count), "a function of a microbatch's targets", count),
         "autocast": (
             autocast is None or isinstance(autocast, torch.dtype),
@@ -616,6 +771,20 @@ def _require_settings(
     for name, (well, wanted, got) in fits.items():
         if not well:
             raise SettingError(f"{name} must be {wanted}; got {got!r}")
+
+
+def _require_ties(ties: Any) -> None:
+    def is_end(end: Any) -> bool:
+        return isinstance(end, (tuple, list)) and [type(part) for part in end] == [int, str]
+
+    well = isinstance(ties, (tuple, list)) and all(
+        isinstance(tie, (tuple, list)) and len(tie) == 2 and all(map(is_end, tie)) for tie in ties
+    )
+    if not well:
+        raise SettingError(
+            "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by its "
+            f"stage and its name there; got {ties!r}"
+        )
 
 
 def _stages(given: Mapping[int, nn.Module | Stage], wanted: Sequence[int], rank: int) -> dict[int, Stage]:
@@ -654,11 +823,3 @@ def _modes(stages: Iterable[Stage], training: bool) -> Iterator[None]:
     finally:
         for part, mode in before.items():
             part.training = mode
-
-
-def _joined(outputs: Sequence[Any], dim: int) -> Any:
-    if isinstance(outputs[0], (tuple, list)):
-        return tuple(_joined(column, dim) for column in zip(*outputs, strict=True))
-    if not isinstance(outputs[0], torch.Tensor):
-        return list(outputs)
-    return torch.cat(list(outputs), dim) if outputs[0].dim() else torch.stack(list(outputs))

@@ -1,16 +1,19 @@
-"""Gradients that more than one rank has a part of: copies of a stage, tied weights, replicas; and the norm over all."""
+"""What several ranks hold of one model and keep equal: copies of a stage, replicas, tied weights. The norm over all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import get_total_norm
 
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.placement import Placement
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.messages import checksum, wait
@@ -30,19 +33,26 @@ class Shared(NamedTuple):
     first: bool
 
 
-def shared(placement: Placement, modules: Mapping[int, nn.Module], ties: Sequence[Tie], rank: int) -> list[Shared]:
-    """What `rank` shares: the stages of which another rank holds a copy, then the ties. All ranks have one order.
+def copied(placement: Placement, modules: Mapping[int, nn.Module], rank: int) -> list[Shared]:
+    """The weights of the stages of `rank` that another rank holds a copy of."""
+    return [
+        Shared(
+            [weight for weight in modules[stage].parameters() if weight.requires_grad],
+            [],
+            holders[holders[0] == rank],
+            holders[0] == rank,
+        )
+        for stage, holders in _two_copies(placement, rank)
+    ]
+
+
+def tied(placement: Placement, modules: Mapping[int, nn.Module], ties: Sequence[Tie], rank: int) -> list[Shared]:
+    """The tied weights of `rank`, in the order of `ties` on all ranks.
 
     Raises:
         SettingError: a tied weight does not exist.
     """
     found = []
-    for stage in range(placement.stages):
-        holders = [copy[stage] for copy in placement.holders]
-        if rank in holders and len(set(holders)) > 1:
-            first = holders[0] == rank
-            weights = [weight for weight in modules[stage].parameters() if weight.requires_grad]
-            found.append(Shared(weights, [], holders[first], first))
     for tie in ties:
         for copy in placement.holders:
             holders = [copy[stage] if 0 <= stage < placement.stages else -1 for stage, _ in tie]
@@ -55,6 +65,14 @@ def shared(placement: Placement, modules: Mapping[int, nn.Module], ties: Sequenc
     return found
 
 
+def _two_copies(placement: Placement, rank: int) -> Iterator[tuple[int, list[int]]]:
+    """The stages of `rank` that another rank holds, too, each with both ranks."""
+    for stage in range(placement.stages):
+        holders = [copy[stage] for copy in placement.holders]
+        if rank in holders and len(set(holders)) > 1:
+            yield stage, holders
+
+
 def _weight(modules: Mapping[int, nn.Module], stage: int, name: str) -> nn.Parameter:
     try:
         return modules[stage].get_parameter(name)
@@ -63,35 +81,133 @@ def _weight(modules: Mapping[int, nn.Module], stage: int, name: str) -> nn.Param
         raise SettingError(f"there is no weight {name!r} in stage {stage} to tie; there is: {known}") from None
 
 
-def require_equal(found: Sequence[Shared], group: PipelineGroup, patience: timedelta) -> None:
-    """Return if weights that are shared are the same on both ranks, and tied ones the same.
+class Twins(NamedTuple):
+    """A stage whose module several ranks hold: both ranks of a schedule with two copies of the model, or all replicas.
+
+    holders: the names of these ranks. gather: a row of numbers -> the rows of all holders in their order, shape
+    (holders, length); every holder must call it.
+    """
+
+    stage: int
+    module: nn.Module
+    holders: list[str]
+    gather: Callable[[torch.Tensor], torch.Tensor]
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers that are part of the module's state, by name. The others are caches, which may differ."""
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, part in self.module.named_modules()
+            for name, buffer in part.named_buffers(recurse=False)
+            if name not in part._non_persistent_buffers_set
+        }
+
+    def unlike(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """The names of the tensors that differ between holders, each with a sentence that names two of these."""
+        if not tensors:
+            return {}
+        rows = self.gather(torch.tensor([checksum(tensor.detach()) for tensor in tensors.values()])).t().tolist()
+        return {
+            name: f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and {self.holders[other]}"
+            for name, column in zip(tensors, rows, strict=True)
+            if (other := _odd_one(column))
+        }
+
+
+def twins(
+    placement: Placement,
+    modules: Mapping[int, nn.Module],
+    group: PipelineGroup,
+    replicas: dist.ProcessGroup | None,
+    patience: timedelta,
+) -> list[Twins]:
+    """The stages of this rank that other ranks hold, too: first as copies within the schedule, then as replicas."""
+    found = []
+    for stage, holders in _two_copies(placement, group.rank):
+        first = holders[0] == group.rank
+        gather = partial(_both, peer=holders[first], first=first, group=group, patience=patience)
+        found.append(Twins(stage, modules[stage], [f"rank {rank}" for rank in holders], gather))
+    if replicas is not None and dist.get_world_size(replicas) > 1:
+        ranks = [f"global rank {rank}" for rank in dist.get_process_group_ranks(replicas)]
+        gather = partial(_all, replicas=replicas, patience=patience)
+        found += [Twins(stage, modules[stage], ranks, gather) for stage in sorted(modules)]
+    return found
+
+
+def differences(found: Sequence[Twins], ties: Sequence[Shared], group: PipelineGroup, patience: timedelta) -> list[str]:
+    """A sentence for every weight and buffer that is not the same on all ranks that hold it, and for every such tie."""
+    wrong = []
+    for each in found:
+        weights, buffers = dict(each.module.named_parameters()), each.buffers
+        looks = [(name, part.shape, part.dtype, part.requires_grad) for name, part in (weights | buffers).items()]
+        row = each.gather(torch.tensor([zlib.crc32(repr((each.stage, looks)).encode())]))
+        if other := _odd_one(row.flatten().tolist()):
+            wrong.append(
+                f"stage {each.stage} on {each.holders[other]} has not the weights and buffers that it has on "
+                f"{each.holders[0]}: names, shapes, dtypes and requires_grad must be the same"
+            )
+            continue  # its holders agree on that, and compare no further
+        # Each replica holds another slice of a sharded weight; all slices together are one weight.
+        whole = {name: weight for name, weight in weights.items() if not hasattr(weight, "to_local")}
+        wrong += {**each.unlike("weight", whole), **each.unlike("buffer", buffers)}.values()
+    for weights_here, others, peer, first in ties:
+        mine = _sums(weights_here)
+        theirs = _sums(others) if others else _both(mine, peer, first, group, patience)[int(first)]
+        if not torch.equal(mine, theirs):
+            wrong.append(f"the tied weights on rank {group.rank} and rank {peer} are not the same")
+    return wrong
+
+
+def average_buffers(found: Sequence[Twins]) -> None:
+    """Give all holders of a module the mean of each floating-point buffer.
 
     Raises:
-        SettingError: they are not.
+        PipelineError: another buffer, such as a counter, is not the same on all of them.
     """
-    for weights, others, peer, _ in found:
-        mine = _sums(weights)
-        theirs = _sums(others) if others else _swapped(mine, peer, group, patience)
-        if not torch.equal(mine, theirs):
-            raise SettingError(
-                f"rank {group.rank} and rank {peer} hold copies of one stage, or tied weights, that are not the same; "
-                "build both from one seed, or load both from one file"
-            )
+    for each in found:
+        buffers = each.buffers
+        unlike = each.unlike("buffer", buffers)
+        for name, where in unlike.items():
+            if not buffers[name].is_floating_point():
+                raise PipelineError(
+                    f"{where} after the step, and {buffers[name].dtype} has no mean; give all holders of the stage as "
+                    "many microbatches, or register the buffer with persistent=False"
+                )
+        if unlike:
+            floats = [buffers[name] for name in unlike]
+            row = torch.cat([buffer.detach().double().flatten() for buffer in floats])
+            means = each.gather(row).mean(0)
+            for buffer, mean in zip(floats, means.split([buffer.numel() for buffer in floats]), strict=True):
+                buffer.detach().copy_(mean.view_as(buffer))
+
+
+def _odd_one(values: Sequence[int]) -> int:
+    """The place of the first value that is not the first one; 0 if all are the same."""
+    return next((place for place, value in enumerate(values) if value != values[0]), 0)
 
 
 def _sums(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    return torch.tensor([checksum(local(weight.detach())) for weight in weights])
+    return torch.tensor([checksum(local(weight)) for weight in weights])
 
 
-def _swapped(mine: torch.Tensor, peer: int, group: PipelineGroup, patience: timedelta) -> torch.Tensor:
-    """What `peer` gives for `mine`."""
+def _both(mine: torch.Tensor, peer: int, first: bool, group: PipelineGroup, patience: timedelta) -> torch.Tensor:
+    """This rank's row and that of `peer`, in the same order on both."""
     mine = mine.to(group.device)
     theirs = torch.empty_like(mine)
     swap = [(dist.isend, mine), (dist.irecv, theirs)]
     ops = [dist.P2POp(how, part, group.peer(peer), group.process_group) for how, part in swap]
     for work in dist.batch_isend_irecv(ops):
         wait(work, group.device, patience)
-    return theirs
+    return torch.stack([mine, theirs] if first else [theirs, mine])
+
+
+def _all(mine: torch.Tensor, replicas: dist.ProcessGroup, patience: timedelta) -> torch.Tensor:
+    """The rows of all replicas."""
+    mine = mine.to(_home(replicas))
+    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(replicas))]
+    wait(dist.all_gather(rows, mine, group=replicas, async_op=True), mine.device, patience)
+    return torch.stack(rows)
 
 
 def add_up(found: Sequence[Shared], group: PipelineGroup, patience: timedelta) -> None:
@@ -102,8 +218,8 @@ def add_up(found: Sequence[Shared], group: PipelineGroup, patience: timedelta) -
             total = mine + flat(others)
             put(others, total)
         else:
-            theirs = _swapped(mine, peer, group, patience).to(mine.device)
-            total = mine + theirs if first else theirs + mine
+            one, other = _both(mine, peer, first, group, patience)
+            total = (one + other).to(mine.device)
         put(weights, total)
 
 
@@ -121,57 +237,57 @@ def start_mean(weights: Sequence[nn.Parameter], replicas: dist.ProcessGroup, pat
     return finish
 
 
-def mean(value: torch.Tensor, replicas: dist.ProcessGroup, patience: timedelta) -> torch.Tensor:
-    """A number's mean over `replicas`."""
-    value = value.to("cpu" if dist.get_backend(replicas) == "gloo" else "cuda", copy=True)
+def total(value: torch.Tensor, replicas: dist.ProcessGroup, patience: timedelta) -> torch.Tensor:
+    """A number's sum over `replicas`."""
+    value = value.to(_home(replicas), copy=True)
     wait(dist.all_reduce(value, group=replicas, async_op=True), value.device, patience)
-    return value.cpu() / dist.get_world_size(replicas)
+    return value.cpu()
 
 
-def squares(found: Sequence[Shared], modules: Iterable[nn.Module]) -> float:
-    """The sum of squares of the gradients that this rank answers for: of several holders, the first does.
+def _home(replicas: dist.ProcessGroup) -> str:
+    """Where a process group's messages travel from and to."""
+    return "cpu" if dist.get_backend(replicas) == "gloo" else "cuda"
 
-    Of gradients that are sharded it is the sum over all slices, on each rank that has one.
+
+def norm(found: Sequence[Shared], module: nn.Module) -> torch.Tensor:
+    """The norm of the gradients that this rank answers for: of several holders, the first does.
+
+    Of gradients that are sharded it is the norm of all slices together, on each rank that has one.
     """
     elsewhere = {
         id(weight) for each in found for weight in each.others or each.weights if each.others or not each.first
     }
-    total = 0.0
-    slices: dict[Any, torch.Tensor] = {}
-    for weight in (weight for module in modules for weight in module.parameters() if id(weight) not in elsewhere):
+    alike: dict[Any, list[torch.Tensor]] = {}  # by how they are sharded: torch takes the norm of like ones only
+    for weight in module.parameters():
         grad: Any = weight.grad
-        if grad is not None:
-            own = local(grad).double().square().sum()
-            if hasattr(grad, "placements"):  # one sum for all that are sharded alike
-                over = grad.device_mesh, grad.placements
-                slices[over] = slices[over] + own if over in slices else own
-            else:
-                total += own.item()
-    return total + sum(_whole(own, *over) for over, own in slices.items())
-
-
-def _whole(own: torch.Tensor, mesh: Any, placements: Sequence[Any]) -> float:
-    """The sum of what each rank has of its own slices."""
-    from torch.distributed.tensor import DTensor, Partial  # takes long to import; who has slices has it already
-
-    parts = [Partial() if each.is_shard() else each for each in placements]
-    return DTensor.from_local(own, mesh, parts).full_tensor().item()
+        if grad is not None and id(weight) not in elsewhere:
+            over = (grad.device_mesh, grad.placements) if hasattr(grad, "to_local") else None
+            alike.setdefault(over, []).append(grad.coalesce().values() if grad.is_sparse else grad)
+    norms: list[Any] = [get_total_norm(grads) for grads in alike.values()]
+    plain = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in norms]
+    return torch.tensor([each.item() for each in plain], dtype=torch.float64).norm()
 
 
 def local(tensor: Any) -> torch.Tensor:
     """Of a tensor that is sharded, the slice that is here; any other as it is."""
-    here: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor
+    here: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
     return here
 
 
 def flat(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    """The gradients in one row; zeros where there is none."""
+    """The gradients in one row, zeros where there is none, and then for each weight 1 if it has one, otherwise 0."""
+    if not weights:
+        return torch.empty(0)
     grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-    return torch.cat([local(grad).reshape(-1) for grad in grads]) if grads else torch.empty(0)
+    row = torch.cat([(local(grad).to_dense() if grad.is_sparse else local(grad)).reshape(-1) for grad in grads])
+    return torch.cat([row, row.new_tensor([weight.grad is not None for weight in weights])])
 
 
 def put(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
-    """Take `row` apart again into the weights' gradients."""
-    for weight, part in zip(weights, row.split([local(weight).numel() for weight in weights]), strict=True):
-        weight.grad = torch.empty_like(weight)
-        local(weight.grad).copy_(part.view_as(local(weight)))
+    """Take `row` apart again into the weights' gradients. A weight that has none on any rank keeps none."""
+    sizes = [local(weight).numel() for weight in weights]
+    parts = row.split([*sizes, len(weights)]) if weights else []
+    for weight, part, known in zip(weights, parts, parts[-1].tolist() if weights else [], strict=False):
+        if known:
+            weight.grad = torch.empty_like(weight)
+            local(weight.grad).copy_(part.view_as(local(weight)))

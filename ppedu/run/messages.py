@@ -8,7 +8,7 @@ arrived: has somebody written to it in the meantime?
 
 from __future__ import annotations
 
-import re
+import logging
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
@@ -18,11 +18,12 @@ import torch
 import torch.distributed as dist
 
 from ppedu.core.actions import SEND, Action, Op
-from ppedu.core.errors import CommunicationError
+from ppedu.core.errors import CommunicationError, PipelineError
 from ppedu.core.lower import label
 from ppedu.core.placement import TOWARDS, Placement
-from ppedu.run.comm import DESCRIPTION, PipelineGroup, describe, described
+from ppedu.run.comm import DESCRIPTION, PipelineGroup, describe, described, failure
 
+LOG = logging.getLogger("ppedu")
 MOST_TENSORS = 8  # in one message
 MESSAGES = [Op.SEND_F, Op.SEND_B]  # a header names a kind of message by its place here
 WORDS = 4 + MOST_TENSORS * (1 + DESCRIPTION)  # of a header
@@ -79,7 +80,14 @@ class Messages:
 
         Raises:
             CommunicationError: it does not look as the receiver expects.
+            PipelineError: a tensor is sparse or a DTensor.
         """
+        for tensor in tensors:
+            if tensor.layout != torch.strided or hasattr(tensor, "to_local"):
+                kind, cure = (
+                    ("DTensor", "to_local()") if hasattr(tensor, "to_local") else ("sparse tensor", "to_dense()")
+                )
+                raise PipelineError(f"only dense tensors of one rank can be sent; got a {kind}: give its {cure}")
         found = [Layout(tensor.dtype, tuple(tensor.shape), tensor.requires_grad) for tensor in tensors]
         expected = self._expected(action, kind)
         if expected is not None and found != expected:
@@ -96,6 +104,7 @@ class Messages:
             outgoing.insert(0, self._header(action, found))
         if expected is None:
             self.layouts[self._key(action, kind)] = found
+        self._log("%s starts: %s", action, found)
         work = [self._start(self.channel.send, tensor, action) for tensor in outgoing]
         self.sent[action] = Sent(work, outgoing, sums)
 
@@ -117,6 +126,7 @@ class Messages:
                     f"rank {self.group.rank}: {action} expects {_told(expected)}, but {_told(found)} comes"
                 )
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
+        self._log("%s is posted: %s", action, expected)
         work = [self._start(self.channel.recv, buffer, action) for buffer in buffers]
         self.coming[action] = Coming(work, buffers, expected)
 
@@ -127,9 +137,12 @@ class Messages:
             CommunicationError: it has not come in time, or its sender is gone.
         """
         if action not in self.coming:
-            raise CommunicationError(f"rank {self.group.rank}: {user} waits for {action}, which has not been started")
+            raise CommunicationError(
+                f"rank {self.group.rank}: {user} waits for {action}, which has not been started or was taken before"
+            )
         coming = self.coming.pop(action)
         self._finish(coming.work, action, user)
+        self._log("%s has arrived: %s", action, coming.layouts)
         arrived = [tensor.to(device) for tensor in coming.tensors]
         for tensor, layout in zip(arrived, coming.layouts, strict=True):
             tensor.requires_grad_(layout.wants_grad)
@@ -185,7 +198,7 @@ class Messages:
         try:
             work: dist.Work = how([tensor], self.peers[action], 0)
         except RuntimeError as error:
-            raise self._lost(action, error) from error
+            raise self._failed(action, error) from error
         return work
 
     def _finish(self, work: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
@@ -193,16 +206,16 @@ class Messages:
             try:
                 wait(each, self.device, self.patience)
             except RuntimeError as error:
-                raise self._lost(action, error, user) from error
+                raise self._failed(action, error, user) from error
 
-    def _lost(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
+    def _log(self, what: str, action: Action, layouts: Sequence[Layout]) -> None:
+        if LOG.isEnabledFor(logging.DEBUG):  # or the layouts would be put into words for nothing
+            LOG.debug(f"rank %d: {what}", self.group.rank, action, _told(layouts))
+
+    def _failed(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
         peer = self.placement.route(action)[action.op in SEND]
         what = f"{user} waits for {action}" if user else str(action)
-        why = (
-            f"rank {peer} has not come to it within {self.patience.total_seconds():g} s"
-            if "imed out" in str(error) or "imeout" in str(error)
-            else f"the connection to rank {peer} is lost; that rank has failed or ended ({reason(error)})"
-        )
+        why = failure(error, peer, f"within {self.patience.total_seconds():g} s")
         return CommunicationError(f"rank {self.group.rank}: {what} ({label(action, self.placement)}): {why}")
 
     def _header(self, action: Action, layouts: Sequence[Layout]) -> torch.Tensor:
@@ -243,11 +256,6 @@ def other_end(action: Action) -> Action:
     """The receive that belongs to a send, or the send to a receive."""
     op = Op(f"{'RECV' if action.op in SEND else 'SEND'}_{action.op[-1]}")
     return Action(action.stage + TOWARDS[action.op], op, action.microbatch)
-
-
-def reason(error: Exception) -> str:
-    """What torch says, in short: neither the place in its source nor what to look at next."""
-    return re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0]).split(". ")[0]
 
 
 def _told(layouts: Sequence[Layout]) -> str:

@@ -24,7 +24,7 @@ from ppedu.core.schedule import Schedule
 if TYPE_CHECKING:
     from torch.distributed.fsdp import UnshardHandle
 
-WHOLE, SHARDED, IN_PARTS = 0, 1, 2  # how the weights of a stage are kept
+WHOLE, SHARDED, IN_PARTS, WRAPPED = 0, 1, 2, 3  # how the weights of a stage are kept
 
 
 def kept(modules: Mapping[int, nn.Module]) -> list[int]:
@@ -32,9 +32,11 @@ def kept(modules: Mapping[int, nn.Module]) -> list[int]:
 
     modules: all stages of the rank, by number.
     """
-    found = [-1, -1, -1]
+    found = [-1, -1, -1, -1]
     for stage, module in modules.items():
-        if parts := _parts(module):
+        if _parts(module, WRAPPERS):
+            found[WRAPPED] = stage
+        elif parts := _parts(module):
             found[SHARDED if parts[0] is module else IN_PARTS] = stage
         elif any(weight.requires_grad for weight in module.parameters()):
             found[WHOLE] = stage
@@ -45,10 +47,17 @@ def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
     """Are the stages of a pipeline sharded? `rows[rank]` is what `kept` says there.
 
     Raises:
-        SettingError: one is sharded in parts only, or some are sharded and others are not.
+        SettingError: one is sharded in parts only, or some are sharded and others are not, or one is in a wrapper that
+            synchronizes its gradients after every backward, or after the first.
     """
     found = [(how, stage, rank) for rank, row in enumerate(rows) for how, stage in enumerate(row) if stage >= 0]
     where = {how: f"stage {stage} on rank {rank}" for how, stage, rank in found}
+    for how, stage, _ in found:
+        if how == WRAPPED:
+            raise SettingError(
+                f"stage {stage} is wrapped in DistributedDataParallel; give the plain module and "
+                "Pipeline(replicas=group): such a wrapper synchronizes after the wrong backward"
+            )
     if IN_PARTS in where:
         raise SettingError(
             f"{where[IN_PARTS]} has parts that are sharded, but is not sharded itself, so that its other weights "
@@ -186,10 +195,20 @@ class Shards:
             self._gathered.add(stage)
 
 
-def _parts(module: nn.Module) -> list[Any]:
-    """The modules in `module` that fully_shard was called on, itself first."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # takes long to import; where nobody has, nothing is sharded
-    return [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)] if fsdp else []
+# What torch can put around a module, or make of it, each as its module in torch and its name there.
+FULLY_SHARDED = [("torch.distributed.fsdp", "FSDPModule")]
+WRAPPERS = [
+    ("torch.nn.parallel", "DistributedDataParallel"),
+    ("torch.distributed._composable.replicate", "DDP"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+]
+
+
+def _parts(module: nn.Module, kinds: Sequence[tuple[str, str]] = FULLY_SHARDED) -> list[Any]:
+    """The modules in `module`, itself first, that are of one of `kinds`."""
+    # They take long to import. Where nobody has imported them, nothing is of their kind.
+    known = tuple(getattr(sys.modules[place], name) for place, name in kinds if place in sys.modules)
+    return [part for part in module.modules() if isinstance(part, known)]
 
 
 def _replicas(module: nn.Module) -> set[int]:

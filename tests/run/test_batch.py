@@ -36,7 +36,7 @@ def test_pieces_are_as_even_as_can_be_and_put_together_they_are_the_whole(microb
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1 and len(sizes) == microbatches
     assert all(each[1] == "all" and each[2] is whole for each in batch.inputs)
     assert all(torch.equal(named["mask"], piece) for named, piece in zip(batch.keywords, pieces, strict=True))
-    assert batch.targets == [] and batch.shares == []
+    assert batch.targets == [] and batch.counts == [] and batch.sizes == sizes
 
 
 class Model(nn.Module):
@@ -147,9 +147,9 @@ REFUSED = {
     ),
     "a list of another length": ((uneven(X)[1:], Y, {}, {}), "input 0: 2 microbatches were given; the schedule has 3"),
     "a keyword's list": ((X, Y, {"scale": [1, 2]}, {}), "scale: 2 microbatches were given; the schedule has 3"),
-    "a tuple of targets": (
-        (X, (Y, Y), {}, {}),
-        "targets are a tensor, or a list with those of each microbatch; got tuple",
+    "targets without a tensor": (
+        (X, (1, "two"), {}, {}),
+        "targets are a tensor, a tuple or dict of tensors, or a list with those of each microbatch; got tuple",
     ),
     "no target counts": (
         (X, padded(0, 0, 0, 0, 0, 0, 0), {}, {"count": counted}),
