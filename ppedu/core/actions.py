@@ -6,18 +6,19 @@
     1SEND_F3  2RECV_F3    stage 1 sends what its forward of microbatch 3 gave, stage 2 receives it
     3SEND_B3  2RECV_B3    stage 3 sends the gradient of its input, stage 2 receives it
     0UNSHARD  0RESHARD  0REDUCE_GRAD      for sharded weights: gather them, free them, sum gradients
-    (0F1;3B0)OVERLAP_F_B  a forward and a backward at the same time
+    (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
-The grammar is the one of torch.distributed.pipelining, read strictly; OVERLAP_B_F is ours.
+The grammar is the one of torch.distributed.pipelining, read strictly; OVERLAP_B_F, the backward first, is ours.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
-from ppedu.core.errors import ParseError
+from ppedu.core.errors import ParseError, SettingError
 
 
 class Op(str, Enum):
@@ -49,6 +50,14 @@ COMMUNICATION = SEND | RECEIVE
 SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})
 
+# The ops of a pair's parts, in their order, and the pair's own.
+PAIRS = {
+    (Op.F, Op.B): Op.OVERLAP_F_B,
+    (Op.F, Op.I): Op.OVERLAP_F_B,
+    (Op.B, Op.F): Op.OVERLAP_B_F,
+    (Op.I, Op.F): Op.OVERLAP_B_F,
+}
+
 
 class Action(NamedTuple):
     """One thing a rank does.
@@ -75,31 +84,77 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.op}"
-        return f"{self.stage}{self.op}{self.microbatch if self.microbatch >= 0 else ''}"
+        return f"{self.stage}{self.op}{'' if self.microbatch == -1 else self.microbatch}"
 
     def __repr__(self) -> str:
         return f"<{self}>"
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """The action that `text` stands for: `Action.parse("2F0")`.
+        """Return the action that `text` stands for: `Action.parse("2F0")`.
 
         Raises:
             ParseError: the text is not exactly one action.
         """
-        text = text.strip() if isinstance(text, str) else repr(text)
+        if not isinstance(text, str):
+            raise _not_an_action(text)
+        text = text.strip()
         if match := _SINGLE(text):
             return cls(int(match["stage"]), Op(match["op"]), int(match["microbatch"]))
         if match := _SHARDING(text):
             return cls(int(match["stage"]), Op(match["op"]))
         if match := _PAIR(text):
-            first, second = cls.parse(match["first"]), cls.parse(match["second"])
-            if {first.op, second.op} <= COMPUTE:
-                return cls(-1, Op(match["op"]), -1, (first, second))
-        raise ParseError(
-            f"{text!r} is not an action; an action is a stage, an op and a microbatch, such as 2F0 or 1SEND_F3, "
-            "a stage and UNSHARD, RESHARD or REDUCE_GRAD, or a pair such as (0F1;3B0)OVERLAP_F_B"
-        )
+            pair = cls(-1, Op(match["op"]), -1, (cls.parse(match["first"]), cls.parse(match["second"])))
+            if is_well_formed(pair):
+                return pair
+        raise _not_an_action(text)
+
+    @classmethod
+    def of(cls, value: Any) -> Action:
+        """Return an action, or the text of one, as a well-formed action.
+
+        Raises:
+            ParseError: it is neither, or its fields do not make an action.
+        """
+        if not isinstance(value, Action):
+            return cls.parse(value)
+        stage, op, microbatch, parts = value
+        try:
+            action = cls(index(stage), Op(op), index(microbatch), tuple(map(cls.of, parts)))
+        except ParseError:
+            raise  # of a part
+        except (TypeError, ValueError):
+            raise ParseError(
+                f"{tuple.__repr__(value)} is not an action; its stage and its microbatch must be whole numbers, "
+                "as m // 2 is and m / 2 is not, and its op an Op, such as Op.F"
+            ) from None
+        if not is_well_formed(action):
+            raise _not_an_action(str(action))
+        return action
+
+
+def is_well_formed(value: Any) -> bool:
+    """Return whether a value is an action whose fields have the declared types and fit its op.
+
+    Whether there are such a stage and microbatch is for `check` to say.
+    """
+    if type(value) is not Action:
+        return False
+    stage, op, microbatch, parts = value
+    if type(op) is not Op or type(stage) is not int or type(microbatch) is not int or type(parts) is not tuple:
+        return False
+    if op in OVERLAP:
+        fits = stage == microbatch == -1 and len(parts) == 2 and all(map(is_well_formed, parts))
+        return fits and PAIRS.get((parts[0].op, parts[1].op)) == op
+    return not parts and (microbatch == -1 or op not in SHARDING)
+
+
+def _not_an_action(value: Any) -> ParseError:
+    return ParseError(
+        f"{value!r} is not an action; an action is a stage, an op and a microbatch, such as 2F0 or 1SEND_F3, "
+        "a stage and UNSHARD, RESHARD or REDUCE_GRAD, or a pair of a forward and a backward (B or I), such as "
+        "(0F1;3B0)OVERLAP_F_B or (3B0;0F1)OVERLAP_B_F"
+    )
 
 
 def _either(ops: frozenset[Op]) -> str:
@@ -135,5 +190,14 @@ def W(stage: int, microbatch: int) -> Action:
 
 
 def overlap(first: Action, second: Action) -> Action:
-    """Two actions at the same time, a forward and a backward in either order."""
-    return Action(-1, Op.OVERLAP_F_B if first.op == Op.F else Op.OVERLAP_B_F, -1, (first, second))
+    """Two actions at the same time, a forward and a backward (B or I) in either order.
+
+    Raises:
+        SettingError: they are not a forward and a backward.
+    """
+    try:
+        return Action(-1, PAIRS[first.op, second.op], -1, (first, second))
+    except (AttributeError, KeyError):
+        raise SettingError(
+            f"a pair is a forward and a backward (B or I), such as 0F1 and 3B0; got {first!r} and {second!r}"
+        ) from None

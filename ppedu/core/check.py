@@ -207,8 +207,8 @@ def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) 
     stages, microbatches = placement.stages, schedule.microbatches
     for rank in known:
         for index, action in enumerate(schedule.orders[rank]):
+            here = rank, index
             for single in action.parts or (action,):
-                here = rank, index  # made anew for each: the same action twice in a pair is told by identity
                 stage, op, m, _ = single
                 copy = copies > 1 and m >= split  # as Placement.copy has it, without 100,000 calls
                 fresh = placed.setdefault(single, here) is here

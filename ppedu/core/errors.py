@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,35 +41,26 @@ class RankError(PipelineError, RuntimeError):
 
 
 def require_schedule(what: str, value: Any) -> None:
-    """Return if `value` is a schedule, which `what` takes.
+    """Raise SettingError unless `value` is a Schedule."""
+    from ppedu.core.schedule import Schedule  # which imports this module
 
-    Raises:
-        SettingError: it is none.
-    """
-    if not hasattr(value, "orders"):
+    if not isinstance(value, Schedule):
         raise SettingError(f"{what} takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {value!r}")
 
 
 def require_rank(rank: Any, ranks: int) -> int:
-    """`rank`, if it is one of `ranks`.
-
-    Raises:
-        SettingError: it is not.
-    """
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
+    """Return `rank` as an int. Raise SettingError unless it is one of `ranks`."""
+    whole = _whole(rank)
+    if whole is None or not 0 <= whole < ranks:
         raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {ranks - 1}")
-    return rank
+    return whole
 
 
 MOST_FORWARDS = 5_000_000  # of a schedule: some gigabytes
 
 
 def require_size(ranks: Any, chunks: Any, microbatches: Any) -> None:
-    """Return if a schedule can have so many.
-
-    Raises:
-        SettingError: one of them is no whole number above 0, or together they are more than fits into memory.
-    """
+    """Raise SettingError unless the three are whole numbers above 0 and a schedule of this size fits in memory."""
     counts = {"ranks": ranks, "chunks": chunks, "microbatches": microbatches}
     forwards = math.prod(require_count(name, count) for name, count in counts.items())
     if forwards > MOST_FORWARDS:
@@ -76,13 +69,28 @@ def require_size(ranks: Any, chunks: Any, microbatches: Any) -> None:
 
 
 def require_count(name: str, value: Any, least: int = 1) -> int:
-    """`value` as an int, if it is a whole number of at least `least`.
-
-    Raises:
-        SettingError: it is anything else.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    """Return `value` as an int. Raise SettingError unless it is a whole number of at least `least`."""
+    whole = _whole(value)
+    if whole is None:
         raise SettingError(f"{name} must be a whole number; got {value!r}")
-    if value.__index__() < least:
+    if whole < least:
         raise SettingError(f"{name} must be at least {least}; got {value}")
-    return int(value)
+    return whole
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number of any kind, also NumPy's or torch's, as an int; None if the value is not one."""
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several numbers
+        return None
+
+
+# Neither a file, a terminal nor an SVG can hold them.
+UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def require_name(what: str, name: Any) -> None:
+    """Raise SettingError unless `name` is text without control characters and lone surrogates."""
+    if not isinstance(name, str) or UNWRITABLE.search(name):
+        raise SettingError(f"{what} must be text without control characters; got {name!r}")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import index
+from typing import Any
 
 from ppedu.core.actions import SEND, Action, Op
-from ppedu.core.errors import SettingError, require_count, require_size
+from ppedu.core.errors import SettingError, require_count, require_name, require_size
+
+
+def fields_alone(self: Any) -> dict[str, Any]:
+    """Return the state of a dataclass to pickle or to copy: its fields, without what is cached beside them."""
+    return {field.name: getattr(self, field.name) for field in fields(self)}
+
 
 # The stage at the other end of a message: activations go to the next stage, gradients to the one before.
 TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
@@ -27,9 +36,26 @@ class Placement:
     holders: tuple[tuple[int, ...], ...]
     split: int = 0
 
+    def __post_init__(self) -> None:
+        require_name("a placement's name", self.name)
+        ranks, split = require_count("ranks", self.ranks), require_count("split", self.split, least=0)
+        try:
+            holders = tuple(tuple(map(index, copy)) for copy in self.holders)
+        except TypeError:
+            holders = ()
+        there = all(copy and min(copy) >= 0 and max(copy) < ranks for copy in holders)
+        if len(holders) not in (1, 2) or len(holders[0]) != len(holders[-1]) or not there:
+            raise SettingError(
+                f"holders must give the rank, below {ranks}, of every stage, in one copy of the model or in two, "
+                f"such as ((0, 1, 1, 0),); got {self.holders!r}"
+            )
+        vars(self).update(ranks=ranks, split=split, holders=holders)
+
+    __getstate__ = fields_alone
+
     @classmethod
     def make(cls, name: str, ranks: int, chunks: int = 1, microbatches: int = 1) -> Placement:
-        """The placement called `name` for `ranks` ranks.
+        """Return the placement called `name` for `ranks` ranks.
 
         "loop": stage s on rank s mod ranks, `chunks` stages on each rank.
         "v": down the ranks and back up, a zigzag of `chunks` stages on each rank.
@@ -47,14 +73,14 @@ class Placement:
                 )
             down = tuple(range(ranks))
             return cls(name, ranks, (down, down[::-1]), microbatches - microbatches // 2)
-        if name not in _SHAPES:
+        if not isinstance(name, str) or name not in _SHAPES:
             known = ", ".join([*_SHAPES, "bidirectional"])
             raise SettingError(f"there is no placement called {name!r}; there is: {known}")
         return cls(name, ranks, (tuple(_SHAPES[name](stage, ranks) for stage in range(ranks * chunks)),))
 
     @classmethod
     def custom(cls, holders: Sequence[int]) -> Placement:
-        """One copy, with stage s on rank `holders[s]`.
+        """Return a placement of one copy, with stage s on rank `holders[s]`.
 
         Raises:
             SettingError: there are no stages, a rank below the highest holds none, or one is not a whole number.
@@ -64,7 +90,7 @@ class Placement:
         ranks = sorted({require_count("a rank", rank, least=0) for rank in holders})
         if not ranks or ranks != list(range(len(ranks))):
             raise SettingError(f"a placement gives every rank from 0 on a stage; got {list(holders)}")
-        return cls("custom", len(ranks), (tuple(map(int, holders)),))
+        return cls("custom", len(ranks), (tuple(holders),))
 
     @cached_property
     def stages(self) -> int:
@@ -75,23 +101,36 @@ class Placement:
         """Copies of the model: 1, or 2 in a bidirectional placement."""
         return len(self.holders)
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Stages of one copy held by one rank (the most, where ranks differ)."""
-        return max(self.holders[0].count(rank) for rank in range(self.ranks))
+        return max(Counter(self.holders[0]).values())
 
     def copy(self, microbatch: int) -> int:
         """Which copy of the model `microbatch` runs through."""
         return int(len(self.holders) > 1 and microbatch >= self.split)
 
     def rank(self, stage: int, microbatch: int = 0) -> int:
-        """The rank that works on `microbatch` in `stage`."""
-        return self.holders[len(self.holders) > 1 and microbatch >= self.split][stage]
+        """Return the rank that works on `microbatch` in `stage`.
+
+        Raises:
+            SettingError: there is no such stage.
+        """
+        try:
+            return self.holders[len(self.holders) > 1 and microbatch >= self.split][stage]
+        except (IndexError, TypeError, ValueError):
+            raise SettingError(
+                f"there is no stage {stage!r} of a microbatch {microbatch!r}; the stages are 0 to {self.stages - 1}"
+            ) from None
 
     def chunk(self, stage: int, microbatch: int = 0) -> int:
-        """Which of its rank's stages `stage` is, of the copy that `microbatch` runs through, from 0."""
-        holders = self.holders[self.copy(microbatch)]
-        return holders[:stage].count(holders[stage])
+        """Return which of its rank's stages `stage` is, of the copy that `microbatch` runs through, from 0.
+
+        Raises:
+            SettingError: there is no such stage.
+        """
+        rank = self.rank(stage, microbatch)
+        return self.holders[self.copy(microbatch)][:stage].count(rank)
 
     @cached_property
     def links(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
@@ -109,14 +148,16 @@ class Placement:
         )
 
     def route(self, action: Action) -> tuple[int, int]:
-        """The ranks that the message of a SEND or RECV goes from and to.
+        """Return the ranks that the message of a SEND or RECV goes from and to.
 
         Raises:
-            SettingError: the action is no SEND or RECV, or there is no stage at one of its ends.
+            SettingError: the action is not a SEND or RECV, or there is no stage at one of its ends.
         """
-        other = action.stage + TOWARDS.get(action.op, 0)
-        if action.op not in TOWARDS or not (0 <= action.stage < self.stages and 0 <= other < self.stages):
-            raise SettingError(f"{action} is no message between two stages; a SEND or RECV is, such as 1SEND_F3")
+        if not isinstance(action, Action) or action.op not in TOWARDS:
+            raise SettingError(f"{action!r} is not a message; a SEND or RECV is one, such as 1SEND_F3")
+        other = action.stage + TOWARDS[action.op]
+        if not (0 <= action.stage < self.stages and 0 <= other < self.stages):
+            raise SettingError(f"{action} is not a message between two of the stages 0 to {self.stages - 1}")
         here, there = self.rank(action.stage, action.microbatch), self.rank(other, action.microbatch)
         return (here, there) if action.op in SEND else (there, here)
 

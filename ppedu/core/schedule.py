@@ -9,17 +9,26 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.actions import COMMUNICATION, Action
+from ppedu.core.actions import COMMUNICATION, Action, is_well_formed
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Problem, Replay, find_problems, replay
-from ppedu.core.errors import ParseError, PipelineError, ScheduleError, SettingError, require_count, require_rank
-from ppedu.core.placement import Placement
+from ppedu.core.errors import (
+    ParseError,
+    PipelineError,
+    ScheduleError,
+    SettingError,
+    require_count,
+    require_name,
+    require_rank,
+    require_size,
+)
+from ppedu.core.placement import Placement, fields_alone
 from ppedu.core.timeline import several
 
 
@@ -27,8 +36,13 @@ from ppedu.core.timeline import several
 class Schedule:
     """What every rank does, in order.
 
-    `orders[rank]` is a tuple of `Action`; `placement` says which rank holds which stage.
-    Two schedules are equal when all of their fields are.
+    `orders[rank]` is a tuple of `Action`; `placement` says which rank holds which stage. Lists, and texts such as
+    "2F0", are accepted and copied into tuples of actions, so that a schedule never changes. Two schedules are equal
+    when all of their fields are.
+
+    Raises:
+        SettingError: something in the orders is not an action, there is not one order for each rank, or another field
+            is of the wrong type or too large.
     """
 
     name: str
@@ -37,9 +51,17 @@ class Schedule:
     orders: tuple[tuple[Action, ...], ...]
 
     def __post_init__(self) -> None:
-        require_count("microbatches", self.microbatches)
-        if len(self.orders) != self.ranks:
-            raise SettingError(f"a schedule for {self.ranks} ranks needs {self.ranks} orders; got {len(self.orders)}")
+        require_name("a schedule's name", self.name)
+        if not isinstance(self.placement, Placement):
+            raise SettingError(f"a schedule has a placement, such as Placement.make('loop', 4); got {self.placement!r}")
+        microbatches = require_count("microbatches", self.microbatches)
+        require_size(self.ranks, self.chunks, microbatches)
+        rows = _entries("orders must be a sequence of actions for each rank", self.orders)
+        if len(rows) != self.ranks:
+            raise SettingError(f"a schedule for {self.ranks} ranks needs {self.ranks} orders; got {len(rows)}")
+        vars(self).update(microbatches=microbatches, orders=tuple(map(_order, range(self.ranks), rows)))
+
+    __getstate__ = fields_alone
 
     @property
     def ranks(self) -> int:
@@ -186,6 +208,27 @@ class Schedule:
         if isinstance(placement, str):
             placement = Placement.make(placement, len(orders), stages // len(orders), found)
         return cls(name or where.stem, placement, found, orders)
+
+
+def _entries(rule: str, values: Any) -> tuple[Any, ...]:
+    """Return the entries of a sequence, or of an iterator, as a tuple."""
+    if not isinstance(values, Sequence | Iterator) or isinstance(values, str | bytes | Action):
+        raise SettingError(f"{rule}, such as [[pp.F(0, 0), pp.B(0, 0)], …]; got {values!r}")
+    return tuple(values)
+
+
+def _order(rank: int, actions: Any) -> tuple[Action, ...]:
+    """Return one rank's order as a tuple of well-formed actions."""
+    order = _entries(f"the order of rank {rank} must be a sequence of actions", actions)
+    if all(map(is_well_formed, order)):
+        return order
+    well_formed = []
+    for index, value in enumerate(order):
+        try:
+            well_formed.append(Action.of(value))
+        except ParseError as error:
+            raise SettingError(f"rank {rank}, position {index}: {error}") from None
+    return tuple(well_formed)
 
 
 def _cells(row: list[str], line: int, path: Path) -> Iterable[Action]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ppedu.core.actions import Action
 from ppedu.core.bulk import in_bulk
-from ppedu.core.errors import ScheduleError, SettingError, require_count, require_size
+from ppedu.core.errors import ScheduleError, SettingError, require_count, require_name, require_size
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.tables import in_html, in_text
@@ -58,6 +58,7 @@ def register(name: str, placement: str = "loop", chunks: int = 1) -> Callable[[G
     """
     if not isinstance(name, str):
         raise SettingError(f'give the schedule a name, as in @register("mine"); got {name!r}')
+    require_name("a schedule's name", name)
     Placement.make(placement, 1, chunks)
 
     def remember(generator: Generator) -> Generator:
@@ -164,20 +165,14 @@ def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[
             raise ScheduleError(f"{it} returns one action for rank {rank}, {actions}; `yield` each action instead")
         if not isinstance(actions, Iterable):
             raise ScheduleError(f"{it} gives {actions!r} for rank {rank}; it must yield actions")
-        order = tuple(islice(actions, most + 1))
-        for action in order:
-            if not isinstance(action, Action):
-                raise ScheduleError(f"{it} yields {action!r} on rank {rank}; yield actions, such as pp.F({rank}, 0)")
-            for single in action.parts or (action,):
-                if not isinstance(single.stage, int) or not isinstance(single.microbatch, int):
-                    raise ScheduleError(
-                        f"{it} yields {action} on rank {rank}; "
-                        "a stage and a microbatch are whole numbers, as m // 2 is and m / 2 is not"
-                    )
-        if len(order) > most:
+        orders.append(tuple(islice(actions, most + 1)))
+        if len(orders[rank]) > most:
             raise ScheduleError(f"{it} yields more and more actions on rank {rank}; does it end?")
-        orders.append(order)
-    return Schedule(name, Placement.make(entry.placement, ranks, chunks, microbatches), microbatches, tuple(orders))
+    placement = Placement.make(entry.placement, ranks, chunks, microbatches)
+    try:
+        return Schedule(name, placement, microbatches, tuple(orders))
+    except SettingError as error:
+        raise ScheduleError(f"{it} must yield actions, such as pp.F(0, 0): {error}") from None
 
 
 def _settings(name: str, generator: Generator, options: dict[str, Any]) -> dict[str, Any]:

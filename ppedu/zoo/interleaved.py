@@ -43,7 +43,10 @@ def interleaved(
     chunk this is 1F1B with twice the warm-up: more activations, and more of the latency is hidden.
     Picture: 1F1B with a finer, longer warm-up; each microbatch comes by `chunks` times.
     """
-    groups = rounds(ranks, microbatches) if group is None else _fixed(ranks, microbatches, chunks, group)
+    if group is None:
+        groups = rounds(ranks, microbatches)
+    else:
+        groups = _fixed(ranks, microbatches, chunks, require_count("group", group))
     yield from _one_f_one_b(rank, ranks, chunks, groups)
 
 
@@ -59,7 +62,6 @@ def _one_f_one_b(rank: int, ranks: int, chunks: int, groups: list[range]) -> Ite
 
 @cache
 def _fixed(ranks: int, microbatches: int, chunks: int, group: int) -> list[range]:
-    require_count("group", group)
     groups = [range(first, min(first + group, microbatches)) for first in range(0, microbatches, group)]
     orders = tuple(tuple(_one_f_one_b(rank, ranks, chunks, groups)) for rank in range(ranks))
     trial = Schedule("interleaved", Placement.make("loop", ranks, chunks), microbatches, orders)

@@ -7,6 +7,8 @@ RECV takes what is at the head, and an action starts when its values are on its 
 
 from collections import Counter, defaultdict
 
+from stepper import paired
+
 from ppedu import Action, B, F, I, Op, Placement, Schedule, W
 
 COMPUTE = ("F", "B", "I", "W")
@@ -74,7 +76,7 @@ def incomplete(schedule, rank):
             if schedule.placement.rank(stage, m) == rank:
                 halves = (I, W) if left[I(stage, m)] or left[W(stage, m)] else (B,)
                 left.subtract([make(stage, m) for make in (F, *halves)])
-    return any(left.values()) or any(part.op not in COMPUTE for action in order for part in action.parts)
+    return any(left.values())
 
 
 def sharded_wrongly(schedule, rank):
@@ -262,20 +264,16 @@ def draw(random, lowered=True, together=False, sharded=False, most_ranks=4, most
                 deliver(*ends(each, placement))
         else:
             rank, run = rank_of(each), [each]
-            partners = [other for other in work if other != each and rank_of(other) == rank and ready(other)]
+            partners = [other for other in work if paired(each, other) and rank_of(other) == rank and ready(other)]
             if partners and random.random() < pairs:
                 run.append(random.choice(partners))
             for single in run:
                 work.remove(single)
-            orders[rank].append(run[0] if len(run) == 1 else fused(random, *run))
+            orders[rank].append(run[0] if len(run) == 1 else paired(*run))
             here[rank].update(value for single in run for value in gives(single))
     if sharded:
         orders = [shard(random, order) for order in orders]
     return Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
-
-
-def fused(random, first, second):
-    return Action(-1, random.choice([Op.OVERLAP_F_B, Op.OVERLAP_B_F]), -1, (first, second))
 
 
 def shard(random, order):
@@ -357,8 +355,8 @@ def _change(random, schedule, orders, mutation):
         shift(("SEND_F", "SEND_B"), lambda spot: random.randint(spot, len(order) - 1))
     elif mutation == "hurry":
         shift(("RECV_F", "RECV_B"), lambda spot: random.randint(0, spot))
-    elif mutation == "fuse" and index + 1 < len(order) and action.op in COMPUTE and order[index + 1].op in COMPUTE:
-        order[index : index + 2] = [fused(random, action, order[index + 1])]
+    elif mutation == "fuse" and index + 1 < len(order) and paired(action, order[index + 1]):
+        order[index : index + 2] = [paired(action, order[index + 1])]
     elif mutation == "unfuse":
         order[index : index + 1] = random.choice([action.singles, action.singles[::-1]])
     elif mutation == "insert":

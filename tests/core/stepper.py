@@ -6,9 +6,16 @@ tick, at every rank. It is slow and short, and it shares nothing with `ppedu.cor
 
 from collections import Counter
 
-from ppedu import B, F, I, W
+from ppedu import Action, B, F, I, Op, W
 
 COMPUTE = ("F", "B", "I", "W")
+PAIRS = {"FB": Op.OVERLAP_F_B, "FI": Op.OVERLAP_F_B, "BF": Op.OVERLAP_B_F, "IF": Op.OVERLAP_B_F}
+
+
+def paired(first, second):
+    """The pair of two actions in this order, or None: one is a forward, the other a backward or its first half."""
+    op = PAIRS.get(first.op + second.op)
+    return op and Action(-1, op, -1, (first, second))
 
 
 def parents(action, stages):

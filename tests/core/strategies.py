@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from stepper import parents
+from stepper import paired, parents
 
 from ppedu import Action, B, F, I, Op, Placement, Schedule, W
 
@@ -35,14 +35,14 @@ def random_legal(random, ranks, chunks, microbatches, split=0.5, pairs=0.0):
     while left:
         ready = [action for action in left if all(done & set(choices) for choices in parents(action, placement.stages))]
         action = random.choice(ready)
-        partners = [other for other in ready if other != action and (other.stage - action.stage) % ranks == 0]
+        here = [other for other in ready if (other.stage - action.stage) % ranks == 0]
+        partners = [other for other in here if paired(action, other)]
         orders[action.stage % ranks].append(action)
         done.add(action)
         left.remove(action)
         if partners and random.random() < pairs:
             partner = random.choice(partners)
-            op = random.choice([Op.OVERLAP_F_B, Op.OVERLAP_B_F])
-            orders[action.stage % ranks][-1] = Action(-1, op, -1, (action, partner))
+            orders[action.stage % ranks][-1] = paired(action, partner)
             done.add(partner)
             left.remove(partner)
     return Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
@@ -107,7 +107,7 @@ def _changed(draw, schedule, mutation, action):
         if mutation == "unpair":
             return action.parts
         first = _changed(draw, schedule, mutation, action.parts[0])[0]
-        return [action._replace(parts=(first, action.parts[1]))]
+        return [paired(first, action.parts[1]) or first]
     if mutation == "restage":
         return [action._replace(stage=draw(st.integers(-1, schedule.stages)))]
     if mutation == "renumber":
@@ -128,8 +128,4 @@ messages = st.builds(
 sharding = st.builds(
     lambda stage, op: Action(stage, op), _numbers, st.sampled_from([Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD])
 )
-overlapped = st.builds(
-    lambda op, parts: Action(-1, op, -1, parts),
-    st.sampled_from([Op.OVERLAP_F_B, Op.OVERLAP_B_F]),
-    st.tuples(compute, compute),
-)
+overlapped = st.builds(paired, compute, compute).filter(bool)

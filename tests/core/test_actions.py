@@ -8,7 +8,8 @@ import strategies
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppedu import Action, B, F, I, Op, ParseError, PipelineError, W
+from ppedu import Action, B, F, I, Op, ParseError, PipelineError, Placement, Schedule, SettingError, W
+from ppedu.core.actions import overlap
 
 TABLE = {
     "2F0": Action(2, Op.F, 0),
@@ -38,6 +39,7 @@ NOT_ACTIONS = [
     *["(0F1;3B)OVERLAP_F_B", "(0F1,3B0)OVERLAP_F_B", "[0F1;3B0]OVERLAP_F_B", "(0F1;03B0)OVERLAP_F_B"],
     *["((0F1;3B0)OVERLAP_F_B;1F0)OVERLAP_F_B", "(1F0;(0F1;3B0)OVERLAP_F_B)OVERLAP_F_B"],
     *["(0UNSHARD;3B0)OVERLAP_F_B", "(0UNSHARD;1RESHARD)OVERLAP_F_B", "(0SEND_F1;3B0)OVERLAP_F_B"],
+    *["(0F1;1F1)OVERLAP_F_B", "(0W0;0W1)OVERLAP_B_F", "(0F1;1W0)OVERLAP_F_B", "(3B0;0F1)OVERLAP_F_B"],
 ]
 
 
@@ -91,6 +93,41 @@ def test_an_action_with_one_character_changed_is_refused_or_another_action(actio
     except ParseError:
         return
     assert other != action
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(["OVERLAP_F_B", "OVERLAP_B_F", "F"]), st.lists(strategies.actions, max_size=3))
+@strategies.often(300)
+def test_a_pair_is_a_forward_and_a_backward_wherever_it_comes_from(op, parts):
+    """By the rule in words: in OVERLAP_F_B the forward is first, in OVERLAP_B_F second; a B or an I is the other."""
+    ops = [part.op for part in (parts if op == "OVERLAP_F_B" else reversed(parts))]
+    right = op != "F" and len(ops) == 2 and ops[0] == "F" and ops[1] in ("B", "I")
+    pair = Action(-1, Op(op), -1, tuple(parts))
+    alone = Placement.make("loop", 1)
+    if right:
+        assert Action.parse(str(pair)) == overlap(*parts) == pair
+        assert Schedule("x", alone, 1, [[pair]]).orders == ((pair,),)
+    elif parts:
+        with pytest.raises(ParseError):
+            Action.parse(str(pair))
+        with pytest.raises(SettingError, match=r"^rank 0, position 1: "):
+            Schedule("x", alone, 1, [[F(0, 0), pair]])
+
+
+@given(strategies.actions, strategies.actions)
+@strategies.often(200)
+def test_overlap_makes_pairs_and_nothing_else(first, second):
+    if {*first.op, *second.op} in ({"F", "B"}, {"F", "I"}) and len(first.op + second.op) == 2:
+        assert overlap(first, second).parts == (first, second)
+        assert str(overlap(first, second)).endswith("OVERLAP_F_B" if first.op == "F" else "OVERLAP_B_F")
+    else:
+        with pytest.raises(SettingError, match="a pair is a forward and a backward"):
+            overlap(first, second)
+
+
+# --- the objects ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make, op", [(F, "F"), (B, "B"), (I, "I"), (W, "W")])

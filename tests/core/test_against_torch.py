@@ -17,7 +17,8 @@ schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
 def to_torch(action):
-    return schedules._Action.from_str(str(action))
+    """torch's action; the one word that is not torch's is read as its other pair, whose parts may be any."""
+    return schedules._Action.from_str(str(action).replace("OVERLAP_B_F", "OVERLAP_F_B"))
 
 
 def same(ours, theirs):
@@ -94,22 +95,13 @@ def test_every_kind_of_action_that_torch_has_is_known_here():
 # --- verdicts ---------------------------------------------------------------------------------------------------
 
 
-def in_torch_words(schedule):
-    """OVERLAP_B_F is not a word of torch's."""
-    orders = [
-        [action._replace(op=Op.OVERLAP_F_B) if action.op == Op.OVERLAP_B_F else action for action in order]
-        for order in schedule.orders
-    ]
-    return strategies.with_orders(schedule, orders)
-
-
-@given(strategies.shuffled_schedules().map(in_torch_words))
+@given(strategies.shuffled_schedules())
 @often(120)
 def test_the_verdict_on_shuffled_orders_is_torchs(schedule):
     assert (check(schedule) == []) == torch_accepts(schedule)
 
 
-@given(strategies.mutated_schedules(mutations=("drop", "swap", "split")).map(in_torch_words))
+@given(strategies.mutated_schedules(mutations=("drop", "swap", "split")))
 @often(120)
 def test_the_verdict_on_incomplete_orders_is_torchs(schedule):
     assert (check(schedule) == []) == torch_accepts(schedule)

@@ -60,14 +60,12 @@ def singles(board):
 
 
 def alphabet(board):
-    """Every action there could be, and some that there cannot: pairs of anything, one stage and microbatch too many."""
+    """Every action there could be, and some that there cannot: any pairs, one stage and microbatch too many."""
     sizes = range(board.placement.stages + 1), range(board.microbatches + 1)
     alone = [Action(stage, op, m) for stage, m, op in product(*sizes, (Op.F, Op.B, Op.I, Op.W))]
     likely = list(product([action for action in alone if allowed(board, action)], repeat=2))
     others = random.Random(0).sample(list(product(alone, alone)), 50)
-    return alone + [
-        Action(-1, op, -1, both) for both in dict.fromkeys(likely + others) for op in (Op.OVERLAP_F_B, Op.OVERLAP_B_F)
-    ]
+    return alone + [pair for both in dict.fromkeys(likely + others) if (pair := stepper.paired(*both))]
 
 
 def allowed(board, action):
@@ -161,7 +159,7 @@ def test_what_is_left_and_what_is_placed_are_the_whole_work(position):
 
 REFUSALS = [
     ("2X0", "'2X0' is not an action; an action is a stage, an op and a microbatch"),
-    (None, "'None' is not an action"),
+    (None, "None is not an action"),
     ("0SEND_F0", "0SEND_F0 is not placed by hand: lowering adds the messages, and gathers the weights"),
     ("0UNSHARD", "0UNSHARD is not placed by hand"),
     ("4F0", "4F0: there is no stage 4; the stages are 0 to 3"),

@@ -1,6 +1,9 @@
 """Schedule: the object itself, its text, and its CSV form in and out."""
 
+import copy
 import dataclasses
+import pickle
+import re
 
 import pytest
 from hypothesis import given
@@ -8,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import legal_schedules, mutated_schedules, often
 
 import ppedu as pp
-from ppedu import B, F, ParseError, PipelineError, Placement, Schedule, ScheduleError, SettingError
+from ppedu import Action, B, F, Op, ParseError, PipelineError, Placement, Schedule, ScheduleError, SettingError
 
 TWO = Schedule("two", Placement.make("loop", 2), 1, ((F(0, 0), B(0, 0)), (F(1, 0), B(1, 0))))
 
@@ -43,6 +46,92 @@ def test_schedules_with_equal_fields_are_equal():
 def test_a_schedule_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         TWO.microbatches = 2
+
+
+@given(legal_schedules(pairs=0.2), st.data())
+@often(60)
+def test_what_was_passed_in_can_change_and_the_schedule_does_not(schedule, data):
+    """Lists, texts and single-use iterators are copied into tuples of actions, and the verdict is that of a copy."""
+    forms = st.sampled_from(
+        [lambda action: action, str, lambda action: Action(*action[:1], action.op.value, *action[2:])]
+    )
+    lists = [[data.draw(forms)(action) for action in order] for order in schedule.orders]
+    holders = [list(copy) for copy in schedule.placement.holders]
+    passed = Schedule("drawn", Placement("loop", schedule.ranks, holders), schedule.microbatches, iter(lists))
+    if data.draw(st.booleans()):
+        assert pp.check(passed) == []
+    for order in lists:
+        order.reverse()
+        order.append("0F0")
+    holders[0].reverse()
+    assert passed == schedule and hash(passed) == hash(schedule) and pp.check(passed) == []
+    assert all(type(action) is Action and type(action.op) is Op for order in passed.orders for action in order)
+
+
+@pytest.mark.parametrize("name", pp.schedules())
+def test_a_schedule_is_pickled_and_copied_without_what_is_cached(name):
+    schedule = pp.schedule(name, 4, 8)
+    alone = pickle.dumps(schedule)
+    assert schedule.problems == () and not schedule.lowered and schedule.placement.links and schedule.chunks
+    assert pickle.dumps(schedule) == alone
+    for again in (pickle.loads(alone), copy.copy(schedule), copy.deepcopy(schedule)):
+        assert again == schedule and hash(again) == hash(schedule) and again.problems == ()
+
+
+class Index:
+    """A whole number of another library."""
+
+    def __index__(self):
+        return 0
+
+
+JUNK = st.one_of(
+    *[st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3)],
+    st.builds(Action, *3 * [st.sampled_from([None, -1, 0, 0.5, "F", "0", Op.F, Op.UNSHARD, Op.OVERLAP_F_B, Index()])]),
+    st.builds(Action, st.just(-1), st.just(Op.OVERLAP_F_B), st.just(-1), st.lists(st.sampled_from(["0F0", "0B0", 3]))),
+    st.sampled_from([F(0, 0), B(0, 0), "0F0", "0UNSHARD", "0UNSHARD1", Op.F, [F(0, 0)], {}, object, Index()]),
+)
+
+
+@given(st.lists(st.lists(JUNK, max_size=3), min_size=1, max_size=2))
+@often(400)
+def test_junk_in_the_orders_is_refused_with_its_place_or_is_an_action(orders):
+    try:
+        schedule = Schedule("junk", Placement.make("loop", len(orders)), 1, orders)
+    except SettingError as error:
+        place = re.match(r"rank (\d), position (\d): .* is not an action", str(error), re.DOTALL)
+        rank, index = map(int, place.groups())
+        with pytest.raises(ParseError):
+            Action.of(orders[rank][index])
+    else:
+        assert hash(schedule) == hash(dataclasses.replace(schedule))
+        pp.check(schedule)
+
+
+@pytest.mark.parametrize(
+    "orders", [None, 3, "0F0", {0: [F(0, 0)]}, {F(0, 0)}, [F(0, 0)], ["0F0"], [None], [{"0F0"}]], ids=repr
+)
+def test_orders_are_sequences_of_actions(orders):
+    with pytest.raises(SettingError, match="must be a sequence of actions"):
+        Schedule("x", Placement.make("loop", 1), 1, orders)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"x", "a\x00b", "a\nb", "\x1b[1m", "\ud800", "\x85", "\uffff"], ids=repr)
+def test_a_name_is_text_that_can_be_written(name):
+    with pytest.raises(SettingError, match="name must be text without control characters; got "):
+        Schedule(name, Placement.make("loop", 1), 1, [[]])
+
+
+@pytest.mark.parametrize("name", ["1f1b", "größer als 1", "流水线", "👩‍🚀", "$\\frac{$", ""])
+def test_any_other_name_is_drawn_and_saved(name, tmp_path):
+    dataclasses.replace(TWO, name=name).to_csv(tmp_path / "x.csv")
+    assert str(dataclasses.replace(TWO, name=name)).startswith(name)
+
+
+@pytest.mark.parametrize("placement", [None, "loop", [0, 1], 2])
+def test_a_placement_is_one(placement):
+    with pytest.raises(SettingError, match="a schedule has a placement, such as"):
+        Schedule("x", placement, 1, [[], []])
 
 
 @pytest.mark.parametrize("orders", [(), ((F(0, 0),),), ((), (), ())])

@@ -85,9 +85,9 @@ def test_numbers_of_two_digits_have_room():
 
 
 def test_a_pair_shows_both_of_its_parts():
-    pairs = read("0F0 0F1 (1F0;0F2)OVERLAP_F_B 1F1 1F2 1B0 (0B0;1B1)OVERLAP_B_F 0B1 1B2 0B2", microbatches=3, chunks=2)
+    pairs = read("0F0 1F0 (0F1;1B0)OVERLAP_F_B 1F1 0B0 (1B1;0F2)OVERLAP_B_F 1F2 0B1 1B2 0B2", microbatches=3, chunks=2)
     _, drawn = lines(str(pairs))
-    assert drawn[0].startswith("F0─ F1─ F0'F2── F1' F2' B0'──── B0B1'────────── B1───── ")
+    assert drawn[0].startswith("F0─ F0' F1B0'────── F1' B0───── B1'F2────── F2' B1───── ")
 
 
 @given(legal_schedules(pairs=0.2), st.integers(12, 200))

@@ -248,8 +248,11 @@ WRONG = {
         lambda r, p, m: F(r, 0),
         "the schedule 'yours' returns one action for rank 0, 0F0; `yield` each action instead.",
     ),
-    "tuples": (lambda r, p, m: [("F", r, 0)], "yields ('F', 0, 0) on rank 0; yield actions, such as pp.F(0, 0)"),
-    "texts": (lambda r, p, m: [f"{r}F0"], "yields '0F0' on rank 0; yield actions, such as pp.F(0, 0)"),
+    "tuples": (
+        lambda r, p, m: [("F", r, 0)],
+        "must yield actions, such as pp.F(0, 0): rank 0, position 0: ('F', 0, 0) is",
+    ),
+    "texts": (lambda r, p, m: [f"F{r}"], "must yield actions, such as pp.F(0, 0): rank 0, position 0: 'F0' is not"),
     "endless": (endless, "yields more and more actions on rank 0; does it end?"),
     "two arguments": (lambda r, p: right(r, p, 8), "rank, ranks and microbatches"),
 }

@@ -5,10 +5,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from stepper import parents
+from stepper import paired, parents
 from strategies import often
 
-from ppedu import Action, B, F, I, Op, Placement, Schedule, W
+from ppedu import B, F, I, Placement, Schedule, W
 
 RANKS, EXAMPLES = 3, 60
 
@@ -96,10 +96,10 @@ def schedules(draw):
         ready = [action for action in left if all(done & set(choices) for choices in parents(action, placement.stages))]
         action = random.choice(ready)
         rank = placement.rank(action.stage, action.microbatch)
-        others = [one for one in ready if one != action and placement.rank(one.stage, one.microbatch) == rank]
+        here = [one for one in ready if placement.rank(one.stage, one.microbatch) == rank]
+        others = [one for one in here if paired(action, one)]
         taken = [action, random.choice(others)] if others and random.random() < pairs else [action]
-        pair = Action(-1, random.choice([Op.OVERLAP_F_B, Op.OVERLAP_B_F]), -1, tuple(taken))
-        orders[rank].append(pair if len(taken) > 1 else action)
+        orders[rank].append(paired(*taken) if len(taken) > 1 else action)
         done |= set(taken)
         left = [one for one in left if one not in taken]
     return Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))

@@ -32,7 +32,7 @@ TIMELINES = {
     "chunked": by_hand(  # split backwards, a pair, and stages that weigh differently
         2,
         Costs(latency=Fraction(1, 3), activation=[1, 2, 3, 4], weight_memory=Fraction(1, 4), unit="s"),
-        "0F0 2F0 0F1 2F1 2I0 (2B1;0I0)OVERLAP_B_F 0W0 2W0 0B1",
+        "0F0 2F0 0F1 (2I0;2F1)OVERLAP_B_F 2B1 0I0 0W0 2W0 0B1",
         "1F0 3F0 3B0 1F1 3F1 1B0 3B1 1B1",
     ),
     "lowered": by_hand(

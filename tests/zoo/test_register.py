@@ -74,13 +74,19 @@ def test_an_unknown_placement_is_refused_when_it_is_registered():
     assert "ringed" not in pp.schedules()
 
 
-@pytest.mark.parametrize("wrong", ["0F0", (0, "F", 0), [0, "F", 0], None, 5], ids=repr)
+@pytest.mark.parametrize("wrong", ["0F", (0, "F", 0), [0, "F", 0], None, 5, F(0, 0.5)], ids=repr)
 def test_what_is_yielded_must_be_actions(wrong):
     pp.register("mine")(lambda rank, ranks, microbatches: [F(rank, 0), wrong])
-    with pytest.raises(ScheduleError, match=r"'mine' yields .* on rank 0; yield actions, such as pp\.F") as caught:
+    said = r"'mine' must yield actions, such as pp\.F\(0, 0\): rank 0, position 1: .* is not an action"
+    with pytest.raises(ScheduleError, match=said) as caught:
         pp.schedule("mine", 2, 1)
-    assert repr(wrong) in str(caught.value)
+    assert (tuple.__repr__(wrong) if isinstance(wrong, tuple) else repr(wrong)) in str(caught.value)
     assert isinstance(caught.value, PipelineError)
+
+
+def test_the_text_of_an_action_will_do_as_well():
+    pp.register("mine")(lambda rank, ranks, microbatches: [f"{rank}F0", f"{rank}B0"])
+    assert pp.schedule("mine", 2, 1).orders == pp.schedule("gpipe", 2, 1).orders
 
 
 @pytest.mark.parametrize("nothing", [None, 0, flush])
