@@ -1,0 +1,312 @@
+"""Replicas, copies, ties, frozen and unused weights, buffers: in any combination, the step is that of one process."""
+
+import json
+import re
+
+import pytest
+
+import ppedu as pp
+
+PRELUDE = """
+import copy, json, random, sys
+from functools import cache
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn import functional as fn
+import ppedu as pp
+from ppedu.run import Pipeline, PipelineGroup, local_stages
+
+dist.init_process_group("gloo")
+WORLD, RANK = dist.get_world_size(), dist.get_rank()
+torch.set_default_dtype(torch.float64)
+
+@cache
+def side_by_side(size):
+    "This rank's pipeline, and the ranks of the same stages in all pipelines."
+    place, rank = divmod(RANK, size)
+    own = dist.new_group(range(place * size, place * size + size), use_local_synchronization=True)
+    beside = dist.new_group(range(rank, WORLD, size), use_local_synchronization=True)
+    return place, PipelineGroup(rank, size, own), beside
+
+class Layer(nn.Module):
+    "A linear layer, one that is never used, and the running mean of what came in."
+    def __init__(self, stage):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(stage % 7)
+            self.linear, self.unused = nn.Linear(4, 4), nn.Linear(2, 2)
+        self.register_buffer("running", torch.zeros(4, dtype=torch.float32))
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("cache", torch.empty(0), persistent=False)
+    def forward(self, x):
+        if self.training:
+            self.running.lerp_(x.detach().mean(0).float(), 0.1)
+            self.seen += 1
+            self.cache = x.detach()
+        return torch.tanh(self.linear(x)) + 1
+
+def caught(call):
+    try:
+        return call() and "fine"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+"""
+
+COMBINATIONS = """
+names, cases = json.loads(sys.argv[1])
+done = set()
+for name, seed in cases:
+    draw = random.Random(seed)
+    size = draw.choice([1, 2, 4])
+    replicas, microbatches = WORLD // size, draw.choice([2, 4, 6, 8])
+    try:
+        schedule = pp.schedule(name, size, microbatches)
+    except pp.SettingError:
+        continue  # some want an even number of ranks, or more microbatches
+    stages = schedule.stages
+    copies = 1 if size == 1 else schedule.placement.copies  # on ranks of their own
+    judge = [Layer(stage) for stage in range(stages)]
+    if tied := stages > 1 and draw.random() < 0.5:
+        judge[-1].linear.weight.data.copy_(judge[0].linear.weight.data)
+    frozen = {(stage, each) for stage in range(stages) for each in ("weight", "bias") if draw.random() < 0.2}
+    if tied and frozen & {(0, "weight"), (stages - 1, "weight")}:
+        frozen |= {(0, "weight"), (stages - 1, "weight")}
+    if len(frozen) == 2 * stages:
+        frozen = set()
+    for stage, layer in enumerate(judge):
+        layer.linear.weight.requires_grad_((stage, "weight") not in frozen)
+        layer.linear.bias.requires_grad_((stage, "bias") not in frozen)
+        # A stage that trains nothing that it uses is refused, unless it is frozen as a whole.
+        layer.unused.requires_grad_(not {(stage, "weight"), (stage, "bias")} <= frozen)
+    place, group, beside = side_by_side(size)
+    held = {stage: copy.deepcopy(judge[stage]) for stage in local_stages(schedule, group.rank)}
+    if tied:
+        judge[-1].linear.weight = judge[0].linear.weight
+
+    reduction = draw.choice(["mean", "sum"])
+    pipeline = Pipeline(
+        schedule, held, lambda y, target: fn.mse_loss(y, target, reduction=reduction), group,
+        replicas=beside if replicas > 1 or draw.random() < 0.5 else None, reduction=reduction,
+        tied=[((0, "linear.weight"), (stages - 1, "linear.weight"))] if tied else [],
+    )
+    sizes = [microbatches + draw.randrange(9) for _ in range(replicas)]
+    x = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(seed))
+    y = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(seed + 1))
+    loss = pipeline.step(x.split(sizes)[place], y.split(sizes)[place])
+
+    # One process: the whole batch in one piece; its buffers, microbatch by microbatch, as each holder sees them.
+    whole = x
+    for layer in judge:
+        whole = layer.eval()(whole)
+    expected = fn.mse_loss(whole, y, reduction=reduction)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.float().detach())
+    running = torch.zeros(stages, 4)
+    with torch.no_grad():
+        for xs in x.split(sizes):
+            came = []  # by microbatch and stage
+            for piece in xs.tensor_split(microbatches):
+                came.append([piece] + [piece := layer(piece) for layer in judge])
+            for order in schedule.orders:  # what a holder sees, in its order
+                mean = torch.zeros(stages, 4, dtype=torch.float32)
+                for one in (single for action in order for single in action.singles if single.op == "F"):
+                    mean[one.stage].lerp_(came[one.microbatch][one.stage].mean(0).float(), 0.1)
+                running += mean / (replicas * copies)
+    for stage, module in held.items():
+        for (path, ours), theirs in zip(module.named_parameters(), judge[stage].parameters(), strict=True):
+            what = name, seed, size, stage, path
+            assert (ours.grad is None) == (theirs.grad is None), what
+            if ours.grad is not None:
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what} {m}")
+        torch.testing.assert_close(module.running.double(), running[stage], rtol=1e-5, atol=1e-6)
+        assert module.seen == microbatches // copies
+
+    # Its norm is that of one process, however many ranks hold a weight.
+    weights = {id(weight): weight for layer in judge for weight in layer.parameters()}
+    most = draw.choice([0.01, 1e6])
+    norm = nn.utils.clip_grad_norm_(weights.values(), most)
+    assert abs(pipeline.clip_grad_norm(most) / norm - 1) < 1e-9, (name, seed)
+    for stage, module in held.items():
+        for ours, theirs in zip(module.parameters(), judge[stage].parameters(), strict=True):
+            assert ours.grad is None or torch.allclose(ours.grad, theirs.grad, rtol=1e-9, atol=1e-9)
+    done.add((name, size))
+print(json.dumps(sorted(done)))
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_combinations_of_replicas_ties_and_frozen_weights_match_one_process(ranks, seed):
+    names = list(pp.schedules())
+    cases = [(name, 1000 * seed + number) for number, name in enumerate(names)]
+    done = [json.loads(text) for text in ranks(PRELUDE + COMBINATIONS, 4, json.dumps([names, cases]))]
+    assert done == done[:1] * 4 and len(done[0]) > len(names) / 2
+
+
+def told(ranks, program, size=4):
+    return [text.splitlines() for text in ranks(PRELUDE + program, size)]
+
+
+def test_a_stage_in_a_wrapper_that_synchronizes_by_itself_is_refused_on_every_rank(ranks):
+    output = told(
+        ranks,
+        """
+from torch.distributed._composable.replicate import replicate
+place, group, beside = side_by_side(2)
+for name in ("gpipe", "zb-h1"):
+    schedule = pp.schedule(name, 2, 4)
+    for wrap, where in ((nn.parallel.DistributedDataParallel, 1), (replicate, 1)):
+        for inside in (False, True):
+            stages = {stage: Layer(stage) for stage in local_stages(schedule, group.rank)}
+            if group.rank == where:
+                whole = nn.Sequential(nn.Linear(4, 4), wrap(stages[where], process_group=beside))
+                stages[where] = whole if inside else whole[1]
+            print(caught(lambda: Pipeline(schedule, stages, fn.mse_loss, group, replicas=beside, timeout=20)))
+""",
+    )
+    for lines in output:  # also on the rank whose own stage is plain
+        assert len(lines) == 8
+        for line in lines:
+            assert line.startswith(
+                "SettingError: stage 1 is wrapped in DistributedDataParallel; give the plain module and "
+                "Pipeline(replicas=group)"
+            )
+
+
+UNLIKE = {
+    "a weight of replicas": (
+        "gpipe",
+        2,
+        "held[1].linear.weight.data[0, 0] += float(RANK > 1)",
+        "weight 'linear.weight'",
+        1,
+        3,
+    ),
+    "a frozen weight": (
+        "zb-v",
+        2,
+        "held[2].unused.bias.requires_grad_(False); held[2].unused.bias.data += RANK",
+        "weight 'unused.bias'",
+        1,
+        3,
+    ),
+    "a buffer of replicas": ("1f1b", 2, "held[0].running += float(RANK)", "buffer 'running'", 0, 2),
+    "a counter of replicas": ("1f1b", 1, "held[0].seen += RANK == 3", "buffer 'seen'", 0, 3),
+    "a buffer of copies": ("dualpipe", 4, "held[2].running[3] -= float(RANK == 2)", "buffer 'running'", 2, 1),
+    "a weight of copies": ("chimera", 4, "held[0].linear.bias.data += float(RANK == 3)", "weight 'linear.bias'", 0, 3),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_replicas_and_copies_that_start_unlike_are_refused(ranks, case):
+    name, size, change, what, one, other = UNLIKE[case]
+    stage = re.search(r"\[(\d)\]", change)[1]
+    output = told(
+        ranks,
+        f"""
+place, group, beside = side_by_side({size})
+schedule = pp.schedule("{name}", {size}, 8)
+for unlike in (False, True):
+    held = {{stage: Layer(stage) for stage in local_stages(schedule, group.rank)}}
+    if unlike and {stage} in held:
+        {change}
+    replicas = beside if {size} < WORLD else None
+    pipeline = Pipeline(schedule, held, fn.mse_loss, group, replicas=replicas, timeout=10)
+    print(caught(lambda: [pipeline.step(torch.ones(8, 4), torch.ones(8, 4))]))
+""",
+    )
+    named = f"SettingError: stage {stage}: the {what} differs between (global )?rank {one} and (global )?rank {other}"
+    found = [bool(re.match(named, second)) for _, second in output]
+    assert all(first == "fine" for first, _ in output)
+    assert found[one] and found[other]
+    assert all(second.startswith("SettingError") for _, second in output)  # no rank is left to wait
+
+
+def test_stages_of_replicas_that_are_built_unlike_are_refused(ranks):
+    output = told(
+        ranks,
+        """
+place, group, beside = side_by_side(2)
+held = {group.rank: nn.Linear(4, 4, bias=place == 0)}
+pipeline = Pipeline(pp.schedule("gpipe", 2, 4), held, fn.mse_loss, group, replicas=beside, timeout=10)
+print(caught(lambda: pipeline.step(torch.ones(4, 4), torch.ones(4, 4))))
+""",
+    )
+    for rank, (line,) in enumerate(output):
+        assert re.match(f"SettingError: stage {rank % 2} on global rank {rank % 2 + 2} has not the weights", line)
+
+
+def test_counters_that_come_apart_end_the_step_with_an_error(ranks):
+    output = told(
+        ranks,
+        """
+place, group, beside = side_by_side(4)
+schedule = pp.schedule("gems", 4, 5)  # 3 microbatches for one copy, 2 for the other
+pipeline = Pipeline(schedule, {s: Layer(s) for s in local_stages(schedule, RANK)}, fn.mse_loss, group, timeout=10)
+print(caught(lambda: pipeline.step(torch.ones(5, 4), torch.ones(5, 4))))
+""",
+    )
+    for rank, (line,) in enumerate(output):
+        stage = min(rank, 3 - rank)
+        holders = f"rank {stage} and rank {3 - stage}"
+        assert line.startswith(
+            f"PipelineError: stage {stage}: the buffer 'seen' differs between {holders} after the step"
+        )
+
+
+def test_sparse_gradients_are_shared_and_clipped(ranks):
+    told(
+        ranks,
+        """
+class Words(nn.Module):
+    def __init__(self, sparse):
+        super().__init__()
+        torch.manual_seed(1)
+        self.words = nn.Embedding(5, 4, sparse=sparse)
+    def forward(self, tokens):
+        return self.words(tokens)
+
+tokens, y = torch.tensor([0, 1, 1, 3, 3, 3, 0, 1]), torch.ones(8, 4)
+for name, size in (("1f1b", 2), ("dualpipe", 4), ("gems", 4), ("zb-h1", 4)):
+    place, group, beside = side_by_side(size)
+    schedule, found = pp.schedule(name, size, 8), []
+    for sparse in (False, True):
+        held = {s: Layer(s) if s else Words(sparse) for s in local_stages(schedule, group.rank)}
+        pipeline = Pipeline(schedule, held, fn.mse_loss, group, replicas=beside if size < WORLD else None)
+        pipeline.step(tokens, y)
+        norm = pipeline.clip_grad_norm(0.01)
+        weights = [weight for stage in sorted(held) for weight in held[stage].parameters()]
+        found.append([norm, *(weight.grad.to_dense() for weight in weights if weight.grad is not None)])
+    assert abs(found[0][0] / found[1][0] - 1) < 1e-12
+    for dense, sparse in zip(*(each[1:] for each in found), strict=True):
+        torch.testing.assert_close(dense, sparse, rtol=1e-12, atol=1e-12)
+""",
+    )
+
+
+def test_a_norm_that_is_not_finite_is_torchs_or_an_error_on_every_rank(ranks):
+    told(
+        ranks,
+        """
+place, group, beside = side_by_side(4)
+for value in (torch.inf, torch.nan):
+    judge = [Layer(stage) for stage in range(4)]
+    held = {RANK: Layer(RANK)}
+    pipeline = Pipeline(pp.schedule("1f1b", 4, 4), held, fn.mse_loss, group)
+    pipeline.step(torch.ones(4, 4), torch.ones(4, 4))
+    whole = torch.ones(4, 4)
+    for layer in judge:
+        whole = layer(whole)
+    fn.mse_loss(whole, torch.ones(4, 4)).backward()
+    for layers, stage in ((judge, 2), (held, 2)):
+        if layers is judge or RANK == 2:
+            layers[stage].linear.weight.grad[1, 1] = value
+    before = held[RANK].linear.weight.grad.clone()
+    refused = caught(lambda: pipeline.clip_grad_norm(1.0, error_if_nonfinite=True))
+    assert refused.startswith(f"PipelineError: the norm of the gradients over all stages is {value}"), refused
+    torch.testing.assert_close(held[RANK].linear.weight.grad, before, rtol=0, atol=0, equal_nan=True)
+    expected = nn.utils.clip_grad_norm_([w for layer in judge for w in layer.parameters()], 1.0)
+    assert str(pipeline.clip_grad_norm(1.0)) == str(expected.item())
+    for ours, theirs in zip(held[RANK].linear.parameters(), judge[RANK].linear.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
+""",
+    )
