@@ -7,15 +7,17 @@ import io
 import os
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 from ppedu.core.errors import PipelineError, SettingError, require_count
 from ppedu.core.export import to_torch
 from ppedu.core.lower import lower
-from ppedu.core.schedule import Schedule
+from ppedu.core.schedule import Schedule, named
 from ppedu.core.settings import number, option
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import show
@@ -180,11 +182,12 @@ def _export(options: Options) -> int:
     if options.lower is not None:
         made = lower(made, receive=options.lower)
     to_csv = to_torch if options.torch else Schedule.to_csv
-    if options.save is None:
+    ending = None if options.save is None else named(options.save).suffix.lower()
+    if ending is None:
         print(to_csv(made), end="")
-    elif options.save.lower().endswith(".csv"):
+    elif ending == ".csv":
         to_csv(made, options.save)
-    elif options.save.lower().endswith(".json"):
+    elif ending == ".json":
         simulate(made, _costs(options)).save(options.save)
     else:
         raise SettingError(f"cannot export to {options.save!r}; end it in .csv or .json (draw --save makes pictures)")
@@ -246,14 +249,17 @@ def _doctor(_: Options) -> int:
 def _train(arguments: Sequence[str]) -> int:
     """train a toy GPT on several ranks of this machine"""
     from ppedu.notebook.pool import RankPool
-    from ppedu.run import train
+
+    with _ended_by_interrupts():
+        from ppedu.run import train
 
     own = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
     own.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
     known, settings = own.parse_known_args(arguments)
     every = train.parser(prog="python -m ppedu train", parents=[own])
     require_count("the number of ranks", known.nproc_per_node)
-    train.prepare(every.parse_args(arguments), known.nproc_per_node)  # what cannot work is said before anything starts
+    # What cannot work is reported before any rank is started, so once and in one line.
+    train.require_saved(train.prepare(every.parse_args(arguments), known.nproc_per_node))
 
     def write(_: int, piece: bytes) -> None:
         sys.stdout.buffer.write(piece)
@@ -265,6 +271,20 @@ def _train(arguments: Sequence[str]) -> int:
     finally:
         pool.close()
     return 0
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end this process at once: while torch is imported, a KeyboardInterrupt can get lost."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # such as in the background of a shell, where they are ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

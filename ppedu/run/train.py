@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from ppedu.core.errors import PipelineError, SettingError, require_count
-from ppedu.core.schedule import Schedule
+from ppedu.core.schedule import Schedule, named
 from ppedu.core.settings import option
 from ppedu.core.timeline import Timeline
 from ppedu.run.comm import PipelineGroup, place
@@ -38,7 +38,8 @@ class TrainConfig:
     gradients may be. dtype: "float32", or "bfloat16" for forwards in mixed precision. seed: of the weights and the
     batches; the number of ranks changes neither. text: a file in place of Python's documentation.
     replicas: pipelines side by side, each of which takes its part of the batch.
-    save: a folder for checkpoints; training goes on from the one that is there. every: steps from one to the next.
+    save: a folder for checkpoints; training goes on from the one that is there, if it is of the same model, the same
+    seed and a text of the same characters. every: steps from one to the next.
 
     Raises:
         SettingError: a setting cannot work.
@@ -82,12 +83,21 @@ class TrainConfig:
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and value > 0) and (name, value) != ("clip", None):
                 raise SettingError(f"{name} must be above 0; got {value!r}")
-        if self.dtype not in DTYPES:
+        if self.dtype not in list(DTYPES):  # a list, so that a value that cannot be hashed is refused as well
             raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
+        if not isinstance(self.options, Mapping):
+            raise SettingError(f"options must be a dict such as {{'chunks': 3}}; got {self.options!r}")
+        for file in (self.text, self.save):
+            if file is not None:
+                named(file)
         self.gpt(vocabulary=1)
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         return GPTConfig(vocabulary, self.context, self.layers, self.heads, self.width, self.tied)
+
+    def fixed(self, text: Text) -> dict[str, Any]:
+        """Return the settings that must be the same for one run to go on from the checkpoint of another."""
+        return asdict(self.gpt(len(text.characters))) | {"characters": text.characters, "seed": self.seed}
 
     def schedule_on(self, ranks: int) -> Schedule:
         """What each pipeline runs, where so many ranks train.
@@ -139,7 +149,8 @@ def train_gpt(
 
     Raises:
         SettingError: what `TrainConfig.schedule_on` refuses, or a text that is too short.
-        PipelineError: a checkpoint cannot be written or read, or is of another model.
+        PipelineError: a checkpoint cannot be written or read, is of another model, seed or alphabet, or another run
+            saves in the folder.
     """
     config, group = config or TrainConfig(), group or PipelineGroup.world()
     made = config.schedule_on(group.size)
@@ -165,7 +176,7 @@ def train_gpt(
     if config.save is not None:
         from ppedu.run.checkpoint import Checkpoints  # what it needs of torch takes a second to load
 
-        checkpoints = Checkpoints(config.save, modules.values(), optimizer, asdict(model), group)
+        checkpoints = Checkpoints(config.save, modules.values(), optimizer, config.fixed(text), group)
         losses = checkpoints.load()
         if losses and group.is_first:
             print(f"going on after step {len(losses)}, from the checkpoint in {config.save}", file=sys.stderr)
@@ -225,7 +236,12 @@ SETTINGS: dict[str, dict[str, tuple[type, str, str]]] = {  # in groups, by name:
     },
     "files": {
         "text": (str, "FILE", "train on this text, in place of Python's documentation"),
-        "save": (str, "FOLDER", "write checkpoints there, and go on from the one that is there"),
+        "save": (
+            str,
+            "FOLDER",
+            "write checkpoints there, and go on from the one that is there; load only your own, because torch stores "
+            "a pickle (.metadata) in each, and a pickle can run any code",
+        ),
         "every": (int, "N", "steps from one checkpoint to the next"),
     },
 }
@@ -252,22 +268,26 @@ def parser(**options: Any) -> argparse.ArgumentParser:
 
 
 def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
-    """The settings, once it is sure that training can start and its result can be saved.
+    """Return the settings that the command line gives, all of them checked but the folder for checkpoints.
 
     Raises:
         SettingError: a setting cannot work.
-        PipelineError: `out` or `save` cannot be written, or the text not be read.
+        PipelineError: `out` cannot be written, or the text cannot be read.
     """
     given = {name: value for name, value in vars(options).items() if name in TrainConfig.__dataclass_fields__}
     config = TrainConfig(**given | {"options": dict(options.options)})
     config.schedule_on(ranks)
     require_savable(options.out)
     Text(config.text).batch(1, config.context, seed=0)
-    if config.save is not None:
-        from ppedu.run.checkpoint import require_folder
-
-        require_folder(config.save)
     return config
+
+
+def require_saved(config: TrainConfig) -> None:
+    """Raise PipelineError unless checkpoints can be saved as `config` says, and training can go on from those there."""
+    if config.save is not None:
+        from ppedu.run.checkpoint import require_usable
+
+        require_usable(config.save, config.fixed(Text(config.text)))
 
 
 def main() -> None:

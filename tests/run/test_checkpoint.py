@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import socket
 
 import pytest
 import torch
@@ -68,6 +69,20 @@ def folder(tmp_path):
 
 
 @pytest.fixture
+def texts(folder, monkeypatch):
+    """Three texts in the working directory; the second has the characters of the first, the third has others."""
+    folder.parent.joinpath("text.txt").write_text("abcdefgh x" * 20)
+    folder.parent.joinpath("again.txt").write_text("x hgfedcba" * 20)
+    folder.parent.joinpath("other.txt").write_text("abcdefgh é" * 20)
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setitem(SMALL, "text", "text.txt")
+
+
+def contents(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
 def train(ranks, folder):
     """`train(size, **settings)`: each rank's losses or error. killed: a rank, what it is about to do, which time."""
 
@@ -107,9 +122,9 @@ def plain():
 
 
 chosen = random.Random(4)
-# The first rank touches files 10 times for the first checkpoint and 17 times for each further one, the other twice.
-ANYWHERE = [(0, "files", turn) for turn in range(1, 28)] + [(1, "files", turn) for turn in range(1, 5)]
-SOME = [(chosen.randrange(2), "forward", chosen.randrange(9, 25)), (0, "files", 18), (0, "files", 24)]
+# The first rank touches files 12 times up to the first checkpoint and 16 times for each further one, the other twice.
+ANYWHERE = [(0, "files", turn) for turn in range(1, 29)] + [(1, "files", turn) for turn in range(1, 5)]
+SOME = [(chosen.randrange(2), "forward", chosen.randrange(9, 25)), (0, "files", 19), (0, "files", 25)]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +134,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_happened(train, plain, fold
     with pytest.raises(pp.core.errors.RankError, match=f"rank {killed[0]} was killed by SIGKILL"):
         train(2, killed)
     assert train(2, every=3) == [plain()[0]] * 2
-    assert [path.name for path in folder.iterdir()] == ["step-6"]
+    assert contents(folder) == ["lock", "step-6"]
 
 
 def test_what_four_ranks_have_saved_others_go_on_with_by_another_schedule(train, plain, folder):
@@ -158,23 +173,97 @@ def test_a_damaged_checkpoint_is_told_in_a_line_on_every_rank(train, folder):
             assert told.startswith(f"cannot read the checkpoint '{folder / 'step-2'}'") and told.count("\n") == 0
 
 
+@pytest.mark.parametrize("value", ["abc", [0.5], [0.5, "a"], {"a": 1, "b": 2}, None, 2])
+def test_losses_that_are_not_a_number_for_each_step_are_damage(folder, value):
+    alone(folder)
+    file = folder / "step-2" / "about.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"losses": value}))
+    with pytest.raises(
+        pp.PipelineError, match=r"cannot read the checkpoint .*the losses in about.json are not 2 numbers"
+    ):
+        alone(folder, steps=3)
+
+
+# Two runs, one on each rank: the first is kept in the middle of its training until the second has tried to begin.
+TWO_RUNS = """
+import json, os, sys, time
+from pathlib import Path
+import ppedu as pp
+from ppedu.run.train import TrainConfig, train_gpt
+
+rank = os.environ.pop("RANK")
+del os.environ["WORLD_SIZE"]  # each trains alone
+config = TrainConfig(**json.loads(sys.argv[1]))
+began, tried = (Path(config.save).with_name(name) for name in ("began", "tried"))
+
+def wait(file):
+    while not file.exists():
+        time.sleep(0.01)
+
+if rank == "0":
+    result = train_gpt(config, each=lambda _: (began.touch(), wait(tried)))
+    print(json.dumps([os.getpid(), result.losses]))
+else:
+    wait(began)
+    try:
+        print(json.dumps(train_gpt(config).losses))
+    except pp.PipelineError as error:
+        print(json.dumps(str(error)))
+    tried.touch()
+"""
+
+
+def test_a_second_run_is_kept_out_of_the_folder_until_the_first_has_ended(ranks, folder, plain):
+    output = ranks(TWO_RUNS, 2, json.dumps(SMALL | {"save": str(folder)}))
+    (process, losses), told = map(json.loads, output)
+    assert losses == plain()[0]
+    first = f"another run (process {process} on {socket.gethostname()}) is saving in '{folder}'"
+    assert told == f"{first}; wait until it ends, or save in another folder"
+    assert alone(folder, steps=6).losses == losses
+
+
 def alone(folder, **settings):
     """Training in this process."""
+    torch.set_num_threads(1)
     return train_gpt(TrainConfig(**SMALL | {"save": str(folder), "steps": 2} | settings))
 
 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"layers": 6}, "is of a model with layers 4, not 6; train that one, or save in another folder"),
+        ({"layers": 6}, "was made with layers 4, not 6; use the same settings, or save in another folder"),
         ({"heads": 4}, "heads 2, not 4"),  # whose weights look the same
         ({"tied": True, "width": 8}, "width 16, not 8 and tied False, not True"),
+        ({"context": 4}, "context 8, not 4"),
+        ({"seed": 3}, "seed 0, not 3"),
+        ({"text": "other.txt"}, r"characters \['x'\], not \['é'\]; use"),  # as many of them
     ],
 )
-def test_a_checkpoint_of_another_model_is_refused(folder, settings, says):
+def test_a_checkpoint_of_another_model_seed_or_alphabet_is_refused(folder, texts, settings, says):
     alone(folder)
     with pytest.raises(pp.PipelineError, match=says):
         alone(folder, **settings)
+
+
+FREE = {
+    "lr": 1e-3,
+    "text": "again.txt",
+    "steps": 3,
+    "batch": 9,
+    "microbatches": 3,
+    "clip": 0.5,
+    "dtype": "bfloat16",
+    "every": 1,
+    "schedule": "gpipe",
+    "options": {"chunks": 1},
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_what_is_no_part_of_the_model_may_change_from_run_to_run(folder, texts, name):
+    losses = alone(folder).losses
+    schedule = {"schedule": "interleaved"} if name == "options" else {}
+    assert alone(folder, **{"steps": 3} | schedule | {name: FREE[name]}).losses[:2] == losses
 
 
 def test_training_that_has_been_done_is_not_done_again(folder, capsys):
@@ -189,7 +278,7 @@ def test_a_later_checkpoint_is_not_written_over(folder):
     checkpoints = Checkpoints(folder, modules, torch.optim.AdamW(modules[0].parameters()), model={})
     with pytest.raises(pp.PipelineError, match=f"'{folder}' holds a checkpoint of 2 steps, and this would be one of 1"):
         checkpoints.save([0.5])
-    assert [path.name for path in folder.iterdir()] == ["step-2"]
+    assert contents(folder) == ["lock", "step-2"]
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path):

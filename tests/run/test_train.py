@@ -242,6 +242,10 @@ REFUSED = {
     "clip 0": ({"clip": 0.0}, "clip must be above 0; got 0.0"),
     "dtype": ({"dtype": "float16"}, "dtype must be float32 or bfloat16; got 'float16'"),
     "width": ({"width": 65}, "width 65 cannot be shared among 4 heads"),
+    "dtype list": ({"dtype": ["float32"]}, r"dtype must be float32 or bfloat16; got \['float32'\]"),
+    "options": ({"options": "chunks=2"}, "options must be a dict .* got 'chunks=2'"),
+    "text": ({"text": []}, r"a file is named by text or by a Path; got \[\]"),
+    "save": ({"save": 0}, "a file is named by text or by a Path; got 0"),
     "0 layers": ({"layers": 0}, "layers must be at least 1"),
     "0 context": ({"context": 0}, "context must be at least 1"),
 }

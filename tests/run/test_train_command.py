@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from ppedu.notebook.pool import RankPool
 from ppedu.run import TrainConfig, train_gpt
 from ppedu.run.train import parser, prepare
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["--steps", "3", "--microbatches", "4", "--batch", "8", "--context", "16", "--heads", "2", "--width", "16"]
 
 
@@ -108,6 +110,7 @@ def test_the_help_lists_every_setting(capfd):
     told = capfd.readouterr().out
     for setting in ["-n", "--out", *(f"--{field.name}" for field in dataclasses.fields(TrainConfig))]:
         assert f"\n  {setting.replace('--options', '-o')} " in told
+    assert "pickle" in told  # which checkpoints hold, so only one's own are safe to load
 
 
 REFUSED = {
@@ -147,6 +150,16 @@ def test_a_bad_setting_is_told_in_one_line_before_any_rank_is_started(settings, 
     assert told.startswith("ppedu: ") and says in told
 
 
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_before_any_rank_is_started(folder, monkeypatch, capfd):
+    monkeypatch.setattr(RankPool, "start", lambda self: pytest.fail("ranks were about to be started"))
+    train_gpt(config(*SMALL, "--save", "saved"))
+    capfd.readouterr()
+    assert main(["train", "-n", "2", *SMALL, "--save", "saved", "--seed", "1"]) == 1
+    output, told = capfd.readouterr()
+    assert output == "" and told.count("\n") == 1
+    assert told.startswith("ppedu: the checkpoint 'saved/step-3' was made with seed 0, not 1; use the same settings")
+
+
 TOO_MANY = "ppedu: 4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks; take at least 5 layers\n"
 
 
@@ -170,6 +183,21 @@ def test_a_command_line_that_is_not_one_gets_the_usage(arguments, capfd):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
     assert "usage: python -m ppedu" in capfd.readouterr().err
+
+
+def test_an_interrupt_that_torchs_import_loses_ends_the_command_at_once(tmp_path):
+    (tmp_path / "torch.py").write_text(
+        "import time\nprint('imported', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    pass\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ppedu", "train"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b"imported\n"
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=20), process.returncode) == ((b"", b""), 130)
 
 
 def test_an_interrupt_ends_the_command_and_its_ranks(tmp_path, marked, gone):
