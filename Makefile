@@ -1,17 +1,17 @@
 # Two commands matter: `make lab` opens the lessons, `make test` checks everything.
 # Each target creates .venv and installs what it needs. PYTHON chooses the interpreter, 3.10 or newer; LAB holds
-# options for JupyterLab, such as --no-browser.
+# options for JupyterLab, such as --port=9999.
 PYTHON ?= python3
 BIN := .venv/bin
 LESSONS := $(wildcard notebooks/*.ipynb)
 OTHER_PYTHONS := 3.10 3.12 3.13
 
-.PHONY: lab test test-all test-floor lint bench lessons pictures clean
+.PHONY: lab test test-all test-floor lint bench lessons pictures clean chromium
 
 lab: .venv/.lab
-	$(BIN)/jupyter lab $(LAB) notebooks/00_start_here.ipynb
+	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
 
-test: .venv/.test
+test: chromium .venv/.test
 	$(BIN)/pytest tests
 	PPEDU_STILL=1 $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks
 
@@ -53,12 +53,19 @@ lessons: .venv/.test
 pictures: .venv/.test
 	$(BIN)/python docs/pictures.py
 
+# Asked before the long installation.
+chromium:
+	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
+	  || echo "The tests in a browser need Chromium and are skipped without it: apt-get install chromium"
+
 clean:
 	rm -rf .venv artifacts .mypy_cache .pytest_cache .ruff_cache
 
 .venv/.%: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
-	  || { echo "ppedu needs Python 3.10 or newer; say which: make PYTHON=python3.12 $*"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	  || { echo "ppedu needs Python 3.10 or newer; $(PYTHON) is missing or older. Name another: make PYTHON=python3.12 $*"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	  || { echo "ppedu's Makefile needs $(notdir $(PYTHON))-venv: apt-get install $(notdir $(PYTHON))-venv"; exit 1; }
 	@echo "Installing into .venv; PyTorch and JupyterLab are large, this takes some minutes."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[$*]'

@@ -114,6 +114,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"where to copy them; files of these names stay as they are (default: {LESSONS})",
     )
     lessons.add_argument("--no-open", action="store_true", help="copy them only")
+    lessons.add_argument(
+        "--lab", type=shlex.split, default=[], metavar="OPTIONS", help='for JupyterLab, such as --lab="--port=9999"'
+    )
     add("doctor", _doctor)
     commands.add_parser("train", help=_train.__doc__, add_help=False)
     return every
@@ -204,9 +207,24 @@ def _lessons(options: Options) -> int:
         raise SettingError("opening them needs jupyterlab; pip install 'ppedu[lab]'")
     else:
         sys.stdout.flush()
+        command = [sys.executable, "-m", "jupyterlab", *lab_options(first), *options.lab]
         os.chdir(folder)
-        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", first])  # Ctrl-C is then for JupyterLab alone
+        os.execv(sys.executable, command)  # Ctrl-C is then for JupyterLab alone
     return 0
+
+
+def lab_options(notebook: str) -> list[str]:
+    """Return JupyterLab's options to open `notebook`, a file in its own folder.
+
+    As root, as in most containers, JupyterLab has to be allowed to run. Without a display it cannot open a browser, and
+    prints the address instead: that of the notebook, because it is the default.
+    """
+    options = [f"--LabApp.default_url=/lab/tree/{notebook}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.append("--allow-root")
+    if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
+        options.append("--no-browser")
+    return options
 
 
 def copy_lessons(folder: Path) -> str:
@@ -225,7 +243,7 @@ def copy_lessons(folder: Path) -> str:
         for lesson in lessons:
             copy = folder / lesson.name
             if not copy.exists():
-                shutil.copyfile(lesson, copy)
+                _copy(lesson, copy)
             elif copy.read_bytes() != lesson.read_bytes():
                 changed.append(lesson.name)
     except OSError as error:
@@ -235,6 +253,16 @@ def copy_lessons(folder: Path) -> str:
         print(f"left as they are there, not overwritten: {', '.join(changed)}")
         print("for fresh ones choose another folder: python -m ppedu lessons FOLDER")
     return lessons[0].name
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file whole or not at all: a part of one, left by a full disk, would pass for the learner's own work."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        shutil.copyfile(source, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _doctor(_: Options) -> int:

@@ -65,13 +65,62 @@ def test_it_says_where_they_cannot_be_copied_to_or_from(told, monkeypatch):
 def test_jupyterlab_is_started_in_their_folder_or_asked_for(told, tmp_path, monkeypatch):
     (tmp_path / "jupyterlab.py").write_text("import os, sys; print('opened', os.getcwd(), *sys.argv[1:])")
     done = subprocess.run(
-        [sys.executable, "-m", "ppedu", "lessons", "x"], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, cwd=tmp_path,
+        [sys.executable, "-m", "ppedu", "lessons", "x", "--lab=--port=9 --notebook-dir='a b'"], capture_output=True,
+        text=True, timeout=60, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, cwd=tmp_path,
     )  # fmt: skip
-    assert done.stdout.splitlines() == ["the lessons are in x", f"opened {tmp_path / 'x'} 00_start_here.ipynb"]
+    copied, opened = done.stdout.splitlines()
+    assert copied == "the lessons are in x"
+    assert opened.startswith(f"opened {tmp_path / 'x'} --LabApp.default_url=/lab/tree/00_start_here.ipynb ")
+    assert opened.endswith(" --port=9 --notebook-dir=a b")
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     code, _, error = told("x")
     assert code == 1 and "pip install 'ppedu[lab]'" in error
+
+
+@pytest.mark.parametrize(
+    ("system", "user", "names", "options"),
+    [
+        ("linux", 1000, ["DISPLAY"], []),
+        ("linux", 1000, ["WAYLAND_DISPLAY"], []),
+        ("linux", 1000, ["BROWSER"], []),  # such as an editor's on the other side of SSH
+        ("linux", 1000, [], ["--no-browser"]),
+        ("linux", 0, ["DISPLAY"], ["--allow-root"]),
+        ("linux", 0, [], ["--allow-root", "--no-browser"]),
+        ("darwin", 501, [], []),
+        ("win32", None, [], []),
+    ],
+)
+def test_a_browser_opens_where_there_can_be_one_and_root_is_allowed(monkeypatch, system, user, names, options):
+    monkeypatch.setattr(sys, "platform", system)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    for name in names:
+        monkeypatch.setenv(name, "x")
+    if user is None:
+        monkeypatch.delattr(os, "geteuid")
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert command.lab_options("x.ipynb") == ["--LabApp.default_url=/lab/tree/x.ipynb", *options]
+
+
+FULL = """
+import resource, sys
+from ppedu.__main__ import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
+sys.exit(main(["lessons", "x", "--no-open"]))
+"""
+
+
+def test_a_full_disk_leaves_no_part_of_a_lesson(told, tmp_path):
+    sizes = sorted((ROOT / "notebooks" / name).stat().st_size for name in NAMES)
+    full = subprocess.run([sys.executable, "-c", FULL, str(sizes[-2])], capture_output=True, text=True, timeout=60)
+    assert full.returncode == 1 and full.stdout == ""
+    assert full.stderr == "ppedu: cannot copy the lessons to x: File too large; choose another folder\n"
+    copied = contents(tmp_path / "x")
+    assert copied.items() < contents_of_lessons().items()
+    assert told("x", "--no-open")[1].splitlines()[0] == "the lessons are in x"
+    assert contents(tmp_path / "x") == contents_of_lessons()
 
 
 @pytest.mark.slow

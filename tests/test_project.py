@@ -2,10 +2,15 @@
 
 import ast
 import json
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -113,3 +118,84 @@ def test_version_is_stated_once_and_the_same():
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_make_lab_serves_the_first_lesson_as_any_user_and_without_a_display(tmp_path):
+    """As root, where the tests run as root, as in most containers."""
+    folders = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    seen = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")}
+    make = ["make", "--old-file=.venv/.lab", "lab", f"BIN={Path(sys.executable).parent}", "LAB=--port=0"]
+    with (tmp_path / "log").open("w+") as log:
+        lab = subprocess.Popen(make, cwd=ROOT, env=seen | folders, stdout=log, stderr=log, start_new_session=True)
+        try:
+            end = time.monotonic() + 60
+            while not (found := re.search(r"http://localhost:\S+", (tmp_path / "log").read_text())):
+                assert time.monotonic() < end and lab.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.1)
+            assert "/lab/tree/00_start_here.ipynb?token=" in found[0]
+            with urlopen(found[0]) as page:
+                assert page.status == 200
+            with urlopen(found[0].replace("/lab/tree/", "/files/")) as lesson:
+                assert lesson.read() == (ROOT / "notebooks/00_start_here.ipynb").read_bytes()
+        finally:
+            os.killpg(lab.pid, signal.SIGTERM)
+            lab.wait(20)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """`bare(*words, **programs)`: run words in a copy of the project, where PATH has only these shell scripts."""
+
+    def run(*words, **programs):
+        folder, path = tmp_path / "project", tmp_path / "path"
+        for name in ("Makefile", "pyproject.toml", "constraints.txt", ".ci/run"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+        path.mkdir()
+        for name, script in {"dirname": f'exec {shutil.which("dirname")} "$@"', **programs}.items():
+            file = path / name.replace("_", "-")
+            file.write_text(f"#!/bin/sh\n{script}\n")
+            file.chmod(0o755)
+        words = [shutil.which(words[0]), *words[1:]]
+        return subprocess.run(words, cwd=folder, env={"PATH": str(path)}, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+WITHOUT_VENV = 'case "$2" in *ensurepip*) exit 1;; esac'
+
+
+@pytest.mark.parametrize(
+    ("programs", "says"),
+    [
+        ({"python3": WITHOUT_VENV}, "ppedu's Makefile needs python3-venv: apt-get install python3-venv\n"),
+        ({"python3": "exit 1"}, "ppedu needs Python 3.10 or newer; python3 is missing or older. "),
+        ({}, "ppedu needs Python 3.10 or newer; python3 is missing or older. "),
+    ],
+)
+def test_make_says_in_one_sentence_what_the_machine_lacks(bare, programs, says):
+    done = bare("make", "lab", **programs)
+    assert done.returncode == 2 and done.stdout.startswith(says) and done.stdout.count("\n") == 1
+    assert done.stderr.count("\n") == 1  # make's own "*** Error 1"
+
+
+SKIPPED = "The tests in a browser need Chromium and are skipped without it: apt-get install chromium\n"
+
+
+@pytest.mark.parametrize(("programs", "says"), [({}, SKIPPED), ({"google_chrome": ""}, "")])
+def test_make_test_says_before_it_installs_that_there_is_no_browser(bare, programs, says):
+    done = bare("make", "test", python3="[ $1 = -c ] || exit 1", **programs)
+    assert done.returncode == 2 and done.stdout.startswith(f"{says}Installing into .venv")
+
+
+@pytest.mark.parametrize(
+    ("programs", "installed"),
+    [
+        ({"chromium": "", "python3": ""}, ""),
+        ({"python3": ""}, "install -y -qq --no-install-recommends chromium\n"),
+        ({"python3": WITHOUT_VENV}, "install -y -qq --no-install-recommends chromium python3-venv\n"),
+    ],
+)
+def test_ci_installs_what_is_missing(bare, programs, installed):
+    done = bare("bash", ".ci/run", make='echo make "$@"', apt_get='[ $1 = update ] || echo "$@"', **programs)
+    assert (done.returncode, done.stdout) == (0, f"{installed}make lint test\n"), done.stderr
