@@ -1,6 +1,7 @@
 """A batch is cut where its samples lie, and its loss and gradients are those of the whole. The judge is one forward."""
 
 import re
+from collections import UserDict
 
 import pytest
 import torch
@@ -8,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import often
 from torch import nn
+from torch.distributed.pipelining import microbatch as torchs
 from torch.nn import functional as fn
+from torch.utils._pytree import tree_flatten
 
 import ppedu as pp
 from ppedu.run import Pipeline
-from ppedu.run.batch import Batch
+from ppedu.run.batch import Batch, joined
 
 
 def tokens(*shape, most=7):
@@ -39,6 +42,79 @@ def test_pieces_are_as_even_as_can_be_and_put_together_they_are_the_whole(microb
     assert batch.targets == [] and batch.counts == [] and batch.sizes == sizes
 
 
+@st.composite
+def nests(draw, samples, depth=2):
+    """Tensors in tuples, lists and dicts, with what is no tensor between them; and the same nest of dimensions."""
+    kind = draw(
+        st.sampled_from(["tensor", "tensor", "other", "tuple", "dict", "list"] if depth else ["tensor", "other"])
+    )
+    if kind == "other":
+        return draw(st.sampled_from([None, 3, "text", 0.5])), draw(st.sampled_from([0, None]))
+    if kind == "tensor":
+        shape = draw(st.lists(st.integers(1, 3), max_size=2))
+        dim = draw(st.integers(0, len(shape)))
+        whole = tokens(*shape[:dim], samples, *shape[dim:], most=1000)
+        return whole, draw(st.sampled_from([dim, dim - whole.dim(), None]))
+    several = draw(st.lists(nests(samples, depth - 1), min_size=1, max_size=3))
+    values, dims = zip(*several, strict=True)
+    if kind == "dict":
+        return dict(zip("abc", values, strict=False)), dict(zip("abc", dims, strict=False))
+    make = tuple if kind == "tuple" else list
+    return make(values), make(dims)
+
+
+def chunk_specs(value, dims):
+    """The same for torch: a TensorChunkSpec for each tensor that is cut."""
+    if isinstance(value, (tuple, list, dict)):
+        keys = value if isinstance(value, dict) else range(len(value))
+        found = {key: chunk_specs(value[key], dims[key]) for key in keys}
+        return found if isinstance(value, dict) else type(value)(found.values())
+    if dims is None or not isinstance(value, torch.Tensor):
+        return torchs._Replicate()
+    return torchs.TensorChunkSpec(dims)
+
+
+def same(one, other):
+    (ones, form), (others, like) = tree_flatten(one), tree_flatten(other)
+    assert form == like
+    for left, right in zip(ones, others, strict=True):
+        assert torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
+
+
+@often(200)
+@given(st.integers(1, 4), st.integers(0, 5), st.data())
+def test_nested_batches_are_cut_as_torch_cuts_them_and_joined_again(microbatches, more, data):
+    samples = microbatches + more
+    # A list in the place of an argument is cut already, so there they stand one level deeper.
+    nest = nests(samples).map(lambda pair: ({"x": pair[0]}, {"x": pair[1]}))
+    arguments = data.draw(st.lists(nest, min_size=1, max_size=2))
+    mask, mask_dims = data.draw(nest)
+    inputs, dims = zip(*arguments, strict=True)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(inputs)[0]):
+        inputs, dims = (*inputs, tokens(samples)), (*dims, 0)
+    theirs, named = torchs.split_args_kwargs_into_chunks(
+        inputs,
+        {"mask": mask},
+        microbatches,
+        chunk_specs(inputs, dims),
+        chunk_specs({"mask": mask}, {"mask": mask_dims}),
+    )
+    batch = Batch.cut(inputs, None, {"mask": mask}, microbatches, dict(enumerate(dims)) | {"mask": mask_dims})
+    same(list(batch.inputs), theirs)
+    same(list(batch.keywords), named)
+
+    # Where nothing went to every microbatch as a whole, the pieces join to the whole.
+    leaves = tree_flatten(inputs)[0]
+    if all(isinstance(leaf, torch.Tensor) for leaf in leaves) and not any(dim is None for dim in tree_flatten(dims)[0]):
+        same(joined(batch.inputs, dims), inputs)
+
+
+def test_outputs_that_are_not_tensors_are_listed_and_numbers_are_stacked():
+    outputs = [{"loss": torch.tensor(1.0 * m), "name": m, "y": (torch.full((m + 1,), m),)} for m in range(3)]
+    found = joined(outputs)
+    same(found, {"loss": torch.arange(3.0), "name": [0, 1, 2], "y": (torch.tensor([0, 1, 1, 2, 2, 2]),)})
+
+
 class Model(nn.Module):
     """Takes whatever it may be given in these tests, all of it along other dimensions."""
 
@@ -46,7 +122,11 @@ class Model(nn.Module):
         super().__init__()
         self.token, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
 
-    def forward(self, x, turned=None, factor=1, *, scale=None, table=None):
+    def forward(self, x, turned=None, factor=1, *, scale=None, table=None, more=None):
+        if isinstance(x, dict):
+            x, turned = x["tokens"], x["turned"][0]
+        if more is not None:
+            scale, table = more
         x = self.token(x)
         x = x if turned is None else x + turned.transpose(0, 1)
         x = x if scale is None else x * scale.permute(2, 0, 1)
@@ -55,6 +135,7 @@ class Model(nn.Module):
 
 
 def loss(logits, targets):
+    targets = targets["y"][0] if isinstance(targets, dict) else targets
     return fn.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=-100)
 
 
@@ -96,6 +177,15 @@ CUT = {  # inputs, targets, keywords, options; what the judge gets: all of it in
     "lists, cut unevenly": (
         (uneven(X), uneven(Y), {"scale": uneven(SCALE, -1), "table": TABLE}, {"dims": {"table": None}}),
         (X, Y, {"scale": SCALE, "table": TABLE}),
+    ),
+    "dicts and tuples": (
+        (
+            {"tokens": X, "turned": (TURNED, "name")},
+            {"y": (Y,)},
+            {"more": (SCALE, TABLE)},
+            {"dims": {0: {"turned": (1,)}, "more": (-1, None)}},
+        ),
+        ({"tokens": X, "turned": (TURNED,)}, {"y": (Y,)}, {"more": (SCALE, TABLE)}),
     ),
     "a list of arguments": (
         (list(zip(uneven(X), uneven(TURNED, 1), strict=True)), uneven(Y), {}, {}),
@@ -151,6 +241,16 @@ REFUSED = {
         (X, (1, "two"), {}, {}),
         "targets are a tensor, a tuple or dict of tensors, or a list with those of each microbatch; got tuple",
     ),
+    "tensors in an object": (
+        ({"a": UserDict(x=X)}, Y, {}, {}),
+        "input 0['a'] is a UserDict, whose tensors cannot be cut; give them in a dict or tuple, or with",
+    ),
+    "tensors of other sizes in a dict": (
+        ({"a": X, "b": (TURNED,)}, Y, {}, {}),
+        "input 0['b'][0] has 6 samples along dimension 0, input 0['a'] has 7",
+    ),
+    "a sparse tensor": ((X.to_sparse(), Y, {}, {}), "input 0 is sparse and cannot be cut; give to_dense(), or a list"),
+    "no dimension": ((X, Y, {}, {"dims": {0: "first"}}), "the dimension to cut input 0 along must be a whole number"),
     "no target counts": (
         (X, padded(0, 0, 0, 0, 0, 0, 0), {}, {"count": counted}),
         "count [0, 0, 0]; it must be whole numbers, some above 0",

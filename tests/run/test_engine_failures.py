@@ -277,7 +277,7 @@ pipeline.eval(X, Y)
         [
             LATE,
             LATE,
-            r"PipelineError: rank 2: 2F0 failed: a microbatch's loss must be one number, as a tensor; got a tensor of shape \(2, 4\)",
+            r"PipelineError: rank 2: 2F0 failed: a microbatch.s loss must be .* got a tensor of shape \(2, 4\)",
         ],
         STOPPED,
     ),
@@ -289,7 +289,7 @@ pipeline.step(X, Y)
         [
             LATE,
             LATE,
-            "PipelineError: rank 2: 2F0 failed: a microbatch's loss must be one number, as a tensor; got float: return one from",
+            "PipelineError: rank 2: 2F0 failed: a microbatch's loss must be one number, .* got float",
         ],
         STOPPED,
     ),
@@ -301,7 +301,7 @@ pipeline.step(X, Y)
         [
             LATE,
             LATE,
-            r"PipelineError: rank 2: 2F0 failed: .* got a tensor of shape \(2, 4\): return one from loss_fn, or from the last",
+            r"PipelineError: rank 2: 2F0 failed: .* got .*: return one from loss_fn, or from the last stage",
         ],
         STOPPED,
     ),

@@ -1,0 +1,162 @@
+"""A handler may replace what an op does, and when it waits; a trace, a log and an error name each action."""
+
+import json
+import re
+
+import pytest
+
+import ppedu as pp
+
+PRELUDE = """
+import json, logging, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn import functional as fn
+import ppedu as pp
+from ppedu.run import Pipeline, local_stages
+
+dist.init_process_group("gloo")
+RANK = dist.get_rank()
+X, Y = torch.arange(32.0).view(8, 4) / 10, torch.ones(8, 4)
+
+def layer(stage):
+    with torch.random.fork_rng():
+        torch.manual_seed(stage)
+        return nn.Linear(4, 4)
+
+def made(schedule, **options):
+    held = {stage: layer(stage) for stage in local_stages(schedule, RANK)}
+    return Pipeline(schedule, held, fn.mse_loss, **options), held
+"""
+
+
+def test_a_pairs_handler_waits_for_each_half_when_it_wants_to(ranks):
+    """The worked example: each half of a pair starts when its own message is there, whichever comes first."""
+    output = ranks(
+        PRELUDE
+        + """
+schedule = pp.schedule("1f1b-overlap", 2, 4)
+late = 0.0
+log = []
+
+def either_first(action, step):
+    # The backward first: it does not wait for the forward's activation, which may come later.
+    forward, backward = sorted(action.parts, key=lambda part: part.op != "F")
+    for part in (backward, forward):
+        start = time.monotonic()
+        step.wait(part)
+        log.append((str(part), time.monotonic() - start))
+        step.default(part)
+
+def slowly(action, step):
+    time.sleep(late)
+    step.default(action)
+
+pipeline, held = made(schedule)
+expected, same = made(schedule)
+expected.step(X, Y)
+pipeline.on("OVERLAP_F_B", either_first)
+pipeline.on("OVERLAP_B_F", either_first)
+pipeline.step(X, Y)
+for stage in held:
+    for ours, theirs in zip(held[stage].parameters(), same[stage].parameters()):
+        assert torch.equal(ours.grad, theirs.grad)
+log.clear()
+pipeline.on("SEND_F", slowly)  # from now on each activation is late, and no gradient is
+late = 0.1
+pipeline.step(X, Y)
+if RANK == 1:
+    parts = dict(log)
+    pairs = [action for action in pipeline.timeline.schedule.orders[1] if action.parts]
+    print(json.dumps([[str(action), parts] for action in pairs]))
+""",
+        2,
+    )
+    pairs = json.loads(output[1])
+    assert pairs
+    for action, waited in pairs:
+        forward, backward = sorted(pp.Action.parse(action).parts, key=lambda part: part.op != pp.Op.F)
+        assert waited[str(backward)] < waited[str(forward)] > 0.05, action  # its gradient did not wait for it
+
+
+def test_the_time_of_a_handlers_action_does_not_include_its_wait(ranks):
+    ranks(
+        PRELUDE
+        + """
+pipeline, held = made(pp.schedule("gpipe", 2, 4))
+pipeline.step(X, Y)
+pipeline.on("F", lambda action, step: step.default(action))
+pipeline.on("SEND_F", lambda action, step: (time.sleep(0.1), step.default(action)))
+pipeline.step(X, Y)
+assert max(pipeline.timeline.busy) < 0.1 < pipeline.timeline.makespan
+""",
+        2,
+    )
+
+
+def test_torchs_profiler_lists_every_action(ranks):
+    output = ranks(
+        PRELUDE
+        + """
+from torch.profiler import ProfilerActivity, profile
+pipeline, held = made(pp.schedule("zb-h1", 2, 4))
+pipeline.step(X, Y)
+with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    pipeline.step(X, Y)
+print(json.dumps([event.name for event in profiler.events() if event.name.startswith("PP:")]))
+""",
+        2,
+    )
+    lowered = pp.lower(pp.schedule("zb-h1", 2, 4))
+    for rank, text in enumerate(output):
+        assert sorted(json.loads(text.splitlines()[-1])) == sorted(f"PP:{action}" for action in lowered.orders[rank])
+
+
+def test_messages_are_logged_at_debug(ranks):
+    output = ranks(
+        PRELUDE
+        + """
+logging.basicConfig(stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
+pipeline, held = made(pp.schedule("gpipe", 2, 2))
+pipeline.step(X, Y)
+logging.getLogger("ppedu").setLevel(logging.DEBUG)
+pipeline.step(X, Y)
+""",
+        2,
+    )
+    assert output[0].splitlines()[0] == "ppedu DEBUG rank 0: 0SEND_F0 starts: float32 (4, 4)"
+    for rank, text in enumerate(output):
+        lines = [
+            re.match(rf"ppedu DEBUG rank {rank}: (\d\w+) (starts|is posted|has arrived):", line)[1]
+            for line in text.splitlines()
+        ]
+        messages = [str(a) for a in pp.lower(pp.schedule("gpipe", 2, 2)).orders[rank] if not a.computes]
+        assert sorted(set(lines)) == sorted(messages)
+
+
+REFUSED = {
+    "group": (3, "world", [1, 2]),
+    "replicas": (2, [0, 1], "world"),
+    "reduction": ("none", None, 1),
+    "tied": ("abc", [1], 3, [((0, "weight"),)], [((0, "weight"), (1, 2))], {0: "weight"}),
+    "dims": (1, "first", [0]),
+    "target_dim": ("abc", 1.5),
+    "output_dim": ("abc", 0.0),
+    "count": (3, "len"),
+    "autocast": ("bfloat16", True),
+    "timeout": (0, -1, "60", None, float("inf"), float("nan")),
+    "loss_fn": ("mse", 3),
+    "schedule": (None, "1f1b", [], 3),
+    "stages": (None, [], {}, {1: None}, {0: "layer"}, {0: None}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_of_other_types_are_refused(name):
+    import torch
+
+    for value in REFUSED[name]:
+        given = {"schedule": pp.schedule("1f1b", 1, 2), "stages": {0: torch.nn.Linear(2, 2)}} | {name: value}
+        with pytest.raises(pp.SettingError) as caught:
+            pp.run.Pipeline(**given)
+        assert str(caught.value).count("\n") == 0

@@ -1,0 +1,225 @@
+"""Losses as people write them: the last stage's own, sums, with keywords, of other stages. The judge is one process."""
+
+import pytest
+
+PRELUDE = """
+import copy, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn import functional as fn
+import ppedu as pp
+from ppedu.run import Pipeline, local_stages
+
+dist.init_process_group("gloo")
+RANK = dist.get_rank()
+torch.set_default_dtype(torch.float64)
+numbers = torch.Generator().manual_seed(1)
+X, Y = torch.randn(11, 4, generator=numbers), torch.randn(11, 4, generator=numbers)
+PADDED = torch.randint(4, (11, 3), generator=numbers)
+PADDED[[0, 1, 2, 5, 9], 1:] = -100
+NAMES = ["1f1b", "zb-v", "dualpipe"]
+
+def layer(stage):
+    with torch.random.fork_rng():
+        torch.manual_seed(stage)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+def made(name, loss_fn=None, last=None, **options):
+    schedule = pp.schedule(name, 2, 4)
+    held = {stage: layer(stage) for stage in local_stages(schedule, RANK)}
+    if last and schedule.stages - 1 in held:
+        held[schedule.stages - 1] = last(held[schedule.stages - 1])
+    judge = [layer(stage) for stage in range(schedule.stages)]
+    return Pipeline(schedule, held, loss_fn, **options), held, judge
+
+def run(judge, x):
+    outputs = [x]
+    for layer in judge:
+        outputs.append(layer(outputs[-1]))
+    return outputs
+
+def agree(held, judge):
+    for stage, module in held.items():
+        for ours, theirs in zip(module.parameters(), judge[stage].parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+"""
+
+CASES = {
+    "outputs of a training step": """
+for name in NAMES:
+    pipeline, held, judge = made(name, lambda y, target: fn.mse_loss(y["y"], target), last=Named)
+    loss, outputs = pipeline.step(X, Y, outputs=True)
+    expected = run(judge, X)[-1]
+    fn.mse_loss(expected, Y).backward()
+    agree(held, judge)
+    torch.testing.assert_close(loss, pipeline.loss)
+    holders = {copy[-1] for copy in pipeline.schedule.placement.holders}
+    assert (outputs is not None) == (RANK in holders)
+    if outputs and len(holders) == 1:
+        torch.testing.assert_close(outputs["y"], expected.detach())
+        assert not outputs["y"].requires_grad
+    elif outputs:  # each rank has those of its own copy's microbatches
+        own = [m for m in range(4) if pipeline.schedule.placement.rank(3 if name == "zb-v" else 1, m) == RANK]
+        torch.testing.assert_close(outputs["y"], torch.cat([expected.detach().tensor_split(4)[m] for m in own]))
+    loss, again = pipeline.eval(X, Y, outputs=True)
+    assert again is None or torch.equal(again["y"], outputs["y"])
+    assert torch.equal(loss, pipeline.loss) and isinstance(pipeline.step(X, Y), torch.Tensor)
+""",
+    "a last stage that returns its loss": """
+class Lossy(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+    def forward(self, x, labels):
+        return fn.mse_loss(self.module(x), labels)
+
+class Takes(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+    def forward(self, x, labels):
+        return self.module(x)
+
+for name in NAMES:
+    pipeline, held, judge = made(name, last=Lossy)
+    for stage in pipeline.stages.values():
+        if not isinstance(stage.module, Lossy):
+            stage.module = Takes(stage.module)
+    loss = pipeline.step(X if 0 in held else None, labels=Y)  # 11 samples in 4 microbatches: 3 3 3 2
+    expected = fn.mse_loss(run(judge, X)[-1], Y)
+    expected.backward()
+    agree(held, judge)
+    torch.testing.assert_close(loss, expected.float().detach())
+    torch.testing.assert_close(pipeline.eval(X, labels=Y), loss)
+""",
+    "samples that only the first rank knows": """
+class Lossy(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+    def forward(self, x):
+        return self.module(x).square().mean()
+
+for name in NAMES:
+    pipeline, held, judge = made(name, last=Lossy)
+    loss = pipeline.step(X) if 0 in held else pipeline.step()
+    expected = run(judge, X)[-1].square().mean()
+    expected.backward()
+    agree(held, judge)
+    torch.testing.assert_close(loss, expected.float().detach())
+""",
+    "keywords of the loss": """
+def loss_fn(y, target, weight, smooth=0.0):
+    return fn.cross_entropy(y, target, weight=weight, label_smoothing=smooth, reduction="sum") / 7
+
+for name in NAMES:
+    classes = PADDED[:, 0]
+    weight = torch.tensor([0.5, 1.0, 2.0, 3.0])
+    pipeline, held, judge = made(name, loss_fn, reduction="sum")
+    loss = pipeline.step(X, classes, loss_kwargs={"weight": weight, "smooth": 0.1})
+    expected = loss_fn(run(judge, X)[-1], classes, weight, 0.1)
+    expected.backward()
+    agree(held, judge)
+    torch.testing.assert_close(loss, expected.float().detach())
+    torch.testing.assert_close(pipeline.eval(X, classes, loss_kwargs={"weight": weight, "smooth": 0.1}), loss)
+""",
+    "sums and means, of samples and of tokens": """
+def words(y, targets, reduction):
+    logits = y[:, None, :] * torch.arange(1, 4)[:, None]
+    return fn.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction=reduction)
+
+def counted(targets):
+    return int((targets >= 0).sum())
+
+for name in NAMES:
+    for reduction in ("mean", "sum"):
+        count = counted if reduction == "mean" else None
+        pipeline, held, judge = made(name, lambda y, t: words(y, t, reduction), reduction=reduction, count=count)
+        loss = pipeline.step(X, PADDED)
+        expected = words(run(judge, X)[-1], PADDED, reduction)
+        expected.backward()
+        agree(held, judge)
+        torch.testing.assert_close(loss, expected.float().detach())
+""",
+    "losses of stages that are not the last": """
+def balance(y):
+    return y.square().mean()
+
+def forward(action, step):
+    kept = []
+    hook = step.stages[action.stage].module.register_forward_hook(lambda module, xs, y: kept.append(y))
+    step.default(action)
+    hook.remove()
+    step.add_loss(action, 0.1 * balance(kept[0]))
+
+for name in [*NAMES, "zb-h1", "interleaved"]:
+    for reduction in ("mean", "sum"):
+        loss_fn = lambda y, target: fn.mse_loss(y, target, reduction=reduction)
+        pipeline, held, judge = made(name, loss_fn, reduction=reduction)
+        pipeline.on("F", forward)
+        loss = pipeline.step(X, Y)
+        expected = torch.zeros(())
+        for x, y in zip(X.tensor_split(4), Y.tensor_split(4)):
+            outputs = run(judge, x)
+            one = loss_fn(outputs[-1], y) + sum(0.1 * balance(each) for each in outputs[1:])
+            expected = expected + (one * len(x) / len(X) if reduction == "mean" else one)
+        expected.backward()
+        agree(held, judge)
+        torch.testing.assert_close(loss, expected.float().detach())
+        torch.testing.assert_close(pipeline.eval(X, Y), loss)
+
+pipeline, held, judge = made("1f1b", fn.mse_loss)
+pipeline.on("B", lambda action, step: (step.default(action), step.add_loss(action, torch.ones((), requires_grad=True))))
+try:
+    pipeline.step(X, Y)
+    assert False
+except pp.PipelineError as error:
+    assert "add a loss to microbatch 0 after its forward and before its backward" in str(error) or RANK == 0, error
+""",
+    "a stage that writes over its input": """
+class Over(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.first, self.rest = nn.ReLU(inplace=True), layer(stage)
+    def forward(self, x):
+        return self.rest(self.first(x))
+
+for name in [*NAMES, "interleaved", "zb-h1"]:
+    schedule = pp.schedule(name, 2, 4)
+    held = {stage: Over(stage) if stage else layer(0) for stage in local_stages(schedule, RANK)}
+    judge = [Over(stage) if stage else layer(0) for stage in range(schedule.stages)]
+    loss = Pipeline(schedule, held, fn.mse_loss).step(X, Y)
+    fn.mse_loss(run(judge, X)[-1], Y).backward()
+    agree(held, judge)
+""",
+    "a stage that detaches": """
+class Detached(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+    def forward(self, x):
+        return self.module(x).detach()
+
+held = {RANK: Detached(layer(0)) if RANK == 0 else layer(1)}
+pipeline = Pipeline(pp.schedule("1f1b", 2, 4), held, fn.mse_loss, timeout=3)
+try:
+    pipeline.step(X, Y)
+    assert False
+except pp.PipelineError as error:
+    assert RANK or "rank 0: 0B0 failed: what stage 0 returns does not depend on the weights" in str(error)
+    assert RANK or " [0B0] " in str(error)
+""",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_gradients_are_those_of_one_process(ranks, case):
+    named = """
+class Named(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+    def forward(self, x):
+        return {"y": self.module(x)}
+"""
+    ranks(PRELUDE + named + CASES[case], 2)
