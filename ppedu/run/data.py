@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from pydoc_data import topics
 
@@ -9,11 +10,17 @@ import torch
 
 from ppedu.core.errors import PipelineError, SettingError
 
+# The default text's alphabet. The topics differ between versions of Python, even in the characters that occur in them;
+# with this alphabet a model has the same size on all versions, and its tokens mean the same.
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+ALPHABET = ["\n", *map(chr, range(ord(" "), ord("~") + 1)), UNKNOWN]
+
 
 class Text:
-    """A text as a sequence of characters, each a token.
+    """A text as a sequence of characters, each a token; `characters` lists the alphabet.
 
-    path: a UTF-8 text file; by default Python's own documentation topics, some 400,000 characters or more.
+    path: a UTF-8 text file, whose alphabet is the characters in it. The default is Python's own documentation topics,
+        at least 400,000 characters: printable ASCII and newlines, and one replacement character for everything else.
 
     Raises:
         PipelineError: the file cannot be read.
@@ -23,6 +30,7 @@ class Text:
     def __init__(self, path: str | Path | None = None):
         if path is None:
             text = "\n".join(topics.topics[name] for name in sorted(topics.topics))
+            text = re.sub(r"[^\n -~]", UNKNOWN, text)
         else:
             try:
                 text = Path(path).read_text(encoding="utf-8")
@@ -30,7 +38,7 @@ class Text:
                 raise PipelineError(f"cannot read the text {str(path)!r}: {error}") from error
             if not text:
                 raise SettingError(f"the text {str(path)!r} is empty")
-        self.characters = sorted(set(text))
+        self.characters = list(ALPHABET) if path is None else sorted(set(text))
         number = {character: token for token, character in enumerate(self.characters)}
         self.tokens = torch.tensor([number[character] for character in text])
 

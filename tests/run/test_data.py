@@ -1,5 +1,8 @@
 """The text that is trained on."""
 
+import string
+from pydoc_data import topics
+
 import pytest
 import torch
 
@@ -14,6 +17,18 @@ def default():
 
 def test_the_default_needs_no_file_and_is_long(default):
     assert len(default.tokens) > 300_000 and 50 < len(default.characters) < 300
+
+
+@pytest.mark.parametrize("other", ["", "$`", "“Straße” — 20 °C …", "\t\r\x0b\x7f\U0001f40d"])
+def test_the_default_alphabet_does_not_depend_on_the_topics(monkeypatch, default, other):
+    monkeypatch.setattr(topics, "topics", {"some": "topic: {1, 2}\n", "other": other})
+    text = Text()
+    assert text.characters == default.characters and len(text.tokens) == len(other) + len("\ntopic: {1, 2}\n")
+    printable = set(string.ascii_letters + string.digits + string.punctuation + " \n")
+    assert set(text.characters[:-1]) == printable and text.characters[-1] not in printable
+    told = "".join(text.characters[token] for token in text.tokens)
+    for mine, theirs in zip(told, f"{other}\ntopic: {{1, 2}}\n", strict=True):
+        assert mine == (theirs if theirs in printable else text.characters[-1])
 
 
 def test_tokens_are_the_characters_of_the_file(tmp_path):
