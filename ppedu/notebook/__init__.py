@@ -5,8 +5,8 @@ zygote and agent (the processes that start ranks), pool (asks them to, and liste
 and comes back), output (what is shown), magic (the cell), rehearsal (ranks that only play), exercises.
 """
 
-from ppedu.notebook.exercises import check_answer, outcome, predict, progress
+from ppedu.notebook.exercises import check_answer, is_right, outcome, predict, progress
 from ppedu.notebook.pool import RankPool
 from ppedu.notebook.rehearsal import rehearse
 
-__all__ = ["RankPool", "check_answer", "outcome", "predict", "progress", "rehearse"]
+__all__ = ["RankPool", "check_answer", "is_right", "outcome", "predict", "progress", "rehearse"]

@@ -241,7 +241,7 @@ def _met(rank: Rank, every: Sequence[Rank]) -> list[Rank]:
         return list(every)
     other = every[call.peer]
     theirs = other.call
-    if theirs is None or theirs.peer != rank.rank or {call.kind, theirs.kind} not in FIT:
+    if other is rank or theirs is None or theirs.peer != rank.rank or {call.kind, theirs.kind} not in FIT:
         return []
     rank.answer, other.answer = theirs.value, call.value
     rank.call = other.call = None

@@ -1,13 +1,17 @@
 """Predictions, and exercises that say what is wrong and why."""
 
+import linecache
 from fractions import Fraction
+from functools import wraps
 
 import matplotlib
+import numpy as np
 import pytest
+import torch
 
 from ppedu import B, Costs, F, I, SettingError, W, schedule, simulate
-from ppedu.notebook import check_answer, outcome, predict
-from ppedu.notebook.exercises import EXERCISES, find_fault
+from ppedu.notebook import check_answer, is_right, outcome, predict
+from ppedu.notebook.exercises import EXERCISES
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +59,28 @@ def test_the_last_prediction_counts(capsys):
     assert "you said 2, it is 2 — right." in capsys.readouterr().out
 
 
-def test_what_was_not_predicted_asks_for_its_cell():
-    with pytest.raises(SettingError, match="nothing was predicted for 'never said'; run its predict cell first"):
-        outcome("never said", 1)
+@pytest.mark.parametrize("nothing", [(), (...,)])
+def test_an_empty_prediction_asks_and_is_not_reported_as_the_learners(capsys, nothing):
+    predict("peak", 2)
+    predict("peak", *nothing)
+    outcome("peak", 4)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "peak: what is your prediction? Put it in place of the three dots and run this cell again.",
+        "peak: it is 4. You made no prediction.",
+    ]
+
+
+def test_an_outcome_without_a_prediction_is_a_sentence(capsys):
+    outcome("never said", 1)
+    assert capsys.readouterr().out == "never said: it is 1. You made no prediction.\n"
+
+
+def test_a_prediction_of_a_mistyped_name_is_found(capsys):
+    predict("one pice", 24)
+    outcome("one piece", 96)
+    assert capsys.readouterr().out.endswith(
+        "one piece: it is 96. You made no prediction of that name, but one of 'one pice'.\n"
+    )
 
 
 # Lesson 3: GPipe's bubble
@@ -78,7 +101,10 @@ def test_the_bubble_is_right_however_it_is_written(told, formula):
 
 
 WRONG_BUBBLES = {
-    "the overhead": (lambda p, m: (p - 1) / m, "says 0.375. That is the overhead, the idle time over the working time"),
+    "the overhead": (
+        lambda p, m: (p - 1) / m,
+        "says 0.375. That is the overhead: the makespan over the time that the busiest rank works, minus 1.",
+    ),
     "naive's": (lambda p, m: 1 - 1 / p, "says 0.75. That is naive's bubble"),
     "the working share": (lambda p, m: m / (m + p - 1), "in which a rank works; the bubble is the rest"),
     "a time": (lambda p, m: p - 1, "That is the idle time, in units of F+B; divide it by the makespan"),
@@ -289,7 +315,7 @@ def test_an_error_in_the_learners_own_code_is_told_with_its_line(told, exercise)
     message = told(exercise, broken)
     line = broken.__code__.co_firstlineno + 1
     assert message.startswith("Not yet: with ")
-    at = f"your function fails at line {line}, yield F(rank, 1 // 0): ZeroDivisionError:"
+    at = f"your function fails at line {line}, `yield F(rank, 1 // 0)`: ZeroDivisionError:"
     assert at in message and message.endswith("by zero.")
 
 
@@ -477,6 +503,110 @@ def test_an_unknown_exercise_is_refused_with_those_there_are(name):
         check_answer(name, right)
 
 
-@pytest.mark.parametrize("name", EXERCISES)
-def test_no_exercise_is_solved_by_nothing(name):
-    assert find_fault(name, None)
+def a_generator(*given):
+    yield None
+
+
+IMPLAUSIBLE = {
+    "nothing": None,
+    "text": "1f1b",
+    "number": 4,
+    "yes": True,
+    "nan": float("nan"),
+    "infinity": float("inf"),
+    "no float": 10**400,
+    "complex": 1j,
+    "list": [1, 2],
+    "long list": list(range(10_000)),
+    "dict": {"A": None, "B": 3, "C": (None, None), "D": (0.5, []), "E": ["0", "0F0"]},
+    "pair": (10**400, float("nan")),
+    "schedule": schedule("1f1b", 4, 8),
+    "timeline": simulate(schedule("1f1b", 2, 2)),
+    "costs": Costs(forward=[1, 2], backward=[3]),
+    "action": F(0, 0),
+    "array": np.arange(4),
+    "tensor": torch.ones(2, requires_grad=True),
+    "type": dict,
+    "generator": a_generator(),
+    "built-in": max,
+    "module": torch,
+}
+
+
+@pytest.fixture(params=EXERCISES)
+def exercise(request):
+    return request.param
+
+
+def in_one_sentence(message):
+    assert message.startswith("Not yet: ") and len(message) < 1200
+    return message
+
+
+@pytest.mark.parametrize("value", IMPLAUSIBLE.values(), ids=IMPLAUSIBLE)
+def test_an_answer_of_an_implausible_type_is_told_in_a_sentence(told, exercise, value):
+    in_one_sentence(told(exercise, value))
+
+
+@pytest.mark.parametrize("value", IMPLAUSIBLE.values(), ids=IMPLAUSIBLE)
+def test_a_function_that_returns_something_implausible_is_told_in_a_sentence(told, exercise, value):
+    in_one_sentence(told(exercise, lambda *given: value))
+    in_one_sentence(told(exercise, lambda *given: iter([value])))
+    if exercise == "04.1":
+        in_one_sentence(told(exercise, dict.fromkeys("ABCDE", value)))
+
+
+class Fails:
+    def __call__(self, *given):
+        return no_such_name  # noqa: F821
+
+
+def fails(*given):
+    return no_such_name  # noqa: F821
+
+
+@wraps(fails)
+def wrapped(*given):
+    return fails(*given)
+
+
+@pytest.mark.parametrize("exercise", [name for name in EXERCISES if name != "04.1"])  # which takes no function
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [(fails, fails.__code__), (wrapped, fails.__code__), (Fails(), Fails.__call__.__code__)],
+    ids=["function", "wrapped", "object"],
+)
+def test_an_error_in_the_learners_function_is_told_with_its_line(told, exercise, function, code):
+    where = f"your function fails at line {code.co_firstlineno + 1}, `return no_such_name`: NameError: name"
+    assert where in in_one_sentence(told(exercise, function))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [("assert False", "`: AssertionError."), ("for m in range(microbatch): pass", "pass`: NameError: name")],
+)
+def test_an_error_ends_like_a_sentence(told, error, reason):
+    in_the_cell = {}
+    exec(compile(f"def answer(ranks, microbatches):\n    {error}", "<a cell>", "exec"), in_the_cell)
+    message = told("03.1", in_the_cell["answer"])
+    assert "::" not in message and ": ." not in message
+    assert "at line 2: " in message, "there is no source to show"
+    with_source = own_source(error)
+    assert reason in told("03.1", with_source)
+
+
+def own_source(line):
+    """A function whose source is known as that of a notebook's cell is."""
+    name, source = f"<cell {line}>", f"def answer(ranks, microbatches):\n    {line}\n"
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    space = {}
+    exec(compile(source, name, "exec"), space)
+    return space["answer"]
+
+
+def test_only_a_right_answer_is_right(capsys):
+    assert is_right("05.2", PEAKS[next(iter(PEAKS))]) is True
+    assert is_right("05.2", fails) is False and is_right("05.2", None) is False
+    assert capsys.readouterr().out == "", "it is for cells that go on with the answer"
+    with pytest.raises(SettingError, match=r"there is no exercise '5\.2'"):
+        is_right("5.2", right)

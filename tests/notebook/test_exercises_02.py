@@ -161,13 +161,34 @@ def test_a_wrong_hand_off_is_refused_with_the_reason(hand_off, reason):
     assert reason in find_fault("02.1", hand_off)
 
 
-def test_an_error_that_is_not_the_hand_offs_is_shown_as_it_is():
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("raise RuntimeError('something else')", "RuntimeError: something else"),
+        ("raise NotImplementedError", "NotImplementedError"),
+        ("recieved.grad", "NameError: name 'recieved' is not defined"),
+    ],
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_error_that_is_not_the_hand_offs_is_told_with_its_line(error, reason, when):
     def broken(first, second, x, target, loss_fn):
-        right(first, second, x, target, loss_fn)
-        raise RuntimeError("something else")
+        if when == "after":
+            right(first, second, x, target, loss_fn)
+        exec(error)
 
-    with pytest.raises(RuntimeError, match="something else"):
-        find_fault("02.1", broken)
+    line = broken.__code__.co_firstlineno + 3
+    assert find_fault("02.1", broken) == f"your function fails at line {line}, `exec(error)`: {reason}"
+
+
+def test_an_error_with_the_second_model_says_with_which():
+    seen = []
+
+    def broken(first, second, x, target, loss_fn):
+        seen.append(x)
+        return right(first, second, x, target, loss_fn) if len(seen) == 1 else 1 // 0
+
+    reason = "with deeper halves, another loss and two microbatches, one after the other, your function fails at line"
+    assert find_fault("02.1", broken).startswith(reason)
 
 
 def test_the_check_leaves_the_random_numbers_as_they_were():

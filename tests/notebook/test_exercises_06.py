@@ -315,6 +315,7 @@ WRONG = {
         "rank 1 sends None: it receives no dy; what its backward gives, dx, goes on.",
     ),
     "another operation": ("06.4", lambda me, m: me.communicate("send"), "there is no operation 'send' here; there is:"),
+    "itself": ("06.4", lambda me, *_: me.swap(1, me.rank), "rank 0 waits for rank 0"),
     "another rank": ("06.3", lambda me, *_: me.send(1, 2), "there is no rank 2; the ranks are 0 to 1"),
     "endless": ("06.4", endless, "rank 0 goes on and on: it has made 10000 calls"),
     "of one argument": ("06.4", lambda me: None, "give a function of me and microbatches; yours takes"),
@@ -329,7 +330,9 @@ def test_a_wrong_loop_is_refused_with_the_reason(refused, exercise, answer, reas
 
 def test_an_error_in_the_learners_own_code_is_told_with_its_line_and_rank(refused):
     line = receives_too_late.__code__.co_firstlineno + 4
-    reason = f"with 2 ranks and 2 microbatches, on rank 0, your function fails at line {line}, me.forward(m, x): Unbou"
+    reason = (
+        f"with 2 ranks and 2 microbatches, on rank 0, your function fails at line {line}, `me.forward(m, x)`: Unbou"
+    )
     refused("06.1", receives_too_late, reason)
     reason = "with 2 ranks and a target of 2, on rank 1, your function fails at line"
     refused("06.3", lambda me, steps, target: 1 // (1 - me.rank), reason)

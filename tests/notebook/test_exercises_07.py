@@ -287,4 +287,4 @@ def test_an_error_in_the_learners_own_code_is_told_with_its_line(exercise, case)
         return one.gard
 
     fault = find_fault(exercise, broken)
-    assert f"{case} your function fails at line {broken.__code__.co_firstlineno + 1}, return one.gard: Attri" in fault
+    assert f"{case} your function fails at line {broken.__code__.co_firstlineno + 1}, `return one.gard`: Attri" in fault

@@ -39,7 +39,9 @@ def test_neither_a_wrong_answer_nor_the_lessons_solution_counts(folder, capsys):
     check_answer("03.1", eval(WRONG))
     assert capsys.readouterr().out.startswith("Not yet:")
     check_answer("03.1", eval(RIGHT), solution=True)
-    assert capsys.readouterr().out == "Right.\n", "and nothing that would give it away"
+    assert capsys.readouterr().out == "Solution 03.1 is right.\n", "and nothing that would give it away"
+    check_answer("03.1", eval(WRONG), solution=True)
+    assert capsys.readouterr().out.startswith("Solution 03.1 is not right: with 4 ranks and 8 microbatches")
     assert not any(folder.iterdir())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
+from inspect import signature, unwrap
 from numbers import Real
 from traceback import extract_tb
 from typing import Any
@@ -54,39 +54,61 @@ def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
 
 @contextmanager
 def own_line(function: Any, case: str) -> Iterator[None]:
-    """What a learner's function does wrong in here is told with its own line, and not with a page of lines between.
+    """Report an error of the learner's `function` with the learner's own line, in place of a traceback.
+
+    case: what the function was tried on, such as "with 4 ranks and 8 microbatches"; it begins the sentence.
 
     Raises:
-        SettingError: it fails.
+        SettingError: the function fails in here.
     """
     try:
         yield
     except PipelineError:
         raise
     except Exception as error:
-        written = getattr(function, "__code__", own_line.__code__).co_filename
-        own = [each for each in extract_tb(error.__traceback__) if each.filename == written]
-        at = f" at line {own[-1].lineno}, {str(own[-1].line).partition('  #')[0].strip()}:" if own else ":"
-        raise SettingError(f"{case} your function fails{at} {type(error).__name__}: {error}") from None
+        fails = f"{case} your function fails{_line_of(function, error)}".lstrip()
+        raise SettingError(f"{fails}: {type(error).__name__}{f': {error}' if str(error) else ''}") from None
+
+
+def _line_of(function: Any, error: Exception) -> str:
+    """Where in the learner's function the error arose; nothing if the function is not written in Python."""
+    written = unwrap(function)
+    code = getattr(written, "__code__", None) or getattr(type(written).__call__, "__code__", None)
+    own = [each for each in extract_tb(error.__traceback__) if code and each.filename == code.co_filename]
+    if not own:
+        return ""
+    source = str(own[-1].line).partition("  #")[0].strip()
+    return f" at line {own[-1].lineno}" + (f", `{source}`" if source else "")
 
 
 def call(function: Any, case: str, *given: Any) -> Any:
-    """What a learner's function gives."""
+    """Return what a learner's function returns."""
     with own_line(function, case):
         return function(*given)
 
 
 def ask(function: Any, case: str, *sizes: Any) -> Any:
-    """The number that a learner's function gives.
+    """Return the number that a learner's function returns.
 
     Raises:
-        SettingError: it gives something else, or fails.
+        SettingError: it returns something else, or fails.
     """
     answer = call(function, case, *sizes)
     if isinstance(answer, bool) or not isinstance(answer, Real):
         forgotten = "; is there a return?" if answer is None else ""
         raise SettingError(f"{case} your function gives {answer!r}, where a number is wanted{forgotten}")
+    if too_large(answer):
+        raise SettingError(f"{case} your function gives a number of more than 300 digits")
     return answer
+
+
+def too_large(number: Any) -> bool:
+    """Return whether a number is too large for a float, as 10**400 is; then it cannot be compared with one."""
+    try:
+        float(number)
+    except OverflowError:
+        return True
+    return False
 
 
 def unlike(number: Any, other: Any) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import show
-from ppedu.notebook.exercises.common import Exercise, require_function
+from ppedu.notebook.exercises.common import Exercise, own_line, require_function, too_large
 from ppedu.zoo import schedule
 
 if TYPE_CHECKING:  # the other lessons do without torch
@@ -54,7 +54,7 @@ def _cases() -> Iterator[tuple[str, Module, Module, list[tuple[Tensor, Tensor]],
         inputs, targets = torch.randn(2, 2, 4, 6, dtype=torch.float64)
     yield "", first, second, [(x, target)], mse_loss
     two = list(zip(inputs, targets, strict=True))
-    yield "with deeper halves, another loss and two microbatches, one after the other, ", deep[0], deep[1], two, l1_loss
+    yield "with deeper halves, another loss and two microbatches, one after the other,", deep[0], deep[1], two, l1_loss
 
 
 def _not_a_hand_off(function: Any) -> str | None:
@@ -63,18 +63,20 @@ def _not_a_hand_off(function: Any) -> str | None:
         whole = deepcopy(first), deepcopy(second)
         for x, target in microbatches:
             right = _uncut(*whole, x, target, loss_fn)
-            seen = _watched(function, first, second, x, target, loss_fn)
+            with own_line(function, case):
+                seen = _watched(function, first, second, x, target, loss_fn)
             fault = (
                 _not_cut(seen)
                 or _not_through_the_second(second, right)
                 or _not_back_to_the_first(seen, right)
                 or _unlike_the_uncut("first", first, right.first)
             )
-            if fault is None and seen.error:
-                raise seen.error
+            if seen.error and (fault is None or not (seen.sent or seen.received)):
+                with own_line(function, case):
+                    raise seen.error
             fault = fault or _not_the_loss(seen.loss, right.loss)
             if fault:
-                return case + fault
+                return f"{case} {fault}".lstrip()
     return None
 
 
@@ -87,6 +89,10 @@ def _uncut(first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: An
 
 
 def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Seen:
+    """Run the learner's function, and note what goes through the halves.
+
+    An error from autograd is noted too: what went through says better what is wrong. Other errors are raised.
+    """
     seen = Seen()
 
     def after_first(module: Module, inputs: Any, output: Tensor) -> None:
@@ -102,6 +108,8 @@ def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Te
     try:
         seen.loss = function(first, second, x, target, loss_fn)
     except RuntimeError as error:
+        if type(error) is not RuntimeError:  # such as RecursionError
+            raise
         seen.error = error
     finally:
         for hook in hooks:
@@ -233,7 +241,7 @@ def _not_the_loss(said: Any, loss: Tensor) -> str | None:
     from torch import is_tensor
 
     value = said.item() if is_tensor(said) and said.numel() == 1 else said
-    if not isinstance(value, Real):
+    if not isinstance(value, Real) or too_large(value):
         return f"the gradients are right, but your function gives {said!r}; let it return the loss"
     if value != loss.item():
         return f"the gradients are right, but your function returns {show(value)}, and the loss is {show(loss.item())}"

@@ -14,8 +14,8 @@ from ppedu.zoo import schedule
 OTHER_BUBBLES: list[tuple[Callable[[int, int], float], str]] = [
     (
         lambda p, m: (p - 1) / m,
-        "That is the overhead, the idle time over the working time, which Megatron calls the bubble. The share of the "
-        "makespan is less, because the makespan holds the idle time too",
+        "That is the overhead: the makespan over the time that the busiest rank works, minus 1. Megatron calls it the "
+        "bubble. The idle share of the makespan is less, because the makespan holds the idle time too",
     ),
     (lambda p, m: (p - 1) / p, "That is naive's bubble, where one rank works at a time however many microbatches"),
     (lambda p, m: m / (m + p - 1), "That is the share of the time in which a rank works; the bubble is the rest"),

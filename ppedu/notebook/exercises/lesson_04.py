@@ -100,7 +100,7 @@ def _misjudged(verdicts: Any) -> str | None:
 def _not_its_fault(timeline: Timeline, verdict: Any) -> str | None:
     """What is wrong with a verdict; of the timeline's own faults no more than it takes to look again."""
     faults = _faults(timeline)
-    if verdict == "legal":
+    if isinstance(verdict, str) and verdict == "legal":
         return f"{timeline.schedule.name} is not legal: {OVERLOOKED[next(iter(faults.values()))]}" if faults else None
     if isinstance(verdict, str) or not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
         raise SettingError(f"give {WANTED}, and not {verdict!r}")
@@ -177,8 +177,8 @@ OTHER_RANGES: Others = [
     (lambda p, m: False, "A wrong formula can be right in places; that is why it is not noticed"),
     (
         lambda p, m: equal(published(p, m), (p - 1) / m),
-        "One rank is also where it equals (p-1)/m, but that is the overhead, the idle time over the working time; the "
-        "bubble is the share of the makespan",
+        "One rank is also where it equals (p-1)/m, but that is the overhead, the makespan over the time that the "
+        "busiest rank works, minus 1; the bubble is the idle share of the makespan",
     ),
 ]
 

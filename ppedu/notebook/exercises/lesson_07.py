@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.timeline import several, show
-from ppedu.notebook.exercises.common import Exercise, call, mistake, require_function
+from ppedu.notebook.exercises.common import Exercise, call, mistake, own_line, require_function
 
 if TYPE_CHECKING:  # the other lessons do without torch
     from torch import Tensor
@@ -89,7 +89,13 @@ def _weights(function: Any, counts: Sequence[int]) -> list[float]:
                 f"what your function gives for microbatch {m} has no history, so backward() finds no weights; "
                 "use the loss itself, without item() or detach()"
             )
-        found = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
+        if loss.numel() != 1:
+            raise SettingError(
+                f"what your function gives for microbatch {m} has {several(loss.numel(), 'number')}; backward() takes "
+                "a loss, which is one"
+            )
+        with own_line(function, _with(counts)):
+            found = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
         parts = [0.0 if gradient is None else gradient.item() for gradient in found]
         for other, part in enumerate(parts):
             if part and other != m:
@@ -156,16 +162,21 @@ def _not_one_norm(function: Any) -> str | None:
 
 
 def _factors(function: Any, norms: Sequence[float], most: float) -> list[float]:
-    """What the learner's function multiplies the gradients of each stage by.
+    """Return what the learner's function multiplies the gradients of each stage by, in place.
 
     Raises:
-        SettingError: it does not multiply all gradients of a stage by the same.
+        SettingError: it does not multiply all gradients of a stage by the same number.
     """
     import torch
 
     parts = torch.tensor([0.6, 0.0], dtype=torch.float64), torch.tensor([[0.48], [-0.64]], dtype=torch.float64)
     stages = [[part * norm for part in parts] for norm in norms]
+    shapes = _shapes(stages)
     call(function, _whose(norms), stages, most)
+    if _shapes(stages) != shapes:
+        raise SettingError(
+            f"{_whose(norms)}, the stages no longer hold the gradients that they held; scale them in place, with mul_()"
+        )
     factors = []
     for number, (norm, stage) in enumerate(zip(norms, stages, strict=True)):
         old, new = _row([part * norm for part in parts]), _row(stage)
@@ -177,6 +188,11 @@ def _factors(function: Any, norms: Sequence[float], most: float) -> list[float]:
             )
         factors.append(factor)
     return factors
+
+
+def _shapes(stages: Sequence[Any]) -> list[list[Any]]:
+    """The shapes of each stage's gradients."""
+    return [[getattr(gradient, "shape", None) for gradient in stage] for stage in stages if isinstance(stage, list)]
 
 
 def _row(gradients: Sequence[Tensor]) -> Tensor:
@@ -226,8 +242,8 @@ def _not_added_up(function: Any) -> str | None:
             return f"the {name}'s numbers have changed. To change weights is for the optimizer to do; change its .grad"
         if weight.grad is None:
             return f"the {name}'s .grad is None in the end"
-        found = weight.grad.reshape(-1, 1)
-        times = torch.linalg.lstsq(both, found).solution
+        found = weight.grad.to_dense().reshape(-1, 1)
+        times = torch.linalg.lstsq(both, found.nan_to_num()).solution
         if not torch.allclose(both @ times, found):
             return f"the {name}'s .grad is not made of the two gradients, where their sum is wanted"
         parts.append(tuple(round(each, 6) + 0.0 for each in times[:, 0].tolist()))  # never a -0.0

@@ -18,7 +18,7 @@ from ppedu.core.check import Result
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Span, Timeline, several, show
-from ppedu.notebook.exercises.common import Exercise, call, equal, require_function, with_sizes
+from ppedu.notebook.exercises.common import Exercise, call, equal, require_function, too_large, with_sizes
 from ppedu.zoo import schedule
 
 
@@ -257,7 +257,7 @@ def _not_the_parts(function: Any) -> str | None:
     require_function(function, "measured", "costs")
     for measured, costs in _longer_runs():
         said, right = call(function, _named(measured), measured, costs), _parts(measured, costs)
-        if not (isinstance(said, Sequence) and len(said) == 2 and all(isinstance(part, Real) for part in said)):
+        if not (isinstance(said, Sequence) and len(said) == 2 and all(map(_number, said))):
             forgotten = "; is there a return?" if said is None else ""
             return f"your function gives {said!r}, where two numbers are wanted, slower and waiting{forgotten}"
         if all(map(equal, said, right)):
@@ -276,6 +276,10 @@ def _not_the_parts(function: Any) -> str | None:
             return f"{fault}. Together they are to be all of the difference, {_seconds(sum(right))}"
         return fault
     return None
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not too_large(value)
 
 
 def _parts(measured: Timeline, costs: Costs) -> tuple[float, float]:
