@@ -1,6 +1,11 @@
-"""Every lesson holds to the pattern, and runs with its solutions as well as it does as first opened (nbval)."""
+"""Every lesson holds to the pattern, and runs with right answers as well as it does as first opened (nbval).
 
+A solution defines one name, `solution_` and the name of the exercise's answer; so the answer follows from the solution.
+"""
+
+import ast
 import re
+import symtable
 from pathlib import Path
 
 import nbformat
@@ -49,6 +54,47 @@ def test_lesson_has_the_parts_of_the_pattern(lesson):
     )
 
 
+def _number_and_name(cell):
+    """Of an exercise or a solution: its number, and the name of the answer."""
+    [found] = re.findall(r'check_answer\("(.+?)", (\w+)', cell.source)
+    return found
+
+
+def _bound(source):
+    symbols = symtable.symtable(source, "a cell", "exec").get_symbols()
+    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
+
+
+def test_a_solution_says_that_it_is_one_and_leaves_the_learners_names_alone(lesson):
+    for place in _tagged(lesson, "exercise"):
+        exercise, solution = lesson.cells[place : place + 2]
+        number, name = _number_and_name(exercise)
+        assert solution.source.startswith(f"# Solution {number}\n"), "this line can be seen although it is folded"
+        assert _number_and_name(solution) == (number, f"solution_{name}")
+        assert _bound(solution.source) == {f"solution_{name}"}
+        assert "register" not in solution.source and "global" not in solution.source
+
+
+def test_a_lesson_goes_on_with_the_learners_answers_not_with_its_solutions(lesson):
+    solutions = _tagged(lesson, "solution")
+    code = [
+        cell.source for place, cell in enumerate(lesson.cells) if place not in solutions and cell.cell_type == "code"
+    ]
+    assert not any("solution" in source for source in code), "so the solutions can be deleted"
+
+
+def _goes_on_with(lesson, place):
+    """The name of an exercise's answer, and the cells after the solution that read it."""
+    _, name = _number_and_name(lesson.cells[place])
+    after = [cell for cell in lesson.cells[place + 2 :] if cell.cell_type == "code" and cell.source[:2] != "%%"]
+    return name, [cell for cell in after if name in _read(cell.source) - _bound(cell.source)]
+
+
+def _read(source):
+    nodes = ast.walk(ast.parse(source))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
 def test_a_page_is_saved_as_it_ran_from_top_to_bottom(page):
     counts = [cell.execution_count for cell in page.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
@@ -71,15 +117,70 @@ def test_the_first_page_names_each_lesson_by_its_question_and_leads_there():
 
 def test_an_exercise_is_saved_as_not_yet_solved_and_its_solution_as_right(lesson):
     for place in _tagged(lesson, "exercise"):
+        number, _ = _number_and_name(lesson.cells[place])
         assert _text(lesson.cells[place]).startswith("Not yet:")
-        assert _text(lesson.cells[place + 1]).startswith("Right."), "and nbval sees that it is so"
+        assert _text(lesson.cells[place + 1]) == f"Solution {number} is right.\n", "and nbval sees that it is so"
+
+
+def test_a_cell_that_goes_on_with_an_answer_is_saved_as_saying_that_it_is_not_right_yet(lesson):
+    for place in _tagged(lesson, "exercise"):
+        number, name = _number_and_name(lesson.cells[place])
+        _, cells = _goes_on_with(lesson, place)
+        for cell in cells[:1]:
+            assert f'is_right("{number}", {name})' in cell.source
+            assert f"Exercise {number} is not right yet." in _text(cell)
+
+
+def test_nothing_is_predicted_for_the_learner(lesson):
+    code = [cell for cell in lesson.cells if cell.cell_type == "code"]
+    predicted = [re.findall(r"^predict\((\".+\"), (.+)\)$", cell.source, re.MULTILINE) for cell in code]
+    names = [name for found in predicted for name, _ in found]
+    assert names and {value for found in predicted for _, value in found} == {"..."}
+    assert names == re.findall(r"outcome\((\".+?\")", "".join(cell.source for cell in code))
+    told = "".join(map(_text, code))
+    assert "you said" not in told
+    for name in names:
+        assert f"{name[1:-1]}: what is your prediction?" in told and f"{name[1:-1]}: it is " in told
+
+
+COUNT = """
+import functools, inspect
+used, kept = {}, {}
+
+def counted(answer, name):
+    kept[name], used[name] = answer, 0
+    if not callable(answer):
+        return answer
+
+    @functools.wraps(answer)
+    def call(*given, **named):
+        checked = any("exercises" in frame.filename for frame in inspect.stack(0))
+        used[name] += not checked
+        return answer(*given, **named)
+
+    kept[name] = call
+    return call
+"""
 
 
 @pytest.mark.slow
-def test_lesson_runs_with_its_solutions_in_the_place_of_the_exercises(lesson, tmp_path):
-    exercises = _tagged(lesson, "exercise")
+def test_a_lesson_run_as_a_whole_keeps_the_learners_right_answers_and_goes_on_with_them(lesson, tmp_path):
+    exercises, uses = _tagged(lesson, "exercise"), {}
     for place in exercises:
-        lesson.cells[place].source = lesson.cells[place + 1].source
+        name, cells = _goes_on_with(lesson, place)
+        uses[name] = bool(cells)
+        answer = re.sub(r"\bsolution_", "", lesson.cells[place + 1].source)
+        check = f'check_answer("{_number_and_name(lesson.cells[place])[0]}", {name}'
+        answer = answer.replace(f"{check}, solution=True)", f"{check})")
+        lesson.cells[place].source = answer.replace(check, f'{name} = counted({name}, "{name}")\n{check}')
+    lesson.cells[0] = nbformat.v4.new_code_cell(COUNT)  # in place of the title
+    end = f"{{{', '.join(f'{name!r}: {name}' for name in uses)}}} == kept, used"
+    lesson.cells.append(nbformat.v4.new_code_cell(end))
     NotebookClient(lesson, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     for place in exercises:
+        number, _ = _number_and_name(lesson.cells[place])
         assert _text(lesson.cells[place]).startswith("Right.")
+        assert _text(lesson.cells[place + 1]) == f"Solution {number} is right.\n"
+    assert not any("not right yet" in _text(cell) for cell in lesson.cells if cell.cell_type == "code")
+    unchanged, used = eval(lesson.cells[-1].outputs[-1].data["text/plain"])
+    assert unchanged and {name: calls > 0 for name, calls in used.items()} == uses
