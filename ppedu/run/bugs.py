@@ -336,6 +336,29 @@ def copies_drift_apart(stage: Stage, inputs: Microbatches, targets: Microbatches
     gpipe_step(stage, inputs, targets, shape)
 
 
+def replicas_step(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """Every rank is a pipeline of one stage, and all ranks are replicas: each has its own part of the batch."""
+    alone = PipelineGroup(0, 1)
+    pipeline = Pipeline(schedule("gpipe", 1, len(inputs)), {0: stage}, group=alone, replicas=dist.group.WORLD)
+    pipeline.step(list(inputs), list(targets))
+
+
+@exhibit(
+    replicas_step,
+    symptom="replicas drift apart: only the first microbatch's gradients are averaged over them; no error",
+    detector="gradients beside one process; Pipeline refuses a module in such a wrapper",
+    cure="give the plain module, and average once, after the last backward: Pipeline(replicas=group)",
+)
+def wrapped_in_ddp(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """DistributedDataParallel averages at the first backward after a forward, and the others belong to no forward."""
+    wrapped = Stage(nn.parallel.DistributedDataParallel(stage.module), 0, stage.loss_fn)
+    wrapped.begin(inputs, targets)
+    for m in range(len(inputs)):
+        wrapped.forward(m)
+    for m in range(len(inputs)):
+        wrapped.backward(m)
+
+
 def _slice(make: Callable[[], nn.Module]) -> nn.Module:
     torch.manual_seed(0)
     return [make() for _ in range(dist.get_world_size())][dist.get_rank()]

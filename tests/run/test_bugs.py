@@ -82,7 +82,8 @@ HANG = "both send first"
 ORDERS = "warmup reversed", "warmup short by one"
 SEED = "same seed everywhere"
 TORCHS = "receives put off", "first stage frozen"
-QUIET = [name for name in MUSEUM if name not in (HANG, *ORDERS, SEED, *TORCHS)]
+REPLICAS = "wrapped in ddp"
+QUIET = [name for name in MUSEUM if name not in (HANG, *ORDERS, SEED, *TORCHS, REPLICAS)]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +163,26 @@ def test_tied_copies_drift_apart_and_are_refused_once_they_have(found):
     for each in wrong:
         assert each["apart"] > 0.01 and "the tied weights on rank " in each["refused"]
     assert all(each["apart"] == 0 and "refused" not in each for each in right)
+
+
+def test_a_wrapper_of_data_parallelism_averages_one_microbatch_only(ranks):
+    output = ranks(
+        START
+        + """
+for program in (MUSEUM["wrapped in ddp"].wrong, MUSEUM["wrapped in ddp"].right):
+    inputs, targets = samples(8)
+    judge = layer(0)
+    mse_loss(judge(inputs), targets).backward()
+    stage = Stage(layer(0), 0, mse_loss)
+    program(stage, inputs[rank * 4 :][:4].split(1), targets[rank * 4 :][:4].split(1), (1, 4))
+    error = (stage.module.weight.grad - judge.weight.grad).norm() / judge.weight.grad.norm()
+    print(json.dumps([error.item(), stage.module.weight.grad.sum().item()]))
+""",
+        2,
+    )
+    wrong, right = zip(*([json.loads(line) for line in text.splitlines()] for text in output), strict=True)
+    assert all(error > 0.1 for error, _ in wrong) and all(error < 1e-6 for error, _ in right)
+    assert wrong[0][1] != wrong[1][1] and right[0][1] == right[1][1]  # each replica has gradients of its own
 
 
 def test_debug_sees_what_is_written_after_it_was_sent(ranks):
