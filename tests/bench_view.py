@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 import ppedu as pp
 from ppedu.view.html import page as html_page
-from ppedu.view.plot import svg
+from ppedu.view.plot import picture
 
 ROUNDS = 40
 
@@ -94,11 +94,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
         begun = time.perf_counter()
-        text = html_page(large)
+        text = html_page(large.show())
         made = time.perf_counter() - begun
         (folder / "ours.html").write_text(text, encoding="utf-8")
         begun = time.perf_counter()
-        (folder / "peer.svg").write_text(svg(large), encoding="utf-8")
+        (folder / "peer.svg").write_bytes(picture([(large, {})], "svg"))
         peer_made = time.perf_counter() - begun
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         opened = browser.new_page(viewport={"width": 1280, "height": 900})

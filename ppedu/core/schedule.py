@@ -262,8 +262,17 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         PipelineError: the file cannot be written.
     """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content` to `path`.
+
+    Raises:
+        PipelineError: the file cannot be written.
+    """
     try:
-        named(path).write_text(text, encoding="utf-8")
+        named(path).write_bytes(content)
     except OSError as error:
         raise _cannot_write(path, error.strerror) from error
 
@@ -275,12 +284,15 @@ def require_writable(path: str | os.PathLike[str]) -> None:
         PipelineError: it cannot.
     """
     where = named(path)
-    if where.is_dir():
-        raise _cannot_write(path, "it is a folder")
-    if not where.parent.is_dir():
-        raise _cannot_write(path, f"there is no folder {str(where.parent)!r}")
-    if not os.access(where if where.exists() else where.parent, os.W_OK):
-        raise _cannot_write(path, "permission denied")
+    try:
+        if where.is_dir():
+            raise _cannot_write(path, "it is a folder")
+        if not where.parent.is_dir():
+            raise _cannot_write(path, f"there is no folder {str(where.parent)!r}")
+        if not os.access(where if where.exists() else where.parent, os.W_OK):
+            raise _cannot_write(path, "permission denied")
+    except OSError as error:  # a name that is too long, for one
+        raise _cannot_write(path, error.strerror) from error
 
 
 def _cannot_write(path: str | os.PathLike[str], why: str | None) -> PipelineError:

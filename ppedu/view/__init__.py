@@ -1,7 +1,7 @@
-"""Timelines as pictures, as files, and to be touched. May import core and zoo; what is large only when it is needed.
+"""Timelines as pictures, as files and as widgets. May import core and zoo; large imports only where they are needed.
 
-palette (colours), plot (matplotlib), trace and html (files); data (what the browser is sent), shown (what a cell
-shows), explore and puzzle, and the browser's side of all of it: widgets.js and widgets.css.
+palette (colours), label (text from users), plot (matplotlib), trace and html (files); data (what the browser is sent),
+shown (what a cell shows), explore and puzzle, and the browser's side of all of it: widgets.js and widgets.css.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ppedu.core.errors import SettingError
-from ppedu.core.schedule import require_writable, write_text
+from ppedu.core.schedule import require_writable, write_bytes
 from ppedu.core.timeline import Timeline
 from ppedu.view.trace import load_all, trace
+
+if TYPE_CHECKING:
+    from ppedu.view.shown import Shown
 
 __all__ = ["load_all", "require_savable", "save"]
 
@@ -33,31 +37,38 @@ def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str])
     ending = require_savable(path)
     if not given or (len(given) > 1 and ending != ".json"):
         raise SettingError(f"{str(path)!r} cannot hold {len(given)} timelines; save one, or several in a .json file")
+    from ppedu.view.shown import Shown
+
+    save_shown(Shown(*((each, {}) for each in given)), path)
+
+
+def save_shown(shown: Shown, path: str | os.PathLike[str]) -> None:
+    """Write timelines to `path` as they are shown: under each other, a comparison with its table. See `Shown.save`.
+
+    Raises:
+        SettingError: the ending is not known.
+        PipelineError: the file cannot be written.
+    """
+    ending = require_savable(path)
     if ending == ".json":
-        write_text(path, trace(*given))
+        content = trace(*(timeline for timeline, _ in shown.panels())).encode()
     elif ending == ".html":
         from ppedu.view.html import page
 
-        write_text(path, page(*given))
-    elif ending == ".svg":
-        from ppedu.view.plot import svg
-
-        write_text(path, svg(*given))
+        content = page(shown).encode()
     else:
-        from matplotlib import pyplot
+        from ppedu.view.plot import picture
+        from ppedu.view.shown import plotted
 
-        given[0].plot()
-        try:
-            pyplot.savefig(path, bbox_inches="tight", dpi=200)
-        finally:
-            pyplot.close()
+        content = picture(plotted(shown.panels()), ending[1:])
+    write_bytes(path, content)
 
 
 def require_savable(path: str | os.PathLike[str]) -> str:
-    """The ending of `path`, if a timeline can be saved there.
+    """Return the ending of `path`.
 
     Raises:
-        SettingError: the ending is none that a timeline can be saved with.
+        SettingError: a timeline cannot be saved with this ending.
         PipelineError: the file cannot be written.
     """
     require_writable(path)

@@ -1,12 +1,13 @@
-"""`explore`: a schedule's settings as controls, and at once what comes of them."""
+"""`explore`: a schedule's settings as controls; the timeline updates immediately."""
 
 from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import fields
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -31,7 +32,10 @@ COSTS = (
     ("overlap", "a pair saves", "0", "0.5", "0.05"),
 )
 MEMORY = ("memory", "memory cap", 0, 32, 1)  # 0: none
-START = {"chunks": 2, "forward": 1, "backward": 2, "weight": Fraction(1, 2), "latency": 0, "overlap": 0, "memory": 0}
+START = {
+    "chunks": 2, "forward": 1, "backward": 2, "weight": Fraction(1, 2), "latency": 0, "overlap": 0, "memory": 0,
+    "costs": None,
+}  # fmt: skip
 
 Settings = dict[str, Any]
 
@@ -59,11 +63,14 @@ class Explore(Shown):
         return [(self.timeline, {"cap": self.shown["memory"] or None})]
 
     def set(self, **changes: Any) -> None:
-        """Move controls. What is impossible stays as it was, is explained, and what is nearest to it offered.
+        """Change settings. If they are invalid, keep the last valid view, explain why, and offer the nearest valid.
 
         Raises:
-            SettingError: there is no such control, or it has no such value.
+            SettingError: there is no such control, or the value is outside its range.
         """
+        self._change(changes)
+
+    def _change(self, changes: Settings) -> None:
         settings = {**self.settings, **{name: _value(name, value) for name, value in changes.items()}}
         try:
             self.timeline, self.shown, self.wrong, self.offers = _timeline(settings), settings, "", []
@@ -73,20 +80,23 @@ class Explore(Shown):
         self.refresh()
 
     def told(self, message: dict[str, Any]) -> Data | None:
-        if "set" in message:
-            self.set(**message["set"])
-            return None
-        other = copy(self)  # as it would be with other settings, so that it is there when they come
-        other._widgets = []
-        other.set(**message["ahead"])
-        return {**message, "state": None if other.wrong else json.dumps(other.state())}
+        match message:
+            case {"set": dict(changes)}:
+                self._change(changes)
+            case {"ahead": dict(changes)}:  # the state with other settings, sent before a control is moved there
+                other = copy(self)
+                other._widgets = []
+                other._change(changes)
+                return {**message, "state": None if other.wrong else json.dumps(other.state())}
+        return None
 
     def state(self) -> Data:
         return {
             **super().state(),
             "controls": list(_controls(self.settings, self.schedule)),
             "wrong": bool(self.wrong),
-            "note": f"{self.wrong}. Shown is what was possible last." if self.wrong else self._note(),
+            "over": not self.wrong and bool(self._over_limit()),
+            "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else self._note(),
             "offers": [[label, {name: str(value) for name, value in change.items()}] for label, change in self.offers],
             "code": self.code(),
             "turn": next(self._turns),  # every question gets an answer, also where nothing has changed
@@ -95,25 +105,33 @@ class Explore(Shown):
     def _note(self) -> str:
         causes = {cause: share for cause, share in self.timeline.causes().items() if abs(share) >= 0.0005}
         parts = ", ".join(f"{cause} {share:.1%}" for cause, share in causes.items())
-        said = f"The bubble, {self.timeline.bubble:.1%}, comes of: {parts}." if parts else "There is no bubble."
-        peak, cap = max(self.timeline.peak_activations), self.shown["memory"]
-        if cap and peak > cap:
-            rank = self.timeline.peak_activations.index(peak)
-            said += f" Rank {rank} holds {show(peak)} activations, and {show(cap)} are allowed."
-        return said
+        bubble = f"The bubble ({self.timeline.bubble:.1%}) is made up of {parts}." if parts else "There is no bubble."
+        return f"{bubble} {self._over_limit()}".rstrip()
+
+    def _over_limit(self) -> str:
+        """Return the sentence that reports the rank that holds most, if that is over the memory cap."""
+        peaks, cap = self.timeline.peak_activations, self.shown["memory"]
+        if not cap or max(peaks) <= cap:
+            return ""
+        rank = peaks.index(max(peaks))
+        return f"Rank {rank} holds {show(peaks[rank])} activations, over the limit of {show(cap)}."
 
     def code(self) -> str:
-        """The Python for what is shown."""
+        """Return the Python code that makes what is shown."""
         sizes = "".join(f", {key}={value!r}" for key, value in _sizes(self.shown).items())
-        costs = ", ".join(f"{key}={_written(value)}" for key, value in _cost_settings(self.shown).items())
+        costs = ", ".join(f"{key}={_literal(value)}" for key, value in _cost_settings(self.shown).items())
         return f"s = pp.schedule({self.shown['schedule']!r}{sizes})\nt = pp.simulate(s, pp.Costs({costs}))\nt.show()"
 
 
-def explore(name: str = "1f1b", ranks: int = 4, microbatches: int = 8, **settings: Any) -> Explore:
-    """Show a schedule with controls for everything that decides what it takes.
+def explore(
+    name: str = "1f1b", ranks: int = 4, microbatches: int = 8, *, costs: Costs | None = None, **settings: Any
+) -> Explore:
+    """Show a schedule with controls for everything that decides its timeline.
 
         explore("zb-h1", ranks=4, microbatches=8, latency=0.2)
 
+    costs: costs of your own, one per stage for example. They replace the controls for costs, and stay the same while
+        schedule and sizes change; where they do not fit the number of stages, the nearest sizes that fit are offered.
     settings: where the other controls start: chunks, forward, backward, weight (W's part of the backward, 0 to 1),
         latency, overlap (what an overlapped pair saves, 0 to 0.5) and memory (the most activations that a rank may
         hold; 0 for no limit).
@@ -121,14 +139,26 @@ def explore(name: str = "1f1b", ranks: int = 4, microbatches: int = 8, **setting
     Raises:
         SettingError: there is no such schedule or control, or the settings cannot work together.
     """
-    given = {"schedule": name, "ranks": ranks, "microbatches": microbatches, **settings}
+    given: Settings = {"schedule": name, "ranks": ranks, "microbatches": microbatches, **settings}
+    if costs is not None:
+        given["costs"] = costs
+        if twice := [key for key, *_ in COSTS if key in settings]:
+            raise SettingError(f"costs already decides {', '.join(twice)}; give either costs or these")
     return Explore({**START, **{key: _value(key, value) for key, value in given.items()}})
 
 
 def _value(name: str, value: Any) -> Any:
-    """A control's value, from what its user or the browser says."""
+    """Return a setting's value, from what the caller or the browser gives.
+
+    Raises:
+        SettingError: there is no such setting, or the value is not one that it can have.
+    """
+    if name == "costs":
+        if not isinstance(value, Costs):
+            raise SettingError(f"costs must be Costs, such as Costs(forward=[1, 2, 2, 1]); got {value!r}")
+        return value
     if name == "schedule":
-        if value not in schedules():
+        if not isinstance(value, str) or value not in schedules():
             raise SettingError(f"there is no schedule called {value!r}; there is: {', '.join(schedules())}")
         return value
     limits = {key: (least, most) for key, _, least, most, _ in (*SIZES, *COSTS, MEMORY)}
@@ -145,7 +175,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _sizes(settings: Settings) -> dict[str, int]:
-    """What the schedule is made with."""
+    """Return the sizes and options that the schedule is made with."""
     options = options_of(settings["schedule"])
     sizes = {name: settings[name] for name in ("ranks", "microbatches")}
     if "chunks" in options:
@@ -156,6 +186,9 @@ def _sizes(settings: Settings) -> dict[str, int]:
 
 
 def _cost_settings(settings: Settings) -> dict[str, Any]:
+    """Return the fields of Costs that are not the default."""
+    if own := settings["costs"]:
+        return {each.name: value for each in fields(Costs) if (value := getattr(own, each.name)) != each.default}
     forward, backward = settings["forward"], settings["backward"]
     costs = {"forward": forward, "backward": backward}
     if settings["weight"] != Fraction(1, 2):
@@ -169,12 +202,25 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _timeline(settings: Settings) -> Timeline:
-    made = schedule(settings["schedule"], **_sizes(settings))
-    return simulate(made, Costs(**_cost_settings(settings)))
+    return simulate(*_possible(settings))
+
+
+def _possible(settings: Settings) -> tuple[Schedule, Costs]:
+    """Return the schedule and the costs.
+
+    Raises:
+        PipelineError: the schedule does not exist in this size, or the costs do not fit its stages.
+    """
+    made, costs = schedule(settings["schedule"], **_sizes(settings)), Costs(**_cost_settings(settings))
+    costs.durations(made.stages, made.ranks)
+    for cost in (costs.overlap, costs.activation):
+        if cost is not None:
+            costs.per_stage(cost, made.stages, made.ranks)
+    return made, costs
 
 
 def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
-    """The next smaller and larger value of each size with which the settings are possible."""
+    """Yield the next smaller and larger value of each size with which the settings are possible."""
     takes = _sizes(settings)
     for name, label, least, most, _ in SIZES:
         if name not in takes:
@@ -182,7 +228,7 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
         for way in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
             for value in way:
                 try:
-                    schedule(settings["schedule"], **{**takes, name: value})
+                    _possible({**settings, name: value})
                 except PipelineError:
                     continue
                 yield f"{value} {label}", {name: value}
@@ -190,7 +236,7 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
 
 
 def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
-    """Those that mean something to the schedule; what is shown tells of which actions it is made."""
+    """Yield the controls that mean something to the schedule; the one that is shown has the actions it is made of."""
     name = settings["schedule"]
     options = options_of(name)
     actions = [action for order in shown.orders for action in order] if shown.name == name else []
@@ -198,7 +244,8 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
     yield {"name": "schedule", "label": "schedule", "choices": list(schedules()), "value": name}
     for key, label, least, most, step in (*SIZES, *COSTS, MEMORY):
         if (
-            (key == "chunks" and "chunks" not in options)
+            (settings["costs"] and key in [cost for cost, *_ in COSTS])
+            or (key == "chunks" and "chunks" not in options)
             or (key == "weight" and Op.W not in ops)
             or (key == "overlap" and not any(action.parts for action in actions))
         ):
@@ -208,5 +255,12 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
 
 
 def _written(value: Any) -> str:
-    """1, 0.5: as a slider and Python read it."""
+    """Return a number as a slider and Python read it: 1, 0.5."""
     return f"{float(value):.10g}"
+
+
+def _literal(cost: Any) -> str:
+    """Return a field of Costs as Python code."""
+    if isinstance(cost, str):
+        return repr(cost)
+    return f"[{', '.join(map(_written, cost))}]" if isinstance(cost, Sequence) else _written(cost)

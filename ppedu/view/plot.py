@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from io import BytesIO, StringIO
-from typing import Any, NamedTuple
+from io import BytesIO
+from numbers import Real
+from typing import Any, NamedTuple, cast
 
 from matplotlib import pyplot, rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
@@ -69,13 +71,17 @@ def plot(
         a timeline is emulated is always said.
 
     Raises:
-        SettingError: `ax` is not a matplotlib Axes, or `outline` not a timeline with the same number of ranks.
+        SettingError: an option is of the wrong type, or `outline` has another number of ranks.
     """
     schedule = timeline.schedule
     ranks = schedule.ranks
     require_outline(outline, ranks)
     if ax is not None and not isinstance(ax, Axes):
         raise SettingError(f"ax must be one matplotlib Axes, such as axes[0] of several; got {ax!r}")
+    _require("title", title or "", str, "text")
+    _require("memory", memory or 0, Real, "True, False or the number that fills the strip")
+    _require("until", until, Real, "a time")
+    _require("marks", marks, Collection, "a collection of ranks and positions, such as {(0, 3)}")
     if ax is None:
         _, ax = pyplot.subplots(figsize=(11, _height(ranks)), layout="constrained")
     bottom = BOTTOM if memory else STRIP_BOTTOM
@@ -129,6 +135,12 @@ def plot(
     return ax
 
 
+def _require(name: str, value: Any, kind: type, wanted: str) -> None:
+    """Raise SettingError unless `value` is of this kind."""
+    if not isinstance(value, kind):
+        raise SettingError(f"{name} must be {wanted}; got {value!r}")
+
+
 def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool, outline: Timeline | None) -> None:
     """What the colours and edges mean that are in the picture, below its left corner."""
     entries = [(Patch(color=COLORS[op]), NAMES[op]) for op in COLORS if any(box.op == op for box in boxes)]
@@ -158,40 +170,60 @@ def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool, outlin
         text.set_parse_math(False)
 
 
-def svg(timeline: Timeline) -> str:
-    """The picture as SVG: its text is text, to be searched and copied, and the same picture is the same file."""
-    drawn = StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppedu"}):
-        plot(timeline)
-        try:
-            pyplot.savefig(drawn, format="svg", bbox_inches="tight", metadata={"Date": None})
-        finally:
-            pyplot.close()
-    return drawn.getvalue().replace("<text ", '<text xml:space="preserve" ')  # several blanks in a row count
+Panel = tuple[Timeline, dict[str, Any]]  # a timeline, and how it is to be plotted
 
 
-def png(panels: Sequence[tuple[Timeline, dict[str, Any]]]) -> bytes:
-    """Timelines under each other on one time axis, each with how it is to be plotted, as PNG.
+def picture(panels: Sequence[Panel], kind: str) -> bytes:
+    """Return the picture of timelines under each other as a file's bytes; `kind` is "svg", "png" or "pdf".
 
-    Margins are given, not found: finding them takes several times as long as drawing.
+    The text of an SVG is text, which can be searched and copied, and the same picture is the same file.
     """
+    drawn = BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppedu"}):
+        (timeline, how), *more = panels
+        figure = _stacked(panels) if more else cast(Figure, plot(timeline, **how).figure)
+        try:
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(drawn, format=kind, bbox_inches="tight", dpi=200, metadata=metadata)
+        finally:
+            pyplot.close(figure)
+    if kind == "svg":  # several blanks in a row count
+        return drawn.getvalue().replace(b"<text ", b'<text xml:space="preserve" ')
+    return drawn.getvalue()
+
+
+def png(panels: Sequence[Panel]) -> bytes:
+    """Return a picture as `picture` does, in less time and with less resolution, for a notebook.
+
+    Its margins are given, not found: finding them takes several times as long as drawing.
+    """
+    drawn = BytesIO()
+    figure = _stacked(panels)
+    try:
+        figure.savefig(drawn, format="png", dpi=110)
+    finally:
+        pyplot.close(figure)
+    return drawn.getvalue()
+
+
+def _stacked(panels: Sequence[Panel]) -> Figure:
+    """Return a figure of timelines under each other on one time axis."""
     heights = [_height(timeline.schedule.ranks) for timeline, _ in panels]
     figure, axes = pyplot.subplots(
         len(panels), 1, figsize=(11, sum(heights)), height_ratios=heights, sharex=True, squeeze=False
     )
     longest = max(float(timeline.makespan) for timeline, _ in panels)
     try:
-        axes[-1, 0].update_datalim([(0, 0), (longest, 0)])  # numbers are sized by the room that there is in the end
+        axes[-1, 0].update_datalim([(0, 0), (longest, 0)])  # numbers are sized by the final width of the axis
         for ax, (timeline, how) in zip(axes[:, 0], panels, strict=True):
             plot(timeline, ax, legend=ax is axes[-1, 0], **how)
             ax.tick_params(axis="x", labelbottom=True)
-        high = sum(heights)
-        figure.subplots_adjust(0.065, 0.6 / high, 0.935, 1 - 0.3 / high, hspace=0.7 * len(panels) / (high - 1))
-        drawn = BytesIO()
-        figure.savefig(drawn, format="png", dpi=110)
-    finally:
+    except BaseException:
         pyplot.close(figure)
-    return drawn.getvalue()
+        raise
+    high = sum(heights)
+    figure.subplots_adjust(0.065, 0.6 / high, 0.935, 1 - 0.3 / high, hspace=0.7 * len(panels) / (high - 1))
+    return figure
 
 
 def _height(ranks: int) -> float:

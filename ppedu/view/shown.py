@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import json
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ppedu.core.actions import SEND
 from ppedu.core.differences import differences as find_differences
-from ppedu.core.errors import ScheduleError, SettingError
+from ppedu.core.errors import PipelineError, ScheduleError, SettingError
 from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate, timeline_of
@@ -84,6 +85,22 @@ class Shown:
             for widget in self._widgets:
                 widget.state = state
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what is shown to a file; its ending decides what is written.
+
+        .html: a page with the timelines, their numbers and orders, which needs neither a kernel nor a network. Controls
+            that need a kernel are left out.
+        .svg .png .pdf: the timelines under each other.
+        .json: the timelines as a trace, as `Timeline.save` writes one.
+
+        Raises:
+            SettingError: the ending is none of these.
+            PipelineError: the file cannot be written.
+        """
+        from ppedu.view import save_shown
+
+        save_shown(self if self.kind in ("show", "compare") else Shown(*self.panels()), path)
+
     def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
         picture = still(self.panels())
         if not in_notebook():
@@ -94,10 +111,14 @@ class Shown:
         data, metadata = widget._repr_mimebundle_()
         return {**data, **picture, "text/plain": self.text()}, metadata
 
-    def _hear(self, widget: Any, message: dict[str, Any], _: Any) -> None:
+    def _hear(self, widget: Any, message: Any, _: Any) -> None:
+        """Act on a message from the browser. One that the widget's own script would not send is ignored."""
+        if not isinstance(message, dict):
+            return
         if not message.get("gone"):
-            if answer := self.told(message):
-                widget.send(answer)
+            with suppress(PipelineError):
+                if answer := self.told(message):
+                    widget.send(answer)
         elif widget in self._widgets:
             self._widgets.remove(widget)
             widget.layout.close()
@@ -120,10 +141,14 @@ def still(panels: list[Panel]) -> Data:
 
     if sum(len(row) for timeline, _ in panels for row in timeline.rows) > MOST_DRAWN:
         return {}
+    return {"image/png": base64.b64encode(png(plotted(panels))).decode()}
+
+
+def plotted(panels: list[Panel]) -> list[Panel]:
+    """Return the same timelines with the options of `plot`, so that all memory strips are drawn to one scale."""
     most = float(max(each for timeline, how in panels for each in (*timeline.peak_activations, how.get("cap") or 0)))
-    drawn = {"memory": most or True}  # one scale for all
-    plotted = [(timeline, {k: v for k, v in how.items() if k != "cap"} | drawn) for timeline, how in panels]
-    return {"image/png": base64.b64encode(png(plotted)).decode()}
+    drawn = {"memory": most or True}
+    return [(timeline, {k: v for k, v in how.items() if k != "cap"} | drawn) for timeline, how in panels]
 
 
 def in_notebook() -> bool:
@@ -185,18 +210,28 @@ def compare(
     """
     if not schedules:
         raise SettingError('name what to compare, as in compare("gpipe", "1f1b")')
-    return Comparison(*((_timeline(each, ranks, microbatches, costs), {}) for each in schedules))
+    _require_costs("compare", costs)
+    return Comparison(*((_compared(each, ranks, microbatches, costs), {}) for each in schedules))
 
 
-def _timeline(given: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
+def _compared(given: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
+    if not isinstance(given, str | Schedule | Timeline):
+        raise SettingError(f"compare takes the name of a schedule, a Schedule or a Timeline; got {given!r}")
     made = schedule(given, ranks, microbatches) if isinstance(given, str) else given
-    return simulate(made, costs) if isinstance(made, Schedule) else _require_timeline(made)
+    if isinstance(made, Timeline):
+        return made
+    try:
+        return simulate(made, costs)
+    except SettingError as error:
+        raise SettingError(
+            f"{made.name}: {error}; or simulate each schedule with costs of its own and compare the timelines"
+        ) from None
 
 
-def _require_timeline(given: Any) -> Timeline:
-    if not isinstance(given, Timeline):
-        raise SettingError(f"give a schedule's name, a Schedule or a Timeline; got {given!r}")
-    return given
+def _require_costs(what: str, costs: Any) -> None:
+    """Raise SettingError unless `costs` is None or Costs."""
+    if not (costs is None or isinstance(costs, Costs)):
+        raise SettingError(f"{what} takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
 
 
 class Difference(Shown):
@@ -215,15 +250,21 @@ def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Cos
     Raises:
         SettingError: one is neither a schedule nor a timeline, or they have not the same number of ranks.
     """
-    costs = costs or Costs()
-    run = (timeline_of(each, costs) if isinstance(each, Schedule) else _require_timeline(each) for each in (one, other))
-    return Difference(*run)
+    _require_costs("differences", costs)
+    for each in (one, other):
+        if not isinstance(each, Schedule | Timeline):
+            raise SettingError(
+                f"differences takes two schedules or timelines, such as schedule('1f1b', 4, 8); got {each!r}"
+            )
+    return Difference(
+        *(timeline_of(each, costs or Costs()) if isinstance(each, Schedule) else each for each in (one, other))
+    )
 
 
 def bundle(given: Schedule | Timeline) -> tuple[Data, Data]:
     """What Jupyter shows where a timeline ends a cell, or a schedule, with the default costs."""
     try:
-        timeline = _timeline(given, 0, 0, None)
+        timeline = simulate(given) if isinstance(given, Schedule) else given
     except ScheduleError as error:
         return {"text/plain": str(error)}, {}
     try:

@@ -9,6 +9,7 @@ import pytest
 
 import ppedu as pp
 from ppedu import Costs, Schedule, simulate
+from ppedu.view.html import NUMBERS
 
 
 class Page(HTMLParser):
@@ -44,10 +45,42 @@ def test_the_page_has_the_title_the_numbers_and_what_is_drawn(page):
     assert found.texts["title"] == found.texts["h1"]
     assert found.texts["h1"][0].strip() == "1f1b, 4 ranks, 8 microbatches, simulated"
     cells = [text.strip() for text in found.texts["td"]]
-    assert cells[:4] == ["33", "27.3%", "37.5%", "33"], "makespan, bubble, overhead, span"
-    assert cells[4:] == ["9", "4", "9", "3", "9", "2", "9", "1"], "idle and peak of each rank"
+    assert cells[:8:2] == ["33", "27.3%", "37.5%", "33"], "makespan, bubble, overhead, span"
+    assert cells[8:] == ["9", "4", "9", "3", "9", "2", "9", "1"], "idle and peak of each rank"
     (shown,) = _state(found)["panels"]
     assert len(shown["needs"]) == 4 * 8 * 2 and shown["makespan"] == 33
+
+
+def test_the_overhead_is_the_timelines_own_and_says_what_it_is(page):
+    """On uneven stages it is neither the bubble's idle over busy time nor a formula's."""
+    timeline = simulate(pp.schedule("1f1b", 4, 8), Costs(forward=[1, 1, 1, 3], backward=[2, 2, 2, 6]))
+    busiest = max(sum(end - start for _, start, end in timeline.spans(rank)) for rank in range(4))
+    rows = dict(zip(NUMBERS, zip(*[iter(page(timeline).texts["td"][:8])] * 2, strict=True), strict=True))
+    assert rows["overhead"] == (f"{timeline.makespan / busiest - 1:.1%}", "makespan / busiest rank’s busy time − 1")
+
+
+def test_a_comparison_is_a_page_with_the_numbers_and_orders_of_each(tmp_path):
+    compared = pp.compare("gpipe", "zb-v")
+    compared.save(tmp_path / "x.html")
+    found = Page(tmp_path / "x.html")
+    assert found.texts["h1"][0].strip() == "gpipe, zb-v" and _state(found)["kind"] == "compare"
+    timelines = [timeline for timeline, _ in compared.panels()]
+    assert [text.strip() for text in found.texts["h2"]] == [
+        f"{each.schedule.name}, {each.schedule.size}, simulated" for each in timelines
+    ]
+    texts = [text for each in timelines for text in (each.text(300), each.schedule.to_csv())]
+    assert [text.strip() for text in found.texts["pre"]] == [text.strip() for text in texts]
+
+
+def test_controls_that_need_a_kernel_are_not_on_a_page(tmp_path):
+    for shown in (
+        pp.explore("zb-v"),
+        pp.puzzle("1f1b"),
+        pp.differences(*[pp.schedule(n, 2, 3) for n in ("1f1b", "gpipe")]),
+    ):
+        shown.save(tmp_path / "x.html")
+        state = _state(Page(tmp_path / "x.html"))
+        assert state["kind"] == "show" and state["panels"][0]["needs"] == shown.state()["panels"][0]["needs"]
 
 
 def _state(found):

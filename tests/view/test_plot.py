@@ -275,6 +275,14 @@ def test_what_is_not_axes_is_refused(wrong):
 # --- where it is drawn ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("wrong", [{"title": 3}, {"memory": "x"}, {"until": "x"}, {"marks": 3}])
+def test_an_option_of_another_type_is_refused(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(SettingError, match=f"^{name} must be .*; got {value!r}$"):
+        SMALL.plot(**wrong)
+    assert pyplot.get_fignums() == []
+
+
 def test_without_an_ax_a_figure_is_made():
     ax = SMALL.plot()
     assert pyplot.get_fignums() == [ax.figure.number]

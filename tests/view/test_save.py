@@ -26,6 +26,25 @@ def test_a_picture_is_written_in_the_format_of_its_ending(tmp_path, ending):
     assert path.stat().st_size > 5000
 
 
+@pytest.mark.parametrize("ending", STARTS)
+def test_a_comparison_is_a_picture_of_all_its_timelines(tmp_path, ending):
+    pp.compare("gpipe", "1f1b").save(tmp_path / f"x{ending}")
+    content = (tmp_path / f"x{ending}").read_bytes()
+    assert content.startswith(STARTS[ending])
+    if ending == ".svg":
+        titles = {f"{name}, 4 ranks, 8 microbatches" for name in ("gpipe", "1f1b")}
+        assert titles <= written(content)
+    assert pyplot.get_fignums() == []
+
+
+def test_a_comparison_is_a_trace_of_all_its_timelines(tmp_path):
+    compared = pp.compare("gpipe", "1f1b")
+    compared.save(tmp_path / "x.json")
+    assert [each.schedule for each in pp.view.load_all(tmp_path / "x.json")] == [
+        timeline.schedule for timeline, _ in compared.panels()
+    ]
+
+
 def test_a_path_may_be_a_string(tmp_path):
     TIMELINE.save(str(tmp_path / "x.svg"))
     assert "</svg>" in (tmp_path / "x.svg").read_text()
@@ -68,7 +87,7 @@ def test_an_unknown_ending_is_refused_with_those_that_are_known(tmp_path, name):
 @pytest.mark.parametrize("ending", [".json", ".html", *STARTS])
 def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
     (tmp_path / f"folder{ending}").mkdir()
-    for path in (tmp_path / "nowhere" / f"x{ending}", tmp_path / f"folder{ending}"):
+    for path in (tmp_path / "nowhere" / f"x{ending}", tmp_path / f"folder{ending}", tmp_path / f"{'x' * 300}{ending}"):
         with pytest.raises(
             PipelineError, match=r"cannot write .*; name a file in a folder that you may write to"
         ) as caught:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 import sys
 
 import pytest
@@ -110,9 +111,9 @@ def test_a_control_that_cannot_be_is_refused(settings, message):
 
 def test_a_cap_that_is_passed_is_told():
     controls = pp.explore("gpipe", 4, 8, memory=6)
-    assert "Rank 0 holds 8 activations, and 6 are allowed." in controls.state()["note"]
+    assert "Rank 0 holds 8 activations, over the limit of 6." in controls.state()["note"] and controls.state()["over"]
     controls.set(schedule="1f1b")
-    assert "allowed" not in controls.state()["note"]
+    assert "limit" not in controls.state()["note"] and not controls.state()["over"]
 
 
 def test_controls_are_those_that_mean_something():
@@ -135,10 +136,76 @@ def test_a_comparison_counts_messages_as_the_lowered_schedules_do():
     assert rows["interleaved"][3] == 2 * 7 * 8 and rows["dualpipe"][3] == 2 * 3 * 8
 
 
-@pytest.mark.parametrize("wrong", [(), (7,), ("1f1b", None)])
-def test_only_schedules_and_timelines_are_compared(wrong):
-    with pytest.raises(pp.SettingError, match=r"name what to compare|give a schedule's name, a Schedule or a Timeline"):
-        pp.compare(*wrong)
+S = pp.schedule("1f1b", 2, 3)
+WRONG = {
+    "compare": [(), (7,), ("1f1b", None), (["1f1b", "gpipe"],)],
+    "differences": [("1f1b", "gpipe"), (S, 3), (S, None), (S, pp.schedule("1f1b", 3, 3)), (S, S, 3)],
+    "explore": [("nonsense", "4"), (3,), (None,), (S,), (["1f1b"],), ("1f1b", None), ("1f1b", [4]), ("1f1b", 2, "x")],
+    "puzzle": [(3,), (None,), (S,), (["first"],), ("no",)],
+}
+
+
+@pytest.mark.parametrize("name, wrong", [(name, wrong) for name, all_ in WRONG.items() for wrong in all_])
+def test_what_cannot_be_shown_is_refused(name, wrong):
+    with pytest.raises(pp.SettingError):
+        getattr(pp, name)(*wrong)
+
+
+def test_costs_that_fit_one_schedule_alone_are_refused_with_what_to_do():
+    costs = pp.Costs(forward=[1, 2, 3, 4])
+    with pytest.raises(
+        pp.SettingError, match=r"^zb-v: 4 costs for 8 stages; .*simulate each schedule with costs of its"
+    ) as e:
+        pp.compare("1f1b", "zb-v", costs=costs)
+    assert "a single number" in str(e.value)
+    own = {"1f1b": costs, "zb-v": pp.Costs(forward=[0.5] * 8)}
+    shown = pp.compare(*(pp.simulate(pp.schedule(name, 4, 8), costs) for name, costs in own.items()))
+    assert [name for name, *_ in shown.rows()] == list(own)
+
+
+def test_costs_of_ones_own_stay_while_the_sizes_change():
+    costs = pp.Costs(forward=[1, 2, 3, 4], latency=0.5, activation=[4, 3, 2, 1], unit="ms")
+    controls = pp.explore("1f1b", 4, 8, costs=costs)
+    assert controls.timeline == pp.simulate(pp.schedule("1f1b", 4, 8), costs)
+    names = {control["name"] for control in controls.state()["controls"]}
+    assert names == {"schedule", "ranks", "microbatches", "memory"}
+    controls.told({"set": {"microbatches": "6", "schedule": "gpipe"}})
+    assert controls.timeline == pp.simulate(pp.schedule("gpipe", 4, 6), costs)
+    made = made_by(controls.code())["t"]
+    assert made.schedule == controls.schedule and made.makespan == pytest.approx(float(controls.timeline.makespan))
+
+
+def test_sizes_that_do_not_fit_the_costs_are_explained_and_those_that_do_are_offered():
+    controls = pp.explore("zb-v", 4, 8, costs=pp.Costs(forward=[1] * 8, overlap=[2] * 8, activation=[1] * 8))
+    for change, offer in (({"ranks": "6"}, {"ranks": 4}), ({"schedule": "1f1b", "ranks": "4"}, {"ranks": 8})):
+        controls.told({"set": change})
+        assert "8 costs for" in controls.wrong and [each for _, each in controls.offers] == [offer]
+        controls.set(**offer)
+        assert not controls.wrong and controls.schedule.stages == 8
+    for field in ("activation", "overlap"):
+        with pytest.raises(pp.SettingError, match="3 costs for 4 stages"):
+            pp.explore(costs=pp.Costs(**{field: [1, 2, 3]}))
+    with pytest.raises(pp.SettingError, match="costs already decides latency; give either costs or these"):
+        pp.explore(costs=pp.Costs(), latency=1)
+
+
+NONSENSE = [
+    None, 3, "set", [], {}, {"set": None}, {"set": [1]}, {"set": {"self": 1}}, {"set": {"colour": 1}},
+    {"set": {"ranks": {}}}, {"set": {"costs": "{}"}}, {"ahead": 3}, {"ahead": {"self": "1"}},
+    {"level": 3}, {"level": ["first"]}, {"level": "no"}, {"place": None}, {"place": ["0F0"]},
+    {"do": {}}, {"do": "fly"}, {"do": "_open"}, {"state": "{}"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shown_", [pp.explore(), pp.puzzle(), pp.compare("1f1b")], ids=lambda each: each.kind)
+def test_messages_that_the_widget_would_not_send_change_nothing(shown_):
+    def state():
+        return {name: each for name, each in shown_.state().items() if name not in ("turn", "note", "tone")}
+
+    before = state()
+    for message in NONSENSE:
+        shown_._hear(None, message, [])
+        assert state() == before, message
 
 
 @pytest.mark.parametrize("one, other", [("1f1b", "gpipe"), ("1f1b", "zb-h1"), ("gpipe", "gpipe")])
@@ -170,9 +237,33 @@ def test_a_level_is_solved_by_its_par_and_its_code_is_an_ordinary_schedule():
                 board.told({"place": str(par.orders[rank][index])})
                 assert board.state()["tone"] != "no", board.state()["note"]
         state = board.state()
-        assert state["tone"] == "done" and "that is par" in state["note"] and not any(state["trays"])
+        assert state["tone"] == "done" and "that is par" in state["note"]
+        assert not any(free for tray in state["trays"] for *_, free in tray)
         made = made_by(state["code"])["s"]
         assert made.orders == par.orders and pp.check(made) == [] and pp.lower(made)
+
+
+@pytest.mark.parametrize("name", ["two-ranks", "1f1b", "dualpipe"])
+def test_no_button_takes_the_place_of_one_that_was_clicked(name):
+    board, draw = pp.puzzle(name), random.Random(name)
+    for _ in range(12):
+        before = board.state()["trays"]
+        rank, place = draw.choice(
+            [(rank, place) for rank, tray in enumerate(before) for place, (*_, free) in enumerate(tray) if free]
+        )
+        action, placed = before[rank][place][0], board.board.moves
+        board.told({"place": action})
+        if board.board.moves == placed:  # refused
+            board.told({"do": "hint"})
+            action = board.state()["note"].split()[0]
+            board.told({"place": action})
+            before = []
+        for tray, old in zip(board.state()["trays"], before, strict=False):
+            for one, other in zip(tray, old, strict=False):
+                assert one[0] == other[0] or not other[3], "what could be clicked stays where it is"
+            assert len(tray) >= len(old)
+        if before:
+            assert not board.state()["trays"][rank][place][3], "a second click there does nothing"
 
 
 def test_a_wrong_move_is_refused_and_changes_nothing():
