@@ -30,6 +30,7 @@ class Puzzle(Shown):
 
     def _open(self, level: Level) -> None:
         self.level, self.board = level, level.board()
+        self._trays = [self._left(rank) for rank in range(self.board.ranks)]  # of each rank, the actions on its buttons
         self._say("Place an action: it goes to the end of its rank's order.")
 
     def _say(self, note: str, tone: str = "ok", rank: int = 0) -> None:
@@ -51,15 +52,20 @@ class Puzzle(Shown):
         return [(self.timeline, {"cap": self.board.memory, "until": par, "title": title})]
 
     def told(self, message: dict[str, Any]) -> Data | None:
+        board, before = self.board, [self._left(rank) for rank in range(self.board.ranks)]
         try:
-            if "level" in message:
-                self._open(level(message["level"]))
-            elif "place" in message:
-                self._place(message["place"])
-            elif message.get("do") in self._acts:
-                self._acts[message["do"]]()
+            match message:
+                case {"level": str(name)}:
+                    self._open(level(name))
+                case {"place": str(action)}:
+                    self._place(action)
+                case {"do": str(name)} if name in self._acts:
+                    self._acts[name]()
         except PipelineError as error:
             self._say(f"{error}.", "no", self._rank)
+        if self.board is board:
+            for rank in range(board.ranks):
+                self._arrange(rank, before[rank])
         self.refresh()
         return None
 
@@ -103,7 +109,8 @@ class Puzzle(Shown):
 
     def state(self) -> Data:
         board = self.board
-        trays = [[_button(action) for action in self._tray(rank)] for rank in range(board.ranks)]
+        left = [self._left(rank) for rank in range(board.ranks)]
+        trays = [[_button(each, each in left[rank]) for each in tray] for rank, tray in enumerate(self._trays)]
         can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
         limit = "" if board.memory is None else f" No rank may hold more than {show(board.memory)} activations."
         par = f" Par is {show(self.level.par.makespan)}."
@@ -120,9 +127,22 @@ class Puzzle(Shown):
             "code": self.code() if board.complete else "",
         }
 
-    def _tray(self, rank: int) -> list[Action]:
-        """What a rank has left, and the pairs that it could place now."""
+    def _left(self, rank: int) -> list[Action]:
+        """Return what a rank has left to place, and the pairs that it could place now."""
         return [*self.board.left(rank), *(action for action in self.board.choices(rank) if action.parts)]
+
+    def _arrange(self, rank: int, before: list[Action]) -> None:
+        """Update the buttons of a rank after a move; `before` it, these actions were left.
+
+        No button takes the place of one that was clicked, or a second click there would place something else. So what
+        has been placed keeps its button, disabled; that of a pair is given to another one at the move after.
+        """
+        tray, left = self._trays[rank], self._left(rank)
+        new = [action for action in left if action not in tray]
+        unused = [place for place, action in enumerate(tray) if action.parts and action not in [*left, *before]]
+        for place, action in zip(unused, new, strict=False):
+            tray[place] = action
+        tray += new[len(unused) :]
 
     def code(self) -> str:
         """The Python that makes what is on the board."""
@@ -141,9 +161,9 @@ def _list(actions: tuple[Action, ...]) -> str:
     return ", ".join(map(str, actions)) or "nothing"
 
 
-def _button(action: Action) -> list[str]:
-    """What is sent when it is clicked, what stands on it, and the ops that give it its colour."""
-    return [str(action), " + ".join(map(str, action.singles)), "+".join(single.op for single in action.singles)]
+def _button(action: Action, free: bool) -> list[Any]:
+    """Return what is sent on a click, the label, the ops that give the colours, and whether it can be clicked."""
+    return [str(action), " + ".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
 
 
 def puzzle(name: str = "first") -> Puzzle:

@@ -5,6 +5,8 @@
 // on one time axis, with their controls), and what is built around a figure: explore, compare, the puzzle, the live run.
 
 const MARGIN = { left: 62, right: 66, top: 26, bottom: 26 };
+const NARROW = 600; // here the title has a line of its own, above the numbers
+const LINE = 16;
 const ROW = { top: 0.06, bottom: 0.66, strip: 0.7, floor: 0.94 }; // in a rank's row, which is 1 high
 const OPS = "FBIW";
 const FONT = "system-ui, sans-serif";
@@ -28,12 +30,12 @@ function hue(degrees, light) {
 /** The fill of a box and the colour of the number on it, for each way to colour. */
 export class Palette {
   constructor(look, by, stages, chunks) {
-    Object.assign(this, { look, by, stages, deepest: Math.max(1, chunks - 1), known: new Map() });
+    Object.assign(this, { look, by, stages, chunks, deepest: Math.max(1, chunks - 1), known: new Map() });
   }
 
   of(op, stage, microbatch, chunk) {
     const what = this.by === "op" ? microbatch % 2 : this.by === "microbatch" ? microbatch : stage;
-    const key = (what * 64 + (this.by === "op" ? chunk : 0)) * 4 + OPS.indexOf(op);
+    const key = (what * this.chunks + (this.by === "op" ? chunk : 0)) * OPS.length + OPS.indexOf(op);
     let found = this.known.get(key);
     if (!found) {
       const colour = this.mix(op, what, chunk);
@@ -58,6 +60,9 @@ export class Palette {
 
 /** As Python's `show` writes it. */
 const round = (number) => (Math.abs(number) < 10000 ? `${+number.toPrecision(4)}` : Math.round(number).toLocaleString("en-US"));
+
+/** The largest of numbers that are not negative. Math.max(...values) overflows the stack where there are very many. */
+const largest = (values) => values.reduce((most, each) => Math.max(most, each), 0);
 
 /** One timeline as Python sent it, with what is looked up often. */
 export class Timeline {
@@ -115,7 +120,7 @@ export class Timeline {
     return (
       `${this.label(i)}: ${names[this.op[i]]} of microbatch ${this.microbatch[i]} in stage ${this.stage[i]}, on rank ` +
       `${this.rank[i]}, ${round(start)}–${round(end)}${unit}${this.part[i] ? ", overlapped" : ""}. ` +
-      `Needs ${list(this.needs[i], "nothing")}; needed by ${list(this.users[i], "nobody")}. ` +
+      `Needs ${list(this.needs[i], "nothing")}; needed by ${list(this.users[i], "nothing")}. ` +
       `While it runs, rank ${this.rank[i]} holds ${round(this.held(this.rank[i], start))}.`
     );
   }
@@ -130,7 +135,9 @@ export class Timeline {
 
 // ----------------------------------------------------------------------------------------------------------- painting
 
-const escaped = (each) => `${typeof each === "number" ? +each.toFixed(2) : each}`.replace(/[&<"]/g, (c) => `&#${c.charCodeAt(0)};`);
+const forbidden = /[^\t\n\r\x20-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu; // what XML cannot hold, as in label.py
+const escaped = (each) =>
+  `${typeof each === "number" ? +each.toFixed(2) : each}`.replace(forbidden, "\ufffd").replace(/[&<"]/g, (c) => `&#${c.charCodeAt(0)};`);
 
 /** As much of a canvas's context as `paint` uses, as SVG. */
 export class SvgContext {
@@ -199,9 +206,9 @@ export class SvgContext {
   }
 }
 
-/** Steps of 1, 2 or 5 times a power of ten, about ten of them. */
-export function ticks(left, right) {
-  const rough = (right - left) / 10 || 1;
+/** Steps of 1, 2 or 5 times a power of ten, about as many as wanted. */
+export function ticks(left, right, wanted = 10) {
+  const rough = (right - left) / wanted || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((each) => each * power >= rough * 0.999) * power;
   const found = [];
@@ -213,15 +220,16 @@ export function ticks(left, right) {
 export class Layout {
   constructor(timeline, width, view) {
     const rowHeight = timeline.ranks <= 4 ? 46 : timeline.ranks <= 8 ? 38 : Math.max(8, Math.floor(420 / timeline.ranks));
-    Object.assign(this, { width, view, rowHeight });
-    this.height = MARGIN.top + rowHeight * timeline.ranks + MARGIN.bottom;
+    const top = MARGIN.top + (width < NARROW ? LINE : 0);
+    Object.assign(this, { width, view, rowHeight, top });
+    this.height = top + rowHeight * timeline.ranks + MARGIN.bottom;
     this.scale = (width - MARGIN.left - MARGIN.right) / (view.right - view.left || 1);
   }
   x(time) {
     return MARGIN.left + (time - this.view.left) * this.scale;
   }
   y(rank, part) {
-    return MARGIN.top + (rank + part) * this.rowHeight;
+    return this.top + (rank + part) * this.rowHeight;
   }
   time(x) {
     return this.view.left + (x - MARGIN.left) / this.scale;
@@ -256,8 +264,8 @@ export function paint(context, timeline, layout, shown) {
   context.font = `12px ${FONT}`;
   context.textAlign = "right";
   const numbers = timeline.numbers.map(([name, value]) => `${name} ${value}`).join("    ");
-  context.fillText(numbers, width - 8, 12);
-  const room = width - 24 - left - context.measureText(numbers).width;
+  context.fillText(numbers, width - 8, layout.top - 14);
+  const room = width - 24 - left - (layout.top > MARGIN.top ? 0 : context.measureText(numbers).width);
   context.font = `bold 12px ${FONT}`;
   context.textAlign = "left";
   context.fillText(shortened(context, timeline.source === "simulated" ? timeline.title : `${timeline.title}, ${timeline.source}`, room), left, 12);
@@ -265,15 +273,18 @@ export function paint(context, timeline, layout, shown) {
   context.textAlign = "center";
   context.font = `11px ${FONT}`;
   const bottom = height - MARGIN.bottom;
-  for (const time of ticks(view.left, view.right)) {
+  const unit = shortened(context, timeline.unit ? `time, ${timeline.unit}` : "time", width / 3);
+  const end = width - 8 - context.measureText(unit).width - 6; // of the room for ticks
+  for (const time of ticks(view.left, view.right, Math.min(10, (right - left) / 60))) {
+    const x = layout.x(time);
     context.globalAlpha = 0.18;
-    context.fillRect(Math.round(layout.x(time)), MARGIN.top, 1, bottom - MARGIN.top);
+    context.fillRect(Math.round(x), layout.top, 1, bottom - layout.top);
     context.globalAlpha = 0.8;
-    context.fillText(`${time}`, layout.x(time), bottom + 11);
+    if (x + context.measureText(`${time}`).width / 2 < end) context.fillText(`${time}`, x, bottom + 11);
   }
   context.globalAlpha = 1;
   context.textAlign = "right";
-  context.fillText(timeline.unit ? `time, ${timeline.unit}` : "time", width - 8, bottom + 11);
+  context.fillText(unit, width - 8, bottom + 11);
 
   context.save();
   context.beginPath();
@@ -447,6 +458,16 @@ const made = (tag, attributes = {}, ...children) => {
 const button = (label, title, click, attributes = {}) =>
   made("button", { type: "button", title, "aria-label": title, onclick: click, ...attributes }, label);
 
+/** A drawn sign for a button: fonts may have none for it, or a coloured one. */
+const icon = (d) => drawn("svg", { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true", fill: "currentColor" }, drawn("path", { d }));
+const ICONS = {
+  start: "M1 1h2v10h-2zM11 1v10l-7-5z",
+  back: "M10 1v10l-8-5z",
+  play: "M2 1v10l8-5z",
+  pause: "M2 1h3v10h-3zM7 1h3v10h-3z",
+  on: "M1 1v10l7-5zM9 1h2v10h-2z",
+};
+
 function save(name, content) {
   const address = URL.createObjectURL(content);
   made("a", { href: address, download: name }).click();
@@ -489,17 +510,17 @@ export class Figure {
   }
 
   toolbar() {
-    this.playButton = button("▶", "play", () => this.toggle());
+    this.playButton = button(icon(ICONS.play), "play", () => this.toggle());
     const colour = made("select", { "aria-label": "colour by", onchange: () => this.set({ by: colour.value }) });
     for (const each of ["op", "microbatch", "stage"]) colour.append(made("option", { value: each }, `colour: ${each}`));
     const path = made("input", { type: "checkbox", onchange: () => this.set({ path: path.checked }) });
     return made(
       "div",
       { class: "ppedu-bar", role: "toolbar", "aria-label": "timeline" },
-      button("|◀", "to the start", () => this.step(-Infinity)),
-      button("◀", "a step back", () => this.step(-1)),
+      button(icon(ICONS.start), "to the start", () => this.step(-Infinity)),
+      button(icon(ICONS.back), "a step back", () => this.step(-1)),
       this.playButton,
-      button("▶|", "a step on", () => this.step(1)),
+      button(icon(ICONS.on), "a step on", () => this.step(1)),
       made("span", { class: "ppedu-space" }),
       button("+", "zoom in", () => this.zoom(0.5)),
       button("−", "zoom out", () => this.zoom(2)),
@@ -518,12 +539,14 @@ export class Figure {
     const zoomed = this.view && (this.view.left > 0 || this.view.right < this.end);
     this.timelines = panels.map((data) => new Timeline(data));
     this.outlines = panels.map((data) => (data.outline ? new Timeline(data.outline) : null));
-    this.end = Math.max(...[...this.timelines, ...this.outlines].filter(Boolean).map((each) => Math.max(each.makespan, each.until))) || 1;
-    this.most = Math.max(...this.timelines.flatMap((each) => [each.cap ?? 0, ...each.memory.flatMap(([, values]) => values)]));
+    const all = [...this.timelines, ...this.outlines].filter(Boolean);
+    this.end = largest(all.map((each) => Math.max(each.makespan, each.until))) || 1;
+    this.most = largest(this.timelines.flatMap((each) => [each.cap ?? 0, ...each.memory.map(([, values]) => largest(values))]));
     if (!zoomed || this.view.left >= this.end) this.view = { left: 0, right: this.end };
     this.current = null;
     if (!(this.chosen?.microbatch < this.timelines[this.chosen?.panel]?.microbatches)) this.chosen = null;
-    if (this.time !== null) this.time = Math.min(this.time, this.end);
+    this.pause();
+    this.time = null; // it was a moment of other timelines
     while (this.panels.length > panels.length) this.panels.pop().holder.remove();
     while (this.panels.length < panels.length) this.panels.push(this.panel(this.panels.length));
     this.panels.forEach(({ holder }, n) => holder.setAttribute("aria-label", this.timelines[n].summary));
@@ -595,7 +618,7 @@ export class Figure {
   /** What is under a place of a panel becomes the current one. */
   point(n, x, y) {
     const [timeline, layout] = [this.timelines[n], this.layout(n)];
-    const row = (y - MARGIN.top) / layout.rowHeight;
+    const row = (y - layout.top) / layout.rowHeight;
     const [rank, time] = [Math.floor(row), layout.time(x)];
     let current = null;
     if (rank >= 0 && rank < timeline.ranks && x >= MARGIN.left && x <= layout.width - MARGIN.right) {
@@ -625,7 +648,7 @@ export class Figure {
     else if (this.chosen) {
       const its = this.timelines[this.chosen.panel];
       const all = its.journey(this.chosen.microbatch);
-      const ends = all.length ? `${round(its.start[all[0]])}–${round(Math.max(...all.map((each) => its.end[each])))}` : "";
+      const ends = all.length ? `${round(its.start[all[0]])}–${round(largest(all.map((each) => its.end[each])))}` : "";
       text = `Microbatch ${this.chosen.microbatch}, ${ends}: ${all.map((each) => its.label(each)).join(" → ")}`;
     } else if (this.time !== null) {
       const now = first.rows.slice(0, -1).map((_, rank) => first.at(rank, this.time));
@@ -643,7 +666,7 @@ export class Figure {
       ...Array.from({ length: timeline.ranks }, (_, rank) => {
         const own = [];
         for (let i = timeline.rows[rank]; i < timeline.rows[rank + 1]; i++)
-          own.push(`${timeline.label(i)} ${round(timeline.start[i])}–${round(timeline.end[i])}`);
+          own.push(`${timeline.label(i)}\u00a0${round(timeline.start[i])}–\u2060${round(timeline.end[i])}`); // not to be broken
         return `rank ${rank}: ${own.join(", ")}`;
       }),
       "",
@@ -715,8 +738,7 @@ export class Figure {
     const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const seconds = Math.min(20, Math.max(4, this.end / 4)); // for the whole
     const [begun, from] = [performance.now(), this.time];
-    this.playButton.textContent = "⏸";
-    this.playButton.setAttribute("aria-label", "pause");
+    this.playIs("pause");
     this.line.setAttribute("aria-live", "off"); // or it would speak without end
     const on = () => {
       const passed = (performance.now() - begun) / 1000;
@@ -727,14 +749,19 @@ export class Figure {
     on();
   }
 
+  /** What the button does next, "play" or "pause". */
+  playIs(name) {
+    this.playButton.replaceChildren(icon(ICONS[name]));
+    for (const attribute of ["title", "aria-label"]) this.playButton.setAttribute(attribute, name);
+  }
+
   pause() {
     if (this.playing) {
       clearTimeout(this.playing.timer);
       cancelAnimationFrame(this.playing.frame);
     }
     this.playing = null;
-    this.playButton.textContent = "▶";
-    this.playButton.setAttribute("aria-label", "play");
+    this.playIs("play");
     this.line.setAttribute("aria-live", "polite");
   }
 
@@ -782,7 +809,7 @@ export class Figure {
     const veil = (from) => {
       context.globalAlpha = 0.78;
       context.fillStyle = shown.paper;
-      context.fillRect(from, MARGIN.top, layout.width, layout.height - MARGIN.top - MARGIN.bottom);
+      context.fillRect(Math.max(0, from), layout.top, layout.width, layout.height - layout.top - MARGIN.bottom);
       context.globalAlpha = 1;
     };
     const some = (those) => {
@@ -820,7 +847,7 @@ export class Figure {
       const x = layout.x(this.time);
       veil(x);
       context.fillStyle = shown.ink;
-      context.fillRect(x - 0.5, MARGIN.top, 1.5, layout.height - MARGIN.top - MARGIN.bottom);
+      context.fillRect(x - 0.5, layout.top, 1.5, layout.height - layout.top - MARGIN.bottom);
     }
     const { panel, i, gap } = this.current ?? {};
     if (panel === n && i !== undefined) {
@@ -864,7 +891,7 @@ export class Figure {
 
   save(kind) {
     const [width, layouts] = [this.stack.clientWidth, this.timelines.map((_, n) => this.layout(n))];
-    const name = this.timelines.map((each) => each.title.split(",")[0].replace(/[^\w-]+/g, "-")).join("-and-");
+    const name = this.timelines.map((each) => each.title.split(",")[0].replace(/[^\w-]+/g, "-").slice(0, 60)).join("-and-");
     const height = layouts.reduce((sum, each) => sum + each.height, 0);
     if (kind === "svg") {
       const parts = this.timelines.map((timeline, n) => {
@@ -922,7 +949,7 @@ function drawn(tag, attributes, ...children) {
 /** A small chart: points with names, or a line through them. `x` and `y` are { label, format }. */
 export function chart(points, { x, y, line = false, width = 420, height = 220 }) {
   const [left, right, top, bottom] = [58, 14, 12, 36];
-  const most = { x: Math.max(...points.map((p) => p.x), 0) * 1.12 || 1, y: Math.max(...points.map((p) => p.y), 0) * 1.15 || 1 };
+  const most = { x: largest(points.map((p) => p.x)) * 1.12 || 1, y: largest(points.map((p) => p.y)) * 1.15 || 1 };
   const across = (value) => left + (value / most.x) * (width - left - right);
   const up = (value) => height - bottom - (value / most.y) * (height - top - bottom);
   const said = points.map((p) => `${p.name ? `${p.name}: ` : ""}${x.format(p.x)}, ${y.format(p.y)}`).join("; ");
@@ -1090,7 +1117,7 @@ class Explore {
     });
     const offers = state.offers.map(([label, change]) => button(label, label, () => this.ask(change)));
     this.note.replaceChildren(state.note, ...offers);
-    this.note.classList.toggle("ppedu-wrong", state.wrong);
+    this.note.classList.toggle("ppedu-wrong", state.wrong || state.over);
     this.figure.stack.classList.toggle("ppedu-stale", state.wrong);
     this.figure.update(state.panels);
     this.code.text.textContent = state.code;
@@ -1143,7 +1170,15 @@ class Puzzle {
     this.look = look;
   }
 
+  /** A second click before the answer to the first is not a second action. */
+  place(action) {
+    if (this.placing === action) return;
+    this.placing = action;
+    this.send({ place: action });
+  }
+
   update(state) {
+    this.placing = null;
     if (this.levels.options.length !== state.levels.length)
       this.levels.replaceChildren(...state.levels.map(([name, title]) => made("option", { value: name }, title)));
     this.levels.value = state.level;
@@ -1158,20 +1193,20 @@ class Puzzle {
           "div",
           { class: "ppedu-tray", role: "group", "aria-label": `rank ${rank}` },
           made("span", {}, `rank ${rank}`),
-          ...tray.map(([action, label, op]) => {
+          ...tray.map(([action, label, op, free]) => {
             const colours = op.split("+").map((each) => this.look.colors[each]);
             const style = `border-color:${colours[0]};border-right-color:${colours[colours.length - 1]}`;
-            return button(label, `place ${action}`, () => this.send({ place: action }), { "data-place": action, "data-rank": rank, style });
+            return button(label, `place ${action}`, () => this.place(action), { "data-place": action, "data-rank": rank, style, disabled: !free });
           }),
-          ...(tray.length ? [] : [made("em", {}, "done")]),
+          ...(tray.some(([, , , free]) => free) ? [] : [made("em", {}, "done")]),
         ),
       ),
     );
     if (focus) {
-      // The keyboard stays on the rank where it was.
-      const [same] = [...this.trays.querySelectorAll("button")].filter((each) => each.dataset.place === focus);
-      const rank = state.rank ?? 0;
-      (same ?? this.trays.querySelector(`button[data-rank="${rank}"]`) ?? this.acts[0]).focus();
+      // The keyboard stays where it was, or goes on to what is left of the same rank.
+      const left = [...this.trays.querySelectorAll("button:not(:disabled)")];
+      const same = left.find((each) => each.dataset.place === focus);
+      (same ?? left.find((each) => each.dataset.rank === `${state.rank}`) ?? this.acts[0]).focus();
     }
     this.figure.update(state.panels);
     this.code.holder.hidden = !state.code;

@@ -7,13 +7,15 @@ import re
 from bisect import bisect_right
 from fractions import Fraction
 from itertools import combinations, pairwise
+from xml.etree import ElementTree
 
 import pytest
 
 import ppedu as pp
 from ppedu.core.timeline import show
 from ppedu.view.data import LOOK, panel
-from ppedu.view.palette import NAMES
+from ppedu.view.palette import COLORS, NAMES
+from ppedu.view.plot import Box, _shade
 from ppedu.view.shown import HERE
 
 LOAD = """async script => {
@@ -23,7 +25,7 @@ QUARTER = Fraction(1, 4)  # times that floats hold exactly
 CASES = [
     pp.simulate(pp.schedule("1f1b", 4, 6), pp.Costs(latency=QUARTER)),
     pp.simulate(pp.schedule("zb-v", 3, 6), pp.Costs(latency=QUARTER)),
-    pp.simulate(pp.lower(pp.schedule("interleaved", 2, 4)), pp.Costs(forward=2500, backward=6250)),
+    pp.simulate(pp.lower(pp.schedule("interleaved", 2, 4)), pp.Costs(forward=2500, backward=6250, unit="ms")),
     pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2))),
     pp.simulate(pp.schedule("gpipe", 2, 3), pp.Costs(forward=0.25, backward=0.5, unit="s", activation=[2, 1])),
 ]
@@ -148,7 +150,7 @@ def test_an_action_is_described_in_right_words(page, timeline):
         paired = any(name in map(str, action.parts or ()) for action, *_ in timeline.spans(rank))
         assert bool(said["half"]) == paired
         assert names(said["needs"], rank, "nothing") == needs[name]
-        assert names(said["users"], rank, "nobody") == {user for user, wants in needs.items() if name in wants}
+        assert names(said["users"], rank, "nothing") == {user for user, wants in needs.items() if name in wants}
         factor, middle = timeline.readable[0], (start + end) / 2
         held = [value for time, value in timeline.memory(rank) if float(time * factor) <= middle][-1]
         assert said["held"] == show(held)
@@ -207,12 +209,13 @@ def cover(one, other):
 LONG = pp.simulate(pp.schedule("interleaved-overlap", 16, 64, chunks=2), pp.Costs(forward=0.01234, unit="s"))
 
 
-@pytest.mark.parametrize("width", [1232, 752])
+@pytest.mark.parametrize("width", [1232, 752, 420])
 @pytest.mark.parametrize("timeline", [CASES[2], CASES[3], LONG], ids=lambda t: t.schedule.name)
 def test_no_words_of_a_picture_cover_others_or_are_cut_off(page, timeline, width):
     data = panel(timeline)
     draw = random.Random(3)
-    views = [None]
+    tick = 10 ** math.floor(math.log10(data["makespan"]))
+    views = [None, *({"left": tick * (1 - part), "right": tick} for part in (0.2, 0.01))]  # a tick next to the unit
     for _ in range(8):
         left, wide = draw.random() * data["makespan"], data["makespan"] * 10 ** draw.uniform(-3.5, 0)
         left = min(left, data["makespan"] - wide)
@@ -222,7 +225,7 @@ def test_no_words_of_a_picture_cover_others_or_are_cut_off(page, timeline, width
         for text in texts:
             assert text["left"] >= 0 and text["right"] <= width and text["bottom"] <= height, text
         times = [text["text"] for text in texts if re.fullmatch(r"[-\d.e]+", text["text"])]
-        assert len(set(times)) == len(times) >= 4, "each tick says another time"
+        assert len(set(times)) == len(times) >= 2, "each tick says another time"
 
 
 def test_the_number_on_a_box_can_be_read_on_its_colour(page):
@@ -384,8 +387,93 @@ def test_what_has_gone_leaves_nothing_on_the_page(page):
     assert nodes <= before[0] and listeners <= before[1]
 
 
+def test_a_widget_of_131072_boxes_is_painted(page):
+    """Functions called with as many arguments overflow the stack."""
+    state = pp.simulate(pp.schedule("gpipe", 64, 1024)).show().state()
+    (panel_,) = state["panels"]
+    assert len(panel_["needs"]) == 131_072
+    forward, backward = page.evaluate(PIXELS, [json.dumps(state), [(0, 500.5), (31, 2500.5)]])
+    assert forward[2] > forward[0] + 50 and backward[1] > backward[0] + 50, "blue and green"
+
+
+def test_a_hundred_chunks_have_the_shades_that_the_static_picture_gives_them(page):
+    found = page.evaluate(
+        """look => {
+          const palette = new script.Palette(look, "op", 100, 100);
+          return [..."FBIW"].flatMap(op => [0, 1].flatMap(m =>
+            [...Array(100).keys()].map(chunk => palette.of(op, 0, m, chunk).rgb)));
+        }""",
+        LOOK,
+    )
+    expected = [_shade(Box(0, 0, 0, 0, op, m, k / 99, 0)) for op in COLORS for m in (0, 1) for k in range(100)]
+    assert len({tuple(each) for each in found}) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx([255 * channel for channel in other], abs=0.01)
+
+
+OVER = """async ([panels, view, time, places, look]) => {
+  const figure = new script.Figure(document.querySelector("main"), look);
+  figure.update(panels);
+  Object.assign(figure, { view, time });
+  figure.paint();
+  const layout = figure.layout(0), context = figure.panels[0].over.getContext("2d");
+  const found = places.map(x => context.getImageData(layout.x(x), layout.y(0, 0.3), 1, 1).data[3]);
+  figure.destroy();
+  document.querySelector("main").replaceChildren();
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("left, right", [(0, 33), (10, 20), (20, 33), (30, 33), (3, 4)])
+def test_what_comes_after_the_moment_is_faded_in_every_view(page, left, right):
+    data = panel(pp.simulate(pp.schedule("1f1b", 4, 8)))
+    places = [left + (right - left) * (k + 0.5) / 40 for k in range(40)]
+    found = page.evaluate(OVER, [[data], {"left": left, "right": right}, 12, places, LOOK])
+    for place, alpha in zip(places, found, strict=True):
+        if abs(place - 12) > (right - left) / 100:
+            assert bool(alpha) == (place > 12), place
+
+
+def test_new_timelines_are_shown_whole_and_not_from_the_last_ones_moment(page):
+    panels = [panel(pp.simulate(pp.schedule(name, 4, 8))) for name in ("1f1b", "zb-v")]
+    playing = page.evaluate(
+        """([panels, look]) => {
+          const figure = new script.Figure(document.querySelector("main"), look);
+          figure.update([panels[0]]);
+          figure.step(1);
+          figure.play();
+          figure.update([panels[1]]);
+          const found = [figure.time, figure.playing];
+          figure.destroy();
+          document.querySelector("main").replaceChildren();
+          return found;
+        }""",
+        [panels, LOOK],
+    )
+    assert playing == [None, None]
+
+
+def test_odd_names_are_part_of_a_well_formed_svg_and_fit_into_it(page):
+    odd = "a\0 \x1b <b>& \ud800 $\\frac{$ " + "x" * 200
+    data = {**panel(CASES[0]), "title": odd, "source": odd, "unit": odd}
+    (drawn,) = page.evaluate(
+        """([data, look]) => {
+          const timeline = new script.Timeline(JSON.parse(data));
+          const palette = new script.Palette(look, "op", timeline.stages, timeline.chunks);
+          const layout = new script.Layout(timeline, 1200, { left: 0, right: timeline.makespan });
+          const context = new script.SvgContext(1200, layout.height);
+          script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
+          return [context.text()];
+        }""",
+        [json.dumps(data), LOOK],
+    )
+    texts = [each.text for each in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert sum(each.startswith("a\N{REPLACEMENT CHARACTER} ") for each in texts) == 1
+    assert sum(each.startswith("time, a\N{REPLACEMENT CHARACTER} ") for each in texts) == 1
+
+
 PIXELS = """async ([state, places]) => {
-  const built = script.mount(document.querySelector('main'), state);
+  const built = script.mount(document.querySelector('main'), JSON.parse(state));
   await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
   const { figure } = built, layout = figure.layout(0), context = figure.panels[0].base.getContext('2d');
   const found = places.map(([rank, time]) =>
@@ -403,7 +491,7 @@ def test_very_many_boxes_have_the_colours_of_few(page):
     gaps = [(gap.rank, (gap.start + gap.end) / 2) for gap in timeline.gaps() if gap.end - gap.start > 8]
     places = [(0, 400.5), (3, 400.5), (0, 2000.5), (3, 1500.5)]
     assert gaps
-    found = page.evaluate(PIXELS, [state, [*places, *gaps]])
+    found = page.evaluate(PIXELS, [json.dumps(state), [*places, *gaps]])
     shades = {
         op: page.evaluate(
             "([look, op]) => [0, 1].map(m => new script.Palette(look, 'op', 4, 1).of(op, 0, m, 0).rgb)", [LOOK, op]

@@ -120,14 +120,14 @@ def test_every_control_of_explore_changes_what_is_shown(notebook):
     code += "backward=2.5, weight=1, overlap=3.2, latency=0.3))\nt.show()"
     shown = page.get_by_role("group", name="the code for what is shown")
     assert shown.inner_text() == code
-    assert "Rank 0 holds 7 activations, and 6 are allowed." in note.inner_text()
+    assert "Rank 0 holds 7 activations, over the limit of 6." in note.inner_text()
     picture(page, "explore")
     page.locator("label[data-name=ranks] input").fill("5")
     page.get_by_text("dualpipe needs an even number of ranks; got 5").wait_for()
     assert shown.inner_text() == code, "what is possible stays"
     picture(page, "explore_impossible")
     page.get_by_role("button", name="4 ranks").click()
-    page.get_by_text("The bubble, ").wait_for()
+    page.get_by_text("The bubble (").wait_for()
     assert "ranks=4" in shown.inner_text() and fits(page)
     page.get_by_label("schedule", exact=True).select_option("interleaved")
     page.locator("label[data-name=chunks] input").fill("3")
