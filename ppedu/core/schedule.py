@@ -245,14 +245,17 @@ def _cells(row: list[str], line: int, path: Path) -> Iterable[Action]:
 
 
 def named(path: str | os.PathLike[str]) -> Path:
-    """`path` as a Path.
+    """Return `path` as a Path.
 
     Raises:
-        SettingError: it is no file's name.
+        SettingError: it cannot name a file.
     """
     try:
-        return Path(path)
-    except TypeError:
+        where = Path(path)
+        if b"\0" not in os.fsencode(where):  # which raises ValueError for half of a surrogate pair
+            return where
+        raise ValueError
+    except (TypeError, ValueError):
         raise SettingError(f"a file is named by text or by a Path; got {path!r}") from None
 
 

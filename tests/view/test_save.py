@@ -84,6 +84,13 @@ def test_an_unknown_ending_is_refused_with_those_that_are_known(tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["\0.svg", "a\0/x.json", "\ud800.html", 3, b"x.svg"])
+def test_what_cannot_name_a_file_is_refused(name):
+    for call in (TIMELINE.save, pp.compare("1f1b").save, pp.Timeline.load, TIMELINE.schedule.to_csv):
+        with pytest.raises(SettingError, match="a file is named by text or by a Path; got "):
+            call(name)
+
+
 @pytest.mark.parametrize("ending", [".json", ".html", *STARTS])
 def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
     (tmp_path / f"folder{ending}").mkdir()
@@ -98,7 +105,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
 
 # --- names, titles and units of every kind ------------------------------------------------------------------------
 
-ODD = ["$\\frac{$", "a$b$c 100%", '<b>&"', "\\alpha", "_x", "two\nlines", "ü" * 5000]
+ODD = ["$\\frac{$", "a$b$c 100%", '<b>&"', "\\alpha", "_x", "ü" * 5000]
 FORBIDDEN = "$\0 a\x1bb \x0b \ud800 \ufffe"
 TINY = pp.schedule("gpipe", 1, 1)
 
@@ -111,8 +118,8 @@ def written(svg):
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
 def test_odd_names_and_units_are_drawn_as_they_are(tmp_path, odd):
     simulate(replace(TINY, name=odd), Costs(unit=odd)).save(tmp_path / "x.svg")
-    expected = f"{label(f'time, {odd}')}\n{label(f'{odd}, 1 rank, 1 microbatch')}"
-    assert set(expected.split("\n")) <= written((tmp_path / "x.svg").read_text())
+    expected = {label(f"time, {odd}"), label(f"{odd}, 1 rank, 1 microbatch")}
+    assert expected <= written((tmp_path / "x.svg").read_text())
 
 
 @pytest.mark.parametrize("ending", [".html", *STARTS, None])
