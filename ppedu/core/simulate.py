@@ -1,4 +1,4 @@
-"""How long does a schedule take? Every action starts as soon as its rank is free and its needs are met."""
+"""How long does a schedule take? Every action starts as soon as its rank is free and its inputs have arrived."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
 from numbers import Rational, Real
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from ppedu.core.actions import RECEIVE, Action, Op
 from ppedu.core.bulk import in_bulk
@@ -19,28 +19,30 @@ from ppedu.core.timeline import Number, Span, Timeline, plain, ratio
 
 Cost = Number | Sequence[Number]
 
+LARGEST = 1e100  # of a cost: sums of millions of them, and their ratios, still fit a float
+
 
 @dataclass(frozen=True)
 class Costs:
-    """What each action takes, in any unit of time, and what an activation weighs, in any unit of memory.
+    """How long each action takes, in any unit of time, and what an activation weighs, in any unit of memory.
 
     A number is the time of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of
-    that, so that schedules with different numbers of stages are compared on the same model. A sequence gives
-    the time of each stage itself instead.
+    that, so that schedules with different numbers of stages are compared on the same model. A sequence (a list, a
+    tuple, an array or a tensor; it is kept as a tuple) gives the time of each stage itself instead.
 
     forward, backward: F and B. `backward` is twice `forward`, or the sum of `input` and `weight` where both are given.
     input, weight: the two halves of a split backward, I and W. Together they take `backward`, half each,
         unless they say otherwise.
     overlap: an overlapped pair; by default the sum of its parts. Given for each stage, the mean of the two.
-    latency: from the end of an action to the start of one that needs it on another rank; occupies nobody.
+    latency: from the end of an action to the start of one that needs it on another rank; it occupies no rank.
     activation: what one microbatch's forward keeps for its backward.
     weight_memory: the part of it, 0 to 1, that a split backward keeps until W; I gives back the rest.
-    unit: of the times, for people: "s" where they are seconds.
+    unit: the unit of the times, for display: "s" where they are seconds.
 
     Whole numbers and fractions give exact times, floats give floats.
 
     Raises:
-        SettingError: a cost is negative or not a number, or the halves are more than the whole.
+        SettingError: a cost is negative, too large or not a number, or a half takes longer than the whole.
     """
 
     forward: Cost = 1
@@ -54,27 +56,37 @@ class Costs:
     unit: str = ""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name == "unit":
+        if not isinstance(self.unit, str):
+            raise SettingError(f'unit must be text, such as "s" or "ms"; got {self.unit!r}')
+        for name, given in vars(self).items():
+            if name == "unit" or (given is None and name in ("backward", "input", "weight", "overlap")):
                 continue
-            one_number = name in ("latency", "weight_memory")
-            for number in value if _is_sequence(value) and not one_number else [value]:
-                optional = value is None and name in ("backward", "input", "weight", "overlap")
-                if not optional and not _is_time(number):
-                    raise SettingError(f"{name} must be a number of at least 0; got {number!r}")
+            cost = _python(given)
+            one_number = name in ("latency", "weight_memory") or not isinstance(cost, tuple)
+            for number in [cost] if one_number or not cost else cost:
+                _require_cost(name, number)
+            object.__setattr__(self, name, cost)  # frozen
         if self.weight_memory > 1:
             raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
-        if not any(map(_is_sequence, vars(self).values())):
+        if not any(isinstance(cost, tuple) for cost in vars(self).values()):
             self.durations(1, 1)
 
     @classmethod
     def fit(cls, timeline: Timeline) -> Costs:
-        """The costs that a run shows: for each stage, the median time of its F, B, I and W, and of the pairs it is in.
+        """Return the costs that a run shows: for each stage, the median time of its F, B, I, W and overlapped pairs.
 
-        A stage that never does one of these, although others do, is taken to be like them. The latency is not looked
-        for, and left at 0: lesson 8 finds it.
+        A stage that never runs one of these, although other stages do, gets the median over all of theirs. Latency is
+        not estimated and stays 0; lesson 8 shows how to find it.
+
+        Raises:
+            SettingError: `timeline` is not a Timeline.
         """
-        from statistics import median  # brings much along that nothing else needs
+        from statistics import median  # a slow import that nothing else needs
+
+        if not isinstance(timeline, Timeline):
+            raise SettingError(
+                f"fit takes a timeline, such as a measured run's pipe.timeline or simulate(schedule); got {timeline!r}"
+            )
 
         names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
         times: dict[str, list[list[Any]]] = {}
@@ -92,23 +104,26 @@ class Costs:
         return cls(**found, activation=known.activation, weight_memory=known.weight_memory, unit=known.unit)
 
     def per_stage(self, cost: Cost, stages: int, ranks: int) -> list[Number]:
-        """`cost` of each stage: a share's number scaled to a stage, or the sequence as it is.
+        """Return `cost` for each stage: a share's number scaled to a stage, or the sequence as it is.
 
         Raises:
-            SettingError: the sequence is of another length.
+            SettingError: the sequence does not have one cost for each stage.
         """
         if not isinstance(cost, Sequence):
             share = Fraction(ranks, stages)
             return [plain(Fraction(cost) * share) if isinstance(cost, Rational) else cost * float(share)] * stages
         if len(cost) != stages:
-            raise SettingError(f"{len(cost)} costs for {stages} stages; give one for each stage, or a single number")
+            raise SettingError(
+                f"{len(cost)} costs for {stages} stages; give {stages} costs, one for each stage, or a single number: "
+                "the time of a rank's share of the model, which fits any number of stages"
+            )
         return list(cost)
 
     def durations(self, stages: int, ranks: int) -> dict[Op, list[Number]]:
-        """The time of F, B, I and W in each stage.
+        """Return the time of F, B, I and W in each stage.
 
         Raises:
-            SettingError: a sequence is of another length, or I or W takes longer than B.
+            SettingError: a sequence does not have one cost for each stage, or I or W takes longer than B.
         """
 
         def each(cost: Cost) -> list[Number]:
@@ -134,12 +149,49 @@ class Costs:
         return {Op.F: each(self.forward), Op.B: full, Op.I: first, Op.W: second}
 
 
+class Clock(NamedTuple):
+    """What actions take on a schedule's stages, in ticks: `scale` of them are one unit of the costs.
+
+    Whole numbers are exact and fast, fractions exact and slow. So exact times are counted in the largest tick of which
+    all of them are multiples; floats are left as they are.
+    """
+
+    alone: dict[Op, list[Any]]  # by stage
+    paired: dict[Op, list[Any]]  # what an action adds to the pair that it is part of
+    latency: Any
+    scale: int
+
+    @classmethod
+    def of(cls, schedule: Schedule, costs: Costs) -> Clock:
+        """Return the clock of a schedule's stages at these costs."""
+        alone = costs.durations(schedule.stages, schedule.ranks)
+        paired = alone
+        if costs.overlap is not None:
+            half = [ratio(time, 2) for time in costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)]
+            paired = dict.fromkeys(alone, half)
+        times = [*alone.values(), *paired.values(), [costs.latency]]
+        if not all(isinstance(time, Rational) for each in times for time in each):
+            return cls(alone, paired, costs.latency, 1)
+        scale = math.lcm(*(Fraction(time).denominator for each in times for time in each))
+
+        def ticks(table: dict[Op, list[Any]]) -> dict[Op, list[Any]]:
+            return {op: [int(time * scale) for time in each] for op, each in table.items()}
+
+        return cls(ticks(alone), ticks(paired), int(costs.latency * scale), scale)
+
+    def duration(self, action: Action) -> Any:
+        """Return the ticks that an action takes; messages and sharding take none."""
+        if action.parts:
+            return sum(self.paired[part.op][part.stage] for part in action.parts)
+        return self.alone[action.op][action.stage] if action.op in self.alone else 0
+
+
 @in_bulk
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """The timeline of `schedule` when actions take `costs` and nothing ever waits without need.
+    """Return the timeline of `schedule` when actions take `costs` and start as early as they can.
 
-    Messages and sharding actions take no time. A receive is posted, and the rank goes on; what needs the message
-    waits for it.
+    Messages and sharding actions take no time. A receive is posted and the rank goes on; the action that needs the
+    message waits for it.
 
     Raises:
         ScheduleError: the schedule is not legal.
@@ -153,30 +205,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def timeline_of(schedule: Schedule, costs: Costs) -> Timeline:
-    """The timeline of what the ranks can get through of a schedule that may be incomplete. `simulate` is the way in."""
-    alone = costs.durations(schedule.stages, schedule.ranks)
-    paired = alone
-    if costs.overlap is not None:
-        half = [ratio(time, 2) for time in costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)]
-        paired = dict.fromkeys(alone, half)
-
-    # Whole numbers are exact and fast, fractions exact and slow: count in the largest tick that fits all.
-    tables = [*alone.values(), *paired.values(), [costs.latency]]
-    exact = all(isinstance(time, Rational) for table in tables for time in table)
-    scale = math.lcm(*(Fraction(time).denominator for table in tables for time in table)) if exact else 1
-
-    def ticks(time: Number) -> Number:
-        return int(time * scale) if exact else time
-
-    alone = {op: [ticks(time) for time in times] for op, times in alone.items()}
-    paired = {op: [ticks(time) for time in times] for op, times in paired.items()}
-    latency = ticks(costs.latency)
-
-    def duration(action: Action) -> Number:
-        if action.parts:
-            return sum(paired[part.op][part.stage] for part in action.parts)
-        return alone[action.op][action.stage] if action.op in alone else 0
-
+    """Return the timeline of as much of a schedule as its ranks can run; it may be incomplete. See `simulate`."""
+    clock = Clock.of(schedule, costs)
+    scale = clock.scale
     free: list[Any] = [0] * schedule.ranks
     done: dict[Result, tuple[Any, int]] = {}
     rows: list[list[Span]] = [[] for _ in range(schedule.ranks)]
@@ -186,15 +217,15 @@ def timeline_of(schedule: Schedule, costs: Costs) -> Timeline:
         start = free[rank]
         if action.op in RECEIVE:  # the rank goes on; whatever needs the message will wait for it
             rows[rank].append(Span(action, shown.get(start, start), shown.get(start, start)))
-            done[gives[0]] = done[needs[0]][0] + latency, rank
+            done[gives[0]] = done[needs[0]][0] + clock.latency, rank
             continue
         for need in needs:
             end, source = done[need]
             if source != rank:
-                end += latency
+                end += clock.latency
             if end > start:
                 start = end
-        end = free[rank] = start + duration(action)
+        end = free[rank] = start + clock.duration(action)
         for result in gives:
             done[result] = end, rank
         if scale > 1:
@@ -206,9 +237,19 @@ def timeline_of(schedule: Schedule, costs: Costs) -> Timeline:
     return Timeline(schedule, tuple(map(tuple, rows)), costs)
 
 
-def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
+def _python(value: Any) -> Any:
+    """Return a number as Python's own, and an array, a tensor or a list of numbers as a tuple of these."""
+    if hasattr(value, "tolist"):  # NumPy and torch, which are not imported here
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(map(_python, value))
+    return value
 
 
-def _is_time(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, Real) and 0 <= cast("Any", value) < math.inf
+def _require_cost(name: str, number: Any) -> None:
+    """Raise SettingError unless `number` can be a cost."""
+    real = isinstance(number, Real) and not isinstance(number, bool)
+    if not (real and 0 <= number < math.inf):
+        raise SettingError(f"{name} must be a number of at least 0; got {number!r}")
+    if number > LARGEST:
+        raise SettingError(f"{name} must be at most {LARGEST:g}, or sums would overflow; give it in a larger unit")

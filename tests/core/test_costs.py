@@ -1,10 +1,13 @@
 """Costs: what is a cost and what is none, how one follows from another, and costs found in a run."""
 
 import math
+import pickle
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import legal_schedules, often, read
@@ -82,6 +85,75 @@ def test_weight_memory_is_a_part_of_the_activation(value):
         Costs(weight_memory=value)
 
 
+@pytest.mark.parametrize("name", ["forward", "backward", "input", "weight", "overlap", "activation"])
+@pytest.mark.parametrize(
+    "value",
+    [[1, 2.5], (1, 2.5), np.array([1, 2.5]), torch.tensor([1, 2.5]), [np.int64(1), torch.tensor(2.5)]],
+    ids=lambda value: type(value).__module__,
+)
+def test_sequences_are_kept_as_tuples_of_pythons_own_numbers(name, value):
+    halves = {"backward": [9, 9]} if name in ("input", "weight") else {}
+    costs = Costs(**{**halves, name: value})
+    assert getattr(costs, name) == (1, 2.5)
+    assert all(type(number) in (int, float) for number in getattr(costs, name))
+    assert pickle.loads(pickle.dumps(costs)) == costs and hash(costs) == hash(Costs(**{**halves, name: (1, 2.5)}))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "one", [np.float64(0.5), np.array(0.5), torch.tensor(0.5), torch.tensor(0.5, requires_grad=True)]
+)
+def test_scalars_of_numpy_and_torch_are_numbers(name, one):
+    assert type(getattr(Costs(**{name: one}), name)) is float
+    assert simulate(SPLIT, Costs(**{name: one})) == simulate(SPLIT, Costs(**{name: 0.5}))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [np.ones((2, 2)), torch.ones(2, 2), np.array([]), np.array(["1"]), np.nan, np.bool_(1)]
+)
+def test_arrays_of_anything_else_are_refused(name, value):
+    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
+        Costs(**{name: value})
+
+
+def test_a_list_that_changes_later_does_not_change_the_costs():
+    times = [1, 2]
+    costs = Costs(forward=times)
+    times[0] = -1
+    assert costs.forward == (1, 2)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [1e308, 10**400, Fraction(10**3000, 7), 1.1e100], ids=repr)
+def test_what_is_too_large_to_be_added_up_is_refused(name, value):
+    says = f"^{name} must be at most 1e.100, or sums would overflow; give it in a larger unit$"
+    with pytest.raises(SettingError, match=says):
+        Costs(**{name: value})
+    if name not in ("latency", "weight_memory"):
+        with pytest.raises(SettingError, match=says):
+            Costs(**{name: [1, value]})
+
+
+EXTREME = st.sampled_from([0, 1e-100, Fraction(1, 10**100), 1, 1e100, 10**100, Fraction(10**101, 11)])
+
+
+@given(legal_schedules(pairs=0.2), st.lists(EXTREME, min_size=5, max_size=5))
+@often(60)
+def test_whatever_is_accepted_gives_finite_times_that_can_be_shown(schedule, values):
+    names = ("forward", "input", "weight", "latency", "activation")
+    timeline = simulate(schedule, Costs(**dict(zip(names, values, strict=True))))
+    assert math.isfinite(timeline.makespan) and math.isfinite(max(timeline.peak_activations))
+    assert 0 <= timeline.bubble <= 1 and sum(timeline.causes().values()) == pytest.approx(timeline.bubble)
+    assert len(timeline.text().split("\n")) == 1 + schedule.ranks
+
+
+@pytest.mark.parametrize("unit", [None, 5, b"s", ["s"]])
+def test_a_unit_is_text(unit):
+    with pytest.raises(SettingError, match=r"unit must be text, such as .s. or .ms.; got "):
+        Costs(unit=unit)
+
+
 # --- fit --------------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +173,7 @@ def test_the_costs_of_a_simulated_run_are_found_again(split, data):
     schedule, given = data.draw(runs(split))
     timeline = simulate(schedule, Costs(**given))
     found = Costs.fit(timeline)
-    assert {name: getattr(found, name) for name in given} == given
+    assert {name: list(getattr(found, name)) for name in given} == given
     assert simulate(schedule, found).rows == timeline.rows
 
 
