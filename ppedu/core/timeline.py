@@ -147,14 +147,15 @@ class Timeline:
         return list(gaps(self))
 
     def causes(self) -> dict[str, float]:
-        """The bubble taken apart into what causes it, as shares of all ranks' time; their sum is the bubble.
+        """Return the causes of the bubble and their shares of all ranks' time, which add up to the bubble.
 
-        "communication": what would go without latency (of a measured run: whatever simulating it with
-            its own costs does not explain).
-        "imbalance": what would go, too, if every stage took the mean time. Below 0 where uneven stages help.
-        "ordering": what another order could save at best, as far as the next one tells.
-        "warm-up and drain": no order avoids it. Some rank must wait for its first microbatch and, unless it has
-            weight backwards to fill that time, for its last gradient to go back to the first stage.
+        "communication": what would go without latency (of a measured run: whatever simulating it with its own costs
+            does not explain).
+        "imbalance": what would go as well if every stage took the mean time. Below 0 where uneven stages help.
+        "ordering": what a faster order of the same actions saves that needs no more memory on any rank. It is a lower
+            bound: the order is the best that list scheduling found (see `ppedu.core.reorder`), not the best there is.
+        "warm-up and drain": what is left. Ranks wait for their first microbatch and for the last gradients, and in
+            between for gradients whose activations fill the memory that the next forward needs.
 
         Raises:
             ScheduleError: the timeline's schedule is not legal.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Action, Op
 from ppedu.core.check import Result, gives, needs
 from ppedu.core.errors import SettingError
+from ppedu.core.reorder import reorder
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Gap, Span, Timeline, ratio, show
 
@@ -125,10 +125,10 @@ def causes(timeline: Timeline) -> dict[str, float]:
     even = replace(at_once, **means)
     uneven_run = timeline if at_once == timeline.costs and costs is timeline.costs else simulate(schedule, at_once)
     even_run = uneven_run if even == at_once else simulate(schedule, even)
-    shortest = min(_shortest(even_run), even_run.makespan)
+    reordered = reorder(even_run).makespan
     steps = {
-        "warm-up and drain": shortest - ratio(sum(even_run.busy), schedule.ranks),
-        "ordering": even_run.makespan - shortest,
+        "warm-up and drain": reordered - ratio(sum(even_run.busy), schedule.ranks),
+        "ordering": even_run.makespan - reordered,
         "imbalance": uneven_run.makespan - even_run.makespan,
     }
     shares = {cause: float(ratio(time, makespan)) if makespan else 0.0 for cause, time in steps.items()}
@@ -136,23 +136,5 @@ def causes(timeline: Timeline) -> dict[str, float]:
 
 
 def _even(cost: Cost | None) -> Cost | None:
-    """The same cost for every stage, as much in all."""
-    return [ratio(sum(cost), len(cost))] * len(cost) if isinstance(cost, Sequence) else cost
-
-
-def _shortest(timeline: Timeline) -> Any:
-    """No order of a rank's actions is faster: its first microbatch must reach it, its last gradient must go back.
-
-    A weight backward can be the last of all, so with one nothing has to follow; and where any backward is split, a
-    gradient may go back by halves.
-    """
-    schedule = timeline.schedule
-    times = timeline.costs.durations(schedule.stages, schedule.ranks)
-    halves = any(part.op == Op.W for order in schedule.orders for action in order for part in action.singles)
-    lead, drain = ([0, *accumulate(times[op])] for op in (Op.F, Op.I if halves else Op.B))
-    bounds = []
-    for rank, busy in enumerate(timeline.busy):
-        first = min(schedule.placement.stages_of(rank))
-        weights = any(single.op == Op.W for action in schedule.orders[rank] for single in action.singles)
-        bounds.append(lead[first] + busy + (0 if weights else drain[first]))
-    return max(bounds)
+    """Return a cost that is the same for every stage and has the same sum."""
+    return (ratio(sum(cost), len(cost)),) * len(cost) if isinstance(cost, tuple) else cost

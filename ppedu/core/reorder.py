@@ -1,0 +1,170 @@
+"""A faster order of the same actions: what reordering saves, at least.
+
+This is list scheduling: whenever a rank is free, it starts the most urgent of its actions whose inputs are there and
+whose activation fits in its memory. What is most urgent is a rule of thumb; `reorder` tries three and keeps the best
+order found. That order is legal and needs no more memory, so what it saves can be saved. It need not be the best order
+of all: finding that one is NP-hard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from heapq import heappop, heappush
+from itertools import chain
+from typing import Any
+
+from ppedu.core.actions import Action, Op
+from ppedu.core.bulk import in_bulk
+from ppedu.core.check import Result
+from ppedu.core.lower import strip
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import Clock, Costs, simulate, timeline_of
+from ppedu.core.timeline import Timeline
+
+TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2}  # gradients that other ranks wait for come first; W fills what is left
+
+
+@in_bulk
+def reorder(timeline: Timeline) -> Timeline:
+    """Return the fastest timeline found of the same actions, on the same ranks and at the same costs.
+
+    No rank's activations peak higher than in `timeline`. Overlapped pairs stay pairs; messages and sharding are left
+    out. Where no faster order is found, the order stays as it is. Latency is ignored: the costs should have none.
+    """
+    schedule, costs = timeline.schedule, timeline.costs
+    compute = strip(schedule.orders)
+    if compute != schedule.orders:
+        schedule = replace(schedule, orders=compute)
+        timeline = simulate(schedule, costs)
+    tasks = Tasks(schedule, costs)
+    turns = (min(TURN[single.op] for single in action.singles) for action in tasks.actions)
+    backwards_first = list(zip(turns, tasks.path, strict=True))
+    longest_path_first = [-path for path in tasks.path]
+    attempts = [
+        list_schedule(tasks, tasks.needed_by, backwards_first),
+        list_schedule(tasks, tasks.needed_by, longest_path_first),
+        list_schedule(tasks, tasks.needed_by_with_forwards_in_order(), longest_path_first),  # never gets stuck
+    ]
+    _, started = min(attempt for attempt in attempts if attempt)
+    orders: list[list[Action]] = [[] for _ in compute]
+    for task in started:
+        orders[tasks.rank[task]].append(tasks.actions[task])
+    found = timeline_of(replace(schedule, orders=tuple(map(tuple, orders))), costs)
+    return min(timeline, found, key=lambda each: each.makespan)
+
+
+class Tasks:
+    """A schedule's actions, numbered so that each comes after those it needs.
+
+    Times and memory are whole numbers: 0.1 + 0.2 and 0.3 must be the same moment.
+    """
+
+    def __init__(self, schedule: Schedule, costs: Costs):
+        steps = schedule.replay.steps
+        self.rank = [rank for rank, *_ in steps]
+        self.actions = [schedule.orders[rank][index] for rank, index, *_ in steps]
+        exact = replace(costs, **{name: _exact(cost) for name, cost in vars(costs).items()})
+        self.duration = [*map(Clock.of(schedule, exact).duration, self.actions)]
+
+        weighs = [Fraction(each) for each in exact.per_stage(exact.activation, schedule.stages, schedule.ranks)]
+        kept = Fraction(exact.weight_memory)
+        shares = {Op.F: Fraction(1), Op.B: Fraction(1), Op.I: 1 - kept, Op.W: kept}
+        unit = math.lcm(*((share * each).denominator for share in shares.values() for each in weighs))
+        memory = {op: [int(share * each * unit) for each in weighs] for op, share in shares.items()}
+        singles = [action.singles for action in self.actions]
+        self.takes = [sum(memory[op][stage] for stage, op, *_ in each if op == Op.F) for each in singles]
+        self.gives_back = [sum(memory[op][stage] for stage, op, *_ in each if op != Op.F) for each in singles]
+        self.room = [0] * schedule.ranks  # what each rank's activations take at their peak
+        held = [0] * schedule.ranks
+        for rank, takes, gives_back in zip(self.rank, self.takes, self.gives_back, strict=True):
+            self.room[rank] = max(self.room[rank], held[rank] + takes)
+            held[rank] += takes - gives_back
+
+        self.needed_by: list[list[int]] = [[] for _ in steps]
+        maker: dict[Result, int] = {}
+        for task, (_, _, needs, gives) in enumerate(steps):
+            for earlier in {maker[need] for need in needs}:
+                self.needed_by[earlier].append(task)
+            maker.update(dict.fromkeys(gives, task))
+
+        self.path = list(self.duration)  # the longest, from the task's start through those that need it
+        for task in reversed(range(len(steps))):
+            self.path[task] += max((self.path[later] for later in self.needed_by[task]), default=0)
+
+    def needed_by_with_forwards_in_order(self) -> list[list[int]]:
+        """Return `needed_by` as if every forward needed the one before it on its rank.
+
+        List scheduling cannot get stuck then: of the tasks not yet started, the one with the lowest number has all its
+        inputs, and its rank holds no more than it did at this point of the original order.
+        """
+        needed_by = [[*later] for later in self.needed_by]
+        before: dict[int, int] = {}
+        for task, (rank, takes) in enumerate(zip(self.rank, self.takes, strict=True)):
+            if takes:
+                if rank in before:
+                    needed_by[before[rank]].append(task)
+                before[rank] = task
+        return needed_by
+
+
+def list_schedule(
+    tasks: Tasks, needed_by: Sequence[Sequence[int]], urgency: Sequence[Any]
+) -> tuple[int, list[int]] | None:
+    """Return the makespan and the tasks in the order they start; None if no rank has memory left to go on.
+
+    Of the tasks that a free rank could start, the one with the least `urgency` goes first.
+    """
+    missing = [0] * len(needed_by)  # how many inputs each task still waits for
+    for later in chain(*needed_by):
+        missing[later] += 1
+    room = list(tasks.room)  # what each rank's memory can still take
+    # Heaps of tasks, by rank and by the memory they take: a task that does not fit must not hide one that does.
+    ready: list[dict[int, list[tuple[Any, int]]]] = [{} for _ in room]
+    idle = [True] * len(room)
+    running: list[tuple[int, int]] = []  # a heap of (end, task)
+    started: list[int] = []
+    now = 0
+
+    def make_ready(task: int) -> None:
+        heappush(ready[tasks.rank[task]].setdefault(tasks.takes[task], []), (urgency[task], task))
+
+    for task, count in enumerate(missing):
+        if not count:
+            make_ready(task)
+    woken = set(range(len(room)))
+    while woken:
+        for rank in woken:
+            fitting = (
+                [heap for takes, heap in ready[rank].items() if heap and takes <= room[rank]] if idle[rank] else []
+            )
+            if fitting:
+                _, task = heappop(min(fitting))
+                idle[rank] = False
+                room[rank] -= tasks.takes[task]
+                started.append(task)
+                heappush(running, (now + tasks.duration[task], task))
+        woken = set()
+        if running:
+            now = running[0][0]
+        while running and running[0][0] == now:
+            _, task = heappop(running)
+            rank = tasks.rank[task]
+            idle[rank] = True
+            room[rank] += tasks.gives_back[task]
+            woken.add(rank)
+            for later in needed_by[task]:
+                missing[later] -= 1
+                if not missing[later]:
+                    make_ready(later)
+                    woken.add(tasks.rank[later])
+    return (now, started) if len(started) == len(missing) else None
+
+
+def _exact(cost: Any) -> Any:
+    """Return the decimals that floats were meant to be; anything else as it is."""
+    if isinstance(cost, tuple):
+        return tuple(map(_exact, cost))
+    return Fraction(str(cost)) if isinstance(cost, float) else cost

@@ -1,0 +1,169 @@
+"""A faster order of the same actions: legal, within the same memory, and never better than the best of all orders."""
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import judge
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stepper import parents
+from strategies import often
+
+import ppedu as pp
+from ppedu import Costs, F, I, Schedule, SettingError, W, simulate
+from ppedu.core import theory
+from ppedu.core.reorder import reorder
+
+
+def fastest(timeline):
+    """The least makespan of any order of the same actions in which no rank holds more than its peak. All are tried."""
+    schedule, costs = timeline.schedule, timeline.costs
+    weighs = costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
+    share = {"B": 1, "I": 1 - costs.weight_memory, "W": costs.weight_memory}
+    units = [(rank, *span) for rank, row in enumerate(timeline.rows) for span in row]
+    within = {single: unit for unit, (_, action, *_) in enumerate(units) for single in action.singles}
+    rank_of = [rank for rank, *_ in units]
+    lasts = [end - start for _, _, start, end in units]
+    needs = [
+        {within[each] for choices in parents(action, schedule.stages) for each in choices if each in within}
+        for _, action, *_ in units
+    ]
+    needed = [{later for later, each in enumerate(needs) if unit in each} for unit in range(len(units))]
+    takes = [sum(weighs[each.stage] for each in action.singles if each.op == "F") for _, action, *_ in units]
+    gives = [sum(weighs[each.stage] * share.get(each.op, 0) for each in action.singles) for _, action, *_ in units]
+    best, seen = timeline.makespan, set()
+
+    def go(left, free, ends, room):
+        """`free[rank]` is when the rank is free again, `room[rank]` what it may still take; `ends` are needed later."""
+        nonlocal best
+        if not left:
+            best = min(best, max(free))
+        bound = max(now + sum(lasts[unit] for unit in left if rank_of[unit] == rank) for rank, now in enumerate(free))
+        state = left, free, tuple(sorted(ends.items()))
+        if bound >= best or state in seen:
+            return
+        seen.add(state)
+        for unit in left:
+            rank = rank_of[unit]
+            if needs[unit] & left or takes[unit] > room[rank]:
+                continue
+            end = max(free[rank], *(ends[each] for each in needs[unit]), 0) + lasts[unit]
+            rest = left - {unit}
+            after = {each: time for each, time in {**ends, unit: end}.items() if needed[each] & rest}
+            there = room[rank] - takes[unit] + gives[unit]
+            go(rest, _with(free, rank, end), after, _with(room, rank, there))
+
+    go(frozenset(range(len(units))), (0,) * schedule.ranks, {}, timeline.peak_activations)
+    return best
+
+
+def _with(values, index, value):
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def draw(chance, most=14):
+    """A run of at most `most` actions: any placement, split or not, pairs or not, little memory or much."""
+    while True:
+        schedule = judge.draw(chance, lowered=False, most_ranks=3)
+        if sum(map(len, schedule.orders)) <= most:
+            return simulate(schedule, draw_costs(chance, schedule.stages))
+
+
+def draw_costs(chance, stages):
+    forward, first, second = (chance.randint(0, 4) for _ in range(3))
+    return Costs(
+        forward=forward,
+        input=first,
+        weight=second,
+        overlap=chance.choice([None, 3]),
+        activation=[chance.randint(0, 3) for _ in range(stages)],
+        weight_memory=chance.choice([1, Fraction(1, 3), 0]),
+    )
+
+
+def require_witness(timeline, found):
+    """`found` runs what `timeline` runs, legally, no later and in no more memory."""
+    assert pp.check(found.schedule) == [] and judge.legal(found.schedule)
+    for before, after in zip(timeline.schedule.orders, found.schedule.orders, strict=True):
+        assert Counter(action for action in before if action.computes) == Counter(after)
+    length = {action: end - start for row in timeline.rows for action, start, end in row}
+    assert [[tuple(span) for span in row] for row in found.rows] == judge.clock(found.schedule, length.get, 0)
+    assert found.makespan <= timeline.makespan
+    assert all(map(lambda after, before: after <= before, found.peak_activations, timeline.peak_activations))
+
+
+@given(st.randoms(use_true_random=False))
+@often(150)
+def test_the_order_found_works_in_the_same_memory_and_is_no_better_than_the_best(chance):
+    timeline = draw(chance)
+    found = reorder(timeline)
+    require_witness(timeline, found)
+    assert found.makespan >= fastest(timeline)
+    if found.makespan == timeline.makespan:
+        assert found.schedule == timeline.schedule, "an order that gains nothing is not changed"
+
+
+def test_nearly_all_that_the_best_order_saves_is_found():
+    """A lower bound that is always 0 would be right, and useless."""
+    chance = random.Random(7)
+    possible = found = 0
+    for _ in range(150):
+        timeline = draw(chance)
+        possible += timeline.makespan - fastest(timeline)
+        found += timeline.makespan - reorder(timeline).makespan
+    assert found >= 0.89 * possible > 0  # each of the three rules is needed for this, or for any result at all
+
+
+@pytest.mark.parametrize("name", pp.schedules())
+@pytest.mark.parametrize("size", [(4, 8), (3, 7), (8, 4)])
+def test_published_schedules_have_witnesses_too(name, size):
+    """Their sizes are beyond trying all orders, and in some of them every rank's memory is full most of the time."""
+    try:
+        schedule = pp.schedule(name, *size)
+    except SettingError:
+        pytest.skip("not for these sizes")
+    timeline = simulate(schedule, Costs(forward=2, input=3, weight=2))
+    require_witness(timeline, reorder(timeline))
+
+
+def test_weight_backwards_that_are_in_the_way_are_put_later():
+    """GPipe with each W right after its I: later ones could wait. No order takes less than 3 forwards and 8 times 3."""
+    placement = pp.Placement.make("loop", 4)
+    orders = [
+        (*(F(rank, m) for m in range(8)), *(half(rank, m) for m in range(8) for half in (I, W))) for rank in range(4)
+    ]
+    timeline = simulate(Schedule("split", placement, 8, tuple(orders)))
+    assert timeline.makespan == 30
+    assert reorder(timeline).makespan == theory.least_makespan(4, 8).value == 27
+
+
+def test_floats_are_as_good_as_exact_times():
+    """0.1 + 0.2 comes after 0.3; a rank that takes this for a difference starts the wrong action."""
+    chance = random.Random(7)
+    for _ in range(60):
+        timeline = draw(chance)
+        tenth = {name: getattr(timeline.costs, name) for name in ("forward", "input", "weight", "overlap")}
+        exact = {name: time and Fraction(time, 10) for name, time in tenth.items()}
+        rounded = {name: time and time / 10 for name, time in tenth.items()}
+        makespans = [
+            reorder(simulate(timeline.schedule, replace(timeline.costs, **costs))).makespan
+            for costs in (exact, rounded)
+        ]
+        assert makespans[1] == pytest.approx(float(makespans[0]))
+
+
+def test_messages_and_sharding_are_left_out():
+    plain = simulate(pp.schedule("zb-v", 3, 4))
+    lowered = simulate(pp.lower(plain.schedule, fsdp=True))
+    assert reorder(lowered) == reorder(plain)
+
+
+def test_64_ranks_and_256_microbatches_take_seconds():
+    timeline = simulate(pp.schedule("1f1b", 64, 256))
+    start = time.process_time()
+    assert reorder(timeline) is timeline
+    assert time.process_time() - start < 5  # about 0.5 on a machine that does nothing else
