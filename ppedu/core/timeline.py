@@ -13,7 +13,7 @@ from numbers import Rational
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.errors import require_rank
+from ppedu.core.errors import require_count, require_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +102,11 @@ class Timeline:
 
     @property
     def overhead(self) -> float:
-        """makespan / ideal - 1, where ideal is the busiest rank's busy time (arXiv 2104.04473, §2.2)."""
+        """How much longer the run takes than its ideal: makespan / ideal - 1; ideal is the busiest rank's busy time.
+
+        Where all ranks are equally busy it is idle time over busy time, which Megatron calls the bubble: (p-1)/m for
+        1F1B (arXiv 2104.04473, §2.2). Where they are not, it leaves out that the others wait for the busiest rank.
+        """
         ideal = max(self.busy)
         return float(ratio(self.makespan, ideal) - 1) if ideal else 0.0
 
@@ -202,16 +206,20 @@ class Timeline:
         return every
 
     def text(self, width: int = 128) -> str:
-        """The timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
+        """Return the timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
 
         Where there is room, each action carries its microbatch and a long one is drawn long; where there
         is not, letters stand for actions; where there is not even that, one letter stands for several.
         F0' is the forward of microbatch 0 in a rank's second chunk.
+
+        Raises:
+            SettingError: `width` is not a whole number of at least 1.
         """
+        width = require_count("width", width)
         ranks, makespan = self.schedule.ranks, self.makespan
         margin = len(f"rank {ranks - 1} ") + 2
-        durations = [span.end - span.start for row in self.rows for span in row if span.end > span.start]
-        unit = min(durations, default=1)
+        durations = (span.end - span.start for row in self.rows for span in row)
+        unit = min((each for each in durations if float(each) > 0), default=1)
         columns = 1 + self.schedule.chunks + len(str(self.schedule.microbatches - 1))
         chunk = self.schedule.placement.chunk
         if float(makespan / unit) * columns > width - margin:
@@ -221,7 +229,7 @@ class Timeline:
         def column(time: Any) -> int:
             return int(float((time - self.start) / unit) + 0.5)
 
-        lines = [self.summary() if self.source == "simulated" else f"{self.source} {self.summary()}"]
+        lines = [self.summary()]
         for rank, row in enumerate(self.rows):
             cells = [" "] * column(self.end)
             for action, start, end in row:
@@ -242,10 +250,14 @@ class Timeline:
         return (1000, "ms") if self.costs.unit == "s" and self.makespan < 1 else (1, self.costs.unit)
 
     def summary(self) -> str:
-        """One line: the schedule, its size, makespan, bubble and peak of activations."""
+        """Return one line: the schedule, its size, makespan, bubble and peak of activations.
+
+        Where the times were not simulated it starts with their source: "measured 1f1b, 4 ranks, …".
+        """
         schedule, peaks = self.schedule, self.peak_activations
+        source = "" if self.source == "simulated" else f"{self.source} "
         return (
-            f"{schedule.name}, {schedule.size}: "
+            f"{source}{schedule.name}, {schedule.size}: "
             f"makespan {show(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
             f"peak activations {show(max(peaks))}"
         )
@@ -301,7 +313,7 @@ class Timeline:
         return load(path)
 
     def __repr__(self) -> str:
-        return f"<{self.source} {self.summary()}>"
+        return f"<Timeline: {self.summary()}>"
 
     def __str__(self) -> str:
         return self.text()

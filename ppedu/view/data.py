@@ -77,7 +77,7 @@ def panel(
     return {
         "title": title or f"{schedule.name}, {schedule.size}",
         "source": timeline.source,
-        "summary": f"{timeline.source} {timeline.summary()}",
+        "summary": timeline.summary(),
         "unit": unit,
         "ranks": schedule.ranks,
         "stages": schedule.stages,

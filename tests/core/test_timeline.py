@@ -108,8 +108,15 @@ def test_a_summary_says_what_matters_in_one_line():
     line = "1f1b, 4 ranks, 8 microbatches: makespan 33, bubble 27.3%, peak activations 4"
     timeline = simulate(pp.schedule("1f1b", 4, 8))
     assert timeline.summary() == line
-    assert repr(timeline) == f"<simulated {line}>"
-    assert repr(moved(timeline, 1)) == f"<measured {line}>"
+    assert repr(timeline) == f"<Timeline: {line}>"
+
+
+@pytest.mark.parametrize("source", ["measured", "emulated"])
+def test_times_that_were_not_simulated_are_said_to_be_what_they_are(source):
+    simulated = simulate(pp.schedule("1f1b", 2, 3))
+    timeline = Timeline(simulated.schedule, simulated.rows, simulated.costs, source)
+    assert timeline.summary() == f"{source} {simulated.summary()}"
+    assert timeline.text() == f"{source} {simulated.text()}" and repr(timeline) == f"<Timeline: {timeline.summary()}>"
 
 
 @pytest.mark.parametrize(
