@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
@@ -197,8 +198,15 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
     return list(find_problems(schedule, known, replay(schedule, known, rendezvous)))
 
 
+MOST_PROBLEMS = 100_000  # nobody reads more, and millions would take minutes to write
+
+
 def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) -> Iterator[Problem]:
-    """The problems, those of single actions first. `check` is the way in."""
+    """Yield the problems, those of single actions first, up to MOST_PROBLEMS. Internal; call `check`."""
+    return islice(_problems(schedule, known, replayed), MOST_PROBLEMS)
+
+
+def _problems(schedule: Schedule, known: Collection[int], replayed: Replay) -> Iterator[Problem]:
     placement = schedule.placement
     placed: Placed = {}
     sent: Messages = {}

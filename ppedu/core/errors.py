@@ -86,8 +86,8 @@ def _whole(value: Any) -> int | None:
         return None
 
 
-# Neither a file, a terminal nor an SVG can hold them.
-UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# Characters that an SVG or a file cannot hold, or that a terminal obeys. Tabs and line breaks are harmless.
+UNWRITABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def require_name(what: str, name: Any) -> None:

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from itertools import accumulate, chain, combinations, pairwise
+from itertools import accumulate, chain, pairwise
 from numbers import Rational, Real
 
 from ppedu.core.errors import SettingError, require_count
 from ppedu.core.timeline import Number
 
+MOST_STAGES, MOST_WORK = 100_000, 2_000_000  # work: layers times stages; a few seconds at worst
+
 
 def evenly(layers: int, stages: int) -> list[range]:
-    """`layers` cut into `stages` consecutive pieces whose lengths differ by at most one, longer ones first.
+    """Cut `layers` into `stages` consecutive pieces whose lengths differ by at most one, longer ones first.
 
     Raises:
-        SettingError: there are more stages than layers.
+        SettingError: there are more stages than layers, or more than MOST_STAGES.
     """
-    require_count("layers", layers)
-    require_count("stages", stages)
+    layers, stages = require_count("layers", layers), require_count("stages", stages)
     if stages > layers:
         raise SettingError(
             f"{layers} layers cannot be cut into {stages} stages; take at most {layers} stages, or more layers"
         )
+    if stages > MOST_STAGES:
+        raise SettingError(f"stages must be at most {MOST_STAGES}; got {stages}")
     short, more = divmod(layers, stages)
     starts = [stage * short + min(stage, more) for stage in range(stages + 1)]
     return [range(first, last) for first, last in pairwise(starts)]
 
 
 def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Number = 0) -> list[range]:
-    """Layers with these costs cut into `stages` consecutive pieces, the heaviest of them as light as can be.
+    """Cut layers with these costs into `stages` consecutive pieces, the heaviest of them as light as possible.
 
     Among such cuts it is the most even one (the least sum of squares), and among these the one whose first
     piece is longest, then whose second, and so on. Layers of equal costs are cut as by `evenly`.
@@ -39,41 +43,84 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
     first, last: what the first and the last stage do besides, such as the embedding and the head.
 
     Raises:
-        SettingError: a cost is negative or not a number, or there are more stages than layers.
+        SettingError: a cost is negative or not a number, there are more stages than layers, or layers times stages
+            are more than MOST_WORK.
     """
     weights = _weights(costs, first, last)
     layers = len(weights)
-    evenly(layers, stages)  # refuses what does not fit
+    stages = len(evenly(layers, stages))  # refuses what does not fit
+    if layers * stages > MOST_WORK:
+        raise SettingError(f"layers times stages must be at most {MOST_WORK}; got {layers} layers and {stages} stages")
     before = [0, *accumulate(weights)]  # before[layer]: the weight of all layers before it
 
-    def enough(limit: int) -> bool:
-        """Whether pieces of at most `limit`, filled one after the other, hold all layers."""
-        end = 0
+    def farthest(limit: int) -> list[int]:
+        """The layers that 0, 1, … pieces of at most `limit` can hold, filled one after the other."""
+        ends = [0]
         for _ in range(stages):
-            end = bisect_right(before, before[end] + limit) - 1
-        return end == layers
+            ends.append(bisect_right(before, before[ends[-1]] + limit) - 1)
+        return ends
 
-    weighs = sorted({before[end] - before[begin] for begin, end in combinations(range(layers + 1), 2)})
-    limit = weighs[bisect_left(weighs, True, key=enough)]
+    limit = max(max(weights), -(-before[-1] // stages))
+    enough = limit + max(weights)  # pieces filled up to here weigh at least the mean, all but the last
+    while limit < enough:
+        middle = (limit + enough) // 2
+        if farthest(middle)[-1] == layers:
+            enough = middle
+        else:
+            limit = middle + 1
 
-    # From the last piece to the first: the least sum of squares if the layers from `begin` on are so many pieces.
+    # From the last piece to the first: `squares[begin]` is the least sum of squares of the pieces from `begin` on. A
+    # piece can begin only where the pieces before it can hold all layers before it.
     squares, ends = {layers: 0}, []
-    for _ in range(stages):
-        best: dict[int, tuple[int, int]] = {}
-        for begin in range(layers):
-            for end in range(begin + 1, layers + 1):
-                weight = before[end] - before[begin]
-                if weight > limit:
-                    break
-                if end in squares:
-                    choice = weight**2 + squares[end], -end
-                    best[begin] = min(best.get(begin, choice), choice)
-        squares = {begin: least for begin, (least, _) in best.items()}
-        ends.append({begin: -end for begin, (_, end) in best.items()})
+    for pieces, most in zip(reversed(range(stages)), reversed(farthest(limit)[:-1]), strict=True):
+        begins = range(min(most, max(squares) - 1), pieces - 1, -1)
+        best = _best_ends(begins, squares, before, limit)
+        squares = {begin: (before[end] - before[begin]) ** 2 + squares[end] for begin, end in best.items()}
+        ends.append(best)
     starts = [0]
     for end_of in reversed(ends):
         starts.append(end_of[starts[-1]])
     return [range(begin, end) for begin, end in pairwise(starts)]
+
+
+def _best_ends(begins: range, squares: dict[int, int], before: Sequence[int], limit: int) -> dict[int, int]:
+    """Return, for pieces that begin at each of `begins`, the end with the least sum of squares, the last of several.
+
+    `begins` fall; a piece weighs at most `limit`; `squares` holds the sums from each possible end on. As `begin`
+    falls, an end that was better than a later one remains so, because the square is convex. The queue holds the ends
+    that are or will be the best, the latest first; so each is added and removed once.
+    """
+
+    def turn(late: int, early: int) -> int:
+        """The largest weight before `begin` at which the end `early` is better than `late`."""
+        too_heavy = before[late] - limit - 1  # for a piece that ends at `late`
+        apart = before[late] - before[early]
+        more = before[late] ** 2 + squares[late] - before[early] ** 2 - squares[early]
+        if not apart:
+            return before[late] if more > 0 else too_heavy
+        return max(too_heavy, (more - 1) // (2 * apart))
+
+    best: dict[int, int] = {}
+    queue: deque[int] = deque()
+    turns: deque[int] = deque()  # between each two in the queue
+    upcoming = max(squares)
+    for begin in begins:
+        while upcoming > begin:
+            if upcoming in squares:
+                while turns and turns[-1] <= turn(queue[-1], upcoming):
+                    queue.pop()
+                    turns.pop()
+                if queue:
+                    turns.append(turn(queue[-1], upcoming))
+                queue.append(upcoming)
+            upcoming -= 1
+        while turns and before[begin] <= turns[0]:
+            queue.popleft()
+            turns.popleft()
+        if before[queue[0]] - before[begin] > limit:
+            break  # as are all earlier ones
+        best[begin] = queue[0]
+    return best
 
 
 def imbalance(costs: Sequence[Number], pieces: Sequence[range], first: Number = 0, last: Number = 0) -> float:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ppedu.core.actions import COMMUNICATION, Action, is_well_formed
 from ppedu.core.bulk import in_bulk
 from ppedu.core.check import Problem, Replay, find_problems, replay
 from ppedu.core.errors import (
+    UNWRITABLE,
     ParseError,
     PipelineError,
     ScheduleError,
@@ -104,7 +105,7 @@ class Schedule:
     @cached_property
     @in_bulk
     def problems(self) -> tuple[Problem, ...]:
-        """Everything that makes this schedule illegal; empty when it is legal."""
+        """Everything that makes this schedule illegal, up to 100,000 problems; empty when it is legal."""
         return tuple(find_problems(self, range(self.ranks), self.replay))
 
     def validate(self) -> None:
@@ -145,16 +146,27 @@ class Schedule:
 
         return table(self)
 
-    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The orders as CSV text, a line for each rank, as torch.distributed.pipelining reads them.
+    def to_csv(self, path: str | os.PathLike[str] | None = None, idle: bool = False) -> str:
+        """Return the orders as CSV text, a line for each rank, as torch.distributed.pipelining reads them.
 
-        With a `path`, the text is also written there.
+        path: the text is also written there.
+        idle: write the lockstep grid of `align`, in which a column is a step and a cell is empty where the rank is
+            idle. `from_csv` reads the same orders from either form.
 
         Raises:
+            SettingError: idle steps were asked for, and the schedule is lowered.
+            ScheduleError: idle steps were asked for, and the ranks would wait forever.
             PipelineError: the file cannot be written.
         """
+        rows: Iterable[Iterable[Action | None]] = self.orders
+        if idle:
+            from ppedu.core.lower import align
+
+            rows = align(self)
+            if self.replay.blocked:
+                self.validate()
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows(self.orders)
+        csv.writer(out, lineterminator="\n").writerows(rows)
         if path is not None:
             write_text(path, out.getvalue())
         return out.getvalue()
@@ -167,31 +179,39 @@ class Schedule:
         microbatches: int | None = None,
         name: str | None = None,
     ) -> Schedule:
-        """The schedule in a CSV file: a line for each rank, an action in each cell.
+        """Return the schedule in a CSV file: a line for each rank, an action in each cell.
 
-        In a file without communication an empty cell is an idle step and is dropped. The file does not say
-        how many microbatches were meant: the largest number found decides, and `microbatches` checks it.
+        In a file without communication an empty cell is an idle step. It is dropped, as orders have no times:
+        `to_csv(idle=True)` and `align` compute where the ranks are idle. The file does not say how many
+        microbatches were meant: the largest number found decides, and `microbatches` checks it.
 
         Raises:
             ParseError: a cell is not an action, or the file does not fit the placement or `microbatches`.
+            SettingError: there is no such placement, or the name or `microbatches` cannot be one.
             PipelineError: the file cannot be read.
         """
+        if not isinstance(placement, str | Placement):
+            raise SettingError(f"a placement is a name, such as 'loop' or 'v', or a Placement; got {placement!r}")
         where = named(path)
         try:
-            rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8"), newline="")))
+            rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8-sig"), newline="")))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
         while rows and not rows[-1]:
             del rows[-1]  # blank lines at the end
-        orders = tuple(tuple(_cells(row, line, where)) for line, row in enumerate(rows, 1))
-        singles = [single for order in orders for action in order for single in action.singles]
+        parse = cache(Action.parse)
+        orders = tuple(tuple(_cells(row, line, where, parse)) for line, row in enumerate(rows, 1))
+        number = sum(map(len, orders))
+        singles = {single for action in set().union(*orders) for single in action.singles}
         if not singles:
             raise ParseError(f"{str(where)!r} holds no actions")
         stages = 1 + max(single.stage for single in singles)
         found = 1 + max(single.microbatch for single in singles)
-        if 2 * stages * found > 1000 + 100 * len(singles):  # a typo, which would take for ever to list what is missing
+        if not 2 * stages * found - 1000 <= 100 * number <= 100_000 * (1 + stages * found):
+            # A typo, or another file: most of it is missing, or there many times, and would take minutes to list.
             raise ParseError(
-                f"{str(where)!r} names {stages} stages and {found} microbatches, but has only {len(singles)} actions"
+                f"{str(where)!r} names {several(stages, 'stage')} and {several(found, 'microbatch')}, "
+                f"but has {several(number, 'action')}"
             )
         if isinstance(placement, str) and stages % len(orders):
             raise ParseError(
@@ -207,7 +227,7 @@ class Schedule:
             raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
         if isinstance(placement, str):
             placement = Placement.make(placement, len(orders), stages // len(orders), found)
-        return cls(name or where.stem, placement, found, orders)
+        return cls(UNWRITABLE.sub("�", where.stem) if name is None else name, placement, found, orders)
 
 
 def _entries(rule: str, values: Any) -> tuple[Any, ...]:
@@ -231,12 +251,12 @@ def _order(rank: int, actions: Any) -> tuple[Action, ...]:
     return tuple(well_formed)
 
 
-def _cells(row: list[str], line: int, path: Path) -> Iterable[Action]:
+def _cells(row: list[str], line: int, path: Path, parse: Callable[[str], Action]) -> Iterable[Action]:
     actions = []
     for column, cell in enumerate(row, 1):
-        if cell.strip():
+        if cell and not cell.isspace():
             try:
-                actions.append(Action.parse(cell))
+                actions.append(parse(cell))
             except ParseError as error:
                 raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
     if len(actions) < len(row) and any(a.op in COMMUNICATION for a in actions):
@@ -281,11 +301,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
-    """Return if a file can be written at `path`, as far as can be told without writing it.
-
-    Raises:
-        PipelineError: it cannot.
-    """
+    """Raise PipelineError if a file cannot be written at `path`, as far as is known without writing it."""
     where = named(path)
     try:
         if where.is_dir():

@@ -125,6 +125,19 @@ def test_torch_reads_validates_and_steps_through_every_schedule_of_the_zoo(name,
     assert compute == {rank: [str(action) for action in order] for rank, order in enumerate(schedule.orders)}
 
 
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
+@pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 3), (4, 8), (8, 20)])
+def test_idle_steps_are_those_that_torch_adds(name, ranks, microbatches):
+    """torch adds them for its zero-bubble schedule; of split backwards it knows other rules, so these have none."""
+    schedule = pp.schedule(name, ranks, microbatches)
+    bare = SimpleNamespace(pipeline_order=read(schedule.to_csv()), pp_group_size=ranks)
+    theirs = schedules.ScheduleInterleavedZeroBubble._add_bubbles_to_actions(bare, schedule.stages)
+    ours = read(schedule.to_csv(idle=True))
+    steps = max(map(len, theirs.values()))
+    assert ours == {rank: order + [None] * (steps - len(order)) for rank, order in theirs.items()}
+    schedules._validate_schedule(ours, ranks, schedule.stages, microbatches)
+
+
 # --- torch's schedules here -------------------------------------------------------------------------------------
 
 LOOPED = [

@@ -4,7 +4,7 @@ from fractions import Fraction
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import often
 
@@ -69,6 +69,49 @@ def test_of_all_cuts_it_is_the_one_that_the_rule_names(costs, data, first, last)
     assert by_cost(costs, stages, first, last) == best
     mean = sum(weights(best, costs, first, last)) / stages
     assert imbalance(costs, best, first, last) == (float(order(best)[0] / mean - 1) if mean else 0)
+
+
+def cut(weights, stages, cost):
+    """The least cost of cutting into so many pieces, and the ends of the pieces, the first ones as late as possible."""
+    layers = len(weights)
+    least = {layers: (0, ())}
+    for _ in range(stages):
+        choices = {
+            begin: [
+                (cost(sum(weights[begin:end]), least[end][0]), [-each for each in (end, *least[end][1])])
+                for end in range(begin + 1, layers + 1)
+                if end in least
+            ]
+            for begin in range(layers)
+        }
+        best = {begin: min(ways) for begin, ways in choices.items() if ways}
+        least = {begin: (total, tuple(-each for each in ends)) for begin, (total, ends) in best.items()}
+    return least[0]
+
+
+few, wide = st.sampled_from([0, 1, 1, 2, 40]), st.integers(0, 60)
+
+
+@given(st.one_of(*[st.lists(each, min_size=8, max_size=20) for each in (few, wide)]), st.integers(1, 8))
+@example([5, 4, 3, 1, 17, 8, 10, 0, 0, 49, 31, 8, 6, 3], 4)  # an end that is better, were its piece not too heavy
+@often(60)
+def test_of_more_layers_too_by_trying_every_end_of_every_piece(costs, stages):
+    limit, _ = cut(costs, stages, max)
+    _, ends = cut(costs, stages, lambda weight, rest: weight**2 + rest if weight <= limit else float("inf"))
+    assert [piece.stop for piece in by_cost(costs, stages)] == list(ends)
+
+
+@pytest.mark.timeout(20)  # the time of a slow machine; trying every end takes minutes
+@pytest.mark.parametrize("layers, stages, last", [(20_000, 64, 0), (20_000, 8, 10_000), (2_000, 1_000, 0.5)])
+def test_many_layers_are_cut_soon(layers, stages, last):
+    pieces = by_cost([1] * layers, stages, last=last)
+    assert len(pieces) == stages and sum(map(len, pieces)) == layers
+
+
+@pytest.mark.parametrize("make", [lambda: evenly(10**9, 10**9), lambda: by_cost([1] * 10**4, 10**3)])
+def test_far_too_many_stages_are_refused(make):
+    with pytest.raises(SettingError, match="must be at most"):
+        make()
 
 
 @given(st.integers(1, 12).flatmap(lambda stages: st.tuples(st.integers(stages, 60), st.just(stages))))

@@ -116,7 +116,7 @@ def test_orders_are_sequences_of_actions(orders):
         Schedule("x", Placement.make("loop", 1), 1, orders)
 
 
-@pytest.mark.parametrize("name", [None, 3, b"x", "a\x00b", "a\nb", "\x1b[1m", "\ud800", "\x85", "\uffff"], ids=repr)
+@pytest.mark.parametrize("name", [None, 3, b"x", "a\x00b", "a\rb", "\x1b[1m", "\ud800", "\x85", "\uffff"], ids=repr)
 def test_a_name_is_text_that_can_be_written(name):
     with pytest.raises(SettingError, match="name must be text without control characters; got "):
         Schedule(name, Placement.make("loop", 1), 1, [[]])
@@ -197,6 +197,37 @@ def test_empty_cells_are_idle_steps_and_are_dropped(tmp_path_factory, schedule, 
     path = tmp_path_factory.mktemp("csv") / "idle.csv"
     path.write_text("\n".join(lines))
     assert Schedule.from_csv(path).orders == schedule.orders
+
+
+@given(legal_schedules(pairs=0.3))
+@often(40)
+def test_idle_steps_are_written_where_asked_for(tmp_path_factory, schedule):
+    """The cells of each line are the rank's actions and empty ones, and each action stands in its step of the grid."""
+    path = tmp_path_factory.mktemp("csv") / f"{schedule.name}.csv"
+    lines = [line.split(",") for line in schedule.to_csv(path, idle=True).splitlines()]
+    assert lines == [[str(action or "") for action in row] for row in pp.align(schedule)]
+    assert Schedule.from_csv(path) == schedule
+    assert schedule.to_csv() == schedule.to_csv(idle=False) and ",," not in schedule.to_csv()
+
+
+def test_idle_steps_are_not_those_of_messages_nor_of_ranks_that_are_stuck():
+    with pytest.raises(SettingError, match="is lowered already"):
+        pp.lower(TWO).to_csv(idle=True)
+    with pytest.raises(ScheduleError, match="only comes at position 1"):
+        dataclasses.replace(TWO, orders=(TWO.orders[0], TWO.orders[1][::-1])).to_csv(idle=True)
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_cell(tmp_path):
+    """As spreadsheets write it; they also fill lines up with empty cells."""
+    (tmp_path / "two.csv").write_bytes(b"\xef\xbb\xbf0F0,,,0B0\r\n,1F0,1B0,\r\n")
+    assert Schedule.from_csv(tmp_path / "two.csv") == TWO
+
+
+def test_a_file_whose_name_cannot_be_written_is_read(tmp_path):
+    path = tmp_path / "bold\x1b.csv"
+    TWO.to_csv(path)
+    assert Schedule.from_csv(path).name == "bold�"
+    assert Schedule.from_csv(path, name="") == dataclasses.replace(TWO, name="")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", ""])
