@@ -5,12 +5,14 @@ When nobody can go on, that is known, and who waits for whom with it.
 
 from __future__ import annotations
 
+import ctypes
 import linecache
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from numbers import Real
 from threading import Semaphore, Thread
+from types import FrameType
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, B, F
@@ -22,6 +24,8 @@ ONE_WAY = {"recv_forward": -1, "send_forward": +1, "recv_backward": +1, "send_ba
 BOTH_WAYS = {"send_fwd_recv_bwd": +1, "send_bwd_recv_fwd": -1}
 FIT = {"send", "receive"}, {"swap"}  # the two sides of a message
 MOST_CALLS = 10_000  # of a rank's methods; a loop that makes more does not end
+MOST_SECONDS = 10.0  # between two of them; nor does one that takes longer
+MOST_ATTEMPTS = 100  # to end a rank by an exception, as its program may catch one; each takes 10 ms
 
 
 class Wait(NamedTuple):
@@ -60,8 +64,15 @@ class Call(NamedTuple):
     source: str
 
 
-class Stopped(BaseException):
-    """Ends a rank that would wait for ever."""
+class Stopped(SystemExit):
+    """Ends a rank's thread; of all exceptions, this is the one that a thread may end with without a word."""
+
+
+class Parked(Stopped):
+    """Parks a thread whose program catches every exception: the thread itself makes the exception, and waits here."""
+
+    def __init__(self) -> None:
+        Semaphore(0).acquire()
 
 
 class Rank:
@@ -132,18 +143,32 @@ class Rank:
         return self._losses[self.steps - 1] if self.rank == self.ranks - 1 else 0
 
     def go_on(self) -> None:
-        """Let it run until it waits or ends."""
+        """Let it run until it waits or ends.
+
+        Raises:
+            SettingError: it does neither.
+        """
         if self._thread.ident is None:
             self._thread.start()
         else:
             self._turn.release()
-        self._back.acquire()
+        if not self._back.acquire(timeout=MOST_SECONDS):
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            at = "at line {}, {}".format(*_place(frame)) if frame else "on"
+            raise SettingError(f"rank {self.rank} goes on and on {at}; does your loop end?")
 
     def stop(self) -> None:
-        """End it, if it waits."""
+        """End it, whether it waits or runs."""
         self._stopped = True
         if self.call:
-            self.go_on()
+            self._turn.release()
+            self._thread.join(1)
+        for kind in [Stopped] * MOST_ATTEMPTS + [Parked]:
+            if not self._thread.is_alive():
+                return
+            ident = ctypes.c_ulong(self._thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(kind))
+            self._thread.join(0.01)
 
     def _live(self, program: Callable[[Rank], Any]) -> None:
         try:
@@ -173,6 +198,8 @@ class Rank:
         return f"{nothing}what its {way} gives, {made}, goes on"
 
     def _wait(self, doing: str, kind: str, peer: int | None, value: Any = None) -> Any:
+        if self._stopped:
+            raise Stopped
         self._count()
         self.call = Call(doing, kind, peer, value, *_line())
         self._back.release()
@@ -204,7 +231,11 @@ def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float]
     """Run `program(me)` on so many ranks of this process, until all have ended or nobody can go on.
 
     losses: what the last rank's `me.step()` gives, one after the other.
-    An error of the program is raised here.
+
+    An error of the program is raised here. However this ends, no rank runs on.
+
+    Raises:
+        SettingError: a rank's loop does not end; it has run for 10 seconds, or made 10,000 calls.
     """
     every = [Rank(program, rank, ranks, losses) for rank in range(ranks)]
     awake = deque(every)
@@ -256,10 +287,15 @@ def _awaited(call: Call, every: Sequence[Rank]) -> tuple[int, ...]:
 
 def _line() -> tuple[int, str]:
     """The program's line that has called a rank's method: its number, and what it says."""
-    frame = sys._getframe(1)
+    return _place(sys._getframe(1))
+
+
+def _place(frame: FrameType) -> tuple[int, str]:
+    """The innermost line that is not of this file: its number, and what it says."""
     while frame.f_code.co_filename == __file__ and frame.f_back:
         frame = frame.f_back
-    return frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).partition("  #")[0].strip()
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return frame.f_lineno, line.partition("  #")[0].strip()
 
 
 def _at() -> str:
