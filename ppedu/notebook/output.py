@@ -10,7 +10,8 @@ from typing import Protocol
 
 from ppedu.notebook.exchange import FIGURE, LIVE
 
-MOST_LINES = 1000  # of a rank that are shown; more are kept in a file
+MOST_LINES = 1000  # of a rank that are shown
+MOST_SHOWN = 1 << 20  # bytes of a rank that are shown; more is kept in a file
 MOST_BYTES = 50 << 20  # of that file
 LONGEST = 1 << 16  # characters of a line
 MOST_OFTEN = 0.1  # seconds between two states of a progress bar
@@ -44,7 +45,9 @@ class Output:
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(ranks)]
         self._rests = [""] * ranks  # of lines that have not ended
         self._waiting: list[list[str]] = [[] for _ in range(ranks)]  # lines of ranks whose turn has not come
-        self._count = [0] * ranks  # of lines
+        self._lines = [0] * ranks  # how many there have been
+        self._bytes = [0] * ranks  # in these lines
+        self._cut: set[int] = set()  # the ranks whose output goes to the file
         self._turns = set(range(ranks) if live else range(1))  # the ranks that are shown now
         self._ended: set[int] = set()
         self._bar: int | None = None  # the rank whose bar is on the screen
@@ -103,16 +106,19 @@ class Output:
 
     def _kept(self, rank: int, line: str) -> str | None:
         """The line, if it is to be shown; what is too much goes to a file."""
-        self._count[rank] += 1
-        if self._count[rank] <= MOST_LINES or PICTURE.fullmatch(line.rstrip()):
+        self._lines[rank] += 1
+        self._bytes[rank] += len(line.encode())
+        within = self._lines[rank] <= MOST_LINES and self._bytes[rank] <= MOST_SHOWN
+        if within or PICTURE.fullmatch(line.rstrip()):
             return _last(line.rstrip())
         file = self._folder / "output.txt"
         file.touch(mode=0o600)
         with file.open("a", encoding="utf-8") as out:
             if out.tell() < MOST_BYTES:
                 out.write(f"[{rank}] {line}\n")
-        if self._count[rank] > MOST_LINES + 1:
+        if rank in self._cut:
             return None
+        self._cut.add(rank)
         return f"… goes on in {file}, which is there until the next cell runs"
 
 

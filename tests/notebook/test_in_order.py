@@ -1,24 +1,27 @@
 """What a cell shows of its ranks' output, however it comes in pieces."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppedu.notebook import output
 from ppedu.notebook.output import Output
 
 
-def shown(ranks, pieces, close=True):
+def shown(ranks, pieces, close=True, folder=Path()):
     """What is shown once these (rank, piece) have come in."""
     texts = []
     screen = SimpleNamespace(text=texts.append, bar=lambda line, done: texts.extend([f"{line}\n"] * done))
-    output = Output(ranks, screen, Path())
+    shows = Output(ranks, screen, folder)
     for rank, piece in pieces:
-        output.write(rank, piece)
+        shows.write(rank, piece)
     if close:
-        output.close()
+        shows.close()
     return "".join(texts)
 
 
@@ -70,6 +73,25 @@ def test_of_a_line_that_was_written_over_the_last_state_is_shown(written, seen):
 
 def test_bytes_that_are_no_text_are_marked():
     assert shown(1, [(0, b"a\xffb\n"), (0, "ž".encode()[:1]), (0, b"")]) == "[0] a\ufffdb\n[0] \ufffd\n"
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 40)), max_size=30), st.integers(1, 9), st.integers(0, 200))
+def test_what_is_not_shown_is_in_the_file(written, most_lines, most_bytes):
+    with TemporaryDirectory() as folder, patch.multiple(output, MOST_LINES=most_lines, MOST_SHOWN=most_bytes):
+        lines = [(rank, f"{number:02} {'é' * length}") for number, (rank, length) in enumerate(written)]
+        pieces = [(rank, f"{line}\n".encode()) for rank, line in lines]
+        text = shown(2, [*pieces, (0, b""), (1, b"")], folder=Path(folder)).splitlines()
+        kept = Path(folder, "output.txt")
+        more = kept.read_text().splitlines() if kept.exists() else []
+    for rank in range(2):
+        own = [line for line in text if line.startswith(f"[{rank}]") and "goes on in" not in line]
+        rest = [line for line in more if line.startswith(f"[{rank}]")]
+        assert [f"[{rank}] {line}".rstrip() for of, line in lines if of == rank] == [
+            *own,
+            *(line.rstrip() for line in rest),
+        ]
+        assert len(own) <= most_lines and len("".join(line[4:] for line in own).encode()) <= most_bytes
+        assert sum(f"[{rank}] … goes on in" in line for line in text) == bool(rest)
 
 
 LINE = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=5).map(str.rstrip)
