@@ -17,11 +17,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from ppedu.notebook.exchange import write_private
-from ppedu.notebook.rank import redirect, work
+from ppedu.notebook.rank import read_job, redirect, work
 from ppedu.notebook.zygote import PACKET, adopt, kill_children, receive, send, signal_all
 
 MOST_LINES = 12  # of what torchrun itself has to say
@@ -35,23 +36,26 @@ def serve(descriptor: int) -> NoReturn:
     send(control, ready=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     folder = ""
-    request, pipes = receive(control)
+    request, descriptors = receive(control)
     while request:
-        if "run" in request:  # else the ranks it is meant for have ended
+        folder = request.get("folder", folder)
+        if "run" in request:  # a signal is meant for ranks that have ended
             folder = request["run"]
-            os.close(pipes[0])  # torchrun keeps the store
-            if not _run(control, Path(folder), pipes[1:]):
+            door, job, *pipes = descriptors
+            os.close(door)  # torchrun keeps the store
+            if not _run(control, Path(folder), job, pipes):
                 break
-        request, pipes = receive(control)
+        request, descriptors = receive(control)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
-def _run(control: socket.socket, folder: Path, pipes: list[int]) -> bool:
+def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) -> bool:
     """One program on the ranks of this machine, from the first to the last; False if `control` has been closed."""
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    job = read_job(job_file)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(str(folder / "door"))
+    with _in_short(folder) as path:
+        door.bind(f"{path}/door")
     door.listen()
     command = [sys.executable, "-m", "torch.distributed.run", *job["flags"], f"--log-dir={folder / 'logs'}"]
     with (folder / "torchrun.log").open("wb") as log:
@@ -94,7 +98,7 @@ def _run(control: socket.socket, folder: Path, pipes: list[int]) -> bool:
                     local = hello["local"]
                     processes[local], connections[local] = hello["process"], connection
                     with contextlib.suppress(OSError):  # it may be gone again
-                        socket.send_fds(connection, [b"!"], [pipes[local]])
+                        socket.send_fds(connection, [b"!"], [pipes[local], job_file])
                     selector.register(connection, selectors.EVENT_READ, local)
                     send(control, rank=local, process=hello["process"])
                 elif key.data is not None:
@@ -120,11 +124,21 @@ def _run(control: socket.socket, folder: Path, pipes: list[int]) -> bool:
     untold.sort(key=lambda local: ended[local] == -signal.SIGTERM)  # what torchrun itself ended is not the cause
     for local in untold:
         send(control, rank=local, status=ended[local])
-    for descriptor in (watch, *pipes):
+    for descriptor in (watch, job_file, *pipes):
         os.close(descriptor)
     for each in (door, *connections.values()):
         each.close()
     return True
+
+
+@contextlib.contextmanager
+def _in_short(folder: Path) -> Iterator[str]:
+    """Another path of the folder: a socket's may have 107 characters, and that of temporary files can be longer."""
+    descriptor = os.open(folder, os.O_PATH)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def main() -> NoReturn:
@@ -132,10 +146,11 @@ def main() -> NoReturn:
     folder = Path(sys.argv[1])
     local = int(os.environ["LOCAL_RANK"])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(str(folder / "door"))
+    with _in_short(folder) as path:
+        connection.connect(f"{path}/door")
     send(connection, local=local, process=os.getpid())
-    _, (output, *_), _, _ = socket.recv_fds(connection, PACKET, 1)
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    _, (output, job_file), _, _ = socket.recv_fds(connection, PACKET, 2)
+    job = read_job(job_file)
     sys.path[0] = job["folder"]
     status = 1
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import keyword
 import math
 import os
 import pickle
@@ -14,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.errors import PipelineError, SettingError, require_count
 from ppedu.core.timeline import Timeline
 from ppedu.view.trace import trace
 
 FOLDER = "PPEDU_RUN"  # the environment variable that tells a rank its run's folder
 FIGURE = "\x1b_ppedu:{}\x1b\\"  # stands, on a line of its own, for a picture in the run's folder
+INPUTS = "inputs"  # the file in the run's folder that holds the variables of `--in`
 LIVE = FIGURE.format("live") + "\n"  # and this, wherever it stands, for a new state of a training that is watched
 
 WATCHED = ("timeline.json", "losses.json")  # of a training that is watched: its last step, and the losses of all
@@ -58,18 +61,26 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
     Every rank may call it; what rank 0 says is shown. In a program that no cell has started, it does nothing.
 
     Raises:
-        SettingError: there is no loss yet.
+        SettingError: there is no loss yet, or these are not numbers, a timeline and a number of steps.
     """
     global _told
-    if not losses:
+    if not isinstance(timeline, Timeline):
+        raise SettingError(f"show_live takes a step's timeline, such as pipeline.timeline; got {timeline!r}")
+    require_count("the number of steps", steps)
+    try:
+        numbers = [float(loss) for loss in losses]
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several elements
+        raise SettingError(f"show_live takes a list of losses, one number for each step; got {losses!r}") from None
+    if not numbers:
         raise SettingError("show_live takes the losses of all steps so far; call it after the first step")
     if os.environ.get("LOCAL_RANK") != "0" or FOLDER not in os.environ:
         return
-    if len(losses) < steps and time.monotonic() < _told + MOST_OFTEN:
+    if len(numbers) < steps and time.monotonic() < _told + MOST_OFTEN:
         return
     _told = time.monotonic()
     folder = Path(os.environ[FOLDER])
-    state = json.dumps({"losses": [float(loss) if math.isfinite(loss) else None for loss in losses], "steps": steps})
+    finite = [number if math.isfinite(number) else None for number in numbers]
+    state = json.dumps({"losses": finite, "steps": int(steps)})
     for name, text in zip(WATCHED, (trace(timeline), state), strict=True):
         part = folder / f"{name}.part"
         write_private(part, text.encode())
@@ -95,21 +106,76 @@ def given_back(folder: Path, ranks: int) -> list[Any] | None:
     return found
 
 
-def inputs(names: str, values: Mapping[str, Any], file: Path, reads: str) -> str:
-    """Write the notebook's variables `names`, separated by commas, to a file; returns the line that loads them.
+def require_name(option: str, name: str) -> None:
+    """Raise SettingError unless `name` can be a variable of the notebook's own."""
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+        raise SettingError(
+            f"{option}: {name!r} cannot name a variable; use letters, digits and underscores, as in results_2"
+        )
 
-    reads: what that line calls the file.
+
+def input_names(text: str) -> list[str]:
+    """Return the names in `text`, the value of `--in`, in order and each once.
+
+    Raises:
+        SettingError: one of them cannot name a variable.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        require_name(f"--in {text}", name)
+    return list(dict.fromkeys(names))
+
+
+def packed_inputs(names: Sequence[str], values: Mapping[str, Any]) -> bytes:
+    """Return the notebook's variables `names` as a pickled dict, for the file `INPUTS` in the run's folder.
 
     Raises:
         SettingError: there is no such variable, or it cannot be taken apart.
     """
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    for name in wanted:
-        if not name.isidentifier() or name not in values:
-            raise SettingError(f"--in {names}: there is no variable {name!r} in the notebook")
-    packs = packed(tuple(values[name] for name in wanted), f"--in {names}", "the notebook")
-    write_private(file, packs)
-    return f"import pathlib, pickle; {', '.join(wanted)}, = pickle.loads(pathlib.Path({reads!r}).read_bytes())"
+    option = f"--in {','.join(names)}"
+    for name in names:
+        if name not in values:
+            raise SettingError(f"{option}: there is no variable {name!r} in the notebook")
+    return packed({name: values[name] for name in names}, option, "the notebook")
+
+
+def read_inputs(folder: Path) -> dict[str, Any]:
+    """Return the variables that the notebook has given to its ranks.
+
+    Raises:
+        PipelineError: they cannot be put together here.
+    """
+    file = folder / INPUTS
+    try:
+        values: dict[str, Any] = pickle.loads(file.read_bytes()) if file.exists() else {}
+    except Exception as error:
+        raise PipelineError(f"a rank cannot read what --in gives it: {type(error).__name__}: {error}") from None
+    return values
+
+
+def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
+    """Return the cell's source with a line that loads its inputs, the pickled dict in `file`.
+
+    The line comes first, but for what Python wants at the very beginning: a docstring and `from __future__ import …`.
+    """
+    load = f"import pathlib, pickle; {', '.join(names)}, = pickle.loads(pathlib.Path({file!r}).read_bytes()).values()"
+    program, last = ast.parse(cell), None
+    for each in program.body:
+        is_docstring = each is program.body[0] and ast.get_docstring(program) is not None
+        if not is_docstring and not (isinstance(each, ast.ImportFrom) and each.module == "__future__"):
+            break
+        last = each
+    if last is None:
+        return f"{load}\n{cell}"
+    assert last.end_lineno is not None
+    lines = cell.split("\n")
+    line = lines[last.end_lineno - 1].encode()  # as columns are counted in bytes
+    before, after = line[: last.end_col_offset].decode(), line[last.end_col_offset :].decode()
+    if after.strip().startswith(";"):  # another statement is on this line
+        lines[last.end_lineno - 1] = f"{before}; {load}{after}"
+    else:
+        lines.insert(last.end_lineno, load)
+    return "\n".join(lines)
 
 
 def packed(value: Any, what: str, where: str) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from IPython.display import DisplayHandle
 
+from ppedu.core.errors import PipelineError, require_count
 from ppedu.notebook.exchange import WATCHED
 from ppedu.view.data import Data
 from ppedu.view.shown import Panel, Shown
@@ -25,9 +26,20 @@ class LiveRun(Shown):
         self.update()
 
     def update(self) -> None:
-        """Show what rank 0 has said last."""
-        self.timeline = load(self._folder / WATCHED[0])
-        self._state = json.loads((self._folder / WATCHED[1]).read_text())
+        """Show what rank 0 has said last.
+
+        Raises:
+            PipelineError: it cannot be read, because the program of rank 0 has written something else there.
+        """
+        try:
+            timeline = load(self._folder / WATCHED[0])
+            state = json.loads((self._folder / WATCHED[1]).read_bytes())
+            losses = [None if loss is None else float(loss) for loss in state["losses"]]
+            steps = require_count("the number of steps", state["steps"])
+            require_count("the number of losses", len(losses))
+        except (PipelineError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise PipelineError(f"rank 0's training cannot be shown: {' and '.join(WATCHED)} are damaged") from error
+        self.timeline, self._losses, self._steps = timeline, losses, steps
         if self._handle is None:
             self._handle = DisplayHandle()
             self._handle.display(self)
@@ -43,9 +55,8 @@ class LiveRun(Shown):
         return [(self.timeline, {})]
 
     def state(self) -> Data:
-        return {**super().state(), **self._state}
+        return {**super().state(), "losses": self._losses, "steps": self._steps}
 
     def text(self) -> str:
-        losses: list[float | None] = self._state["losses"]
-        last = "not a number" if losses[-1] is None else f"{losses[-1]:.3f}"
-        return f"step {len(losses)} of {self._state['steps']}, loss {last}\n{self.timeline.text()}"
+        last = "not a number" if self._losses[-1] is None else f"{self._losses[-1]:.3f}"
+        return f"step {len(self._losses)} of {self._steps}, loss {last}\n{self.timeline.text()}"

@@ -14,16 +14,38 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.notebook.exchange import FOLDER, WATCHED, given_back, inputs, new_folder, write_private
+from ppedu.notebook.exchange import (
+    FOLDER,
+    INPUTS,
+    WATCHED,
+    given_back,
+    input_names,
+    new_folder,
+    packed_inputs,
+    require_name,
+    with_inputs,
+    write_private,
+)
 from ppedu.notebook.live import LiveRun
 from ppedu.notebook.output import Output
-from ppedu.notebook.pool import LAUNCHERS, RankPool, memory
+from ppedu.notebook.pool import LAUNCHERS, RankPool, memory, require_run
 
+MOST_CHARACTERS = 100_000  # of an error that are shown
 SAVED = "# Saved from a notebook by ppedu."  # the first line of a saved script
 
 
 class CellError(PipelineError):
-    """What went wrong with a `%%torchrun` cell. It is shown as it is, without the way it took through here."""
+    """What went wrong with a `%%torchrun` cell. It is shown as it is, without the way it took through here.
+
+    Jupyter shows nothing of an error whose text is not valid Unicode, and all of one that is endless.
+    """
+
+    def __init__(self, text: str):
+        text = text.encode("utf-8", "backslashreplace").decode()
+        if left := max(0, len(text) - MOST_CHARACTERS):
+            half = MOST_CHARACTERS // 2
+            text = f"{text[:half]}\n… {left} characters are left out here …\n{text[-half:]}"
+        super().__init__(text)
 
     def _render_traceback_(self) -> list[str]:
         return str(self).splitlines()
@@ -44,7 +66,7 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("-n", "--nproc-per-node", "--nproc_per_node", type=int, default=1, metavar="RANKS", help="how many ranks")
-    add("--in", dest="inputs", default="", metavar="A,B", help="variables of the notebook that the ranks get")
+    add("--in", dest="inputs", metavar="A,B", help="variables of the notebook that the ranks get")
     add("--out", default="results", metavar="NAME", help="the variable for what ranks give back (default: results)")
     add("--save", metavar="FILE.py", help="write a script, too, that torchrun can run elsewhere")
     add("--live", action="store_true", help="show output as it comes, not rank after rank")
@@ -125,7 +147,7 @@ class TorchrunMagic(Magics):
                 return
             if flags and options.launcher != "torchrun":
                 _parser().error(f"unrecognized arguments: {' '.join(flags)} (torchrun's own need --launcher torchrun)")
-            self._run(options, flags, f"%%torchrun {line}".strip(), cell)
+            self._run(options, flags, line, cell)
         except SyntaxError as error:
             self._refuse(error, cell or "")
         except KeyboardInterrupt as interrupt:
@@ -151,27 +173,31 @@ class TorchrunMagic(Magics):
             if pool.server:
                 print(f"{pool.launcher}, which starts them: process {pool.server}, {_told(pool.server)}")
 
-    def _run(self, options: argparse.Namespace, flags: list[str], first: str, cell: str) -> None:
+    def _run(self, options: argparse.Namespace, flags: list[str], line: str, cell: str) -> None:
+        ranks, pool = options.nproc_per_node, self.pools[options.launcher.replace("auto", "zygote")]
+        require_run(ranks, options.timeout)
+        require_name("--out", options.out)
+        # The cell's lines keep their numbers: its first one, which is not Python, gives way to a comment. As it names
+        # the encoding, Python does not look for one in the cell's own first line.
+        program = f"# -*- coding: utf-8 -*- %%torchrun {line}\n{cell}"
+        compile(program, "cell", "exec", dont_inherit=True)
+        names = [] if options.inputs is None else input_names(options.inputs)
+        values = packed_inputs(names, self._shell.user_ns)
+        if options.save is not None:
+            self._save(options, cell, names, values)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
         folder, screen = new_folder(), _Screen(self._shell)
         self._folder = folder
         try:
-            folder.mkdir(mode=0o700)
-            # The cell's lines keep their numbers: its first one, which is not Python, gives way to a line that is.
-            if options.inputs:
-                first = inputs(options.inputs, self._shell.user_ns, folder / "inputs", str(folder / "inputs"))
-            program = f"# {first}\n{cell}" if not options.inputs else f"{first}\n{cell}"
-            compile(program, "cell", "exec")
-            if options.save:
-                self._save(options, Path(options.save), cell)
+            pool.make(folder)
             file = folder / "cell.py"
             write_private(file, program.encode())
-            ranks = options.nproc_per_node
-            output = Output(max(1, ranks), screen, folder, options.live)
+            write_private(folder / INPUTS, values)
+            output = Output(ranks, screen, folder, options.live)
             environment = {FOLDER: str(folder), "MPLBACKEND": "module://ppedu.notebook.figures"}
             try:
-                self.pools[options.launcher.replace("auto", "zygote")].run(
+                pool.run(
                     str(file),
                     ranks,
                     timeout=options.timeout,
@@ -197,17 +223,19 @@ class TorchrunMagic(Magics):
         if (results := given_back(folder, options.nproc_per_node)) is not None:
             self._shell.user_ns[options.out] = results
 
-    def _save(self, options: argparse.Namespace, script: Path, cell: str) -> None:
-        """Write a script that runs without this package's magics, where the notebook's values lie beside it."""
+    def _save(self, options: argparse.Namespace, cell: str, names: list[str], values: bytes) -> None:
+        """Write a script that runs without this package's magics, and beside it the values of the notebook."""
+        script = Path(options.save)
         if script.suffix != ".py":
-            raise SettingError(f"--save wants a name that ends in .py; got {script}")
-        if script.exists() and not script.read_text(encoding="utf-8").startswith(SAVED):
+            raise SettingError(f"--save wants a name that ends in .py; got {options.save!r}")
+        if script.exists() and not script.read_bytes().startswith(SAVED.encode()):
             raise SettingError(f"{script} is there already and was not saved from a notebook; choose another name")
-        lines = [SAVED, f"# torchrun --standalone --nproc-per-node {options.nproc_per_node} {script.name}"]
-        if options.inputs:
-            values = script.with_suffix(".inputs")
-            lines.append(inputs(options.inputs, self._shell.user_ns, values, values.name))
-        script.write_text("\n".join([*lines, "", cell]), encoding="utf-8")
+        if names:
+            beside = script.with_suffix(".inputs")
+            write_private(beside, values)
+            cell = with_inputs(cell, names, beside.name)
+        header = f"{SAVED}\n# torchrun --standalone --nproc-per-node {options.nproc_per_node} {script.name}\n\n"
+        script.write_text(header + cell, encoding="utf-8")
 
     def _refuse(self, error: SyntaxError, cell: str) -> NoReturn:
         lines = ["", *cell.splitlines()]

@@ -17,19 +17,21 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import ppedu
 from ppedu.core.errors import PipelineError, RankError, SettingError, require_count
-from ppedu.notebook.exchange import new_folder, write_private
+from ppedu.notebook.exchange import new_folder
 from ppedu.notebook.waits import Place, told
-from ppedu.notebook.zygote import MOST_RANKS, PACKET
+from ppedu.notebook.zygote import MOST_RANKS, PACKET, kill_group, receive, send
 
 LAUNCHERS = {"zygote": "zygote", "torchrun": "agent"}  # and the module of each
 HOME = str(Path(ppedu.__file__).parent.parent)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+PATIENCE = 10.0  # seconds in which ranks that were killed must be gone, before what starts them is ended, too
 GRACE = 1.0  # seconds that the other ranks get to end by themselves once one has failed
 
 # What a rank is told when the one it talks to is gone: never the first cause.
@@ -103,21 +105,38 @@ class RankPool:
         if self._control is not None:
             self._control.close()
         if self._server is not None:
+            if self._ready:
+                self._server.send_signal(signal.SIGCONT)  # if it was stopped, it could not see its socket close
+            else:
+                self._server.kill()  # it is importing torch, and has no rank yet
             try:
                 self._server.wait(5)
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
         for process in self.processes.values():  # if it could not see to that
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)
+            kill_group(process)
         self.processes = {}
         self._server = self._control = None
         self._settled = True
 
+    def make(self, folder: Path) -> None:
+        """Make a folder for this user alone, which the process that starts ranks removes if this process is killed.
+
+        It is told before the folder is there, so that there is no moment to be killed in between.
+
+        Raises:
+            SettingError: another thread's ranks run.
+        """
+        self._require_idle()
+        self.start()
+        assert self._control is not None
+        send(self._control, folder=str(folder))
+        folder.mkdir(mode=0o700)
+
     def run(
         self,
-        program: str,
+        program: str | Path,
         ranks: int,
         arguments: Sequence[str] = (),
         *,
@@ -132,34 +151,37 @@ class RankPool:
 
         program: a Python file, or a module's name if `module`. timeout: seconds it may take, None for no limit.
         flags: more of torchrun's own options, for the launcher "torchrun".
-        folder: where ranks may leave something for the caller, empty and for this user alone; removed if this process
-            is killed. By default one is made, and removed at the end.
+        folder: where ranks may leave something for the caller; see `make`. By default one is made, and removed at the
+            end.
         environment: what to add to the ranks' environment.
         write: is called with a rank and a piece of its output, stdout and stderr together, as it comes.
 
         Raises:
             SettingError: `ranks` is below 1 or above 64, or more than there is memory for; `timeout` is not above 0;
-                another thread's ranks run.
+                another argument has a wrong type; another thread's ranks run.
             RankError: a rank has failed, or they ran out of time; all have been ended.
             KeyboardInterrupt: with a line for each rank, which says where it was; all have been ended.
         """
-        require_count("the number of ranks", ranks)
-        if ranks > MOST_RANKS:
-            raise SettingError(f"at most {MOST_RANKS} ranks can be started on one machine here; got {ranks}")
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-            raise SettingError(f"timeout must be a number of seconds above 0; got {timeout!r}")
-        require_memory(ranks)
-        if not self._settled and self._runner not in (None, threading.current_thread()):
-            raise SettingError("other ranks run already; wait until they have ended, or end them: %ranks stop")
+        require_run(ranks, timeout)
+        _require("program", "a file or a module's name", program, isinstance(program, str | Path))
+        _require("folder", "a Path or None", folder, isinstance(folder, Path | None))
+        _require("write", "a function of a rank and its output", write, callable(write))
+        for name, texts in (("arguments", arguments), ("flags", flags)):
+            well = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
+            _require(name, "a list of strings", texts, well and all(isinstance(text, str) for text in texts))
+        added = {} if environment is None else environment
+        well = isinstance(added, Mapping) and all(isinstance(text, str) for pair in added.items() for text in pair)
+        _require("environment", "a dict of strings", environment, well)
+        self._require_idle()
         self._runner = threading.current_thread()
         self.start()
         self._wait_until_ready()
         assert self._control is not None
         several = any(flag.startswith("--nnodes") for flag in flags)
         door = socket.create_server(("127.0.0.1", 0))  # where the ranks find each other
-        everything = _environment(ranks, str(door.getsockname()[1]), several) | dict(environment or {})
+        everything = _environment(ranks, str(door.getsockname()[1]), several) | dict(added)
         job = {
-            "program": program,
+            "program": str(program),
             "module": module,
             "arguments": list(arguments),
             "folder": str(Path.cwd()),
@@ -167,43 +189,61 @@ class RankPool:
             "flags": [*([] if several else ["--standalone"]), f"--nproc-per-node={ranks}", *flags],
         }
         pipes = [os.pipe() for _ in range(ranks)]
-        readings, writings = [reading for reading, _ in pipes], [writing for _, writing in pipes]
+        readings, sent = [reading for reading, _ in pipes], [writing for _, writing in pipes]
+        sent.insert(0, os.memfd_create("job"))  # no file in a folder, as the environment may hold passwords
         report = folder or new_folder()
         try:
+            os.write(sent[0], json.dumps(job).encode())
             if folder is None:
-                report.mkdir(mode=0o700)
-            write_private(report / "job.json", json.dumps(job).encode())
+                self.make(report)
             self._settled = False
             self.since = time.monotonic()
-            packet = json.dumps({"run": str(report)}).encode()
-            socket.send_fds(self._control, [packet], [door.fileno(), *writings])
-            _close(writings)
+            send(self._control, door.fileno(), *sent, run=str(report))
+            _close(sent)
             door.close()
-            self._listen(readings, program, report, timeout, write)
+            self._listen(readings, str(program), report, timeout, write)
         finally:
             if not self._settled:  # an interrupt where nothing else could catch it
                 self.close()
             door.close()
             _close(readings)
-            _close(writings)
+            _close(sent)
             if folder is None:
                 shutil.rmtree(report, ignore_errors=True)
+            self._runner = None
 
     def stop(self) -> None:
-        """End the ranks that run, from another thread than the one that waits for them, or else their server."""
-        if not self.processes:
-            self.close()
-        for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)
+        """End the ranks that run, or without any the process that starts them. Any thread may call this.
+
+        The `run` that waits for them in another thread raises RankError.
+        """
+        processes = list(self.processes.values())  # a copy: the other thread removes those that have ended
+        for process in processes:
+            kill_group(process)
+        if not processes and self._server is not None:
+            if self._runner in (None, threading.current_thread()):
+                self.close()
+            else:  # which waits for ranks that have not started yet
+                self._server.kill()
+
+    def _require_idle(self) -> None:
+        """Raise SettingError if another thread's ranks run."""
+        if not self._settled and self._runner not in (None, threading.current_thread()):
+            raise SettingError("other ranks run already; wait until they have ended, or end them: %ranks stop")
 
     def _wait_until_ready(self) -> None:
         assert self._control is not None and self._server is not None
         if not self._ready:
-            packet = self._control.recv(PACKET)
-            if not packet:
-                self._server.wait()
-                raise PipelineError("ranks cannot be started: importing torch failed; pip install 'ppedu[run]'")
+            answer, _ = receive(self._control)
+            if not answer:
+                ended = _ended(self._server.wait())
+                raise PipelineError(
+                    f"ranks cannot be started: while torch was imported, the process for it {ended}; run it again"
+                )
+            if error := answer.get("error"):
+                raise PipelineError(
+                    f"ranks cannot be started: importing torch failed, {error}; pip install 'ppedu[run]'"
+                )
             self._ready = True
 
     def _listen(self, pipes: list[int], program: str, report: Path, timeout: float | None, write: Write) -> None:
@@ -221,9 +261,9 @@ class RankPool:
                 selector.register(pipe, selectors.EVENT_READ, rank)
             try:
                 while alive:
-                    left = None if deadline is None or stopped else min(60.0, max(0.0, deadline - time.monotonic()))
+                    left = None if deadline is None else min(60.0, max(0.0, deadline - time.monotonic()))
                     for key, _ in selector.select(left):
-                        if key.fileobj is not self._control:
+                        if key.data is not None:
                             _pass_on(key, selector, write)
                             continue
                         answer = self._receive()
@@ -235,33 +275,45 @@ class RankPool:
                             failed[answer["rank"]] = answer["status"], now
                             soon = now + GRACE
                             deadline = soon if deadline is None else min(deadline, soon)
-                    if deadline is not None and not stopped and time.monotonic() > deadline:
+                    if deadline is not None and time.monotonic() > deadline:
+                        if stopped:
+                            break
                         where = "" if failed else self._where(len(pipes), alive, report, program)
                         self._signal(signal.SIGKILL)
-                        stopped = True
+                        stopped, deadline = True, time.monotonic() + PATIENCE
                 for key in [*selector.get_map().values()]:
-                    if key.fileobj is not self._control:
+                    if key.data is not None:
                         while _pass_on(key, selector, write):
                             pass
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(self._where(len(pipes), alive, report, program)) from None
             finally:
-                self._end(alive)
+                self._end(alive, PATIENCE if not stopped else 0)
         if failed:
             raise RankError(_explain(failed, len(pipes), report))
         if stopped:
             raise RankError(f"the ranks were stopped, because they had not ended after {timeout:g} s\n{where}")
 
-    def _end(self, alive: set[int]) -> None:
-        """Kill the ranks that are still alive (an interrupt has come) and wait until they are gone."""
+    def _end(self, alive: set[int], patience: float) -> None:
+        """Kill the ranks that are still alive (an interrupt has come) and wait until they are gone.
+
+        patience: seconds that the process that starts ranks has to report their end. After that, it is ended too.
+        """
+        end = time.monotonic() + patience
         try:
             if alive:
                 self._signal(signal.SIGKILL)
             # A closed socket: whoever would tell of their end has ended, and they with it.
-            while alive and self._control is not None:
-                answer = self._receive()
-                if "status" in answer:
-                    alive.discard(answer["rank"])
+            with selectors.DefaultSelector() as news:
+                if alive and self._control is not None:
+                    news.register(self._control, selectors.EVENT_READ)
+                while alive and self._control is not None:
+                    if not news.select(max(0.0, end - time.monotonic())):
+                        self.close()
+                        break
+                    answer = self._receive()
+                    if "status" in answer:
+                        alive.discard(answer["rank"])
             self._settled = True
         except KeyboardInterrupt:
             self.close()  # somebody is impatient: end them all the hard way, and start afresh next time
@@ -269,11 +321,10 @@ class RankPool:
 
     def _receive(self) -> dict[str, Any]:
         assert self._control is not None
-        packet = self._control.recv(PACKET)
-        if not packet:
+        answer, _ = receive(self._control)
+        if not answer:
             self.close()
             raise RankError("the process that starts ranks has ended, and they with it; run the cell again")
-        answer: dict[str, Any] = json.loads(packet)
         if "process" in answer:
             self.processes[answer["rank"]] = answer["process"]
         elif "status" in answer:
@@ -282,13 +333,13 @@ class RankPool:
 
     def _signal(self, number: int) -> None:
         if self._control is not None:
-            self._control.send(json.dumps({"signal": number}).encode())
+            send(self._control, signal=number)
 
     def _where(self, ranks: int, alive: set[int], report: Path, program: str) -> str:
         """A line for each rank that is alive: the line of the program that it is at; and what keeps them there."""
         if self._control is None:
             return ""
-        self._control.send(json.dumps({"where": True}).encode())
+        send(self._control, where=True)
         end = time.monotonic() + 1
         while time.monotonic() < end and not all((report / f"{rank}.place").exists() for rank in alive):
             time.sleep(0.02)
@@ -298,16 +349,39 @@ class RankPool:
 
 def _place(rank: int, report: Path, program: str) -> Place:
     """What a rank has written down; of one that could not, what Python's own stack says."""
-    file, stack = report / f"{rank}.place", report / f"{rank}.stack"
-    if file.exists():
-        place: Place = json.loads(file.read_text(encoding="utf-8"))
-        return place
-    text = stack.read_text(encoding="utf-8") if stack.exists() else ""
-    own = re.search(rf'File "{re.escape(program)}", line (\d+)', text)  # innermost first
-    line = int(own[1]) if own else 0
-    linecache.checkcache(program)
-    source = linecache.getline(program, line).strip() if own else "".join(text.splitlines()[1:2]).strip()
+    place = _read(report / f"{rank}.place", line=int, source=str, doing=str, kind=str, peer=(int, type(None)))
+    if place:
+        return {**place, "rank": rank}
+    stack, line, source = report / f"{rank}.stack", 0, None
+    text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
+    if own := re.search(rf'File "{re.escape(program)}", line (\d+)', text):  # innermost first
+        line = int(own[1])
+        linecache.checkcache(program)
+        source = linecache.getline(program, line).strip()
+    elif text or not stack.exists():  # a rank that has written nothing is stopped; one without the file has not begun
+        source = "".join(text.splitlines()[1:2]).strip()
     return {"rank": rank, "line": line, "source": source, "doing": "", "kind": "", "peer": None}
+
+
+def _read(file: Path, **types: Any) -> dict[str, Any]:
+    """Return a rank's report, or {} if it is missing or damaged, as its program can write to the file, too.
+
+    types: of the values that it must hold.
+    """
+    try:
+        report = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    well = isinstance(report, dict) and all(isinstance(report.get(name), kind) for name, kind in types.items())
+    return report if well else {}
+
+
+def _ended(status: int) -> str:
+    """How a process ended: with its exit code, or minus a signal's number."""
+    names = {number.value: number.name for number in signal.Signals}
+    if status >= 0:
+        return f"ended with exit code {status}"
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 def _close(descriptors: list[int]) -> None:
@@ -343,6 +417,23 @@ def _environment(ranks: int, port: str, several: bool) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     return os.environ | ONE_THREAD | ({} if several else LOOPBACK | own)
+
+
+def require_run(ranks: Any, timeout: Any) -> None:
+    """Raise SettingError unless `ranks` ranks can be started on this machine, for `timeout` seconds or None."""
+    require_count("the number of ranks", ranks)
+    if ranks > MOST_RANKS:
+        raise SettingError(f"at most {MOST_RANKS} ranks can be started on one machine here; got {ranks}")
+    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
+        raise SettingError(f"timeout must be a number of seconds above 0; got {timeout!r}")
+    require_memory(ranks)
+
+
+def _require(name: str, wanted: str, value: Any, well: bool) -> None:
+    """Raise SettingError unless `well`: the argument `name` must be what is `wanted`."""
+    if not well:
+        raise SettingError(f"{name} must be {wanted}; got {value!r}")
 
 
 def require_memory(ranks: int) -> None:
@@ -394,19 +485,14 @@ def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write
 
 def _explain(failed: dict[int, tuple[int, float]], ranks: int, report: Path) -> str:
     """The first cause, whole; ranks that failed after it, mostly because it was gone, are only named."""
-    heard = [json.loads(path.read_text(encoding="utf-8")) for path in report.glob("[0-9]*.json")]
+    every = ((rank, _read(report / f"{rank}.json", time=float, text=str)) for rank in range(ranks))
+    heard = [{**failure, "rank": rank} for rank, failure in every if failure]
     heard.sort(key=lambda failure: failure["time"])
     causes = [failure for failure in heard if not ECHO.search(failure["text"])]
     silent = [rank for rank in failed if all(failure["rank"] != rank for failure in heard)]
     if silent and not (causes and causes[0]["time"] < failed[silent[0]][1]):
         rank, status = silent[0], failed[silent[0]][0]
-        names = {number.value: number.name for number in signal.Signals}
-        how = (
-            f"ended with exit code {status}"
-            if status > 0
-            else f"was killed by {names.get(-status, f'signal {-status}')}"
-        )
-        text = f"rank {rank} {how}"
+        text = f"rank {rank} {_ended(status)}"
         # It could not say where; whoever was the first to miss it can.
         if heard and (line := re.search(r", (line \d+), in .*\n *(.*)", heard[0]["text"])):
             text += f"\nrank {heard[0]['rank']} missed it at {line[1]}: {line[2]}"

@@ -23,21 +23,23 @@ import sys
 import threading
 import time
 import traceback
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ppedu.core.errors import PipelineError
-from ppedu.notebook.exchange import write_private
+from ppedu.notebook.exchange import read_inputs, write_private
 from ppedu.notebook.waits import place
 
 PR_SET_PDEATHSIG = 1
+STARTS_PROGRAMS = {__file__, *(function.__code__.co_filename for function in (runpy.run_path, read_inputs))}
 
 
-def become(rank: int, parent: int, report: Path, output: int, bell: int) -> NoReturn:
+def become(rank: int, parent: int, report: Path, job_file: int, output: int, bell: int) -> NoReturn:
     """Be the rank, from the fork to the end of the process.
 
-    parent: the process it was forked from. report: the run's folder. output: where to write. bell: something to read
-    from that ends when the rank is asked where it is.
+    parent: the process it was forked from. report: the run's folder. job_file: what to run, see `zygote`. output: where
+    to write. bell: something to read from that ends when the rank is asked where it is.
     """
     status = 1
     try:
@@ -46,9 +48,9 @@ def become(rank: int, parent: int, report: Path, output: int, bell: int) -> NoRe
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        job = read_job(job_file)
         bell = redirect(output, bell)
         sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
-        job = json.loads((report / "job.json").read_text(encoding="utf-8"))
         os.environ.clear()
         os.environ.update(job["environment"] | {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")})
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(report / f"{rank}.error")
@@ -65,6 +67,12 @@ def become(rank: int, parent: int, report: Path, output: int, bell: int) -> NoRe
             with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(status)
+
+
+def read_job(file: int) -> dict[str, Any]:
+    """What to run, from a file in memory that all ranks share."""
+    job: dict[str, Any] = json.loads(os.pread(file, os.fstat(file).st_size, 0))
+    return job
 
 
 def end_with(parent: int) -> None:
@@ -95,10 +103,10 @@ def work(rank: int, report: Path, job: dict[str, Any], bell: int) -> int:
         if job["module"]:
             runpy.run_module(job["program"], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(job["program"], run_name="__main__")
+            runpy.run_path(job["program"], read_inputs(report), run_name="__main__")
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
-            return stop.code or 0
+            return _exit_code(stop.code or 0)
         print(stop.code, file=sys.stderr)
         return 1
     except BaseException as error:
@@ -106,6 +114,11 @@ def work(rank: int, report: Path, job: dict[str, Any], bell: int) -> int:
         write_private(report / f"{rank}.json", json.dumps(failure).encode())
         return 1
     return 0
+
+
+def _exit_code(code: int) -> int:
+    """What the system makes of an exit code: its last eight bits, as long as it fits into a C long."""
+    return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
 def _stream(descriptor: int, mode: str) -> Any:
@@ -133,18 +146,21 @@ def _answer(rank: int, report: Path, program: str, bell: int) -> None:
 
 
 def _explain(error: BaseException, program: str) -> str:
-    """The traceback from the program's own lines on; of ppedu's errors, which explain themselves, only those."""
+    """The traceback from the program's own lines on; of ppedu's errors, which explain themselves, only those.
+
+    A program that could not begin has no lines, and so no traceback.
+    """
     ours = isinstance(error, PipelineError)
     told = traceback.TracebackException.from_exception(error)
     each: traceback.TracebackException | None = told
     while each is not None:
-        if own := [place for place, frame in enumerate(each.stack) if frame.filename == program]:
-            frames = list(each.stack)[own[0] :]
-            each.stack = traceback.StackSummary.from_list(
-                [frame for frame in frames if not ours or frame.filename == program]
-            )
+        frames = list(dropwhile(lambda frame: frame.filename in STARTS_PROGRAMS, each.stack))
+        if own := [place for place, frame in enumerate(frames) if frame.filename == program]:
+            frames = [frame for frame in frames[own[0] :] if not ours or frame.filename == program]
+        each.stack = traceback.StackSummary.from_list(frames)
         before = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
         if ours and before and not any(frame.filename == program for frame in before.stack):
             each.__cause__ = each.__context__ = before = None
         each = before
-    return "".join(told.format()).replace(f'File "{program}"', f'File "{Path(program).stem}"').rstrip()
+    lines = told.format() if told.stack else told.format_exception_only()
+    return "".join(lines).replace(f'File "{program}"', f'File "{Path(program).stem}"').rstrip()

@@ -1,8 +1,8 @@
 """Who waits for whom: each rank says where it is, and whoever asked puts it in words.
 
-A rank's place: {rank, line, source, doing, kind, peer}. `line` and `source` are the program's own. What it waits in
-is `doing`, such as "recv(src=1)"; `kind` is "receive" or "send", for a message with `peer`, or "all", for something
-that all ranks must come to; it is "" for a rank that waits for no other.
+A rank's place: {rank, line, source, doing, kind, peer}. `line` and `source` are the program's own; `source` is None for
+a rank that did not answer. What it waits in is `doing`, such as "recv(src=1)"; `kind` is "receive" or "send", for a
+message with `peer`, or "all", for something that all ranks must come to; it is "" for a rank that waits for no other.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 Place = dict[str, Any]
+NO_ANSWER = "did not answer"
 
 # Functions of torch.distributed that all ranks must come to.
 TOGETHER = re.compile(
@@ -48,7 +49,7 @@ def told(places: Sequence[Place], ended: Sequence[int]) -> str:
     for each in places:
         does = f"waits in {each['doing']}" if each["kind"] else "is"
         where = f" at line {each['line']}: {each['source']}" if each["line"] else f" at {each['source'] or 'its start'}"
-        lines.append(f"rank {each['rank']} {does}{where}")
+        lines.append(f"rank {each['rank']} {NO_ANSWER if each['source'] is None else does + where}")
     return "\n".join([*lines, *_why(places, ended)])
 
 
@@ -113,7 +114,8 @@ def _why(places: Sequence[Place], ended: Sequence[int]) -> Iterator[str]:
         if peer in ended:
             yield f"rank {rank} waits for rank {peer}, which has ended"
         elif peer in at and not at[peer]["kind"]:
-            yield f"rank {rank} waits for rank {peer}, which waits for nobody"
+            waits = NO_ANSWER if at[peer]["source"] is None else "waits for nobody"
+            yield f"rank {rank} waits for rank {peer}, which {waits}"
         elif peer in together:
             yield f"rank {rank} waits for rank {peer}, which waits in {together[peer]}"
 

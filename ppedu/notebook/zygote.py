@@ -3,13 +3,15 @@
 It must never compute: a process that has used torch's threads cannot be forked safely. So it imports,
 forks, and reports; one thread each (OMP_NUM_THREADS=1 is set before it starts); no CUDA, no process group.
 
-It is told what to run by JSON packets on a socket; with the first come a socket that listens at MASTER_PORT, and one
-pipe's writing end for each rank:
+It is told what to run by JSON packets on a socket. With "run" come a socket that listens at MASTER_PORT, a file in
+memory that holds {program, module, arguments, folder, environment} as JSON, and one pipe's writing end for each rank:
 
-    in   {"run": FOLDER}   FOLDER/job.json holds {program, module, arguments, folder, environment}
+    in   {"folder": FOLDER}   a run's folder is about to be made
+         {"run": FOLDER}      start the ranks
          {"signal": n}     to every rank that is alive; SIGKILL goes to all that the rank has started, too
          {"where": true}   every rank writes down where it is, see `rank`
     out  {"ready": true}   torch is imported
+         {"error": text}   it cannot be; nothing follows
          {"rank": k, "process": n}   a rank has started
          {"rank": k, "status": n}    a rank has ended, with its exit code, or minus a signal's number
 
@@ -33,7 +35,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ppedu.notebook.rank import become, end_with
+from ppedu.notebook.rank import PR_SET_PDEATHSIG, become, end_with
 
 PACKET = 1 << 20  # bytes; a request is far smaller
 MOST_RANKS = 64
@@ -42,9 +44,14 @@ PR_SET_CHILD_SUBREAPER = 36
 
 def serve(descriptor: int) -> NoReturn:
     """Import torch, then fork ranks as told on the socket `descriptor`, until it closes."""
-    import numpy  # noqa: F401
-    import torch.distributed
-    import torch.distributed.pipelining  # noqa: F401 (the first optimizer step imports the same, for a second)
+    control = socket.socket(fileno=descriptor)
+    try:
+        import numpy  # noqa: F401
+        import torch.distributed
+        import torch.distributed.pipelining  # noqa: F401 (the first optimizer step imports the same, for a second)
+    except Exception as error:
+        send(control, error=f"{type(error).__name__}: {error}")
+        os._exit(1)
 
     # What the imports would clean up at their end takes a rank 60 ms, and 30 MB of its own; the system does it, too.
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
@@ -52,7 +59,6 @@ def serve(descriptor: int) -> NoReturn:
     gc.collect()
     gc.freeze()  # the imports stay shared memory: ranks' collections do not touch them
     adopt()
-    control = socket.socket(fileno=descriptor)
     send(control, ready=True)
 
     wake, woken = socket.socketpair()
@@ -71,36 +77,34 @@ def serve(descriptor: int) -> NoReturn:
         with contextlib.suppress(BlockingIOError):
             while wake.recv(512):
                 pass
-        request: dict[str, Any] = {}
-        pipes: list[int] = []
-        try:
-            for process, status in _ended():
-                if process in alive:
-                    kill_group(process)  # whatever the rank has started and left
-                    rank = alive.pop(process)
-                    if not alive:
-                        kill_children()  # and what has left its group
-                        bell = _close(bell)
-                    send(control, rank=rank, status=os.waitstatus_to_exitcode(status))
-            if control not in ready:
-                continue
-            request, pipes = receive(control)
-        except ConnectionError:
-            pass  # whoever started this process has ended without reading its last news: as good as closed
+        for process, status in _ended():
+            if process in alive:
+                kill_group(process)  # whatever the rank has started and left
+                rank = alive.pop(process)
+                if not alive:
+                    kill_children()  # and what has left its group
+                    bell = _close(bell)
+                send(control, rank=rank, status=os.waitstatus_to_exitcode(status))
+        if control not in ready:
+            continue
+        request, pipes = receive(control)
         if not request:
             signal_all(alive, signal.SIGKILL)
             kill_children()
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
-        if "run" in request:
+        if "folder" in request:
+            folder = request["folder"]
+        elif "run" in request:
             folder, own = request["run"], os.getpid()
+            door, job, *outputs = pipes
             listen, bell = os.pipe()
             if os.fork() == 0:
-                _keep_store(own, pipes[0])
-            for rank, pipe in enumerate(pipes[1:]):
+                _keep_store(own, door)
+            for rank, output in enumerate(outputs):
                 process = os.fork()
                 if process == 0:
-                    become(rank, own, Path(folder), pipe, listen)
+                    become(rank, own, Path(folder), job, output, listen)
                 alive[process] = rank
                 send(control, rank=rank, process=process)
             for descriptor in (listen, *pipes):
@@ -132,18 +136,29 @@ def _keep_store(parent: int, door: int) -> NoReturn:
 
 
 def adopt() -> None:
-    """What the ranks leave behind becomes this process's own children, for `kill_children`."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    """Be the parent of what the ranks leave behind, for `kill_children`; and wake when this process's parent ends.
+
+    If a rank has stopped this process, it could not see then that its socket is closed.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
-def send(control: socket.socket, **message: Any) -> None:
-    control.send(json.dumps(message).encode())
+def send(control: socket.socket, *descriptors: int, **message: Any) -> None:
+    """Send a message, with these descriptors. If the other process has ended, `receive` will tell."""
+    with contextlib.suppress(ConnectionError):
+        socket.send_fds(control, [json.dumps(message).encode()], descriptors)
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """A request, empty if the socket is closed, and the descriptors that came with it."""
-    packet, descriptors, _, _ = socket.recv_fds(control, PACKET, MOST_RANKS + 1)
-    return json.loads(packet) if packet else {}, descriptors
+    """Return a message, empty if the other process has ended, and the descriptors that came with it."""
+    while True:
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(control, PACKET, MOST_RANKS + 2)
+        except ConnectionResetError:  # it has ended without reading everything; what it has sent comes after this
+            continue
+        return json.loads(packet) if packet else {}, descriptors
 
 
 def signal_all(processes: Iterable[int], number: int) -> None:

@@ -84,9 +84,9 @@ print("after")""")
 
 def test_a_progress_bar_is_one_line_that_lives(kernel):
     cell = kernel("""%%torchrun -n 2
-import time
+import os, time
 from tqdm import tqdm
-for _ in tqdm(range(8), ncols=60): time.sleep(0.05)
+for _ in tqdm(range(8), ncols=60): time.sleep(0.05 if os.environ["RANK"] == "0" else 0)
 print("done")""")
     (bar,) = [each["text/plain"] for each in cell.shown]
     assert bar.startswith("[0] 100%") and "8/8" in bar
@@ -114,6 +114,55 @@ def test_output_that_is_too_long_is_kept_in_a_file(kernel):
     assert kept == [f"[{rank}] {number}" for rank in range(2) for number in range(1000, 3000)]
     kernel("%%torchrun\nprint()")
     assert not file.exists()
+
+
+@pytest.mark.parametrize("body", ["sys.stdout.write('q' * 100_000_000)", "for _ in range(900): print('q' * 60_000)"])
+def test_output_of_few_but_long_lines_is_kept_in_a_file_too(kernel, body):
+    cell = kernel(f"%%torchrun\nimport sys\n{body}")
+    assert cell.error is None and 500_000 < len(cell.text) < 2_000_000
+    file = Path(re.search(r"goes on in (\S+),", cell.text)[1])
+    assert file.stat().st_size > 50_000_000 - 100_000
+    kernel("%%torchrun\nprint()")
+    assert not file.exists()
+
+
+def test_the_text_of_an_error_has_a_limit_too(failed):
+    cell = failed("%%torchrun\nraise ValueError('x' * 10_000_000)")
+    assert len(cell.traceback) < 200_000 and cell.traceback.startswith("rank 0 failed:\nTraceback")
+    assert re.search(r"… \d+ characters are left out here …", cell.traceback)
+
+
+def test_an_error_that_is_not_valid_unicode_is_an_error(failed):
+    assert failed(r"""%%torchrun
+raise ValueError('\ud800')""").traceback.endswith(r"ValueError: \ud800")
+
+
+def test_a_cell_with_inputs_may_begin_as_any_file(kernel, failed):
+    kernel("size = 5")
+    cell = kernel("""%%torchrun --in size
+"A docstring."
+from __future__ import annotations
+x: nowhere = size
+print(x, __doc__, __annotations__)""")
+    assert (cell.text, cell.error) == ("[0] 5 A docstring. {'x': 'nowhere'}\n", None)
+    cell = failed("%%torchrun --in size\nfrom __future__ import annotations\nsize / 0  # the third line")
+    assert 'File "cell", line 3, in <module>\n    size / 0  # the third line\n' in cell.traceback
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "nonsense"])
+def test_a_cell_is_text_whatever_encoding_it_says_it_has(failed, encoding):
+    cell = failed(f"%%torchrun\n#!coding: {encoding}\nprint('é')\n1 / 0  # é")
+    assert cell.text == "[0] é\n" and "line 4, in <module>\n    1 / 0  # é\n" in cell.traceback
+
+
+def test_what_a_rank_cannot_read_of_its_inputs_is_told_in_a_sentence(kernel, failed, folder):
+    (folder / "here.py").write_text("import os\nif 'RANK' in os.environ: 1 / 0\nclass Net: pass")
+    kernel("import here\nnet = here.Net()")
+    cell = failed("%%torchrun --in net\nprint('never')")
+    assert cell.text == "" and cell.traceback.splitlines() == [
+        "rank 0 failed:",
+        "ppedu.core.errors.PipelineError: a rank cannot read what --in gives it: ZeroDivisionError: division by zero",
+    ]
 
 
 SAVED = """import os, sys, torch, torch.distributed as dist
@@ -371,6 +420,21 @@ def test_a_training_that_is_watched_may_go_wrong(kernel, failed):
     assert "call it after the first step" in failed(f"%%torchrun\n{begin}pp.show_live([], t, 3)").traceback
     cell = kernel(r"%%torchrun" + "\n" + r"print('\x1b_ppedu:live\x1b' + chr(92)); print('on')")
     assert cell.error is None and cell.text == "[0] on\n", "nothing to show"
+
+
+SHOW = """import os, ppedu as pp
+def say(name, text):
+    with open(f"{os.environ['PPEDU_RUN']}/{name}", "w") as file: file.write(text)
+pp.show_live([1.0], pp.simulate(pp.schedule("1f1b", 1, 2)), 2)
+"""
+DAMAGED = ["garbage", "[]", "{}", '{"losses": "abc", "steps": 3}', '{"losses": [], "steps": 2}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("name", ["timeline.json", "losses.json"])
+def test_a_training_that_cannot_be_read_is_told_with_its_rank(failed, name):
+    for text in DAMAGED:
+        cell = failed(f"%%torchrun\n{SHOW}say({name!r}, {text!r})\nprint('\\x1b_ppedu:live\\x1b\\\\')")
+        assert cell.traceback == "rank 0's training cannot be shown: timeline.json and losses.json are damaged"
 
 
 def test_the_cell_works_in_a_terminal_too():

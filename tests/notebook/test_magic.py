@@ -1,6 +1,8 @@
 """`%%torchrun` in a real Jupyter kernel."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -88,12 +90,22 @@ BAD_OPTIONS = {
     "-n": "expected one argument",
     "-n 1.5": "invalid int value: '1.5'",
     "-n 65": "at most 64 ranks",
+    "-n 99999999999999": "at most 64 ranks",
     "--wat": "unrecognized arguments: --wat",
     "4": "unrecognized arguments: 4",
     "--timeout soon": "invalid float value: 'soon'",
     "--timeout nan": "timeout must",
     "--timeout -1": "timeout must",
     "-n '2": "No closing quotation",
+    "--out 'a b'": "'a b' cannot name a variable",
+    "--out a.b": "'a.b' cannot name a variable",
+    "--out class": "'class' cannot name a variable",
+    "--out __builtins__": "'__builtins__' cannot name a variable",
+    "--out ''": "'' cannot name a variable",
+    "--in class": "'class' cannot name a variable",
+    "--in __name__": "'__name__' cannot name a variable",
+    "--in ,": "'' cannot name a variable",
+    "--save ''": "--save wants a name that ends in .py; got ''",
 }
 
 
@@ -101,6 +113,34 @@ BAD_OPTIONS = {
 def test_options_that_cannot_work_are_told_in_a_few_lines(failed, options, says):
     cell = failed(f"%%torchrun {options}\nprint('never')")
     assert cell.text == "" and says in cell.traceback and len(cell.traceback.splitlines()) <= 3
+
+
+REFUSED = """
+import resource, time
+from IPython.testing.globalipapp import start_ipython
+from ppedu.notebook.magic import CellError
+shell = start_ipython()
+shell.run_line_magic("load_ext", "ppedu")
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+for options in ("-n 1000000", "-n 99999999999999", "-n 1000000 --launcher torchrun", "-n 64 --timeout nan"):
+    begin = time.monotonic()
+    try:
+        shell.run_cell_magic("torchrun", options, "print('never')")
+    except CellError as error:
+        print(f"{time.monotonic() - begin < 2} {error}")
+"""
+
+
+def test_a_huge_number_of_ranks_is_refused_before_anything_is_allocated(tmp_path):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", REFUSED], env=environment, capture_output=True, text=True, timeout=100)
+    assert run.stdout.splitlines() == [
+        "True at most 64 ranks can be started on one machine here; got 1000000",
+        "True at most 64 ranks can be started on one machine here; got 99999999999999",
+        "True at most 64 ranks can be started on one machine here; got 1000000",
+        "True timeout must be a number of seconds above 0; got nan",
+    ], run.stderr
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ppedu")]
 
 
 def test_a_long_timeout_is_no_error(kernel):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ppedu import RankError, SettingError
+from ppedu import PipelineError, RankError, SettingError
+from ppedu.notebook import pool
 from ppedu.notebook.pool import RankPool
 
 MEET = """
@@ -439,3 +440,272 @@ def test_what_left_a_ranks_group_ends_with_the_run_too(tmp_path, gone, launcher)
         pool.run(str(tmp_path / "program.py"), 1, timeout=60, write=lambda rank, piece: text.append(piece))
     assert gone([int(b"".join(text))])
     pool.close()
+
+
+# Its beginning, and its worst moments
+
+
+def begun(tmp_path, source, **environment):
+    """A process that runs this source, in which `pool` is one, and a mark that all its processes carry."""
+    mark = uuid.uuid4().hex
+    (tmp_path / "temporary").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{BEGIN}\n{textwrap.dedent(source)}", tmp_path / "program.py"],
+        env=os.environ | {"PPEDU_TEST": mark, "TMPDIR": str(tmp_path / "temporary")} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process, mark
+
+
+BEGIN = """
+import os, sys, time
+from pathlib import Path
+from ppedu.notebook.exchange import new_folder
+from ppedu.notebook.pool import RankPool
+pool = RankPool(os.environ.get("LAUNCHER", "zygote"))
+def write(rank, piece): sys.stdout.buffer.write(piece), sys.stdout.flush()
+"""
+
+
+def left(tmp_path, marked, mark):
+    """What is there some seconds later: processes, and folders of runs."""
+
+    def now():
+        folders = [path.name for path in (tmp_path / "temporary").iterdir() if path.name.startswith("ppedu-")]
+        return [*marked(mark), *folders]
+
+    end = time.monotonic() + 20
+    while now() and time.monotonic() < end:
+        time.sleep(0.05)
+    return now()
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0.7])
+def test_an_interrupt_while_torch_is_imported_is_obeyed_at_once(tmp_path, marked, seconds):
+    process, mark = begun(
+        tmp_path, "print('begun', flush=True)\ntry: pool.run(sys.argv[1], 2, write=write)\nfinally: pool.close()"
+    )
+    process.stdout.readline()
+    time.sleep(seconds)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT and time.monotonic() - begin < 1.5
+    assert "BrokenPipe" not in said and said.count("Traceback") == 1
+    assert left(tmp_path, marked, mark) == []
+
+
+@pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
+def test_what_has_lost_its_owner_while_it_began_ends_without_a_word(tmp_path, marked, launcher):
+    process, mark = begun(tmp_path, "pool.start(); os.kill(os.getpid(), 9)", LAUNCHER=launcher)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (-signal.SIGKILL, "")
+    assert left(tmp_path, marked, mark) == []
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_killed_while_torch_is_imported_is_told_as_killed(ranks, spare, tmp_path, told):
+    spare.close()
+    spare.start()
+    if told:  # something that it never reads
+        spare.make(tmp_path / "folder")
+    os.kill(spare.server, signal.SIGKILL)
+    with pytest.raises(PipelineError, match="the process for it was killed by SIGKILL; run it again"):
+        spare._wait_until_ready()
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+def test_without_torch_one_sentence_tells_what_to_install(tmp_path, marked):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    source = """
+        folder = new_folder()
+        try:
+            pool.make(folder)
+            pool.run(sys.argv[1], 2, write=write, folder=folder)
+        except Exception as error: print(error)
+        folder.rmdir()
+        """
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process, mark = begun(tmp_path, source, PYTHONPATH=paths)
+    printed, said = process.communicate(timeout=60)
+    reason = "importing torch failed, ModuleNotFoundError: No module named 'torch'; pip install 'ppedu[run]'"
+    assert (printed, said) == (f"ranks cannot be started: {reason}\n", "")
+    assert left(tmp_path, marked, mark) == []
+
+
+@pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
+@pytest.mark.parametrize("ready", [False, True])
+def test_no_folder_outlives_an_owner_that_was_killed_before_its_ranks_began(tmp_path, marked, ready, launcher):
+    source = f"""
+        {ready} and (pool.start(), pool._wait_until_ready())
+        folder = new_folder()
+        pool.make(folder)
+        (folder / "cell.py").touch()
+        print(folder.exists(), flush=True)
+        os.kill(os.getpid(), 9)
+        """
+    process, mark = begun(tmp_path, source, LAUNCHER=launcher)
+    assert process.communicate(timeout=60)[0] == "True\n"
+    assert left(tmp_path, marked, mark) == []
+
+
+@pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
+def test_the_environment_is_in_no_file(tmp_path, marked, launcher):
+    (tmp_path / "program.py").write_text("""
+import os, tempfile
+from pathlib import Path
+files = [file for file in Path(tempfile.gettempdir()).rglob("*") if file.is_file()]
+print(len(files) > 0, [file.name for file in files if os.environ["PASSWORD"].encode() in file.read_bytes()])""")
+    source = "pool.run(sys.argv[1], 1, write=write); pool.close()"
+    process, mark = begun(tmp_path, source, PASSWORD=uuid.uuid4().hex, LAUNCHER=launcher)
+    assert process.communicate(timeout=60)[0] == "True []\n"
+    assert left(tmp_path, marked, mark) == []
+
+
+STOP_WHAT_STARTS_RANKS = "import os, time\nif os.environ['RANK'] == '1': os.kill(os.getppid(), 19)\n"
+
+
+def test_a_timeout_holds_even_if_what_starts_ranks_has_been_stopped(ranks, spare, monkeypatch):
+    monkeypatch.setattr(pool, "PATIENCE", 0.5)
+    ranks("print()", 1, pool=spare)
+    message = failure(ranks, STOP_WHAT_STARTS_RANKS + "time.sleep(1000)", 2, timeout=1, pool=spare)
+    assert message.splitlines() == [
+        "the ranks were stopped, because they had not ended after 1 s",
+        "rank 0 did not answer",
+        "rank 1 did not answer",
+    ]
+
+
+def test_an_interrupt_is_obeyed_even_if_what_starts_ranks_has_been_stopped(ranks, spare, monkeypatch, tmp_path):
+    monkeypatch.setattr(pool, "PATIENCE", 0.5)
+
+    def interrupt():
+        while not (tmp_path / "here").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    program = f"{STOP_WHAT_STARTS_RANKS}    open({str(tmp_path / 'here')!r}, 'w')\ntime.sleep(1000)"
+    with pytest.raises(KeyboardInterrupt):
+        ranks(program.replace(": os.kill", ":\n    os.kill"), 2, pool=spare)
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+def test_nothing_outlives_an_owner_if_what_starts_ranks_has_been_stopped(tmp_path, marked):
+    (tmp_path / "program.py").write_text(
+        "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        + STOP_WHAT_STARTS_RANKS
+        + "print('stopped', flush=True)\ntime.sleep(1000)"
+    )
+    process, mark = begun(tmp_path, "pool.run(sys.argv[1], 2, write=write)")
+    assert [process.stdout.readline() for _ in range(2)] == ["stopped\n"] * 2
+    process.kill()
+    process.communicate(timeout=60)
+    assert left(tmp_path, marked, mark) == []
+
+
+def test_a_rank_that_has_been_stopped_did_not_answer(ranks):
+    program = MEET + "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ndist.recv(x, src=1)"
+    assert failure(ranks, program, 2, timeout=4).splitlines()[1:] == [
+        f"rank 0 waits in recv(src=1) at line {line(program, 'src=1')}: dist.recv(x, src=1)",
+        "rank 1 did not answer",
+        "rank 0 waits for rank 1, which did not answer",
+    ]
+
+
+DAMAGED = ["garbage", "[]", "{}", "\xff", '{"rank": 1}', '{"time": 1, "text": 5}', "[" * 100_000]
+
+
+@pytest.mark.parametrize("name", ["1.json", "1.place"])
+def test_a_report_that_a_rank_has_damaged_is_left_out(ranks, name):
+    for text in DAMAGED:
+        program = f"""
+import gc, os, sys, time
+from pathlib import Path
+folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
+if os.environ["RANK"] == "1":
+    Path(folder, {name!r}).write_text({text!r}, encoding="latin-1")
+    Path(folder, {name!r}).chmod(0o400)
+    if {name!r} == "1.json": sys.exit(3)
+    os.kill(os.getpid(), 19)
+time.sleep({0 if name == "1.json" else 1000})
+"""
+        message = failure(ranks, program, 2, timeout=2)
+        told = "rank 1 ended with exit code 3" if name == "1.json" else "rank 1 did not answer"
+        assert told in message.splitlines()
+
+
+@pytest.mark.parametrize("code", [10**30, -(10**30), 2**32 + 7, 2**63, 256 + 3, -2, True])
+def test_any_exit_code_is_what_python_makes_of_it(rank_pool, tmp_path, code):
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys; sys.exit({code})")
+    expected, pieces = subprocess.run([sys.executable, program]).returncode, []
+    with pytest.raises(RankError) as caught:
+        rank_pool.run(program, 1, write=lambda rank, piece: pieces.append(piece), timeout=60)
+    assert str(caught.value) == f"rank 0 ended with exit code {expected}" and pieces == [b""]
+
+
+@pytest.mark.parametrize("ranks_end", [True, False])
+def test_ranks_can_be_stopped_by_another_thread_at_any_time(spare, tmp_path, ranks, ranks_end):
+    program, errors, over = tmp_path / "program.py", [], threading.Event()
+    program.write_text("pass" if ranks_end else "while True: pass")
+
+    def stop():
+        try:
+            while not over.is_set():
+                if spare.processes:
+                    spare.stop()
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        for _ in range(10):
+            with contextlib.suppress(RankError):
+                spare.run(program, 16, write=lambda rank, piece: None, timeout=60)
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+def test_what_has_not_begun_can_be_stopped_by_another_thread(spare, tmp_path, ranks):
+    (tmp_path / "program.py").write_text("import time; time.sleep(1000)")
+    spare.close()
+    timer = threading.Timer(0.3, spare.stop)
+    timer.start()
+    with pytest.raises(PipelineError, match="was killed by SIGKILL; run it again"):
+        spare.run(tmp_path / "program.py", 2, write=lambda rank, piece: None, timeout=60)
+    timer.join()
+    assert ranks("print('well')", 2, pool=spare) == ["well\n"] * 2
+
+
+NONSENSE = [None, 3, "text", b"bytes", [1], {"a": 1}, object(), 2.5, float("nan"), True, ["x", None], "\ud800"]
+WELL = {  # of each argument, what is no nonsense here
+    "program": ("text", "\ud800"),
+    "ranks": (3,),
+    "arguments": (),
+    "timeout": (None, 3, 2.5),
+    "flags": (),
+    "folder": (None,),
+    "environment": (None,),
+    "write": (),
+}
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_an_argument_of_a_wrong_type_is_refused_before_anything_starts(tmp_path, name):
+    fresh = RankPool()
+    for value in NONSENSE:
+        if not any(value is each for each in WELL[name]):
+            given = {"program": "x.py", "ranks": 1, "write": print, name: value}
+            with pytest.raises(SettingError, match=f"{name}|the number of ranks"):
+                fresh.run(**given)
+    assert fresh.server is None
