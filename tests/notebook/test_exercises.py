@@ -60,7 +60,7 @@ def test_the_last_prediction_counts(capsys):
 
 
 @pytest.mark.parametrize("nothing", [(), (...,)])
-def test_an_empty_prediction_asks_and_is_not_reported_as_the_learners(capsys, nothing):
+def test_an_empty_prediction_asks_for_one_and_is_never_reported(capsys, nothing):
     predict("peak", 2)
     predict("peak", *nothing)
     outcome("peak", 4)
@@ -544,12 +544,12 @@ def in_one_sentence(message):
 
 
 @pytest.mark.parametrize("value", IMPLAUSIBLE.values(), ids=IMPLAUSIBLE)
-def test_an_answer_of_an_implausible_type_is_told_in_a_sentence(told, exercise, value):
+def test_an_implausible_answer_gets_a_sentence(told, exercise, value):
     in_one_sentence(told(exercise, value))
 
 
 @pytest.mark.parametrize("value", IMPLAUSIBLE.values(), ids=IMPLAUSIBLE)
-def test_a_function_that_returns_something_implausible_is_told_in_a_sentence(told, exercise, value):
+def test_an_implausible_result_gets_a_sentence(told, exercise, value):
     in_one_sentence(told(exercise, lambda *given: value))
     in_one_sentence(told(exercise, lambda *given: iter([value])))
     if exercise == "04.1":
@@ -576,7 +576,7 @@ def wrapped(*given):
     [(fails, fails.__code__), (wrapped, fails.__code__), (Fails(), Fails.__call__.__code__)],
     ids=["function", "wrapped", "object"],
 )
-def test_an_error_in_the_learners_function_is_told_with_its_line(told, exercise, function, code):
+def test_an_error_reports_the_line_in_the_learners_function(told, exercise, function, code):
     where = f"your function fails at line {code.co_firstlineno + 1}, `return no_such_name`: NameError: name"
     assert where in in_one_sentence(told(exercise, function))
 
@@ -585,7 +585,7 @@ def test_an_error_in_the_learners_function_is_told_with_its_line(told, exercise,
     ("error", "reason"),
     [("assert False", "`: AssertionError."), ("for m in range(microbatch): pass", "pass`: NameError: name")],
 )
-def test_an_error_ends_like_a_sentence(told, error, reason):
+def test_an_error_reads_as_a_sentence(told, error, reason):
     in_the_cell = {}
     exec(compile(f"def answer(ranks, microbatches):\n    {error}", "<a cell>", "exec"), in_the_cell)
     message = told("03.1", in_the_cell["answer"])

@@ -170,7 +170,7 @@ def test_a_wrong_hand_off_is_refused_with_the_reason(hand_off, reason):
     ],
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_error_that_is_not_the_hand_offs_is_told_with_its_line(error, reason, when):
+def test_an_error_that_is_not_the_hand_offs_reports_the_learners_line(error, reason, when):
     def broken(first, second, x, target, loss_fn):
         if when == "after":
             right(first, second, x, target, loss_fn)
@@ -180,7 +180,7 @@ def test_an_error_that_is_not_the_hand_offs_is_told_with_its_line(error, reason,
     assert find_fault("02.1", broken) == f"your function fails at line {line}, `exec(error)`: {reason}"
 
 
-def test_an_error_with_the_second_model_says_with_which():
+def test_an_error_with_the_second_model_names_that_model():
     seen = []
 
     def broken(first, second, x, target, loss_fn):

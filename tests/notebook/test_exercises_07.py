@@ -288,3 +288,32 @@ def test_an_error_in_the_learners_own_code_is_told_with_its_line(exercise, case)
 
     fault = find_fault(exercise, broken)
     assert f"{case} your function fails at line {broken.__code__.co_firstlineno + 1}, `return one.gard`: Attri" in fault
+
+
+LEFT_BEHIND = {
+    "a loss for each token": (
+        "07.1",
+        lambda losses, counts: [loss * torch.ones(2) for loss in losses],
+        "has 2 numbers",
+    ),
+    "losses gone backward": (
+        "07.1",
+        lambda losses, counts: [loss.backward() or loss for loss in losses],
+        "RuntimeError",
+    ),
+    "no stages": ("07.2", lambda stages, most: stages.clear(), "no longer hold the gradients that they held"),
+    "no gradients": ("07.2", lambda stages, most: stages[0].clear(), "no longer hold the gradients that they held"),
+    "another shape": ("07.2", lambda stages, most: stages[0][0].resize_(1), "no longer hold"),
+    "no stage's": ("07.2", lambda stages, most: stages.__setitem__(0, "stage 0"), "no longer hold"),
+    "nan": ("07.3", lambda *both: [weight.grad.mul_(torch.nan) for weight in both], "not made of the two gradients"),
+    "sparse": (
+        "07.3",
+        lambda *both: [setattr(each, "grad", each.grad.to_sparse()) for each in both],
+        "1 times its own",
+    ),
+}
+
+
+@pytest.mark.parametrize(("exercise", "answer", "reason"), LEFT_BEHIND.values(), ids=LEFT_BEHIND)
+def test_what_an_answer_leaves_behind_is_judged_in_a_sentence(exercise, answer, reason):
+    assert reason in find_fault(exercise, answer)

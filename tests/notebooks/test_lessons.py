@@ -13,6 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 START, *LESSONS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+GOING_ON = [path for path in LESSONS if "is_right(" in path.read_text(encoding="utf-8")]  # with the learner's answers
 
 
 @pytest.fixture(params=LESSONS, ids=lambda path: path.stem)
@@ -65,7 +66,7 @@ def _bound(source):
     return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
 
 
-def test_a_solution_says_that_it_is_one_and_leaves_the_learners_names_alone(lesson):
+def test_a_solution_is_labelled_and_defines_one_name_of_its_own(lesson):
     for place in _tagged(lesson, "exercise"):
         exercise, solution = lesson.cells[place : place + 2]
         number, name = _number_and_name(exercise)
@@ -75,7 +76,7 @@ def test_a_solution_says_that_it_is_one_and_leaves_the_learners_names_alone(less
         assert "register" not in solution.source and "global" not in solution.source
 
 
-def test_a_lesson_goes_on_with_the_learners_answers_not_with_its_solutions(lesson):
+def test_a_lesson_does_not_need_its_solutions(lesson):
     solutions = _tagged(lesson, "solution")
     code = [
         cell.source for place, cell in enumerate(lesson.cells) if place not in solutions and cell.cell_type == "code"
@@ -122,7 +123,7 @@ def test_an_exercise_is_saved_as_not_yet_solved_and_its_solution_as_right(lesson
         assert _text(lesson.cells[place + 1]) == f"Solution {number} is right.\n", "and nbval sees that it is so"
 
 
-def test_a_cell_that_goes_on_with_an_answer_is_saved_as_saying_that_it_is_not_right_yet(lesson):
+def test_a_cell_that_needs_an_answer_reports_that_it_is_not_right_yet(lesson):
     for place in _tagged(lesson, "exercise"):
         number, name = _number_and_name(lesson.cells[place])
         _, cells = _goes_on_with(lesson, place)
@@ -131,7 +132,7 @@ def test_a_cell_that_goes_on_with_an_answer_is_saved_as_saying_that_it_is_not_ri
             assert f"Exercise {number} is not right yet." in _text(cell)
 
 
-def test_nothing_is_predicted_for_the_learner(lesson):
+def test_predictions_are_left_to_the_learner(lesson):
     code = [cell for cell in lesson.cells if cell.cell_type == "code"]
     predicted = [re.findall(r"^predict\((\".+\"), (.+)\)$", cell.source, re.MULTILINE) for cell in code]
     names = [name for found in predicted for name, _ in found]
@@ -164,7 +165,7 @@ def counted(answer, name):
 
 
 @pytest.mark.slow
-def test_a_lesson_run_as_a_whole_keeps_the_learners_right_answers_and_goes_on_with_them(lesson, tmp_path):
+def test_a_lesson_keeps_the_learners_right_answers_and_goes_on_with_them(lesson, tmp_path):
     exercises, uses = _tagged(lesson, "exercise"), {}
     for place in exercises:
         name, cells = _goes_on_with(lesson, place)
@@ -184,3 +185,17 @@ def test_a_lesson_run_as_a_whole_keeps_the_learners_right_answers_and_goes_on_wi
     assert not any("not right yet" in _text(cell) for cell in lesson.cells if cell.cell_type == "code")
     unchanged, used = eval(lesson.cells[-1].outputs[-1].data["text/plain"])
     assert unchanged and {name: calls > 0 for name, calls in used.items()} == uses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", GOING_ON, ids=lambda path: path.stem)
+def test_a_lesson_runs_to_its_end_with_answers_that_fail(path, tmp_path):
+    lesson = nbformat.read(path, as_version=4)
+    exercises = _tagged(lesson, "exercise")
+    for place in exercises:
+        number, name = _number_and_name(lesson.cells[place])
+        failing = f'def {name}(*given):\n    return no_such_name\n\ncheck_answer("{number}", {name})'
+        lesson.cells[place].source = failing
+    NotebookClient(lesson, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    for place in exercises:
+        assert _text(lesson.cells[place]).startswith("Not yet:")
