@@ -25,8 +25,8 @@ main { margin-bottom: 1.5rem; }
 .numbers th, .numbers td {
   padding: .15rem 1rem .15rem 0; border-bottom: 1px solid var(--line); text-align: left; font-weight: normal;
 }
-.numbers td { text-align: right; padding-right: 0; }
-.numbers td + td + td:last-child { text-align: left; padding-left: 1rem; opacity: .75; }
+.numbers td { text-align: right; padding-right: 0; white-space: nowrap; }
+.numbers .meaning { text-align: left; padding-left: 1.5rem; white-space: normal; }
 .numbers thead th + th { text-align: right; padding: .15rem 0 .15rem 1.5rem; }
 section pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 """
@@ -76,7 +76,9 @@ def _section(heading: str, timeline: Timeline) -> str:
         "overhead": f"{timeline.overhead:.1%}",
         "span": show(timeline.span, unit),
     }
-    rows = "".join(f"<tr><th>{name}<td>{escape(totals[name])}<td>{means}" for name, means in NUMBERS.items())
+    rows = "".join(
+        f"<tr><th>{name}<td>{escape(totals[name])}<td class=meaning>{means}" for name, means in NUMBERS.items()
+    )
     ranks = zip(timeline.idle, timeline.peak_activations, strict=True)
     return f"""<section aria-label="numbers and orders of {escape(timeline.schedule.name)}">
 {heading}

@@ -135,13 +135,16 @@ class Puzzle(Shown):
         """Update the buttons of a rank after a move; `before` it, these actions were left.
 
         No button takes the place of one that was clicked, or a second click there would place something else. So what
-        has been placed keeps its button, disabled; that of a pair is given to another one at the move after.
+        has been placed keeps its button, disabled; that of a pair is given up at the move after.
         """
         tray, left = self._trays[rank], self._left(rank)
         new = [action for action in left if action not in tray]
         unused = [place for place, action in enumerate(tray) if action.parts and action not in [*left, *before]]
         for place, action in zip(unused, new, strict=False):
             tray[place] = action
+        for place in reversed(unused[len(new) :]):
+            if place == len(tray) - 1:
+                tray.pop()
         tray += new[len(unused) :]
 
     def code(self) -> str:

@@ -419,6 +419,7 @@ function paintPixels(context, timeline, layout, colours) {
 }
 
 function paintRectangles(context, timeline, layout, colours) {
+  const digits = `${timeline.microbatches - 1}`.length; // boxes of one width have numbers all or none
   for (const [{ fill, ink: number }, those] of colours) {
     context.fillStyle = fill;
     const numbered = [];
@@ -434,7 +435,7 @@ function paintRectangles(context, timeline, layout, colours) {
     for (const i of numbered) {
       const [x, y, width, height] = layout.box(timeline, i);
       const text = `${timeline.microbatch[i]}`;
-      const size = Math.min(11, height * 0.8, (width - 2) / (0.6 * text.length));
+      const size = Math.min(11, height * 0.8, (width - 2) / (0.6 * digits));
       if (size < 7) continue;
       const wanted = `${size.toFixed(1)}px ${FONT}`;
       if (font !== wanted) context.font = font = wanted;

@@ -189,6 +189,30 @@ def test_everything_can_be_reached_and_done_by_keys(visit):
     assert line.text_content().startswith("0F0: "), "all is shown again, and the keyboard is where it was"
 
 
+LINES = """pre => {
+  const range = document.createRange(), text = pre.firstChild, tops = [];
+  for (let k = 0; k < text.length; k++) {
+    range.setStart(text, k);
+    range.setEnd(text, k + 1);
+    tops.push(Math.round(range.getClientRects()[0]?.top ?? -1));
+  }
+  return tops;
+}"""
+
+
+def test_no_action_in_words_is_broken_over_two_lines(visit):
+    page = visit(ZB)
+    page.add_style_tag(content="pre { word-break: break-all; }")  # as JupyterLab has it
+    page.set_viewport_size({"width": 420, "height": 900})
+    page.locator("main summary").click()
+    words = page.locator(".ppedu-words pre")
+    text, tops = words.text_content(), page.evaluate(LINES, words.element_handle())
+    entries = list(re.finditer(r"\d+[FBIW]\d+\W\S+–\S+", text))
+    assert len(entries) == sum(1 for _ in spans(ZB)) and len(set(tops)) > 50
+    for entry in entries:
+        assert len(set(tops[entry.start() : entry.end()]) - {-1}) == 1, entry[0]
+
+
 CUT = """() => [...document.querySelectorAll("body *:not(script, style, option, pre)")].filter(each => {
   const { left, right, width } = each.getBoundingClientRect();
   return width && (left < 0 || right > innerWidth || (each.clientWidth && each.scrollWidth > each.clientWidth + 1));

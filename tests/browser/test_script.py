@@ -472,6 +472,29 @@ def test_odd_names_are_part_of_a_well_formed_svg_and_fit_into_it(page):
     assert sum(each.startswith("time, a\N{REPLACEMENT CHARACTER} ") for each in texts) == 1
 
 
+CLICKS = """([before, after]) => {
+  const sent = [];
+  const built = script.mount(document.querySelector("main"), before, message => sent.push(message.place));
+  const { left, top, width, height } = document.querySelector("[data-place='0F1']").getBoundingClientRect();
+  const click = () => document.elementFromPoint(left + width / 2, top + height / 2).click();
+  click();
+  click(); // before the answer
+  built.update(after);
+  click();
+  built.destroy();
+  document.querySelector("main").replaceChildren();
+  return sent;
+}"""
+
+
+def test_clicks_at_one_place_of_the_board_place_one_action(page):
+    board = pp.puzzle("gpipe")
+    board.told({"place": "0F0"})
+    before = board.state()
+    board.told({"place": "0F1"})
+    assert page.evaluate(CLICKS, [before, board.state()]) == ["0F1"]
+
+
 PIXELS = """async ([state, places]) => {
   const built = script.mount(document.querySelector('main'), JSON.parse(state));
   await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
