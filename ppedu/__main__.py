@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from ppedu.core.check import misplaced
 from ppedu.core.errors import PipelineError, SettingError, require_count
 from ppedu.core.export import to_torch
 from ppedu.core.lower import lower
@@ -158,10 +159,13 @@ def _draw(options: Options) -> int:
 
 
 def _check(options: Options) -> int:
-    """say everything that makes a schedule illegal"""
-    problems = _schedule(options).problems
-    print(*problems or ["legal"], sep="\n")
-    return int(bool(problems))
+    """list everything that makes a schedule illegal"""
+    made = _schedule(options)
+    if elsewhere := misplaced(made):
+        print(elsewhere)
+    else:
+        print(*made.problems or ["legal"], sep="\n")
+    return int(bool(made.problems))
 
 
 def _simulate(options: Options) -> int:

@@ -106,8 +106,14 @@ def test_check_prints_each_problem_on_a_line_and_ends_with_1(told, folder):
     problems = pp.check(pp.Schedule.from_csv(folder / "illegal.csv"))
     assert len(problems) >= 3
     assert told("check", "illegal.csv") == (1, "".join(f"{problem}\n" for problem in problems), "")
+
+
+def test_check_names_the_placement_that_was_meant(told):
     code, output, _ = told("check", "v.CSV")
-    assert code == 1 and "stage 2 is held by rank 0" in output
+    assert code == 1 and output.count("\n") == 1 and "with 'v' the same orders are" in output
+    assert "--placement v" in output
+    code, _, error = told("draw", "v.CSV")
+    assert code == 1 and "--placement v" in error
 
 
 def test_export_writes_what_is_read_back(told, folder):

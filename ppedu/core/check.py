@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
 from ppedu.core.errors import SettingError, require_rank, require_schedule
-from ppedu.core.placement import TOWARDS
+from ppedu.core.placement import TOWARDS, Placement
 
 if TYPE_CHECKING:
-    from ppedu.core.placement import Placement
     from ppedu.core.schedule import Schedule
 
 # What an action leaves behind for others. ("F", 2, 0): the activation that stage 2 made of microbatch 0.
@@ -196,6 +195,21 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
     every = range(schedule.ranks)
     known = every if ranks is None else sorted({require_rank(rank, schedule.ranks) for rank in ranks})
     return list(find_problems(schedule, known, replay(schedule, known, rendezvous)))
+
+
+def misplaced(schedule: Schedule) -> str | None:
+    """Return a sentence that names the placement with which the same orders are legal, None if there is none."""
+    ranks, placement = schedule.ranks, schedule.placement
+    chunks, odd = divmod(schedule.stages, ranks)
+    if not odd and any(problem.kind == "rank" for problem in schedule.problems):
+        for name in ("loop", "v", *["bidirectional"] * (chunks == 1)):
+            other = replace(schedule, placement=Placement.make(name, ranks, chunks, schedule.microbatches))
+            if not other.problems:
+                return (
+                    f"{schedule!r} is not legal with the placement {placement.name!r}, but with {name!r} the same "
+                    f"orders are; choose that placement (on the command line: --placement {name})"
+                )
+    return None
 
 
 MOST_PROBLEMS = 100_000  # nobody reads more, and millions would take minutes to write

@@ -17,7 +17,7 @@ from typing import Any
 
 from ppedu.core.actions import COMMUNICATION, Action, is_well_formed
 from ppedu.core.bulk import in_bulk
-from ppedu.core.check import Problem, Replay, find_problems, replay
+from ppedu.core.check import Problem, Replay, find_problems, misplaced, replay
 from ppedu.core.errors import (
     UNWRITABLE,
     ParseError,
@@ -109,15 +109,16 @@ class Schedule:
         return tuple(find_problems(self, range(self.ranks), self.replay))
 
     def validate(self) -> None:
-        """Return if the schedule is legal.
+        """Raise ScheduleError unless the schedule is legal.
 
-        Raises:
-            ScheduleError: it is not; the message lists the first problems, `.problems` holds all of them.
+        The message lists the first problems, or names the placement with which there are none; the error's
+        `problems` are all of them.
         """
         if self.problems:
             shown = "\n".join(f"  {problem}" for problem in self.problems[:5])
             more = f"\n  … and {len(self.problems) - 5} more" if len(self.problems) > 5 else ""
-            raise ScheduleError(f"{self!r} is not legal:\n{shown}{more}", self.problems)
+            message = misplaced(self) or f"{self!r} is not legal:\n{shown}{more}"
+            raise ScheduleError(message, self.problems)
 
     def __repr__(self) -> str:
         return f"Schedule({self.name!r}, ranks={self.ranks}, stages={self.stages}, microbatches={self.microbatches})"

@@ -15,6 +15,8 @@ from difflib import get_close_matches
 from importlib import import_module
 from itertools import chain, islice
 from pkgutil import iter_modules
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Any
 
 from ppedu.core.actions import Action
@@ -79,12 +81,27 @@ def _is_published(generator: Generator) -> bool:
 
 
 class Names(tuple[str, ...]):
-    """Names of schedules. Printed, or at the end of a notebook's cell, they are a table of what is known about each."""
+    """Names of schedules. Printed, or at the end of a notebook's cell, they are a table of what is known about each.
+
+    In a terminal too narrow for a table, they are a list.
+    """
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        return "\n".join([*chain.from_iterable(in_text(self._rows(), 24)), "", _LETTERS])
+        width = get_terminal_size().columns
+        head, *rows = self._rows()
+        lines = [*chain.from_iterable(in_text([head, *rows], 24))]
+        if max(map(len, lines)) > width:
+            margin = 2 + max(map(len, self))
+            facts = [
+                (row[0] if number == 1 else "", f"{title}: {cell}")
+                for row in rows
+                for number, (title, cell) in enumerate(zip(head, row, strict=True))
+                if number and cell != "–"
+            ]
+            lines = [*chain.from_iterable(in_text(facts, max(20, width - margin)))]
+        return "\n".join([*lines, "", *wrap(_LETTERS, width)])
 
     def _repr_html_(self) -> str:
         from html import escape

@@ -1,5 +1,6 @@
 """Is a schedule legal? The verdict against a second judge, and every problem against the schedule itself."""
 
+import dataclasses
 import itertools
 import re
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from strategies import legal_schedules, mutated_schedules, often, read, shuffled_schedules, with_orders
 
 import ppedu as pp
-from ppedu import Action, B, F, I, Op, W, check
+from ppedu import Action, B, F, I, Op, Placement, W, check
+from ppedu.core.check import misplaced
 
 
 def found(schedule):
@@ -161,6 +163,27 @@ def test_everything_that_is_wrong_is_said_at_once():
 )
 def test_the_sentence_for_each_kind_of_problem(lines, message):
     assert message in [str(problem) for problem in check(read(*lines))]
+
+
+SHAPES = {"loop": ["interleaved", "1f1b"], "v": ["zb-v", "dualpipev"], "bidirectional": ["chimera", "dualpipe"]}
+
+
+@pytest.mark.parametrize("meant, name", [(meant, name) for meant, names in SHAPES.items() for name in names])
+@pytest.mark.parametrize("given", SHAPES)
+def test_the_placement_that_was_meant_is_named(meant, name, given):
+    right = pp.schedule(name, 4, 8)
+    if given == "bidirectional" and right.stages > 4:
+        return  # two copies have a stage of each on a rank
+    wrong = dataclasses.replace(right, placement=Placement.make(given, 4, right.stages // 4, 8))
+    assert (misplaced(wrong) is None) == (given == meant or wrong.problems == ())
+    if wrong.problems:
+        with pytest.raises(pp.ScheduleError, match=f"with {meant!r} the same orders are; choose that placement"):
+            wrong.validate()
+
+
+def test_no_placement_is_named_where_none_makes_the_orders_legal():
+    assert misplaced(read("0F0 1B0", "1F0 0B0")) is None
+    assert misplaced(read("0F0 0B0", "1F0 1B0 1B0")) is None
 
 
 def test_weights_may_be_gathered_again_and_messages_are_not_out_of_range():

@@ -128,8 +128,21 @@ def test_a_name_from_a_paper_does_not_make_ones_own_schedule_the_papers(monkeypa
     assert rows(pp.schedules())["mine"]["paper"] == "–"
 
 
-def test_printed_the_columns_stand_under_each_other():
-    table, letters = str(PUBLISHED).split("\n\n")
+def printed(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    return str(PUBLISHED)
+
+
+@pytest.mark.parametrize("width", [1, 60, 80, 120, 180])
+def test_printed_it_fits_the_terminal_and_says_the_same_at_any_width(monkeypatch, width):
+    text = printed(monkeypatch, width)
+    assert max(map(len, text.splitlines())) <= max(60, width)
+    facts = {cell for row in rows(PUBLISHED).values() for cell in row.values()} - {"–"}
+    assert all(" ".join(text.split()).count(cell) for cell in facts) or width == 180  # whose cells take several lines
+
+
+def test_printed_the_columns_stand_under_each_other(monkeypatch):
+    table, letters = printed(monkeypatch, 180).split("\n\n")
     head, *body = table.splitlines()
     assert [line.split()[0] for line in body if not line.startswith(" ")] == [*PUBLISHED]
     for column in [*rows(PUBLISHED)["1f1b"]][1:]:
