@@ -17,10 +17,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
 from typing import Any, NamedTuple
 
+from ppedu.core.actions import Op
 from ppedu.core.errors import SettingError, require_count, require_size
 from ppedu.core.simulate import Costs
 from ppedu.core.timeline import Number, plain, show
@@ -182,7 +184,11 @@ def bubble(name: str, ranks: int, microbatches: int, costs: Costs | None = None,
 
 
 def overhead(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
-    """Idle time over work, which Megatron calls the bubble (arXiv 2104.04473, §2.2). Arguments as for `idle`."""
+    """Return makespan / ideal - 1, as `Timeline.overhead` does. Arguments and errors as for `idle`.
+
+    All ranks are equally busy here, so it is idle time over busy time, which Megatron calls the bubble (arXiv
+    2104.04473, §2.2).
+    """
     return _fact("overhead", name, ranks, microbatches, costs, chunks)
 
 
@@ -192,17 +198,41 @@ def peak(name: str, ranks: int, microbatches: int, costs: Costs | None = None, c
 
 
 def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, split: bool = True) -> Fact:
-    """No schedule with one stage on each rank takes less. `split`: its backwards may be in two halves."""
-    why = "the last rank starts after p-1 forwards, and has all its work to do"
+    """Return a makespan that no schedule with one stage on each rank beats.
+
+    Before rank r starts, a microbatch must come through the r stages before it; then it has all its work to do. Unless
+    backwards are `split`, so that its last action may be a W, the last gradient must still go back through those r
+    stages. The bound is what the slowest rank takes. Of equal stages that is the last one, and no schedule of whole
+    backwards is faster than GPipe (arXiv 1811.06965). In uneven stages F[r] and B[r] are those of rank r.
+
+    Raises:
+        SettingError: the costs are not one for each rank, or overlapped pairs save time, which the bound leaves out.
+    """
+    costs = _require_costs(costs)
+    if any(isinstance(cost, tuple) for cost in (costs.forward, costs.backward, costs.input, costs.weight)):
+        require_size(ranks, 1, microbatches)
+        letters: Letters = {"p": ranks, "m": microbatches, "c": costs.latency, **_times(costs, ranks)}
+        why = "rank r starts after the r stages before it, and has all its work to do"
+        bound = "max(sum(F[:r]) + r*c + m*(F[r]+B[r]) for r in range(p))"
+        whole = "max(sum(F[:r]) + sum(B[:r]) + 2*r*c + m*(F[r]+B[r]) for r in range(p))"
+    else:
+        letters = _letters(ranks, microbatches, replace(costs, activation=1))
+        why = "the last rank starts after p-1 forwards, and has all its work to do"
+        bound, whole = "(p-1)*(F+c) + m*(F+B)", "(p-1)*(F+B+2*c) + m*(F+B)"
+    _require_no_gain(costs, ranks)
     if split:
-        return _bound("(p-1)*(F+c) + m*(F+B)", why, _letters(ranks, microbatches, costs))
-    why += "; its last gradient has to go back up"
-    return _bound("(p-1)*(F+B+2*c) + m*(F+B)", why, _letters(ranks, microbatches, costs))
+        return _bound(bound, why, letters)
+    return _bound(whole, f"{why}; its last gradient has to go back up", letters)
 
 
 def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: int | None = None) -> Fact:
-    """No schedule with one stage on each rank has less, if a rank holds at most `most` microbatches."""
+    """Return a span that no schedule with one stage on each rank beats, if a rank holds at most `most` microbatches.
+
+    Raises:
+        SettingError: stages are uneven, or overlapped pairs save time; the bound is known for neither.
+    """
     letters = _letters(ranks, microbatches, costs)
+    _require_no_gain(_require_costs(costs), ranks)
     letters["k"] = min(microbatches, require_count("most", microbatches if most is None else most))
     why = "until its first gradient is back, the first rank has k forwards to do"
     return _bound("m*(F+B) + max(0, (p-1)*(I+2*c) + (p-k)*F)", why, letters)
@@ -278,14 +308,12 @@ def _fact(what: str, name: str, ranks: int, microbatches: int, costs: Costs | No
 
 
 def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:
-    """What the letters stand for, exact where the costs are."""
-    costs = Costs() if costs is None else costs
-    if not isinstance(costs, Costs):
-        raise SettingError(f"a formula takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
+    """Return what the letters stand for, exact where the costs are."""
+    costs = _require_costs(costs)
     for name, value in vars(costs).items():
-        if isinstance(value, Sequence) and not isinstance(value, str):
+        if isinstance(value, tuple):
             raise SettingError(f"formulas are about equal stages; give one number for {name}, or simulate")
-    times: dict[str, Any] = {op: each for op, (each,) in costs.durations(stages=1, ranks=1).items()}
+    times: dict[str, Any] = {op: each for op, (each,) in _times(costs, 1).items()}
     require_size(ranks, chunks, microbatches)
     letters: Letters = {
         "p": ranks,
@@ -298,6 +326,37 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
         "A": costs.activation,
     }
     return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}
+
+
+def _require_costs(costs: Costs | None) -> Costs:
+    """Return the costs, or the default ones; raise SettingError if they are anything else."""
+    costs = Costs() if costs is None else costs
+    if not isinstance(costs, Costs):
+        raise SettingError(f"a formula takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
+    return costs
+
+
+def _times(costs: Costs, ranks: int) -> dict[str, list[Number]]:
+    """Return the times of F, B, I and W on ranks of one stage each; raise SettingError unless B = I + W."""
+    times: dict[str, list[Number]] = dict(costs.durations(ranks, ranks).items())
+    for b, i, w in zip(times[Op.B], times[Op.I], times[Op.W], strict=True):
+        if not math.isclose(b, i + w):
+            raise SettingError(
+                f"in formulas B = I + W; got B={show(b)}, I={show(i)}, W={show(w)}: leave out backward, or simulate"
+            )
+    return times
+
+
+def _require_no_gain(costs: Costs, ranks: int) -> None:
+    """Raise SettingError if an overlapped pair takes less than its parts: then ranks have less work than m(F+B)."""
+    if costs.overlap is not None:
+        times = _times(costs, ranks)
+        for f, b, pair in zip(times[Op.F], times[Op.B], costs.per_stage(costs.overlap, ranks, ranks), strict=True):
+            if pair < f + b and not math.isclose(pair, f + b):
+                raise SettingError(
+                    "the bound is for ranks that do one thing at a time, and pairs that take as long as their parts, "
+                    f"{show(f + b)}; got {show(pair)}: leave out overlap"
+                )
 
 
 def _needs(conditions: str, latency: bool) -> list[str]:
@@ -335,6 +394,6 @@ def _words(formula: str) -> list[str]:
 def _compute(formula: str, letters: Letters) -> Any:
     """The value of one of this file's own formulas; a share of no time at all is 0, as in a Timeline."""
     try:
-        return plain(eval(formula, {"__builtins__": {"min": min, "max": max}}, letters))
+        return plain(eval(formula, {"__builtins__": {"min": min, "max": max, "sum": sum, "range": range}, **letters}))
     except ZeroDivisionError:
         return 0

@@ -1,8 +1,15 @@
 """What no schedule can beat: bounds from `ppedu.core.theory`, and optima that were proved by constraint solving."""
 
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from random import Random
 
 import pytest
+from exhaustive import fastest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often, random_legal
 
 import ppedu as pp
 from ppedu import Costs, SettingError
@@ -49,6 +56,63 @@ def test_gpipe_is_as_fast_as_a_whole_backward_allows(costs):
         assert (
             pp.simulate(pp.schedule("gpipe", p, m), costs).makespan == theory.least_makespan(p, m, costs, False).value
         )
+
+
+@given(st.randoms(use_true_random=False), st.booleans())
+@often(100)
+def test_no_schedule_of_uneven_stages_beats_the_bound(chance, split):
+    p, m = chance.randint(1, 5), chance.randint(1, 6)
+    schedule = random_legal(chance, p, 1, m, split=chance.random() if split else 0, pairs=chance.choice([0, 0.3]))
+    costs = uneven(chance, p, latency=chance.choice([0, 2]))
+    assert pp.simulate(schedule, costs).makespan >= theory.least_makespan(p, m, costs, split).value
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_bound_for_uneven_stages_is_often_the_least_makespan_of_all_orders(split):
+    chance = Random(3)
+    reached = 0
+    for _ in range(60):
+        p, m = chance.choice([(1, 3), (2, 3), (3, 2)])
+        costs = replace(uneven(chance, p), activation=0)  # so that memory forbids no order
+        least = fastest(pp.simulate(random_legal(chance, p, 1, m, split), costs))
+        bound = theory.least_makespan(p, m, costs, split).value
+        assert least >= bound
+        reached += least == bound
+    assert reached >= 30
+
+
+def uneven(chance, p, latency=0):
+    times = {name: [chance.randint(0, 5) for _ in range(p)] for name in ("forward", "input", "weight")}
+    return Costs(**times, latency=latency)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_even_stages_given_one_by_one_have_the_bound_of_even_stages(p, m, costs, split):
+    times = {name: getattr(costs, name) for name in ("forward", "backward", "input", "weight")}
+    one_by_one = replace(costs, **{name: time and [time] * p for name, time in times.items()})
+    assert theory.least_makespan(p, m, one_by_one, split).value == theory.least_makespan(p, m, costs, split).value
+
+
+@pytest.mark.parametrize("bound", [theory.least_makespan, theory.least_span])
+def test_the_bounds_are_not_for_pairs_that_save_time(bound):
+    """1F1B with overlapped pairs would beat both."""
+    saving = Costs(overlap=1)
+    run = pp.simulate(pp.schedule("1f1b-overlap", 4, 8), saving)
+    assert run.makespan < theory.least_makespan(4, 8).value and run.span < theory.least_span(4, 8).value
+    with pytest.raises(SettingError, match="pairs that take as long as their parts, 3; got 1: leave out overlap"):
+        bound(4, 8, saving)
+    assert bound(4, 8, Costs(overlap=3)) == bound(4, 8)
+
+
+@pytest.mark.parametrize("formula", [theory.least_makespan, partial(theory.makespan, "zb-h1")])
+def test_formulas_know_of_backwards_only_that_take_as_long_as_their_halves(formula):
+    """Halves of 2 and 2 beside a whole of 9: a split schedule has less to do than m(F+B)."""
+    with pytest.raises(
+        SettingError, match=r"in formulas B = I \+ W; got B=9, I=2, W=2: leave out backward, or simulate"
+    ):
+        formula(4, 8, Costs(backward=9, input=2, weight=2))
 
 
 def test_two_stages_a_rank_can_beat_the_bound_for_one():
