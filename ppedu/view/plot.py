@@ -99,7 +99,8 @@ def plot(
     ax.tick_params(length=0, labelsize=9, axis="x")
     ax.tick_params(length=0, axis="y")
     for each in ax.get_shared_x_axes().get_siblings(ax):
-        if each is ax or each.get_xlabel():  # those that share the axis share its unit
+        # Those that share the axis share its unit, and where a figure leaves out the ticks' labels it needs none.
+        if (each is ax or each.get_xlabel()) and each.xaxis.get_tick_params().get("labelbottom", True):
             counted = label(f"time, {'ms' if milliseconds else unit}" if unit else "time")
             each.set_xlabel(counted, fontsize=9, loc="right", **words)
     for side in ("top", "right", "left"):
@@ -216,8 +217,8 @@ def _stacked(panels: Sequence[Panel]) -> Figure:
     try:
         axes[-1, 0].update_datalim([(0, 0), (longest, 0)])  # numbers are sized by the final width of the axis
         for ax, (timeline, how) in zip(axes[:, 0], panels, strict=True):
-            plot(timeline, ax, legend=ax is axes[-1, 0], **how)
             ax.tick_params(axis="x", labelbottom=True)
+            plot(timeline, ax, legend=ax is axes[-1, 0], **how)
     except BaseException:
         pyplot.close(figure)
         raise

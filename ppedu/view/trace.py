@@ -171,18 +171,22 @@ def _placement(about: dict[str, Any]) -> Placement:
     require_size(about["ranks"], about["chunks"], about["microbatches"])
     if about["placement"] == "custom":
         return Placement.custom(about["holders"])
-    if about["ranks"] * about["chunks"] != len(about["holders"]):
-        raise ValueError(about)
+    stages = len(about["holders"])
+    if about["ranks"] * about["chunks"] != stages:
+        raise ParseError(f"{about['ranks']} ranks of {about['chunks']} chunks do not hold {stages} stages")
     return Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
 
 
 def _timeline(about: dict[str, Any], placement: Placement, rows: list[list[Span]]) -> Timeline:
     """Return the timeline of these rows that `_about` described."""
-    if not all(isinstance(about[name], str) for name in ("schedule", "unit", "source")):
-        raise TypeError(about)
+    for name in ("schedule", "unit", "source"):
+        if not isinstance(about[name], str):
+            raise ParseError(f"{name} must be text; got {about[name]!r}")
     for single in (single for row in rows for span in row for single in span.action.singles):
         if single.stage >= placement.stages or single.microbatch >= about["microbatches"]:
-            raise ValueError(single)
+            raise ParseError(
+                f"{single} is not among {placement.stages} stages and {about['microbatches']} microbatches"
+            )
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule(about["schedule"], placement, about["microbatches"], orders)
     costs = Costs(**{name: about[name] for name in (*PER_STAGE, "latency", "weight_memory", "unit")})

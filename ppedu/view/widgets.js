@@ -334,7 +334,7 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
     context.lineTo(layout.x(Math.min(timeline.makespan, layout.view.right)), floor);
     context.fill();
     if (timeline.cap !== null) {
-      context.fillStyle = ink;
+      context.fillStyle = largest(values) > timeline.cap ? MARK : ink;
       context.fillRect(layout.x(0), floor - (room * timeline.cap) / (most || 1), layout.x(Math.max(timeline.makespan, timeline.until)) - layout.x(0), 1);
       context.fillStyle = look.memory;
     }
@@ -994,7 +994,7 @@ export function chart(points, { x, y, line = false, width = 420, height = 220 })
       [cx + 9, cx - 9 - size].map((from) => ({ left: from, top: cy + shift - 11, right: from + size, bottom: cy + shift + 2 })),
     );
     const free = (box) =>
-      box.right <= width && box.top >= 0 && !taken.some((o) => box.left < o.right && o.left < box.right && box.top < o.bottom && o.top < box.bottom);
+      box.right <= width - 6 && box.top >= 0 && !taken.some((o) => box.left < o.right && o.left < box.right && box.top < o.bottom && o.top < box.bottom);
     const spot = spots.find(free);
     if (!spot) continue;
     taken.push(spot);
