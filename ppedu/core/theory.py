@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from numbers import Rational, Real
+from operator import index
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Op
@@ -211,7 +212,7 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     costs = _require_costs(costs)
     if any(isinstance(cost, tuple) for cost in (costs.forward, costs.backward, costs.input, costs.weight)):
         require_size(ranks, 1, microbatches)
-        letters: Letters = {"p": ranks, "m": microbatches, "c": costs.latency, **_times(costs, ranks)}
+        letters: Letters = {"p": index(ranks), "m": index(microbatches), "c": costs.latency, **_times(costs, ranks)}
         why = "rank r starts after the r stages before it, and has all its work to do"
         bound = "max(sum(F[:r]) + r*c + m*(F[r]+B[r]) for r in range(p))"
         whole = "max(sum(F[:r]) + sum(B[:r]) + 2*r*c + m*(F[r]+B[r]) for r in range(p))"
@@ -233,7 +234,7 @@ def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: 
     """
     letters = _letters(ranks, microbatches, costs)
     _require_no_gain(_require_costs(costs), ranks)
-    letters["k"] = min(microbatches, require_count("most", microbatches if most is None else most))
+    letters["k"] = letters["m"] if most is None else min(letters["m"], require_count("most", most))
     why = "until its first gradient is back, the first rank has k forwards to do"
     return _bound("m*(F+B) + max(0, (p-1)*(I+2*c) + (p-k)*F)", why, letters)
 
@@ -316,9 +317,9 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
     times: dict[str, Any] = {op: each for op, (each,) in _times(costs, 1).items()}
     require_size(ranks, chunks, microbatches)
     letters: Letters = {
-        "p": ranks,
-        "m": microbatches,
-        "v": chunks,
+        "p": index(ranks),  # of NumPy's or torch's kind, too
+        "m": index(microbatches),
+        "v": index(chunks),
         **times,
         "FB": times["F"] + times["B"] if costs.overlap is None else costs.overlap,
         "c": costs.latency,

@@ -2,8 +2,11 @@
 tested in tests/papers."""
 
 from fractions import Fraction
+from functools import partial
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import often
@@ -67,6 +70,15 @@ def test_the_bound_of_uneven_stages_is_that_of_the_rank_that_takes_longest():
     )
     with pytest.raises(SettingError, match="2 costs for 3 stages"):
         theory.least_makespan(3, 8, Costs(forward=[1, 3]))
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
+@pytest.mark.parametrize(
+    "ask", [partial(theory.makespan, "1f1b"), partial(theory.peak, "gpipe"), theory.least_makespan, theory.least_span]
+)
+def test_counts_of_numpy_and_torch_are_counts(kind, ask):
+    assert ask(kind(4), kind(8)) == ask(4, 8)
+    assert theory.idle("interleaved", kind(4), kind(8), chunks=kind(2)) == theory.idle("interleaved", 4, 8, chunks=2)
 
 
 def test_where_nothing_takes_time_there_is_no_bubble():
