@@ -57,7 +57,7 @@ class RankPool:
     """
 
     def __init__(self, launcher: str = "zygote") -> None:
-        if launcher not in LAUNCHERS:
+        if not isinstance(launcher, str) or launcher not in LAUNCHERS:
             raise SettingError(f"there is no launcher {launcher!r}; there is: {', '.join(LAUNCHERS)}")
         if sys.platform != "linux":
             raise SettingError(

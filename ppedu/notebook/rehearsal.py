@@ -16,13 +16,14 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, B, F
-from ppedu.core.errors import SettingError, require_rank
+from ppedu.core.errors import SettingError, require_count, require_rank
 from ppedu.core.timeline import several
 
 # Where an operation's neighbour is, as `ppedu.run.communicate` and `bidirectional_communicate` have it.
 ONE_WAY = {"recv_forward": -1, "send_forward": +1, "recv_backward": +1, "send_backward": -1}
 BOTH_WAYS = {"send_fwd_recv_bwd": +1, "send_bwd_recv_fwd": -1}
 FIT = {"send", "receive"}, {"swap"}  # the two sides of a message
+MOST_RANKS = 1000  # each of them a thread
 MOST_CALLS = 10_000  # of a rank's methods; a loop that makes more does not end
 MOST_SECONDS = 10.0  # between two of them; nor does one that takes longer
 MOST_ATTEMPTS = 100  # to end a rank by an exception, as its program may catch one; each takes 10 ms
@@ -235,8 +236,13 @@ def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float]
     An error of the program is raised here. However this ends, no rank runs on.
 
     Raises:
-        SettingError: a rank's loop does not end; it has run for 10 seconds, or made 10,000 calls.
+        SettingError: `program` is not a function, `ranks` not a number from 1 to 1000, or the loop of a rank endless:
+            it has run for 10 seconds or made 10,000 calls.
     """
+    if not callable(program):
+        raise SettingError(f"give a function of one rank, such as `def step(me): …`; got {program!r}")
+    if require_count("the number of ranks", ranks) > MOST_RANKS:
+        raise SettingError(f"at most {MOST_RANKS} ranks can be rehearsed; got {ranks}")
     every = [Rank(program, rank, ranks, losses) for rank in range(ranks)]
     awake = deque(every)
     try:

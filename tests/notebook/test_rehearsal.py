@@ -70,6 +70,18 @@ def test_a_loop_that_catches_its_own_end_does_not_run_on():
     assert seconds_of_computing() < 0.15
 
 
+@pytest.mark.parametrize("ranks", [None, 0, -1, 2.5, "2", True, [2], 10**9])
+def test_a_number_of_ranks_that_cannot_be_rehearsed_is_refused(ranks):
+    with pytest.raises(SettingError, match=r"the number of ranks must|at most 1000 ranks"):
+        rehearse(spin, ranks)
+
+
+@pytest.mark.parametrize("program", [None, 3, "spin", [spin]])
+def test_what_is_not_a_function_is_not_rehearsed(program):
+    with pytest.raises(SettingError, match="give a function of one rank"):
+        rehearse(program, 2)
+
+
 def test_no_thread_is_left_of_ranks_that_wait_forever():
     before = threading.active_count()
     assert len(rehearse(lambda me: me.recv((me.rank + 1) % 8), 8).waits) == 8
