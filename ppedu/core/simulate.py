@@ -114,8 +114,8 @@ class Costs:
             return [plain(Fraction(cost) * share) if isinstance(cost, Rational) else cost * float(share)] * stages
         if len(cost) != stages:
             raise SettingError(
-                f"{len(cost)} costs for {stages} stages; give {stages} costs, one for each stage, or a single number: "
-                "the time of a rank's share of the model, which fits any number of stages"
+                f"{len(cost)} costs for {stages} stages; give {stages}, one for each stage, "
+                "or a single number, for a rank's share of the model"
             )
         return list(cost)
 

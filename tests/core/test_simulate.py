@@ -182,7 +182,7 @@ def test_an_illegal_schedule_is_not_simulated_but_explained():
 def test_costs_for_another_number_of_stages_are_refused(name, value):
     given = {name: value, "backward": [9, 9]} if name in ("input", "weight") else {name: value}
     with pytest.raises(
-        SettingError, match=f"{len(value)} costs for 2 stages; give 2 costs, one for each stage, or a single number"
+        SettingError, match=f"{len(value)} costs for 2 stages; give 2, one for each stage, or a single number"
     ):
         timeline = simulate(pp.schedule("1f1b", 2, 2), Costs(**given))
         assert timeline.peak_activations  # the activations are only weighed here

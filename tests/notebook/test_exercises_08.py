@@ -163,7 +163,7 @@ WRONG_FITS = {
     ),
     "too few stages": (
         lambda timeline: replace(right(timeline), forward=[0.020] * 4),
-        "4 costs for 3 stages; give 3 costs, one for each stage, or a single number",
+        "4 costs for 3 stages; give 3, one for each stage, or a single number",
     ),
     "forgets return": (lambda timeline: None, "where costs are wanted, such as pp.Costs(latency=0.005); is there a"),
     "a tuple": (lambda timeline: (0.020, 0.040), "gives (0.02, 0.04), where costs are wanted"),
