@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_structure, tree_unflatten
 
 from ppedu.core.errors import SettingError
 
 # The dimension to cut along, None to give all of a tensor to each microbatch; or these, nested as the batch is.
 Dims = Any
+ALONE = tree_structure(0)  # the form of a tensor that is not in a nest
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Batch:
         if not self.inputs:
             return [0] * microbatches
         looks = [
-            (tree_map(_look, each), tree_map(_look, dict(sorted(named.items()))))
+            ([*map(_look, each)], {name: _look(named[name]) for name in sorted(named)})
             for each, named in zip(self.inputs, self.keywords, strict=True)
         ]
         return [zlib.crc32(repr(look).encode()) + 1 for look in looks]
@@ -131,7 +132,7 @@ def _join(values: list[Any], dim: int | None) -> Any:
 
 def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples: dict[str, int]) -> list[Any]:
     """`value` for each microbatch. `samples`: the size of each tensor that was cut so far, all the same."""
-    leaves, form = tree_flatten_with_path(value)
+    leaves, form = _flat(value)
     columns = []
     for path, leaf in leaves:
         tensor, dim = f"{_named(name)}{keystr(path)}", _dim(dims, path)
@@ -176,10 +177,15 @@ def _dim(dims: Dims, path: Sequence[Any]) -> Any:
 
 def _sizes(value: Any, dims: Dims) -> Iterator[int]:
     """The size of each tensor in `value` along the dimension that it is cut along."""
-    for path, leaf in tree_flatten_with_path(value)[0]:
+    for path, leaf in _flat(value)[0]:
         dim = _dim(dims, path)
         if isinstance(leaf, torch.Tensor) and dim is not None and -leaf.dim() <= dim < leaf.dim():
             yield leaf.shape[dim]
+
+
+def _flat(value: Any) -> tuple[Sequence[tuple[Any, Any]], Any]:
+    """The leaves of `value`, each with its path, and what puts them together again. Fast for a tensor by itself."""
+    return ([((), value)], ALONE) if isinstance(value, torch.Tensor) else tree_flatten_with_path(value)
 
 
 def _holds_tensors(value: Any) -> bool:
@@ -189,7 +195,10 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _look(value: Any) -> Any:
-    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else type(value)
+    """Shapes, dtypes and types, nested as `value` is."""
+    leaves, form = _flat(value)
+    looks = [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for _, x in leaves]
+    return looks[0] if form is ALONE else (looks, form)
 
 
 def _named(name: int | str) -> str:

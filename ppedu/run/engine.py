@@ -581,6 +581,7 @@ class Step:
             if need[0] in RECEIVE and need not in self._given:
                 kind, stage, m = need
                 self._take(Action(stage, Op(kind), m), action)
+                self._started = self.clock.now()
 
     def receive(self, action: Action) -> tuple[torch.Tensor, ...] | None:
         """What a forward or backward gets from another stage; None for the first stage's F and the last stage's B.
@@ -591,7 +592,8 @@ class Step:
         wanted = [need for need in needs(action, self.placement, lowered=True) if need != own]
         if not wanted:
             return None
-        self.wait(action)
+        if wanted[0] not in self._given:
+            self.wait(action)
         values = self._result(wanted[0])
         if self.pipeline.device.type == "cuda":  # in a pair, this may be another stream than the tensors were made on
             for value in values:
@@ -690,7 +692,6 @@ class Step:
         result = message.op.value, message.stage, message.microbatch
         self._given[result] = self.messages.wait(message, user, self.pipeline.device)
         self.messages.arrived(self._arrived[message])
-        self._started = self.clock.now()
 
     def _has_handler(self, action: Action) -> bool:
         """Has the caller given a handler for this op, or for one of a pair's parts?"""

@@ -1,5 +1,7 @@
 """The messages between ranks: the right tensor arrives, and what does not fit is refused."""
 
+import re
+
 import pytest
 import torch
 
@@ -353,3 +355,27 @@ except PipelineError:
 
 def test_the_errors_are_pipeline_errors():
     assert issubclass(CommunicationError, PipelineError) and issubclass(SettingError, PipelineError)
+
+
+def test_the_sender_of_a_message_that_does_not_fit_gets_an_error_of_ours(ranks):
+    output = ranks(
+        program(
+            """
+try:
+    if rank == 0:
+        communicate("send_forward", torch.ones(3, 50_000))
+        communicate("recv_backward", shapes=(3, 50_000))
+    else:
+        communicate("recv_forward", shapes=(7,))
+except PipelineError as error:
+    print(f"{error} | {type(error.__cause__).__name__}", flush=True)
+    dist.destroy_process_group()
+    import os
+    os._exit(0)
+"""
+        ),
+        2,
+    )
+    assert output[1].startswith("recv_forward on rank 1, from rank 0: expected torch.float32 of shape (7,)")
+    sender = r"(send_forward on rank 0, to|recv_backward on rank 0, from) rank 1: the connection to rank 1 is lost;"
+    assert re.match(sender, output[0]) and output[0].endswith("| RuntimeError\n")

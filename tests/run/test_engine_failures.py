@@ -236,6 +236,52 @@ FAILURES = {
         ],
         STOPPED,
     ),
+    "a DTensor between stages": (
+        """
+from torch.distributed.tensor import DTensor, init_device_mesh
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+pipeline = made(change={0: Of(lambda s, x: DTensor.from_local(s.a(x), mesh), a=layer(0))})
+pipeline.step(X, Y)
+""",
+        [
+            "PipelineError: rank 0: 0SEND_F0 failed: only dense tensors of one rank can be sent; got a DTensor",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a sparse tensor between stages": (
+        with_stage(0, "lambda s, x: s.a(x).to_sparse()"),
+        [
+            "PipelineError: rank 0: 0SEND_F0 failed: only dense tensors .* got a sparse tensor: give its to_dense",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a message that torch refuses": (
+        """
+pipeline = made()
+if rank == 0:
+    pipeline.messages.channel = type("Refusing", (), {"send": lambda *a: exec("raise RuntimeError('no such luck')")})()
+pipeline.step(X, Y)
+""",
+        [
+            r"CommunicationError: rank 0: 0SEND_F0 \(.*\): RuntimeError: no such luck \(in the order: ",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "an input changed in place": (
+        with_stage(1, "lambda s, x: s.a(x.relu_())"),
+        [
+            LATE,
+            "PipelineError: rank 1: 1F0 failed: stage 1 changes its input in place, .* begin with x = x.clone",
+            LATE,
+        ],
+        STOPPED,
+    ),
     "a stage that raises": (
         with_stage(
             1,
