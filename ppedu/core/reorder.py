@@ -136,10 +136,8 @@ def list_schedule(
             make_ready(task)
     woken = set(range(len(room)))
     while woken:
-        for rank in woken:
-            fitting = (
-                [heap for takes, heap in ready[rank].items() if heap and takes <= room[rank]] if idle[rank] else []
-            )
+        for rank in filter(idle.__getitem__, woken):
+            fitting = [heap for takes, heap in ready[rank].items() if heap and takes <= room[rank]]
             if fitting:
                 _, task = heappop(min(fitting))
                 idle[rank] = False
