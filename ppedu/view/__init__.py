@@ -28,7 +28,7 @@ def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str])
     """Write a timeline to `path`; see `Timeline.save`. A .json file holds several: a measured run and its simulation.
 
     Raises:
-        SettingError: there is no timeline, or several for a file that holds one, or the ending is not known.
+        SettingError: the file cannot hold this number of timelines, or its ending is not known.
         PipelineError: the file cannot be written.
     """
     given = list(timelines) if isinstance(timelines, Iterable) else [timelines]

@@ -61,14 +61,14 @@ def plot(
     """Draw `timeline` and return the Axes.
 
     ax: where to draw; a new figure by default.
-    outline: another timeline of as many ranks, drawn over this one as outlines: a simulation over a measured run.
-    memory: a strip under each rank shows its activations, its peak at the right. All ranks are drawn to one scale,
-        on which the highest peak fills the strip; or the number given does, so that pictures can be compared.
-    legend: under the picture; of several pictures in one figure, one may do.
+    outline: another timeline with the same number of ranks, drawn over this one: a simulation over a measured run.
+    memory: whether a strip under each rank shows its activations, with its peak at the right. All ranks have one scale,
+        on which the highest peak fills the strip; a number fills it instead, so that pictures can be compared.
+    legend: whether there is one below the picture; one is enough for several pictures in a figure.
     marks: actions to be marked with a red edge, each as a rank and a position in its order.
-    until: the axis reaches to this time at least.
-    title: replaces the schedule's name and size; makespan, bubble and peak memory stand beside it anyway, and that
-        a timeline is emulated is always said.
+    until: the axis reaches at least this time.
+    title: replaces the schedule's name and size. Makespan, bubble and peak memory are always shown beside it, and
+        "emulated" after it where the timeline is.
 
     Raises:
         SettingError: an option is of the wrong type, or `outline` has another number of ranks.
@@ -143,7 +143,7 @@ def _require(name: str, value: Any, kind: type, wanted: str) -> None:
 
 
 def _legend(ax: Axes, timeline: Timeline, boxes: list[Box], memory: bool, outline: Timeline | None) -> None:
-    """What the colours and edges mean that are in the picture, below its left corner."""
+    """Draw the legend of the colours and edges that are in the picture, below its left corner."""
     entries = [(Patch(color=COLORS[op]), NAMES[op]) for op in COLORS if any(box.op == op for box in boxes)]
     if timeline.schedule.chunks > 1:
         dark = _shade(Box(0, 0, 0, 0, Op.F, 0, depth=1, copy=0))

@@ -52,7 +52,7 @@ def _widget_class() -> type:
 class Shown:
     """Timelines under each other, on one time axis. `state()` is all that the browser needs.
 
-    What also has controls says in `panels` which timelines there are now, and in `told` what comes of a click.
+    A subclass with controls returns its current timelines from `panels` and acts on clicks in `told`.
     """
 
     kind = "show"
@@ -75,11 +75,11 @@ class Shown:
         return "\n\n".join(timeline.text() for timeline, _ in self.panels())
 
     def told(self, message: dict[str, Any]) -> Data | None:
-        """What the user has done, or what the browser wants to know; the answer, if it needs one."""
+        """Act on a message from the browser, and return the answer if it needs one."""
         return None
 
     def refresh(self) -> None:
-        """Show on every page what there is now."""
+        """Send the current state to every page on which this is displayed."""
         if self._widgets:
             state = json.dumps(self.state())
             for widget in self._widgets:
@@ -136,7 +136,7 @@ def _sent(timeline: Timeline, how: dict[str, Any], readable: tuple[int, str]) ->
 
 
 def still(panels: list[Panel]) -> Data:
-    """The picture of timelines, for pages without a kernel; none if it would take long."""
+    """Return the static picture of timelines, for pages without a kernel; empty where drawing would take seconds."""
     from ppedu.view.plot import png
 
     if sum(len(row) for timeline, _ in panels for row in timeline.rows) > MOST_DRAWN:
@@ -201,11 +201,12 @@ def compare(
 
         compare("gpipe", "1f1b", "zb-h1", ranks=4, microbatches=8, costs=Costs(latency=0.1))
 
-    schedules: each a registered name, for which `ranks` and `microbatches` count, a Schedule, or a Timeline.
-    costs: of all that are not timelines already.
+    schedules: each is a registered name, a Schedule or a Timeline; `ranks` and `microbatches` apply to the names.
+    costs: apply to everything that is not yet a timeline. Costs of each stage fit only schedules with as many stages;
+        to compare others, simulate each with costs of its own.
 
     Raises:
-        SettingError: nothing is given, or something else than these, or the sizes do not fit a schedule.
+        SettingError: there is nothing to compare, an argument is of another type, or sizes or costs do not fit.
         ScheduleError: a schedule is not legal.
     """
     if not schedules:
@@ -243,12 +244,13 @@ class Difference(Shown):
 
 
 def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Costs | None = None) -> Difference:
-    """Show two schedules with the actions marked that are not in both, or not in the same order.
+    """Show two schedules, and mark the actions that are not in both, or not in the same order.
 
-    Of one that is not legal, such as an attempt, as much is shown as its ranks get through.
+    A schedule that is not legal is shown up to where its ranks are stuck.
 
     Raises:
-        SettingError: one is neither a schedule nor a timeline, or they have not the same number of ranks.
+        SettingError: one is neither a schedule nor a timeline, they differ in their number of ranks, or `costs` do not
+            fit.
     """
     _require_costs("differences", costs)
     for each in (one, other):
@@ -262,7 +264,7 @@ def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Cos
 
 
 def bundle(given: Schedule | Timeline) -> tuple[Data, Data]:
-    """What Jupyter shows where a timeline ends a cell, or a schedule, with the default costs."""
+    """Return what Jupyter shows for a timeline, or for a schedule simulated with the default costs."""
     try:
         timeline = simulate(given) if isinstance(given, Schedule) else given
     except ScheduleError as error:

@@ -388,7 +388,7 @@ def damaged(draw):
     return data
 
 
-@settings(max_examples=300, deadline=2000)
+@settings(max_examples=300, deadline=10_000)
 @given(data=damaged() | OF_ANY_SIZE | JSON)
 def test_a_damaged_file_is_refused_or_gives_timelines_that_can_be_shown(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged.json"
