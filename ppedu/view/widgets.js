@@ -546,7 +546,7 @@ export class Figure {
     if (!zoomed || this.view.left >= this.end) this.view = { left: 0, right: this.end };
     this.current = null;
     if (!(this.chosen?.microbatch < this.timelines[this.chosen?.panel]?.microbatches)) this.chosen = null;
-    this.pause();
+    if (this.playing) this.pause();
     this.time = null; // it was a moment of other timelines
     while (this.panels.length > panels.length) this.panels.pop().holder.remove();
     while (this.panels.length < panels.length) this.panels.push(this.panel(this.panels.length));
