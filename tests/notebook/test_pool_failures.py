@@ -627,23 +627,25 @@ def test_a_rank_that_has_been_stopped_did_not_answer(ranks):
 DAMAGED = ["garbage", "[]", "{}", "\xff", '{"rank": 1}', '{"time": 1, "text": 5}', "[" * 100_000]
 
 
-@pytest.mark.parametrize("name", ["1.json", "1.place"])
-def test_a_report_that_a_rank_has_damaged_is_left_out(ranks, name):
-    for text in DAMAGED:
-        program = f"""
-import gc, os, sys, time
+DAMAGE = f"""
+import os, signal, sys, time
 from pathlib import Path
-folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
-if os.environ["RANK"] == "1":
-    Path(folder, {name!r}).write_text({text!r}, encoding="latin-1")
-    Path(folder, {name!r}).chmod(0o400)
-    if {name!r} == "1.json": sys.exit(3)
-    os.kill(os.getpid(), 19)
-time.sleep({0 if name == "1.json" else 1000})
+rank, folder = int(os.environ["RANK"]), Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
+def damage(name):
+    (folder / f"{{rank}}.{{name}}").write_text({DAMAGED}[rank], encoding="latin-1")
 """
-        message = failure(ranks, program, 2, timeout=2)
-        told = "rank 1 ended with exit code 3" if name == "1.json" else "rank 1 did not answer"
-        assert told in message.splitlines()
+
+
+def test_a_damaged_report_of_where_a_rank_is_is_left_out(ranks):
+    program = f"{DAMAGE}\ndamage('place')\nos.kill(os.getpid(), signal.SIGSTOP)"
+    message = failure(ranks, program, len(DAMAGED), timeout=3)
+    assert message.splitlines()[1:] == [f"rank {rank} did not answer" for rank in range(len(DAMAGED))]
+
+
+def test_a_damaged_report_of_why_a_rank_failed_is_left_out(ranks):
+    for failing in range(len(DAMAGED)):
+        message = failure(ranks, f"{DAMAGE}\nif rank == {failing}:\n    damage('json')\n    sys.exit(3)", len(DAMAGED))
+        assert message == f"rank {failing} ended with exit code 3"
 
 
 @pytest.mark.parametrize("code", [10**30, -(10**30), 2**32 + 7, 2**63, 256 + 3, -2, True])
