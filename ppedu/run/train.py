@@ -189,7 +189,7 @@ def train_gpt(
         inputs, targets = (tokens.chunk(config.replicas)[group.rank // own.size].to(device) for tokens in batch)
         loss = pipeline.step(inputs, targets)
         if config.clip is not None:
-            pipeline.clip_grad_norm(config.clip)
+            pipeline.clip_grad_norm(config.clip, error_if_nonfinite=True)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
