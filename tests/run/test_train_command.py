@@ -185,10 +185,19 @@ def test_a_command_line_that_is_not_one_gets_the_usage(arguments, capfd):
     assert "usage: python -m ppedu" in capfd.readouterr().err
 
 
+LOSES_INTERRUPTS = """
+import time
+
+try:
+    print("imported", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    pass
+"""
+
+
 def test_an_interrupt_that_torchs_import_loses_ends_the_command_at_once(tmp_path):
-    (tmp_path / "torch.py").write_text(
-        "import time\nprint('imported', flush=True)\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    pass\n"
-    )
+    (tmp_path / "torch.py").write_text(LOSES_INTERRUPTS)
     process = subprocess.Popen(
         [sys.executable, "-m", "ppedu", "train"],
         env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
