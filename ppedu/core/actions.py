@@ -84,7 +84,8 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.op}"
-        return f"{self.stage}{self.op}{'' if self.microbatch == -1 else self.microbatch}"
+        unnumbered = isinstance(self.microbatch, int) and self.microbatch == -1
+        return f"{self.stage}{self.op}{'' if unnumbered else self.microbatch}"
 
     def __repr__(self) -> str:
         return f"<{self}>"

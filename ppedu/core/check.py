@@ -185,15 +185,16 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
         over at once. Receives wait for their message in both.
 
     Raises:
-        SettingError: it is no schedule, `ranks` are no collection, or one of them does not exist.
+        SettingError: it is not a schedule, `ranks` are not a collection, or one of them does not exist.
     """
     require_schedule("check", schedule)
     if ranks is None and not rendezvous:
         return list(schedule.problems)
-    if ranks is not None and not isinstance(ranks, Collection):
-        raise SettingError(f"ranks are several, such as [0, 1]; got {ranks!r}")
-    every = range(schedule.ranks)
-    known = every if ranks is None else sorted({require_rank(rank, schedule.ranks) for rank in ranks})
+    try:
+        known = list(range(schedule.ranks) if ranks is None else ranks)
+    except TypeError:
+        raise SettingError(f"ranks are several, such as [0, 1]; got {ranks!r}") from None
+    known = sorted({require_rank(rank, schedule.ranks) for rank in known})
     return list(find_problems(schedule, known, replay(schedule, known, rendezvous)))
 
 

@@ -59,13 +59,15 @@ def require_rank(rank: Any, ranks: int) -> int:
 MOST_FORWARDS = 5_000_000  # of a schedule: some gigabytes
 
 
-def require_size(ranks: Any, chunks: Any, microbatches: Any) -> None:
-    """Raise SettingError unless the three are whole numbers above 0 and a schedule of this size fits in memory."""
+def require_size(ranks: Any, chunks: Any, microbatches: Any) -> tuple[int, int, int]:
+    """Return the three as ints. Raise SettingError unless a schedule of this size is possible and fits in memory."""
     counts = {"ranks": ranks, "chunks": chunks, "microbatches": microbatches}
-    forwards = math.prod(require_count(name, count) for name, count in counts.items())
+    counts = {name: require_count(name, count) for name, count in counts.items()}
+    forwards = math.prod(counts.values())
     if forwards > MOST_FORWARDS:
         size = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise SettingError(f"{size} make {forwards} forwards; at most {MOST_FORWARDS} fit here: take fewer of them")
+    return counts["ranks"], counts["chunks"], counts["microbatches"]
 
 
 def require_count(name: str, value: Any, least: int = 1) -> int:

@@ -46,7 +46,7 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         SettingError: the schedule is lowered already, or an option is none of those above.
     """
     _require_compute("lower", schedule)
-    if receive not in ("early", "late"):
+    if not isinstance(receive, str) or receive not in ("early", "late"):
         raise SettingError(f'receive must be "early" or "late"; got {receive!r}')
     if schedule.replay.blocked:
         schedule.validate()
@@ -113,8 +113,10 @@ def label(action: Action, placement: Placement) -> str:
     """A message for people: "rank 0 → 1: F of microbatch 1", with the stage where a rank holds several.
 
     Raises:
-        SettingError: the action is not a SEND or RECV.
+        SettingError: the action is not a SEND or RECV, or the placement is not one.
     """
+    if not isinstance(placement, Placement):
+        raise SettingError(f"label takes a placement, such as schedule.placement; got {placement!r}")
     source, target = placement.route(action)
     made_by = action.stage if action.op in SEND else action.stage + TOWARDS[action.op]
     which = f"stage {made_by}'s " if placement.stages > placement.ranks else ""
@@ -211,12 +213,13 @@ def align(schedule: Schedule) -> Grid:
 
 
 def strip(grid: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]:
-    """The compute orders in a grid or in lowered orders, without idle steps, messages and sharding.
+    """Return the compute orders in a grid or in lowered orders, without idle steps, messages and sharding.
 
     Raises:
         SettingError: it is neither.
     """
-    if not isinstance(grid, Sequence):
+    rows = grid if isinstance(grid, Sequence) else [grid]
+    if not all(isinstance(row, Sequence) and all(isinstance(cell, Action | None) for cell in row) for row in rows):
         raise SettingError(f"strip takes rows of actions, such as align(schedule) or schedule.orders; got {grid!r}")
     return tuple(tuple(action for action in row if action and action.computes) for row in grid)
 

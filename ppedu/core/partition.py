@@ -140,10 +140,12 @@ def imbalance(costs: Sequence[Number], pieces: Sequence[range], first: Number = 
 
 def _weights(costs: Iterable[Number], first: Number, last: Number) -> list[int]:
     """The costs as whole numbers in one unit, so that sums are exact; `first` and `last` are added to their layers."""
-    if not isinstance(costs, Iterable):
-        raise SettingError(f"costs must be numbers, one for each layer; got {costs!r}")
+    try:
+        each = [first, last, *costs]
+    except TypeError:
+        raise SettingError(f"costs must be numbers, one for each layer; got {costs!r}") from None
     exact = []
-    for cost in [first, last, *costs]:
+    for cost in each:
         if isinstance(cost, bool) or not isinstance(cost, Real) or not 0 <= cost < math.inf:
             raise SettingError(f"a cost must be a number of at least 0; got {cost!r}")
         exact.append(Fraction(cost if isinstance(cost, Rational) else float(cost)))

@@ -10,7 +10,7 @@ from operator import index
 from typing import Any
 
 from ppedu.core.actions import SEND, Action, Op
-from ppedu.core.errors import SettingError, require_count, require_name, require_size
+from ppedu.core.errors import SettingError, require_count, require_name, require_rank, require_size
 
 
 def fields_alone(self: Any) -> dict[str, Any]:
@@ -65,7 +65,10 @@ class Placement:
         Raises:
             SettingError: there is no such placement, or a number is not a whole number above 0.
         """
-        require_size(ranks, chunks, microbatches)
+        ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
+        known = [*_SHAPES, "bidirectional"]
+        if not isinstance(name, str) or name not in known:
+            raise SettingError(f"there is no placement called {name!r}; there is: {', '.join(known)}")
         if name == "bidirectional":
             if chunks != 1:
                 raise SettingError(
@@ -73,9 +76,6 @@ class Placement:
                 )
             down = tuple(range(ranks))
             return cls(name, ranks, (down, down[::-1]), microbatches - microbatches // 2)
-        if not isinstance(name, str) or name not in _SHAPES:
-            known = ", ".join([*_SHAPES, "bidirectional"])
-            raise SettingError(f"there is no placement called {name!r}; there is: {known}")
         return cls(name, ranks, (tuple(_SHAPES[name](stage, ranks) for stage in range(ranks * chunks)),))
 
     @classmethod
@@ -162,7 +162,12 @@ class Placement:
         return (here, there) if action.op in SEND else (there, here)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that `rank` holds, of all copies, first to last."""
+        """Return the stages that `rank` holds, of all copies, first to last.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        rank = require_rank(rank, self.ranks)
         return tuple(sorted({stage for copy in self.holders for stage, holder in enumerate(copy) if holder == rank}))
 
 

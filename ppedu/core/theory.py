@@ -315,7 +315,7 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
         if isinstance(value, tuple):
             raise SettingError(f"formulas are about equal stages; give one number for {name}, or simulate")
     times: dict[str, Any] = {op: each for op, (each,) in _times(costs, 1).items()}
-    require_size(ranks, chunks, microbatches)
+    ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
     letters: Letters = {
         "p": index(ranks),  # of NumPy's or torch's kind, too
         "m": index(microbatches),

@@ -9,11 +9,12 @@ import os
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from numbers import Rational
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.errors import require_count, require_rank
+from ppedu.core.errors import SettingError, require_count, require_rank, require_schedule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +55,18 @@ class Timeline:
     rows: tuple[tuple[Span, ...], ...]
     costs: Costs
     source: str = "simulated"
+
+    def __post_init__(self) -> None:
+        require_schedule("a timeline", self.schedule)
+        try:
+            rows = tuple(map(tuple, self.rows))
+        except TypeError:  # not rows of anything
+            rows = ()
+        if len(rows) != self.schedule.ranks or not {*map(type, chain(*rows))} <= {Span}:
+            raise SettingError(
+                f"a timeline of {self.schedule!r} has a row of Spans for each of its ranks; got {self.rows!r}"
+            )
+        vars(self).update(rows=rows)
 
     def spans(self, rank: int) -> tuple[Span, ...]:
         """What `rank` did, first to last.

@@ -64,10 +64,12 @@ def register(name: str, placement: str = "loop", chunks: int = 1) -> Callable[[G
     Placement.make(placement, 1, chunks)
 
     def remember(generator: Generator) -> Generator:
-        if not callable(generator):
+        try:
+            inspect.signature(generator)
+        except (TypeError, ValueError):  # not a function, or a type of Python's own
             raise SettingError(
                 f"the schedule {name!r} needs a generator of rank, ranks and microbatches; got {generator!r}"
-            )
+            ) from None
         if name in _entries and _is_published(_entries[name].generator) and not _is_published(generator):
             raise SettingError(f"{name!r} is a published schedule; give yours a name of its own")
         _entries[name] = Entry(generator, placement, chunks)
@@ -171,8 +173,9 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """What `schedule` returns, from an entry that need not be registered."""
     settings = _settings(name, entry.generator, options)
-    chunks = settings.get("chunks", entry.chunks)
-    require_size(ranks, chunks, microbatches)
+    _, chunks, _ = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
+    if "chunks" in options:
+        options["chunks"] = chunks
     most = MOST_ACTIONS * microbatches * chunks
     orders = []
     it = f"the schedule {name!r}"
