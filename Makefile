@@ -56,7 +56,7 @@ pictures: .venv/.test
 # Asked before the long installation.
 chromium:
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
-	  || echo "The tests in a browser need Chromium and are skipped without it: apt-get install chromium"
+	  || echo "The tests in a browser need Chromium and are skipped without it: apt-get install chromium libatomic1"
 
 clean:
 	rm -rf .venv artifacts .mypy_cache .pytest_cache .ruff_cache

@@ -179,7 +179,7 @@ def test_make_says_in_one_sentence_what_the_machine_lacks(bare, programs, says):
     assert done.stderr.count("\n") == 1  # make's own "*** Error 1"
 
 
-SKIPPED = "The tests in a browser need Chromium and are skipped without it: apt-get install chromium\n"
+SKIPPED = "The tests in a browser need Chromium and are skipped without it: apt-get install chromium libatomic1\n"
 
 
 @pytest.mark.parametrize(("programs", "says"), [({}, SKIPPED), ({"google_chrome": ""}, "")])
@@ -192,8 +192,8 @@ def test_make_test_says_before_it_installs_that_there_is_no_browser(bare, progra
     ("programs", "installed"),
     [
         ({"chromium": "", "python3": ""}, ""),
-        ({"python3": ""}, "install -y -qq --no-install-recommends chromium\n"),
-        ({"python3": WITHOUT_VENV}, "install -y -qq --no-install-recommends chromium python3-venv\n"),
+        ({"python3": ""}, "install -y -qq --no-install-recommends chromium libatomic1\n"),
+        ({"python3": WITHOUT_VENV}, "install -y -qq --no-install-recommends chromium libatomic1 python3-venv\n"),
     ],
 )
 def test_ci_installs_what_is_missing(bare, programs, installed):
