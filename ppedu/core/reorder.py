@@ -48,7 +48,9 @@ def reorder(timeline: Timeline) -> Timeline:
         list_schedule(tasks, tasks.needed_by, longest_path_first),
         list_schedule(tasks, tasks.needed_by_with_forwards_in_order(), longest_path_first),  # never gets stuck
     ]
-    _, started = min(attempt for attempt in attempts if attempt)
+    ticks, started = min(attempt for attempt in attempts if attempt)
+    if Fraction(ticks, tasks.clock.scale) >= timeline.makespan:
+        return timeline
     orders: list[list[Action]] = [[] for _ in compute]
     for task in started:
         orders[tasks.rank[task]].append(tasks.actions[task])
@@ -67,7 +69,8 @@ class Tasks:
         self.rank = [rank for rank, *_ in steps]
         self.actions = [schedule.orders[rank][index] for rank, index, *_ in steps]
         exact = replace(costs, **{name: _exact(cost) for name, cost in vars(costs).items()})
-        self.duration = [*map(Clock.of(schedule, exact).duration, self.actions)]
+        self.clock = Clock.of(schedule, exact)
+        self.duration = [*map(self.clock.duration, self.actions)]
 
         weighs = [Fraction(each) for each in exact.per_stage(exact.activation, schedule.stages, schedule.ranks)]
         kept = Fraction(exact.weight_memory)
