@@ -48,6 +48,12 @@ def require_schedule(what: str, value: Any) -> None:
         raise SettingError(f"{what} takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {value!r}")
 
 
+def require_instance(name: str, value: Any, kind: type, such_as: str) -> None:
+    """Raise SettingError unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        raise SettingError(f"{name} must be {such_as}; got {value!r}")
+
+
 def require_rank(rank: Any, ranks: int) -> int:
     """Return `rank` as an int. Raise SettingError unless it is one of `ranks`."""
     whole = _whole(rank)

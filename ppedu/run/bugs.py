@@ -67,7 +67,7 @@ class Museum(dict[str, Bug]):
     """The exhibits by name. Printed, or at the end of a notebook's cell, they are a table."""
 
     def __getitem__(self, name: str) -> Bug:
-        if name not in self:
+        if not isinstance(name, str) or name not in self:
             raise SettingError(f"there is no exhibit {name!r}; there is: {', '.join(self)}")
         return super().__getitem__(name)
 

@@ -56,7 +56,7 @@ class Checkpoints:
         group: PipelineGroup | None = None,
     ):
         self.folder, self.modules, self.optimizer, self.model = named(folder), list(modules), optimizer, dict(model)
-        self.group = group or PipelineGroup.world()
+        self.group = PipelineGroup.of(group)
         self._locked = False
 
     def save(self, losses: Sequence[float]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ppedu.core.errors import CommunicationError, SettingError, require_count
+from ppedu.core.errors import CommunicationError, SettingError, require_count, require_instance
 
 # operation: does it send, does it receive, and is the neighbour the rank after (+1) or the one before (-1)?
 ONE_WAY = {
@@ -81,6 +81,18 @@ class PipelineGroup:
         if dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+    @classmethod
+    def of(cls, group: PipelineGroup | None) -> PipelineGroup:
+        """Return `group`, or `world()` where none is given.
+
+        Raises:
+            SettingError: it is not a PipelineGroup.
+        """
+        if group is None:
+            return cls.world()
+        require_instance("group", group, PipelineGroup, "a PipelineGroup(rank, size, process_group)")
+        return group
 
     @property
     def is_first(self) -> bool:
@@ -177,10 +189,10 @@ def _exchange(
     device: torch.device | str | None,
     group: PipelineGroup | None,
 ) -> torch.Tensor | None:
-    if operation not in operations:
+    if not isinstance(operation, str) or operation not in operations:
         raise SettingError(f"there is no operation {operation!r} here; there is: {', '.join(operations)}")
     sends, receives, step = operations[operation]
-    group = group or PipelineGroup.world()
+    group = PipelineGroup.of(group)
     neighbour = group.rank + step
     if not 0 <= neighbour < group.size:
         return None

@@ -70,7 +70,7 @@ class Emulation:
         self.simulated = simulate(schedule, costs)
         self.lasts = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
         self.end = 0.0  # of the device's last action; 0 before the first
-        group = group or PipelineGroup.world()
+        group = PipelineGroup.of(group)
         words = max(2, -(-require_count("size", size) // 8))
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
         self.pipeline = Pipeline(schedule, stages, _no_loss, group, timeout=timeout)

@@ -25,7 +25,14 @@ from torch.profiler import record_function
 
 from ppedu.core.actions import COMMUNICATION, RECEIVE, Action, F, Op
 from ppedu.core.check import Result, check, gives, needs
-from ppedu.core.errors import CommunicationError, PipelineError, SettingError, require_rank, require_schedule
+from ppedu.core.errors import (
+    CommunicationError,
+    PipelineError,
+    SettingError,
+    require_instance,
+    require_rank,
+    require_schedule,
+)
 from ppedu.core.lower import lower, strip
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
@@ -104,9 +111,9 @@ class Pipeline:
     ):
         require_schedule("Pipeline", schedule)
         schedule.validate()
-        _require_settings(loss_fn, group, reduction, replicas, dims, target_dim, output_dim, count, autocast, timeout)
+        _require_settings(loss_fn, reduction, replicas, dims, target_dim, output_dim, count, autocast, timeout)
         _require_ties(tied)
-        self.group = group or PipelineGroup.world()
+        self.group = PipelineGroup.of(group)
         if self.group.size != schedule.ranks:
             raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; there are {self.group.size}")
         if schedule.lowered and (problems := check(schedule, rendezvous=True)):
@@ -162,7 +169,7 @@ class Pipeline:
         Raises:
             SettingError: there is no such op.
         """
-        if op not in DEFAULTS:
+        if not isinstance(op, str) or op not in DEFAULTS:
             raise SettingError(f"there is no op {op!r}; there is: {', '.join(DEFAULTS)}")
         self.handlers[Op(op)] = handler
 
@@ -172,7 +179,7 @@ class Pipeline:
         targets: Any = None,
         *,
         outputs: bool = False,
-        loss_kwargs: Mapping[str, Any] | None = None,
+        loss_kwargs: dict[str, Any] | None = None,
         **keywords: Any,
     ) -> Any:
         """Run the schedule on a batch: gradients are added to `.grad`, the batch's loss is returned, on every rank.
@@ -197,7 +204,7 @@ class Pipeline:
         targets: Any = None,
         *,
         outputs: bool = False,
-        loss_kwargs: Mapping[str, Any] | None = None,
+        loss_kwargs: dict[str, Any] | None = None,
         **keywords: Any,
     ) -> Any:
         """The batch's loss, without gradients and with the modules in evaluation mode; otherwise as `step`."""
@@ -263,12 +270,14 @@ class Pipeline:
         targets: Any,
         keywords: Mapping[str, Any],
         outputs: bool = False,
-        loss_kwargs: Mapping[str, Any] | None = None,
+        loss_kwargs: dict[str, Any] | None = None,
     ) -> Step:
         if self._broken:
             raise PipelineError(f"this pipeline has stopped within a step, start the ranks again: {self._broken}")
         training = what == "step"
         program = self.program if training else self.forwards
+        if loss_kwargs is not None:
+            require_instance("loss_kwargs", loss_kwargs, dict, "a dict of keywords for loss_fn")
         batch = Batch.cut(inputs, targets, keywords, self.schedule.microbatches, **self.cutting)
         self._require(what, batch)
         self._find_shared()
@@ -738,7 +747,6 @@ def _own_loss(output: Any, target: Any) -> Any:
 
 def _require_settings(
     loss_fn: Any,
-    group: Any,
     reduction: Any,
     replicas: Any,
     dims: Any,
@@ -751,7 +759,6 @@ def _require_settings(
     nested = (int, Mapping, tuple, list, type(None))
     fits = {
         "loss_fn": (loss_fn is None or callable(loss_fn), "a function of an output and a target", loss_fn),
-        "group": (group is None or isinstance(group, PipelineGroup), "a PipelineGroup(rank, size, group)", group),
         "reduction": (isinstance(reduction, str) and reduction in ("mean", "sum"), "'mean' or 'sum'", reduction),
         "replicas": (replicas is None or isinstance(replicas, dist.ProcessGroup), "a process group", replicas),
         "dims": (dims is None or isinstance(dims, Mapping), "a dict, such as {0: 1} or {'mask': None}", dims),

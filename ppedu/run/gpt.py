@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ppedu.core.errors import SettingError, require_count
+from ppedu.core.errors import SettingError, require_count, require_instance
 from ppedu.core.partition import evenly
 from ppedu.run.gradients import Tie
 
@@ -62,6 +62,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig, layers: range | None = None, seed: int = 0):
         super().__init__()
+        require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
         layers = range(config.layers) if layers is None else layers
 
         def part(place: int, make: Callable[[GPTConfig], Part]) -> Part:
@@ -84,8 +85,9 @@ class GPT(nn.Module):
         Raises:
             SettingError: there are more stages than blocks, or there is no such stage.
         """
+        require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
         pieces = evenly(config.layers, stages)
-        if not 0 <= stage < stages:
+        if require_count("stage", stage, least=0) >= stages:
             raise SettingError(f"there is no stage {stage}; the stages are 0 to {stages - 1}")
         return cls(config, pieces[stage], seed)
 

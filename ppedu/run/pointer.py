@@ -48,7 +48,7 @@ class Pending:
     """
 
     def __init__(self, shape: Sequence[int], group: PipelineGroup | None = None):
-        self.shape, self.group = shape, group or PipelineGroup.world()
+        self.shape, self.group = shape, PipelineGroup.of(group)
         self.microbatch = 0  # whose forward is running
         operations = ("send_forward", "recv_backward", "send_backward")  # an activation is received when it is needed
         self.due: dict[str, deque[tuple[int, torch.Tensor | None]]] = {each: deque() for each in operations}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import Any
@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map
 
 from ppedu.core.actions import B, F, I, W
-from ppedu.core.errors import PipelineError
+from ppedu.core.errors import PipelineError, require_instance
 from ppedu.run.backward import backward_input, taken
 from ppedu.run.clock import Clock
 
@@ -29,6 +29,7 @@ class Stage:
     """
 
     def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None):
+        require_instance("a stage's module", module, nn.Module, "a torch.nn.Module")
         self.module = module
         self.index = index
         self.loss_fn = loss_fn
@@ -46,7 +47,7 @@ class Stage:
         targets: Sequence[Any],
         shares: Sequence[Fraction] = (),
         *,
-        loss_kwargs: Mapping[str, Any] | None = None,
+        loss_kwargs: dict[str, Any] | None = None,
         outputs: bool = False,
         timed: bool = True,
     ) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from ppedu.core.errors import PipelineError, SettingError, require_count
+from ppedu.core.errors import PipelineError, SettingError, require_count, require_instance
 from ppedu.core.schedule import Schedule, named
 from ppedu.core.settings import option
 from ppedu.core.timeline import Timeline
@@ -152,7 +152,8 @@ def train_gpt(
         PipelineError: a checkpoint cannot be written or read, is of another model, seed or alphabet, or another run
             saves in the folder.
     """
-    config, group = config or TrainConfig(), group or PipelineGroup.world()
+    config, group = TrainConfig() if config is None else config, PipelineGroup.of(group)
+    require_instance("config", config, TrainConfig, "a TrainConfig, such as TrainConfig(steps=50)")
     made = config.schedule_on(group.size)
     text = Text(config.text)
     model = config.gpt(len(text.characters))
