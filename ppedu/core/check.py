@@ -213,7 +213,7 @@ def misplaced(schedule: Schedule) -> str | None:
     return None
 
 
-MOST_PROBLEMS = 100_000  # nobody reads more, and millions would take minutes to write
+MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
 
 def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) -> Iterator[Problem]:
