@@ -77,7 +77,7 @@ def one_f_one_b_step(
     group: PipelineGroup | None = None,
 ) -> torch.Tensor:
     """Warm up, then a forward and a backward in turn, then drain (1F1B, arXiv 2006.09503)."""
-    group = PipelineGroup.of(group)
+    group = group or PipelineGroup.world()
     microbatches = len(inputs)
     warmup = min(group.size - group.rank - 1, microbatches)
     stage.begin(inputs, targets)

@@ -14,6 +14,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from opened import picture
 from PIL import Image
+from playwright.sync_api import expect
 
 import ppedu as pp
 from ppedu.core.timeline import show
@@ -206,6 +207,7 @@ def test_no_action_in_words_is_broken_over_two_lines(visit):
     page.set_viewport_size({"width": 420, "height": 900})
     page.locator("main summary").click()
     words = page.locator(".ppedu-words pre")
+    expect(words).not_to_be_empty()  # they are written once they are open
     text, tops = words.text_content(), page.evaluate(LINES, words.element_handle())
     entries = list(re.finditer(r"\d+[FBIW]\d+\W\S+–\S+", text))
     assert len(entries) == sum(1 for _ in spans(ZB)) and len(set(tops)) > 50
