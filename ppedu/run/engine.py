@@ -573,8 +573,12 @@ class Step:
 
     def do(self, action: Action) -> None:
         """Run an action's handler, as "PP:2F0" in a trace of torch's profiler."""
+        handler = self.pipeline.handlers[action.op]
+        if not torch.autograd._profiler_enabled():  # record_function takes 10 µs all the same
+            handler(action, self)
+            return
         with record_function(f"PP:{action}"):
-            self.pipeline.handlers[action.op](action, self)
+            handler(action, self)
 
     def default(self, action: Action) -> None:
         """Run the built-in behaviour of an action."""

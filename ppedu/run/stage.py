@@ -33,6 +33,8 @@ class Stage:
         self.module = module
         self.index = index
         self.loss_fn = loss_fn
+        # A layer may write over its input, but autograd does not let it write over a leaf, which this input is.
+        self._writes_over = any(getattr(part, "inplace", False) for part in module.modules())
         self.begin((), ())
 
     @property
@@ -64,8 +66,6 @@ class Stage:
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
         self._weighted: list[torch.Tensor] = []  # the losses, each times its share
-        # A layer may write over its input, but autograd does not let it write over a leaf, which this input is.
-        self._writes_over = any(getattr(part, "inplace", False) for part in self.module.modules())
         self.clock = Clock(self.device, timed)
         # In flight: the inputs that want a gradient, where the gradients of the outputs enter, and of further losses.
         self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge], list[GradientEdge]]] = {}
