@@ -549,10 +549,11 @@ class Step:
     def run(self, program: Program) -> None:
         """Do everything in `program`."""
         self._arrived = program.arrived
+        replaced = {op for op, handler in self.pipeline.handlers.items() if handler is not DEFAULTS[op]}
         for index, (action, awaited, complete) in enumerate(program.actions):
             try:
                 if action.computes:
-                    if not self._has_handler(action):
+                    if replaced.isdisjoint([each.op for each in (action, *action.parts)]):
                         for message in awaited:
                             self._take(message, action)
                     if self.pipeline.sharded:
@@ -705,11 +706,6 @@ class Step:
         result = message.op.value, message.stage, message.microbatch
         self._given[result] = self.messages.wait(message, user, self.pipeline.device)
         self.messages.arrived(self._arrived[message])
-
-    def _has_handler(self, action: Action) -> bool:
-        """Has the caller given a handler for this op, or for one of a pair's parts?"""
-        handlers = self.pipeline.handlers
-        return any(handlers[each.op] is not DEFAULTS[each.op] for each in (action, *action.parts))
 
     def _reduce(self, stage: int) -> None:
         if self.pipeline.replicas is not None and not self.pipeline.sharded:

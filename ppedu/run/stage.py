@@ -89,7 +89,7 @@ class Stage:
         xs = given if isinstance(given, tuple) else (given,)  # a first stage may be given what is no tensor
         start = self.clock.now()
         try:
-            y = self.module(*(each.clone() if x is not None and self._writes_over else each for each in xs), **keywords)
+            y = self.module(*([each.clone() for each in xs] if x is not None and self._writes_over else xs), **keywords)
         except RuntimeError as error:
             if "leaf Variable that requires grad" not in str(error):
                 raise
