@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -120,6 +121,14 @@ def test_make_knows_the_target(target):
     assert done.returncode == 0, done.stderr
 
 
+def answers(address):
+    try:
+        with urlopen(address) as page:
+            return page.status == 200
+    except URLError:
+        return False
+
+
 def test_make_lab_serves_the_first_lesson_as_any_user_and_without_a_display(tmp_path):
     """As root, where the tests run as root, as in most containers."""
     folders = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
@@ -133,8 +142,9 @@ def test_make_lab_serves_the_first_lesson_as_any_user_and_without_a_display(tmp_
                 assert time.monotonic() < end and lab.poll() is None, (tmp_path / "log").read_text()
                 time.sleep(0.1)
             assert "/lab/tree/00_start_here.ipynb?token=" in found[0]
-            with urlopen(found[0]) as page:
-                assert page.status == 200
+            while not answers(found[0]):  # JupyterLab prints its address before it listens there
+                assert time.monotonic() < end and lab.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.1)
             with urlopen(found[0].replace("/lab/tree/", "/files/")) as lesson:
                 assert lesson.read() == (ROOT / "notebooks/00_start_here.ipynb").read_bytes()
         finally:
