@@ -14,7 +14,6 @@ from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
@@ -144,7 +143,7 @@ class Pipeline:
         self.handlers: dict[Op, Handler] = dict(DEFAULTS)
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
-        self._measured: tuple[Schedule, list[list[float]]] | None = None  # each action's start and end, a row a rank
+        self._measured: tuple[Schedule, torch.Tensor] | None = None  # each action's start and end, a row a rank
         self._agreed: list[int] = []
         self.offset: float | None = None  # of rank 0's clock
         self._broken = ""
@@ -231,7 +230,7 @@ class Pipeline:
         schedule, times = self._measured
         rows = [
             [Span(*each) for each in zip(order, row[::2], row[1::2], strict=False)]
-            for order, row in zip(schedule.orders, times, strict=True)
+            for order, row in zip(schedule.orders, times.tolist(), strict=True)
         ]
         return clock.timeline(schedule, rows)
 
@@ -458,13 +457,13 @@ class Pipeline:
                 numbers[1 + m] += loss.item()
         numbers += [time + self.offset for _, *times in step.clock.spans() for time in times]
         numbers += [0.0] * (coming[0].shape[1] - len(numbers))
-        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step", coming).tolist()
-        loss, *losses = (sum(column) for column in islice(zip(*rows, strict=True), 1 + microbatches))
-        self.loss, self.losses = torch.tensor(loss, dtype=torch.float32), torch.tensor(losses, dtype=torch.float32)
+        rows = self._gather(torch.tensor(numbers, dtype=torch.float64), "end the step", coming)
+        sums = rows[:, : 1 + microbatches].sum(0).float()
+        self.loss, self.losses = sums[0], sums[1:]
         if self.replicas is not None:
             self.loss = gradients.total(self.loss, self.replicas, self.patience) / dist.get_world_size(self.replicas)
         if step.training:
-            self._measured = program.schedule, [row[1 + microbatches :] for row in rows]
+            self._measured = program.schedule, rows[:, 1 + microbatches :]
 
     def _require_finite(self) -> None:
         for m, loss in enumerate(self.losses.tolist()):
@@ -532,6 +531,7 @@ class Step:
         self.clock = clock.Clock(pipeline.device)
         self._started: Any = None  # when the current action did, by the clock
         self._given: dict[Result, tuple[torch.Tensor, ...]] = {}
+        self._named = torch.autograd._profiler_enabled()  # record_function takes 10 µs all the same
         self._reductions: list[Callable[[], None]] = []
         self._streams: dict[Action, torch.cuda.Stream] = {}
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []
@@ -575,7 +575,7 @@ class Step:
     def do(self, action: Action) -> None:
         """Run an action's handler, as "PP:2F0" in a trace of torch's profiler."""
         handler = self.pipeline.handlers[action.op]
-        if not torch.autograd._profiler_enabled():  # record_function takes 10 µs all the same
+        if not self._named:
             handler(action, self)
             return
         with record_function(f"PP:{action}"):

@@ -72,6 +72,7 @@ class Messages:
         self.begin()
 
     def begin(self) -> None:
+        self._logs = LOG.isEnabledFor(logging.DEBUG)  # or the layouts would be put into words for nothing
         self.sent: dict[Action, Sent] = {}
         self.coming: dict[Action, Coming] = {}
 
@@ -209,7 +210,7 @@ class Messages:
                 raise self._failed(action, error, user) from error
 
     def _log(self, what: str, action: Action, layouts: Sequence[Layout]) -> None:
-        if LOG.isEnabledFor(logging.DEBUG):  # or the layouts would be put into words for nothing
+        if self._logs:
             LOG.debug(f"rank %d: {what}", self.group.rank, action, _told(layouts))
 
     def _failed(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
