@@ -5,7 +5,7 @@
     print(s)
 
 These are the names a notebook uses. Importing them loads the standard library alone; torch, matplotlib
-and Jupyter are loaded by the rooms that need them (`pp.run`, `pp.view`, `pp.notebook`), when first used.
+and Jupyter are loaded by the packages that need them (`pp.run`, `pp.view`, `pp.notebook`), when first used.
 """
 
 from importlib import import_module
@@ -75,10 +75,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("run", "view", "notebook"):
         return import_module(f"ppedu.{name}")
-    if name in ("export", "partition", "theory"):
+    if name in ("export", "partition"):
         return import_module(f"ppedu.core.{name}")
+    if name == "theory":
+        return import_module("ppedu.zoo.theory")
     if name == "doctor":
-        return import_module("ppedu.checkup").doctor
+        return import_module("ppedu.cli.checkup").doctor
     if name in ("compare", "differences"):
         return getattr(import_module("ppedu.view.shown"), name)
     if name in ("explore", "puzzle"):

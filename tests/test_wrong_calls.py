@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import ppedu as pp
-from ppedu import Action, Costs, Op, ParseError, Placement, Schedule, SettingError, Timeline, zoo
+from ppedu import Action, Costs, Op, ParseError, Placement, Schedule, SettingError, Timeline
 from ppedu.core.actions import overlap
+from ppedu.zoo import registry
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 np = pytest.importorskip("numpy")
@@ -150,7 +151,7 @@ NOT_CALLED = {
 def alone(tmp_path, monkeypatch):
     """What a call writes or registers is gone after it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(zoo, "_entries", dict(zoo._entries))
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
 
 
 def test_every_public_name_is_called():

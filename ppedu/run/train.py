@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from ppedu.core.errors import PipelineError, SettingError, require_count, require_instance
 from ppedu.core.schedule import Schedule, named
-from ppedu.core.settings import option
 from ppedu.core.timeline import Timeline
 from ppedu.run.comm import PipelineGroup, place
 from ppedu.run.data import Text
@@ -23,6 +22,7 @@ from ppedu.run.engine import Pipeline, local_stages
 from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
 from ppedu.view import require_savable
 from ppedu.zoo import schedule
+from ppedu.zoo.options import option
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}  # and what forwards are autocast to
 MOST_SEED = 10**9  # a generator's seed is made of it and the step

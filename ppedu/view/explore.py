@@ -15,12 +15,13 @@ from typing import Any
 from ppedu.core.actions import Op
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
-from ppedu.core.settings import number
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Timeline, show
 from ppedu.view.data import Data
 from ppedu.view.shown import Panel, Shown
-from ppedu.zoo import options_of, schedule, schedules
+from ppedu.zoo import schedule, schedules
+from ppedu.zoo.options import number
+from ppedu.zoo.registry import options_of
 
 # name, label, least, most, step
 SIZES = (("ranks", "ranks", 1, 16, 1), ("microbatches", "microbatches", 1, 64, 1), ("chunks", "chunks", 1, 4, 1))

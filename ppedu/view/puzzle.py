@@ -1,13 +1,13 @@
-"""`puzzle`: a schedule made by hand on a board. The board itself, which knows nothing of pages, is in `core.board`."""
+"""`puzzle`: a schedule made by hand on a board. The board itself, which knows nothing of pages, is in `ppedu.board`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from ppedu.board.levels import LEVELS, Level, level
 from ppedu.core.actions import Action
 from ppedu.core.errors import PipelineError
-from ppedu.core.levels import LEVELS, Level, level
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline, show
 from ppedu.view.data import Data
@@ -175,7 +175,7 @@ def puzzle(name: str = "first") -> Puzzle:
     board = puzzle("1f1b")
     board.schedule
 
-    name: the level it begins with, one of `ppedu.core.levels.LEVELS`.
+    name: the level it begins with, one of `ppedu.board.levels.LEVELS`.
 
     Raises:
         SettingError: there is no such level.

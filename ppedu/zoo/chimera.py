@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
-from ppedu.zoo import register
+from ppedu.zoo.registry import register
 
 
 @register("gems", placement="bidirectional")

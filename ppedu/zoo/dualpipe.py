@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F, I, W, overlap
 from ppedu.core.errors import SettingError
-from ppedu.zoo import register
+from ppedu.zoo.registry import register
 
 
 @register("dualpipe", placement="bidirectional")

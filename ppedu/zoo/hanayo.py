@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
-from ppedu.zoo import register
 from ppedu.zoo.interleaved import rounds
+from ppedu.zoo.registry import register
 
 
 @register("hanayo", placement="v", chunks=2)

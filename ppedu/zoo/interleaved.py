@@ -10,7 +10,7 @@ from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError, require_count
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
-from ppedu.zoo import register
+from ppedu.zoo.registry import register
 
 
 def rounds(ranks: int, microbatches: int) -> list[range]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
-from ppedu.zoo import register
+from ppedu.zoo.registry import register
 
 
 @register("1f1b")

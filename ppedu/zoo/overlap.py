@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F, overlap
-from ppedu.zoo import register
 from ppedu.zoo.interleaved import depth_first, rounds
+from ppedu.zoo.registry import register
 
 
 @register("1f1b-overlap")

@@ -10,7 +10,7 @@ from numbers import Real
 from ppedu.core.actions import Action, F, I, W
 from ppedu.core.errors import SettingError
 from ppedu.core.timeline import Number
-from ppedu.zoo import register
+from ppedu.zoo.registry import register
 
 
 @register("v-adaptive", placement="v", chunks=2)

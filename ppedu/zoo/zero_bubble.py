@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from ppedu.core.actions import Action, F, I, Op, W
-from ppedu.zoo import register
 from ppedu.zoo.interleaved import depth_first, rounds
+from ppedu.zoo.registry import register
 
 
 @register("zb-h1")

@@ -17,7 +17,7 @@ import ppedu as pp
 from ppedu import Action, Costs, Schedule, ScheduleError, SettingError, check, simulate
 from ppedu.core.export import to_torch
 from ppedu.core.lower import align, label, lower, merge_backward, strip, table
-from ppedu.core.theory import FORMS
+from ppedu.zoo.theory import FORMS
 
 ZOO = [(name, {}, 4, 8) for name in pp.schedules() if name in FORMS] + [
     ("gpipe", {"lifo": True}, 3, 4),

@@ -15,8 +15,8 @@ from strategies import often
 
 import ppedu as pp
 from ppedu import Costs, F, I, Schedule, SettingError, W, simulate
-from ppedu.core import theory
 from ppedu.core.reorder import reorder
+from ppedu.zoo import theory
 
 
 def draw(chance, most=14):

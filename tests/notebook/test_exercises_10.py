@@ -6,7 +6,7 @@ import stepper
 
 from ppedu import B, F, I, W, schedule
 from ppedu.core.check import check
-from ppedu.zoo import Entry, build
+from ppedu.zoo.registry import Entry, build
 
 
 def put_off(late, warmup=lambda rank, ranks: ranks - rank - 1):

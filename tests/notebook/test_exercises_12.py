@@ -5,7 +5,7 @@ import pytest
 import stepper
 
 from ppedu import B, F, I, W, schedule, schedules
-from ppedu.zoo import Entry, build
+from ppedu.zoo.registry import Entry, build
 
 
 def ahead(lead, late):

@@ -1,4 +1,4 @@
-"""The formulas of `ppedu.core.theory` against the simulation: right where they say they hold, wrong elsewhere."""
+"""The formulas of `ppedu.zoo.theory` against the simulation: right where they say they hold, wrong elsewhere."""
 
 import random
 from fractions import Fraction
@@ -8,8 +8,8 @@ import pytest
 
 import ppedu as pp
 from ppedu import Costs, SettingError
-from ppedu.core import theory
-from ppedu.core.theory import FORMS
+from ppedu.zoo import theory
+from ppedu.zoo.theory import FORMS
 
 TIMED = [name for name, form in FORMS.items() if form.idle or form.makespan]
 

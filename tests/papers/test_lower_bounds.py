@@ -1,4 +1,4 @@
-"""What no schedule can beat: bounds from `ppedu.core.theory`, and optima that were proved by constraint solving."""
+"""What no schedule can beat: bounds from `ppedu.zoo.theory`, and optima that were proved by constraint solving."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -13,7 +13,7 @@ from strategies import often, random_legal
 
 import ppedu as pp
 from ppedu import Costs, SettingError
-from ppedu.core import theory
+from ppedu.zoo import theory
 
 UNIT = Costs(forward=1, input=1, weight=1)
 COSTS = [

@@ -9,7 +9,7 @@ import pytest
 
 import ppedu as pp
 from ppedu import Costs
-from ppedu.core import theory
+from ppedu.zoo import theory
 
 TABLE = [  # the embedding and the loss are each counted as a layer
     # p, m, layers, F, I, W, c, bubble rates of 1F1B, 1F1B-I, ZB-H1 and ZB-H2

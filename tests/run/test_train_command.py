@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ppedu as pp
-from ppedu.__main__ import main
+from ppedu.cli.main import main
 from ppedu.notebook.pool import RankPool
 from ppedu.run import TrainConfig, train_gpt
 from ppedu.run.train import parser, prepare

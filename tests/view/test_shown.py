@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import ppedu as pp
-from ppedu.core.levels import LEVELS
+from ppedu.board.levels import LEVELS
 from ppedu.view import shown
 
 

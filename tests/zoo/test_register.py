@@ -5,13 +5,14 @@ import itertools
 import pytest
 
 import ppedu as pp
-from ppedu import B, F, PipelineError, ScheduleError, SettingError, zoo
+from ppedu import B, F, PipelineError, ScheduleError, SettingError
+from ppedu.zoo import registry as registered
 
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
     """What a test registers is gone after it."""
-    monkeypatch.setattr(zoo, "_entries", dict(zoo._entries))
+    monkeypatch.setattr(registered, "_entries", dict(registered._entries))
 
 
 def flush(rank, ranks, microbatches):

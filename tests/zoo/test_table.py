@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 import pytest
 
 import ppedu as pp
-from ppedu import B, F, SettingError, zoo
-from ppedu.core.theory import FORMS
+from ppedu import B, F, SettingError
+from ppedu.zoo import registry as registered
+from ppedu.zoo.theory import FORMS
 
 PUBLISHED = pp.schedules()
 
@@ -15,8 +16,10 @@ PUBLISHED = pp.schedules()
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
     """What a test registers is gone after it, and what others have registered is not there."""
-    published = {name: entry for name, entry in zoo._entries.items() if zoo._is_published(entry.generator)}
-    monkeypatch.setattr(zoo, "_entries", published)
+    published = {
+        name: entry for name, entry in registered._entries.items() if registered._is_published(entry.generator)
+    }
+    monkeypatch.setattr(registered, "_entries", published)
 
 
 class Cells(HTMLParser):
@@ -70,7 +73,7 @@ def test_every_published_schedule_has_a_row_and_a_paper(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_paper_is_the_one_that_the_docstring_names(name):
-    said = set(re.findall(r"\d{4}\.\d{5}", zoo._entries[name].generator.__doc__))
+    said = set(re.findall(r"\d{4}\.\d{5}", registered._entries[name].generator.__doc__))
     assert not said or said & set(re.findall(r"\d{4}\.\d{5}", FORMS[name].source))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline, several, show
-from ppedu.zoo import Entry, build
+from ppedu.zoo.registry import Entry, build
 
 Others = Sequence[tuple[Callable[..., Any], str]]  # well-known wrong answers, each with what it is instead
 

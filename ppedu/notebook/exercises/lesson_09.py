@@ -10,7 +10,8 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Timeline, several, show
 from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, own_line, require_function, with_sizes
-from ppedu.zoo import Entry, build, schedule
+from ppedu.zoo import schedule
+from ppedu.zoo.registry import Entry, build
 
 # Ranks, microbatches (a multiple of them) and chunks; the lesson's own case first.
 DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]

@@ -9,10 +9,10 @@ from typing import Any
 from ppedu.core.actions import I, Op
 from ppedu.core.errors import SettingError
 from ppedu.core.simulate import Costs, simulate
-from ppedu.core.theory import FORMS
 from ppedu.core.timeline import Timeline, several, show
 from ppedu.notebook.exercises.common import Exercise, learners, listed, not_legal, require_function, with_sizes
 from ppedu.zoo import schedule
+from ppedu.zoo.theory import FORMS
 
 COSTS = Costs(forward=1, backward=2, latency=0.25)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ppedu.board.board import Board
 from ppedu.core.actions import Op
-from ppedu.core.board import Board
 from ppedu.core.errors import SettingError
 from ppedu.core.simulate import Costs, simulate
 from ppedu.core.timeline import Number, Timeline

@@ -14,8 +14,8 @@ from strategies import often
 
 import ppedu as pp
 from ppedu import Action, B, Costs, F, I, Op, Placement, ScheduleError, SettingError, W
-from ppedu.core.board import Board
-from ppedu.core.levels import LEVELS, level
+from ppedu.board.board import Board
+from ppedu.board.levels import LEVELS, level
 
 
 @st.composite

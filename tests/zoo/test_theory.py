@@ -13,7 +13,7 @@ from strategies import often
 
 import ppedu as pp
 from ppedu import Costs, SettingError
-from ppedu.core import theory
+from ppedu.zoo import theory
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 import ppedu as pp
-from ppedu.__main__ import main
+from ppedu.cli.main import main
 
 LEGAL = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 ILLEGAL = "0F0,0B0,0F1,1B1\n1B0,1F0,1F1,0B1\n"
@@ -238,7 +238,7 @@ def test_a_reader_that_has_gone_ends_the_command_quietly(arguments):
 
 PROGRAM = """
 import sys
-from ppedu.__main__ import main
+from ppedu.cli.main import main
 for words in sys.argv[1:]:
     assert main(words.split()) == 0
 assert not {"torch", "numpy", "matplotlib", "IPython"} & set(sys.modules)

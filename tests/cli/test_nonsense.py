@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import ppedu.__main__ as command
+from ppedu.cli import main as command
 from ppedu.notebook.pool import RankPool
 
 VALUES = [

@@ -1,4 +1,4 @@
-"""What a command line says: numbers, and the options of a schedule."""
+"""Numbers and options of a schedule, read from the text that a command line or a widget passes."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ppedu import checkup
-from ppedu.checkup import Check, Checkup, doctor
+from ppedu.cli import checkup
+from ppedu.cli.checkup import Check, Checkup, doctor
 from ppedu.core.errors import RankError
 from ppedu.notebook import pool
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 READY = checkup._Answer(["2.13.0", json.dumps([True, []])], "")
 
 
@@ -35,7 +35,7 @@ def found(monkeypatch):
 
 COMMAND = """
 import sys
-from ppedu.__main__ import main
+from ppedu.cli.main import main
 code = main(["doctor"])
 print("loaded:", *{"torch", "numpy", "matplotlib"} & set(sys.modules))
 sys.exit(code)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import ppedu.__main__ as command
-from ppedu.__main__ import main
+from ppedu.cli import lessons
+from ppedu.cli.main import main
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -57,7 +57,7 @@ def test_it_says_where_they_cannot_be_copied_to_or_from(told, monkeypatch):
     Path("file").touch()
     code, _, error = told("file", "--no-open")
     assert code == 1 and error == "ppedu: cannot copy the lessons to file: File exists; choose another folder\n"
-    monkeypatch.setattr(command, "HERE", Path("nowhere/ppedu"))
+    monkeypatch.setattr(lessons, "PACKAGE", Path("nowhere/ppedu"))
     code, _, error = told("--no-open")
     assert code == 1 and "there are no lessons in nowhere/ppedu/lessons" in error
 
@@ -72,7 +72,7 @@ def test_jupyterlab_is_started_in_their_folder_or_asked_for(told, tmp_path, monk
     assert copied == "the lessons are in x"
     assert opened.startswith(f"opened {tmp_path / 'x'} --LabApp.default_url=/lab/tree/00_start_here.ipynb ")
     assert opened.endswith(" --port=9 --notebook-dir=a b")
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(lessons, "find_spec", lambda name: None)
     code, _, error = told("x")
     assert code == 1 and "pip install 'ppedu[lab]'" in error
 
@@ -100,12 +100,12 @@ def test_a_browser_opens_where_there_can_be_one_and_root_is_allowed(monkeypatch,
         monkeypatch.delattr(os, "geteuid")
     else:
         monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert command.lab_options("x.ipynb") == ["--LabApp.default_url=/lab/tree/x.ipynb", *options]
+    assert lessons.lab_options("x.ipynb") == ["--LabApp.default_url=/lab/tree/x.ipynb", *options]
 
 
 FULL = """
 import resource, sys
-from ppedu.__main__ import main
+from ppedu.cli.main import main
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
 sys.exit(main(["lessons", "x", "--no-open"]))
@@ -141,7 +141,7 @@ def test_they_travel_in_the_wheel_and_come_out_of_an_installed_package(tmp_path)
     home.mkdir()
     subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True, timeout=100)
     shutil.rmtree(source)
-    program = "import ppedu, sys; from ppedu.__main__ import main; print(ppedu.__file__); sys.exit(main())"
+    program = "import ppedu, sys; from ppedu.cli.main import main; print(ppedu.__file__); sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", program, "lessons", "--no-open"], capture_output=True, text=True, timeout=60,
         env=os.environ | {"PYTHONPATH": str(site)}, cwd=home,

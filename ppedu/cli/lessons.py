@@ -1,0 +1,84 @@
+"""`python -m ppedu lessons`: copy the lessons into a folder and open them in JupyterLab."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from ppedu.core.errors import SettingError
+
+FOLDER = "ppedu-lessons"  # where they are copied by default
+PACKAGE = Path(__file__).parents[1]
+
+
+def open_lessons(options: argparse.Namespace) -> int:
+    """copy the lessons into a folder and open them in JupyterLab"""
+    folder = Path(options.folder)
+    first = copy_lessons(folder)
+    if options.no_open:
+        print(f"to open them: cd {shlex.quote(str(folder))} && jupyter lab {first}")
+    elif find_spec("jupyterlab") is None:
+        raise SettingError("opening them needs jupyterlab; pip install 'ppedu[lab]'")
+    else:
+        sys.stdout.flush()
+        command = [sys.executable, "-m", "jupyterlab", *lab_options(first), *options.lab]
+        os.chdir(folder)
+        os.execv(sys.executable, command)  # Ctrl-C is then for JupyterLab alone
+    return 0
+
+
+def lab_options(notebook: str) -> list[str]:
+    """Return JupyterLab's options to open `notebook`, a file in its own folder.
+
+    As root, as in most containers, JupyterLab has to be allowed to run. Without a display it cannot open a browser, and
+    prints the address instead: that of the notebook, because it is the default.
+    """
+    options = [f"--LabApp.default_url=/lab/tree/{notebook}"]
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.append("--allow-root")
+    if sys.platform == "linux" and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
+        options.append("--no-browser")
+    return options
+
+
+def copy_lessons(folder: Path) -> str:
+    """Copy the lessons into `folder`, all but those that are there already, and return the name of the first.
+
+    Raises:
+        SettingError: this installation holds no lessons, or the folder cannot be written to.
+    """
+    installed, cloned = PACKAGE / "lessons", PACKAGE.parent / "notebooks"
+    lessons = sorted((installed if installed.is_dir() else cloned).glob("*.ipynb"))
+    if not lessons:
+        raise SettingError(f"there are no lessons in {installed} nor in {cloned}; install ppedu again")
+    changed = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for lesson in lessons:
+            copy = folder / lesson.name
+            if not copy.exists():
+                _copy(lesson, copy)
+            elif copy.read_bytes() != lesson.read_bytes():
+                changed.append(lesson.name)
+    except OSError as error:
+        raise SettingError(f"cannot copy the lessons to {folder}: {error.strerror}; choose another folder") from None
+    print(f"the lessons are in {folder}")
+    if changed:
+        print(f"left as they are there, not overwritten: {', '.join(changed)}")
+        print("for fresh ones choose another folder: python -m ppedu lessons FOLDER")
+    return lessons[0].name
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file whole or not at all: a part of one, left by a full disk, would pass for the learner's own work."""
+    part = target.with_name(f".{target.name}.part")
+    try:
+        shutil.copyfile(source, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,53 @@
+"""`python -m ppedu train`: train a toy GPT on several ranks of this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ppedu.core.errors import require_count
+
+
+def train_on_ranks(arguments: Sequence[str]) -> int:
+    """train a toy GPT on several ranks of this machine"""
+    from ppedu.notebook.pool import RankPool
+
+    with _ended_by_interrupts():
+        from ppedu.run import train
+
+    own = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
+    own.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
+    known, settings = own.parse_known_args(arguments)
+    every = train.parser(prog="python -m ppedu train", parents=[own])
+    require_count("the number of ranks", known.nproc_per_node)
+    # What cannot work is reported before any rank is started, so once and in one line.
+    train.require_saved(train.prepare(every.parse_args(arguments), known.nproc_per_node))
+
+    def write(_: int, piece: bytes) -> None:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+    pool = RankPool()
+    try:
+        pool.run("ppedu.run.train", known.nproc_per_node, settings, module=True, write=write)
+    finally:
+        pool.close()
+    return 0
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end this process at once: while torch is imported, a KeyboardInterrupt can get lost."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # such as in the background of a shell, where they are ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
