@@ -1,9 +1,16 @@
-"""The schedule on real processes, with torch.distributed. May import core, zoo and torch.
+"""Run a schedule on real processes, with torch.distributed. May import core, zoo and torch.
 
-Read it in this order: comm (60 lines of messages), stage (a piece of a model), loops (the training steps written out
-by hand), pointer (the same, nanotron's way), bugs (the same, each wrong in one thing); engine, which runs any schedule,
-with backward (one in two halves), batch, messages, gradients, sharded and clock; emulate (the same with sleep in place
-of work); gpt and data (what is trained), train and checkpoint (the whole thing).
+Read the modules in this order:
+
+    comm                      messages between neighbouring ranks
+    stage, split_backward     a piece of the model; its backward in two halves
+    loops                     the training step of three schedules, written out by hand
+    tiny                      any schedule, in fifty lines
+    engine                    any schedule, with all that real training needs; its parts are batch, messages,
+                              gradients, sharded and clock
+    emulate                   the engine with stages that sleep instead of computing
+    gpt, data, train, checkpoint      the toy model, its text, and a training run that can be resumed
+    pointer, bugs             beside loops: the same step in nanotron's style, and a museum of wrong ones
 """
 
 from typing import Any
@@ -19,6 +26,7 @@ try:
     from ppedu.run.loops import LOOPS, gpipe_step, measured, naive_step, one_f_one_b_step
     from ppedu.run.pointer import Pending, PipelineBlock, TensorPointer, pointer_step
     from ppedu.run.stage import Stage
+    from ppedu.run.tiny import run_schedule
 except ModuleNotFoundError as error:
     if error.name in ("torch", "numpy", "tqdm"):
         raise PipelineError(
@@ -53,17 +61,18 @@ __all__ = [
     "one_f_one_b_step",
     "place",
     "pointer_step",
+    "run_schedule",
     "train_gpt",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Not imported above: `python -m ppedu.run.train` must find that module fresh.
+    # Imported on access: `python -m ppedu.run.train` warns if its module has been imported before it runs.
     if name in ("TrainConfig", "TrainResult", "train_gpt"):
         from ppedu.run import train
 
         return getattr(train, name)
-    if name == "Checkpoints":  # what it needs of torch takes a second to load
+    if name == "Checkpoints":  # the parts of torch that it imports take a second to load
         from ppedu.run.checkpoint import Checkpoints
 
         return Checkpoints

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 
 from ppedu.core.actions import B, F, I, W
 from ppedu.core.errors import PipelineError, require_instance
-from ppedu.run.backward import backward_input, taken
 from ppedu.run.clock import Clock
+from ppedu.run.split_backward import backward_input, pop_grad
 
 Loss = Callable[..., torch.Tensor]
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -135,7 +135,7 @@ class Stage:
         if edges:  # a wholly frozen stage has none
             torch.autograd.backward(edges, grads)
         self.clock.note(B(self.index, microbatch), start)
-        return _one_or_several([taken(x) for x in xs])
+        return _one_or_several([pop_grad(x) for x in xs])
 
     def backward_input(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """The first half of `backward`: the gradient of the input. `backward_weight` must follow, at any time."""
