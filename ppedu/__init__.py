@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import Any
 
 from ppedu.core.actions import Action, B, F, I, Op, W
-from ppedu.core.check import Problem, check
+from ppedu.core.check import check
+from ppedu.core.costs import Costs
 from ppedu.core.errors import (
     CommunicationError,
     ParseError,
@@ -23,8 +24,9 @@ from ppedu.core.errors import (
 )
 from ppedu.core.lower import align, label, lower, merge_backward, strip
 from ppedu.core.placement import Placement
+from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
+from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Span, Timeline
 from ppedu.zoo import register, schedule, schedules
 

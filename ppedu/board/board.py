@@ -14,12 +14,15 @@ from operator import le
 from typing import Any
 
 from ppedu.core.actions import COMPUTE, Action, B, F, I, Op, W, overlap
-from ppedu.core.check import Result, gives, needs
-from ppedu.core.errors import ParseError, ScheduleError, SettingError, require_count, require_rank, require_schedule
+from ppedu.core.costs import Costs
+from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.errors import ParseError, ScheduleError, SettingError
+from ppedu.core.numeric import Number, plural, pretty
 from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate, timeline_of
-from ppedu.core.timeline import Gap, Number, Span, Timeline, several, show
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.simulate import simulate, simulate_partial
+from ppedu.core.timeline import Gap, Span, Timeline
+from ppedu.core.validate import require_count, require_rank
 
 # `finish` plays by each of these and keeps the best. What can start first goes first; of what could start at the same
 # time, the op that stands first here, P for a pair. The last one splits every backward that may be split.
@@ -125,7 +128,7 @@ class Board:
     def timeline(self) -> Timeline:
         """When the ranks do what is placed, each action as soon as it can run."""
         if self._timeline is None:
-            self._timeline = timeline_of(self.schedule, self.costs)
+            self._timeline = simulate_partial(self.schedule, self.costs)
         return self._timeline
 
     def left(self, rank: int) -> tuple[Action, ...]:
@@ -187,7 +190,7 @@ class Board:
         action = self._accepted(action)
         rows, rank = self.timeline.rows, self._rank(action)
         times = [rows[rank][-1].end] if rows[rank] else [0]
-        for need in needs(action, self.placement):
+        for need in requires(action, self.placement):
             source, index = self._made[need]
             times.append(rows[source][index].end + (self.costs.latency if source != rank else 0))
         return max(times)
@@ -245,7 +248,7 @@ class Board:
             yield f"{action}: stage {first.stage} is held by rank {one}, and stage {second.stage} by rank {other}"
 
     def _too_early(self, single: Action, together: Collection[Action]) -> Iterator[str]:
-        for need in needs(single, self.placement):
+        for need in requires(single, self.placement):
             if need not in self._made:
                 kind, stage, microbatch = need
                 halved = kind == "B" and (self.split or single.op == Op.W)
@@ -259,7 +262,7 @@ class Board:
             rank = self._rank(action)
             would_hold = self._held[rank] + more
             if would_hold > _exact(self.memory):
-                most = show(self.memory)
+                most = pretty(self.memory)
                 yield f"with {action}, rank {rank} would hold {_activations(would_hold)}; the limit is {most}"
 
     def _rank(self, action: Action) -> int:
@@ -315,7 +318,7 @@ class Board:
         rank = self._rank(action)
         here = rank, len(self._orders[rank])
         self._placed |= dict.fromkeys(action.singles, here)
-        self._made |= dict.fromkeys(gives(action), here)
+        self._made |= dict.fromkeys(produces(action), here)
         self._held[rank] += sum(self._takes[single.op] * self._weighs[single.stage] for single in action.singles)
         self._orders[rank].append(action)
         self._timeline = None
@@ -335,7 +338,7 @@ class Board:
         """What to do in a dead end."""
         moves = self.moves
         back = next(number for number in range(1, len(moves) + 1) if self._can_end(moves[:-number]))
-        return f"undo {several(back, 'action')}, and let other forwards go first"
+        return f"undo {plural(back, 'action')}, and let other forwards go first"
 
     def _can_end(self, moves: Iterable[Action]) -> bool:
         """Does the memory suffice to complete the board after `moves`?
@@ -434,17 +437,17 @@ class Board:
     def verdict(self) -> str:
         """How good the completed board is, in a sentence or two; before that, how much is left."""
         if not self.complete:
-            return f"{several(sum(len(self.left(rank)) for rank in range(self.ranks)), 'action')} left to place"
+            return f"{plural(sum(len(self.left(rank)) for rank in range(self.ranks)), 'action')} left to place"
         timeline = self.timeline
         time, unit = timeline.makespan, self.costs.unit
-        words = f"{show(time, unit)}{'' if unit else ' slots'}"
+        words = f"{pretty(time, unit)}{'' if unit else ' slots'}"
         if self.par and time == self.par.makespan:
             words += ": that is par"
         elif self.par and time < self.par.makespan:
-            words += f": better than par, which is {show(self.par.makespan, unit)}"
+            words += f": better than par, which is {pretty(self.par.makespan, unit)}"
         elif self.par:
-            words += f"; par is {show(self.par.makespan, unit)}: {self._lost_time(self.par)}"
-        limit = "" if self.memory is None else f"; the limit is {show(self.memory)}"
+            words += f"; par is {pretty(self.par.makespan, unit)}: {self._lost_time(self.par)}"
+        limit = "" if self.memory is None else f"; the limit is {pretty(self.memory)}"
         return f"{words}. No rank holds more than {_activations(max(timeline.peak_activations))}{limit}."
 
     def _lost_time(self, par: Timeline) -> str:
@@ -464,7 +467,7 @@ def _read(action: Action | str) -> Action:
 
 
 def _activations(number: Any) -> str:
-    return f"{show(number)} activation{'' if number == 1 else 's'}"
+    return f"{pretty(number)} activation{'' if number == 1 else 's'}"
 
 
 def _exact(number: Any) -> Fraction:

@@ -7,9 +7,11 @@ from functools import cached_property
 
 from ppedu.board.board import Board
 from ppedu.core.actions import Op
+from ppedu.core.costs import Costs
 from ppedu.core.errors import SettingError
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Number, Timeline
+from ppedu.core.numeric import Number
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.zoo import schedule
 
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 from ppedu.cli.lessons import FOLDER, open_lessons
 from ppedu.cli.train import train_on_ranks
-from ppedu.core.check import misplaced
+from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.export import to_torch
+from ppedu.core.files import named
 from ppedu.core.lower import lower
-from ppedu.core.schedule import Schedule, named
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import show
+from ppedu.core.numeric import pretty
+from ppedu.core.schedule import Schedule, suggest_placement
+from ppedu.core.simulate import simulate
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number, option
 
@@ -156,7 +157,7 @@ def _draw(options: Options) -> int:
 def _check(options: Options) -> int:
     """list everything that makes a schedule illegal"""
     made = _schedule(options)
-    if elsewhere := misplaced(made):
+    if elsewhere := suggest_placement(made):
         print(elsewhere)
     else:
         print(*made.problems or ["legal"], sep="\n")
@@ -167,13 +168,13 @@ def _simulate(options: Options) -> int:
     """compute a schedule's makespan, bubble and memory"""
     timeline = simulate(_schedule(options), _costs(options))
     print(f"{timeline.schedule.name}, {timeline.schedule.size}")
-    print(f"makespan  {show(timeline.makespan)}")
+    print(f"makespan  {pretty(timeline.makespan)}")
     print(f"bubble    {timeline.bubble:.1%}")
     print(f"overhead  {timeline.overhead:.1%}")
-    print(f"span      {show(timeline.span)}")
+    print(f"span      {pretty(timeline.span)}")
     print("\nrank      idle  peak activations")
     for rank, (idle, peak) in enumerate(zip(timeline.idle, timeline.peak_activations, strict=True)):
-        print(f"{rank:4}{show(idle):>10}{show(peak):>18}")
+        print(f"{rank:4}{pretty(idle):>10}{pretty(peak):>18}")
     return 0
 
 

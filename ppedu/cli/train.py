@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ppedu.core.errors import require_count
+from ppedu.core.validate import require_count
 
 
 def train_on_ranks(arguments: Sequence[str]) -> int:

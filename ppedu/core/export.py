@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.errors import SettingError, require_schedule
-from ppedu.core.schedule import Schedule
+from ppedu.core.errors import SettingError
+from ppedu.core.schedule import Schedule, require_schedule
 
 
 def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> str:

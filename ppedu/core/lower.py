@@ -11,20 +11,20 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 
 from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
-from ppedu.core.bulk import in_bulk
-from ppedu.core.check import needs
-from ppedu.core.errors import SettingError, require_count, require_schedule
+from ppedu.core.dependencies import requires
+from ppedu.core.errors import SettingError
+from ppedu.core.garbage import without_gc
 from ppedu.core.placement import TOWARDS, Placement
-from ppedu.core.schedule import Schedule
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.validate import require_count
 
 Grid = tuple[tuple[Action | None, ...], ...]
 Group = tuple[Action, ...]
 
 
-@in_bulk
+@without_gc
 def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, resident: int = 3) -> Schedule:
     """The schedule with its messages: SEND after what makes a result, RECV before what needs it on another rank.
 
@@ -102,7 +102,7 @@ def _deferred(order: Sequence[Action], placement: Placement) -> Iterator[Action]
         if action.op in RECEIVE:
             posted.append(action)
             continue
-        wanted = {(stage, kind, m, ()) for kind, stage, m in needs(action, placement, lowered=True)}
+        wanted = {(stage, kind, m, ()) for kind, stage, m in requires(action, placement, lowered=True)}
         while posted and (action.op in SEND or any(each in wanted for each in posted)):
             yield posted.popleft()
         yield action
@@ -222,26 +222,3 @@ def strip(grid: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], 
     if not all(isinstance(row, Sequence) and all(isinstance(cell, Action | None) for cell in row) for row in rows):
         raise SettingError(f"strip takes rows of actions, such as align(schedule) or schedule.orders; got {grid!r}")
     return tuple(tuple(action for action in row if action and action.computes) for row in grid)
-
-
-def table(schedule: Schedule) -> str:
-    """The lockstep grid as text, a line for each step and a column for each rank; idle is a dot.
-
-    Of an illegal schedule, up to where the ranks get stuck: the action that each cannot get past has a ✗, and the
-    problems stand below.
-
-    Raises:
-        SettingError: it is no schedule, or it is lowered.
-    """
-    _require_compute("table", schedule)
-    grid = align(schedule)
-    rows = [["step", *(f"rank {rank}" for rank in range(schedule.ranks))]]
-    rows += [
-        [str(step), *(str(action or "·") for action in column)] for step, column in enumerate(zip(*grid, strict=True))
-    ]
-    if blocked := schedule.replay.blocked:
-        stuck = {rank: f"✗ {schedule.orders[rank][index]}" for rank, (index, _) in blocked.items()}
-        rows.append([str(len(rows) - 1), *(stuck.get(rank, "·") for rank in range(schedule.ranks))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(chain(lines, map(str, schedule.problems)))

@@ -10,8 +10,9 @@ from fractions import Fraction
 from itertools import accumulate, chain, pairwise
 from numbers import Rational, Real
 
-from ppedu.core.errors import SettingError, require_count
-from ppedu.core.timeline import Number
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number
+from ppedu.core.validate import require_count
 
 MOST_STAGES, MOST_WORK = 100_000, 2_000_000  # work: layers times stages; a few seconds at worst
 

@@ -10,7 +10,8 @@ from operator import index
 from typing import Any
 
 from ppedu.core.actions import SEND, Action, Op
-from ppedu.core.errors import SettingError, require_count, require_name, require_rank, require_size
+from ppedu.core.errors import SettingError
+from ppedu.core.validate import require_count, require_name, require_rank, require_size
 
 
 def fields_alone(self: Any) -> dict[str, Any]:

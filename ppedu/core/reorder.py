@@ -17,17 +17,18 @@ from itertools import chain
 from typing import Any
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.bulk import in_bulk
-from ppedu.core.check import Result
+from ppedu.core.costs import Clock, Costs
+from ppedu.core.dependencies import Result
+from ppedu.core.garbage import without_gc
 from ppedu.core.lower import strip
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Clock, Costs, simulate, timeline_of
+from ppedu.core.simulate import simulate, simulate_partial
 from ppedu.core.timeline import Timeline
 
 TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2}  # gradients that other ranks wait for come first; W fills what is left
 
 
-@in_bulk
+@without_gc
 def reorder(timeline: Timeline) -> Timeline:
     """Return the fastest timeline found of the same actions, on the same ranks and at the same costs.
 
@@ -54,7 +55,7 @@ def reorder(timeline: Timeline) -> Timeline:
     orders: list[list[Action]] = [[] for _ in compute]
     for task in started:
         orders[tasks.rank[task]].append(tasks.actions[task])
-    found = timeline_of(replace(schedule, orders=tuple(map(tuple, orders))), costs)
+    found = simulate_partial(replace(schedule, orders=tuple(map(tuple, orders))), costs)
     return min(timeline, found, key=lambda each: each.makespan)
 
 

@@ -6,31 +6,23 @@ between ranks; they come out of lowering.
 
 from __future__ import annotations
 
-import csv
-import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from ppedu.core import display
 from ppedu.core.actions import COMMUNICATION, Action, is_well_formed
-from ppedu.core.bulk import in_bulk
-from ppedu.core.check import Problem, Replay, find_problems, misplaced, replay
-from ppedu.core.errors import (
-    UNWRITABLE,
-    ParseError,
-    PipelineError,
-    ScheduleError,
-    SettingError,
-    require_count,
-    require_name,
-    require_rank,
-    require_size,
-)
+from ppedu.core.csv_format import csv_text, read
+from ppedu.core.dependencies import Replay, replay
+from ppedu.core.errors import ParseError, ScheduleError, SettingError
+from ppedu.core.files import named, write_text
+from ppedu.core.garbage import without_gc
+from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement, fields_alone
-from ppedu.core.timeline import several
+from ppedu.core.problems import Problem, find_problems
+from ppedu.core.validate import UNWRITABLE, require_count, require_name, require_rank, require_size
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,8 +72,8 @@ class Schedule:
     @property
     def size(self) -> str:
         """For people: 4 ranks, 2 chunks, 8 microbatches."""
-        chunks = [several(self.chunks, "chunk")] if self.chunks > 1 else []
-        return ", ".join([several(self.ranks, "rank"), *chunks, several(self.microbatches, "microbatch")])
+        chunks = [plural(self.chunks, "chunk")] if self.chunks > 1 else []
+        return ", ".join([plural(self.ranks, "rank"), *chunks, plural(self.microbatches, "microbatch")])
 
     def order(self, rank: int) -> tuple[Action, ...]:
         """What `rank` does.
@@ -97,13 +89,13 @@ class Schedule:
         return any(action.op in COMMUNICATION for order in self.orders for action in order)
 
     @cached_property
-    @in_bulk
+    @without_gc
     def replay(self) -> Replay:
         """The order in which the ranks, taken together, can get through their actions."""
         return replay(self)
 
     @cached_property
-    @in_bulk
+    @without_gc
     def problems(self) -> tuple[Problem, ...]:
         """Everything that makes this schedule illegal, up to 100,000 problems; empty when it is legal."""
         return tuple(find_problems(self, range(self.ranks), self.replay))
@@ -117,7 +109,7 @@ class Schedule:
         if self.problems:
             shown = "\n".join(f"  {problem}" for problem in self.problems[:5])
             more = f"\n  … and {len(self.problems) - 5} more" if len(self.problems) > 5 else ""
-            message = misplaced(self) or f"{self!r} is not legal:\n{shown}{more}"
+            message = suggest_placement(self) or f"{self!r} is not legal:\n{shown}{more}"
             raise ScheduleError(message, self.problems)
 
     def __repr__(self) -> str:
@@ -133,9 +125,7 @@ class Schedule:
             return str(error)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        from ppedu.view.shown import bundle
-
-        return bundle(self)
+        return display.bundle(self)
 
     def table(self) -> str:
         """The schedule in lockstep, a line for each step and a column for each rank; where it goes wrong has a ✗.
@@ -143,7 +133,7 @@ class Schedule:
         Raises:
             SettingError: the schedule is lowered.
         """
-        from ppedu.core.lower import table
+        from ppedu.core.text import table
 
         return table(self)
 
@@ -166,11 +156,10 @@ class Schedule:
             rows = align(self)
             if self.replay.blocked:
                 self.validate()
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows(rows)
+        text = csv_text(rows)
         if path is not None:
-            write_text(path, out.getvalue())
-        return out.getvalue()
+            write_text(path, text)
+        return text
 
     @classmethod
     def from_csv(
@@ -191,44 +180,8 @@ class Schedule:
             SettingError: there is no such placement, or the name or `microbatches` cannot be one.
             PipelineError: the file cannot be read.
         """
-        if not isinstance(placement, str | Placement):
-            raise SettingError(f"a placement is a name, such as 'loop' or 'v', or a Placement; got {placement!r}")
-        where = named(path)
-        try:
-            rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8-sig"), newline="")))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
-        while rows and not rows[-1]:
-            del rows[-1]  # blank lines at the end
-        parse = cache(Action.parse)
-        orders = tuple(tuple(_cells(row, line, where, parse)) for line, row in enumerate(rows, 1))
-        number = sum(map(len, orders))
-        singles = {single for action in set().union(*orders) for single in action.singles}
-        if not singles:
-            raise ParseError(f"{str(where)!r} holds no actions")
-        stages = 1 + max(single.stage for single in singles)
-        found = 1 + max(single.microbatch for single in singles)
-        if not 2 * stages * found - 1000 <= 100 * number <= 100_000 * (1 + stages * found):
-            # A typo, or another file: most of it is missing, or there many times, and would take minutes to list.
-            raise ParseError(
-                f"{str(where)!r} names {several(stages, 'stage')} and {several(found, 'microbatch')}, "
-                f"but has {several(number, 'action')}"
-            )
-        if isinstance(placement, str) and stages % len(orders):
-            raise ParseError(
-                f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
-                "every rank must hold the same number of stages"
-            )
-        if isinstance(placement, Placement) and (placement.ranks, placement.stages) != (len(orders), stages):
-            raise ParseError(
-                f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
-                f"the placement has {placement.ranks} and {placement.stages}"
-            )
-        if microbatches is not None and require_count("microbatches", microbatches, least=0) != found:
-            raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
-        if isinstance(placement, str):
-            placement = Placement.make(placement, len(orders), stages // len(orders), found)
-        return cls(UNWRITABLE.sub("�", where.stem) if name is None else name, placement, found, orders)
+        placement, found, orders = read(path, placement, microbatches)
+        return cls(UNWRITABLE.sub("�", named(path).stem) if name is None else name, placement, found, orders)
 
 
 def _entries(rule: str, values: Any) -> tuple[Any, ...]:
@@ -252,68 +205,22 @@ def _order(rank: int, actions: Any) -> tuple[Action, ...]:
     return tuple(well_formed)
 
 
-def _cells(row: list[str], line: int, path: Path, parse: Callable[[str], Action]) -> Iterable[Action]:
-    actions = []
-    for column, cell in enumerate(row, 1):
-        if cell and not cell.isspace():
-            try:
-                actions.append(parse(cell))
-            except ParseError as error:
-                raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
-    if len(actions) < len(row) and any(a.op in COMMUNICATION for a in actions):
-        raise ParseError(f"{str(path)!r}, line {line}: a schedule with communication has no empty cells")
-    return actions
+def require_schedule(what: str, value: Any) -> None:
+    """Raise SettingError unless `value` is a Schedule."""
+    if not isinstance(value, Schedule):
+        raise SettingError(f"{what} takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {value!r}")
 
 
-def named(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as a Path.
-
-    Raises:
-        SettingError: it cannot name a file.
-    """
-    try:
-        where = Path(path)
-        if b"\0" not in os.fsencode(where):  # which raises ValueError for half of a surrogate pair
-            return where
-        raise ValueError
-    except (TypeError, ValueError):
-        raise SettingError(f"a file is named by text or by a Path; got {path!r}") from None
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path`.
-
-    Raises:
-        PipelineError: the file cannot be written.
-    """
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path`.
-
-    Raises:
-        PipelineError: the file cannot be written.
-    """
-    try:
-        named(path).write_bytes(content)
-    except OSError as error:
-        raise _cannot_write(path, error.strerror) from error
-
-
-def require_writable(path: str | os.PathLike[str]) -> None:
-    """Raise PipelineError if a file cannot be written at `path`, as far as is known without writing it."""
-    where = named(path)
-    try:
-        if where.is_dir():
-            raise _cannot_write(path, "it is a folder")
-        if not where.parent.is_dir():
-            raise _cannot_write(path, f"there is no folder {str(where.parent)!r}")
-        if not os.access(where if where.exists() else where.parent, os.W_OK):
-            raise _cannot_write(path, "permission denied")
-    except OSError as error:  # a name that is too long, for one
-        raise _cannot_write(path, error.strerror) from error
-
-
-def _cannot_write(path: str | os.PathLike[str], why: str | None) -> PipelineError:
-    return PipelineError(f"cannot write {str(path)!r}: {why}; name a file in a folder that you may write to")
+def suggest_placement(schedule: Schedule) -> str | None:
+    """Return a sentence that names the placement with which the same orders are legal, None if there is none."""
+    ranks, placement = schedule.ranks, schedule.placement
+    chunks, odd = divmod(schedule.stages, ranks)
+    if not odd and any(problem.kind == "rank" for problem in schedule.problems):
+        for name in ("loop", "v", *["bidirectional"] * (chunks == 1)):
+            other = replace(schedule, placement=Placement.make(name, ranks, chunks, schedule.microbatches))
+            if not other.problems:
+                return (
+                    f"{schedule!r} is not legal with the placement {placement.name!r}, but with {name!r} the same "
+                    f"orders are; choose that placement (on the command line: --placement {name})"
+                )
+    return None

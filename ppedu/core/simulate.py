@@ -2,191 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from itertools import chain
-from numbers import Rational, Real
-from typing import Any, NamedTuple
+from typing import Any
 
-from ppedu.core.actions import RECEIVE, Action, Op
-from ppedu.core.bulk import in_bulk
-from ppedu.core.check import Result
-from ppedu.core.errors import SettingError, require_schedule
-from ppedu.core.schedule import Schedule
-from ppedu.core.timeline import Number, Span, Timeline, plain, ratio
-
-Cost = Number | Sequence[Number]
-
-LARGEST = 1e100  # of a cost: sums of millions of them, and their ratios, still fit a float
+from ppedu.core.actions import RECEIVE
+from ppedu.core.costs import Clock, Costs
+from ppedu.core.dependencies import Result
+from ppedu.core.errors import SettingError
+from ppedu.core.garbage import without_gc
+from ppedu.core.numeric import Number, plain
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.timeline import Span, Timeline
 
 
-@dataclass(frozen=True)
-class Costs:
-    """How long each action takes, in any unit of time, and what an activation weighs, in any unit of memory.
-
-    A number is the time of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of
-    that, so that schedules with different numbers of stages are compared on the same model. A sequence (a list, a
-    tuple, an array or a tensor; it is kept as a tuple) gives the time of each stage itself instead.
-
-    forward, backward: F and B. `backward` is twice `forward`, or the sum of `input` and `weight` where both are given.
-    input, weight: the two halves of a split backward, I and W. Together they take `backward`, half each,
-        unless they say otherwise.
-    overlap: an overlapped pair; by default the sum of its parts. Given for each stage, the mean of the two.
-    latency: from the end of an action to the start of one that needs it on another rank; it occupies no rank.
-    activation: what one microbatch's forward keeps for its backward.
-    weight_memory: the part of it, 0 to 1, that a split backward keeps until W; I gives back the rest.
-    unit: the unit of the times, for display: "s" where they are seconds.
-
-    Whole numbers and fractions give exact times, floats give floats.
-
-    Raises:
-        SettingError: a cost is negative, too large or not a number, or a half takes longer than the whole.
-    """
-
-    forward: Cost = 1
-    backward: Cost | None = None
-    input: Cost | None = None
-    weight: Cost | None = None
-    overlap: Cost | None = None
-    latency: Number = 0
-    weight_memory: Number = 1
-    activation: Cost = 1
-    unit: str = ""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.unit, str):
-            raise SettingError(f'unit must be text, such as "s" or "ms"; got {self.unit!r}')
-        for name, given in vars(self).items():
-            if name == "unit" or (given is None and name in ("backward", "input", "weight", "overlap")):
-                continue
-            cost = _python(given)
-            one_number = name in ("latency", "weight_memory") or not isinstance(cost, tuple)
-            for number in [cost] if one_number or not cost else cost:
-                _require_cost(name, number)
-            object.__setattr__(self, name, cost)  # frozen
-        if self.weight_memory > 1:
-            raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
-        if not any(isinstance(cost, tuple) for cost in vars(self).values()):
-            self.durations(1, 1)
-
-    @classmethod
-    def fit(cls, timeline: Timeline) -> Costs:
-        """Return the costs that a run shows: for each stage, the median time of its F, B, I, W and overlapped pairs.
-
-        A stage that never runs one of these, although other stages do, gets the median over all of theirs. Latency is
-        not estimated and stays 0; lesson 8 shows how to find it.
-
-        Raises:
-            SettingError: `timeline` is not a Timeline.
-        """
-        from statistics import median  # a slow import that nothing else needs
-
-        if not isinstance(timeline, Timeline):
-            raise SettingError(
-                f"fit takes a timeline, such as a measured run's pipe.timeline or simulate(schedule); got {timeline!r}"
-            )
-
-        names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
-        times: dict[str, list[list[Any]]] = {}
-        for row in timeline.rows:
-            for action, start, end in row:
-                if action.computes:
-                    name = names.get(action.op, "overlap")
-                    stages = times.setdefault(name, [[] for _ in range(timeline.schedule.stages)])
-                    for single in action.singles:
-                        stages[single.stage].append(end - start)
-        found: dict[str, Any] = {
-            name: [median(each or chain(*stages)) for each in stages] for name, stages in times.items()
-        }
-        known = timeline.costs
-        return cls(**found, activation=known.activation, weight_memory=known.weight_memory, unit=known.unit)
-
-    def per_stage(self, cost: Cost, stages: int, ranks: int) -> list[Number]:
-        """Return `cost` for each stage: a share's number scaled to a stage, or the sequence as it is.
-
-        Raises:
-            SettingError: the sequence does not have one cost for each stage.
-        """
-        if not isinstance(cost, Sequence):
-            share = Fraction(ranks, stages)
-            return [plain(Fraction(cost) * share) if isinstance(cost, Rational) else cost * float(share)] * stages
-        if len(cost) != stages:
-            raise SettingError(
-                f"{len(cost)} costs for {stages} stages; give {stages}, one for each stage, "
-                "or a single number, for a rank's share of the model"
-            )
-        return list(cost)
-
-    def durations(self, stages: int, ranks: int) -> dict[Op, list[Number]]:
-        """Return the time of F, B, I and W in each stage.
-
-        Raises:
-            SettingError: a sequence does not have one cost for each stage, or I or W takes longer than B.
-        """
-
-        def each(cost: Cost) -> list[Number]:
-            return self.per_stage(cost, stages, ranks)
-
-        if self.backward is None and self.input is not None and self.weight is not None:
-            first, second = each(self.input), each(self.weight)
-            full = [i + w for i, w in zip(first, second, strict=True)]
-        else:
-            full = [2 * f for f in each(self.forward)] if self.backward is None else each(self.backward)
-            if self.input is not None:
-                first = each(self.input)
-                second = (
-                    each(self.weight) if self.weight is not None else [b - i for b, i in zip(full, first, strict=True)]
-                )
-            else:
-                second = each(self.weight) if self.weight is not None else [ratio(b, 2) for b in full]
-                first = [b - w for b, w in zip(full, second, strict=True)]
-        if min(first + second) < 0:
-            raise SettingError(
-                "the half of a split backward takes longer than the full backward; give input and weight"
-            )
-        return {Op.F: each(self.forward), Op.B: full, Op.I: first, Op.W: second}
-
-
-class Clock(NamedTuple):
-    """What actions take on a schedule's stages, in ticks: `scale` of them are one unit of the costs.
-
-    Whole numbers are exact and fast, fractions exact and slow. So exact times are counted in the largest tick of which
-    all of them are multiples; floats are left as they are.
-    """
-
-    alone: dict[Op, list[Any]]  # by stage
-    paired: dict[Op, list[Any]]  # what an action adds to the pair that it is part of
-    latency: Any
-    scale: int
-
-    @classmethod
-    def of(cls, schedule: Schedule, costs: Costs) -> Clock:
-        """Return the clock of a schedule's stages at these costs."""
-        alone = costs.durations(schedule.stages, schedule.ranks)
-        paired = alone
-        if costs.overlap is not None:
-            half = [ratio(time, 2) for time in costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)]
-            paired = dict.fromkeys(alone, half)
-        times = [*alone.values(), *paired.values(), [costs.latency]]
-        if not all(isinstance(time, Rational) for each in times for time in each):
-            return cls(alone, paired, costs.latency, 1)
-        scale = math.lcm(*(Fraction(time).denominator for each in times for time in each))
-
-        def ticks(table: dict[Op, list[Any]]) -> dict[Op, list[Any]]:
-            return {op: [int(time * scale) for time in each] for op, each in table.items()}
-
-        return cls(ticks(alone), ticks(paired), int(costs.latency * scale), scale)
-
-    def duration(self, action: Action) -> Any:
-        """Return the ticks that an action takes; messages and sharding take none."""
-        if action.parts:
-            return sum(self.paired[part.op][part.stage] for part in action.parts)
-        return self.alone[action.op][action.stage] if action.op in self.alone else 0
-
-
-@in_bulk
+@without_gc
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Return the timeline of `schedule` when actions take `costs` and start as early as they can.
 
@@ -201,10 +30,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     if costs is not None and not isinstance(costs, Costs):
         raise SettingError(f"simulate takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
     schedule.validate()
-    return timeline_of(schedule, costs or Costs())
+    return simulate_partial(schedule, costs or Costs())
 
 
-def timeline_of(schedule: Schedule, costs: Costs) -> Timeline:
+def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     """Return the timeline of as much of a schedule as its ranks can run; it may be incomplete. See `simulate`."""
     clock = Clock.of(schedule, costs)
     scale = clock.scale
@@ -235,21 +64,3 @@ def timeline_of(schedule: Schedule, costs: Costs) -> Timeline:
             start, end = shown[start], shown[end]
         rows[rank].append(Span(action, start, end))
     return Timeline(schedule, tuple(map(tuple, rows)), costs)
-
-
-def _python(value: Any) -> Any:
-    """Return a number as Python's own, and an array, a tensor or a list of numbers as a tuple of these."""
-    if hasattr(value, "tolist"):  # NumPy and torch, which are not imported here
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return tuple(map(_python, value))
-    return value
-
-
-def _require_cost(name: str, number: Any) -> None:
-    """Raise SettingError unless `number` can be a cost."""
-    real = isinstance(number, Real) and not isinstance(number, bool)
-    if not (real and 0 <= number < math.inf):
-        raise SettingError(f"{name} must be a number of at least 0; got {number!r}")
-    if number > LARGEST:
-        raise SettingError(f"{name} must be at most {LARGEST:g}, or sums would overflow; give it in a larger unit")

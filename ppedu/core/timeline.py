@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from itertools import chain
-from numbers import Rational
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ppedu.core import display
 from ppedu.core.actions import Action, Op
-from ppedu.core.errors import SettingError, require_count, require_rank, require_schedule
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number, plain, pretty, ratio
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.validate import require_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ppedu.core.schedule import Schedule
-    from ppedu.core.simulate import Costs
+    from ppedu.core.costs import Costs
     from ppedu.core.why import Reasons
-
-Number = int | float | Fraction
 
 
 class Span(NamedTuple):
@@ -171,7 +170,7 @@ class Timeline:
         "imbalance": what would go as well if every stage took the mean time. Below 0 where uneven stages help.
         "ordering": what a faster order of the same actions saves that needs no more memory on any rank. It is a lower
             bound: the order is the best that list scheduling found (see `ppedu.core.reorder`), not the best there is.
-        "warm-up and drain": what is left. Ranks wait for their first microbatch and for the last gradients, and in
+        "warm-up and cooldown": what is left. Ranks wait for their first microbatch and for the last gradients, and in
             between for gradients whose activations fill the memory that the next forward needs.
 
         Raises:
@@ -228,34 +227,9 @@ class Timeline:
         Raises:
             SettingError: `width` is not a whole number of at least 1.
         """
-        width = require_count("width", width)
-        ranks, makespan = self.schedule.ranks, self.makespan
-        margin = len(f"rank {ranks - 1} ") + 2
-        durations = (span.end - span.start for row in self.rows for span in row)
-        unit = min((each for each in durations if float(each) > 0), default=1)
-        columns = 1 + self.schedule.chunks + len(str(self.schedule.microbatches - 1))
-        chunk = self.schedule.placement.chunk
-        if float(makespan / unit) * columns > width - margin:
-            columns = 1
-        unit = max(unit / columns, float(makespan) / max(1, width - margin)) or 1
+        from ppedu.core.text import draw
 
-        def column(time: Any) -> int:
-            return int(float((time - self.start) / unit) + 0.5)
-
-        lines = [self.summary()]
-        for rank, row in enumerate(self.rows):
-            cells = [" "] * column(self.end)
-            for action, start, end in row:
-                first, last = column(start), column(end)
-                if first == last:
-                    continue
-                label = "".join(f"{op}{m}{chr(39) * chunk(stage, m)}" for stage, op, m, _ in action.singles)
-                if columns > 1:
-                    cells[first:last] = f"{label:─<{last - first - 1}}"[: last - first - 1] + " "
-                else:
-                    cells[first:last] = label[0] * (last - first)
-            lines.append(f"{f'rank {rank}':<{margin - 2}}│{''.join(cells)}│")
-        return "\n".join(lines)
+        return draw(self, width)
 
     @cached_property
     def readable(self) -> tuple[int, str]:
@@ -271,15 +245,13 @@ class Timeline:
         source = "" if self.source == "simulated" else f"{self.source} "
         return (
             f"{source}{schedule.name}, {schedule.size}: "
-            f"makespan {show(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
-            f"peak activations {show(max(peaks))}"
+            f"makespan {pretty(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
+            f"peak activations {pretty(max(peaks))}"
         )
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the timeline with matplotlib; see `ppedu.view.plot.plot` for the options."""
-        from ppedu.view.plot import plot
-
-        return plot(self, ax, **options)
+        return display.plot(self, ax, **options)
 
     def show(self, outline: Timeline | None = None) -> Any:
         """The timeline to be touched: end a notebook's cell with it. Without a kernel its picture is left.
@@ -289,14 +261,10 @@ class Timeline:
         Raises:
             SettingError: `outline` is no timeline of as many ranks.
         """
-        from ppedu.view.shown import view
-
-        return view(self, outline)
+        return display.show(self, outline)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        from ppedu.view.shown import bundle
-
-        return bundle(self)
+        return display.bundle(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to a file; its ending decides what is written.
@@ -310,9 +278,7 @@ class Timeline:
             SettingError: the ending is none of these.
             PipelineError: the file cannot be written.
         """
-        from ppedu.view import save
-
-        save(self, path)
+        display.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Timeline:
@@ -321,35 +287,10 @@ class Timeline:
         Raises:
             PipelineError: the file cannot be read, or holds something else.
         """
-        from ppedu.view.trace import load
-
-        return load(path)
+        return display.load(path)
 
     def __repr__(self) -> str:
         return f"<Timeline: {self.summary()}>"
 
     def __str__(self) -> str:
         return self.text()
-
-
-def ratio(part: Any, whole: Any) -> Any:
-    """part / whole, exact where both are."""
-    return plain(Fraction(part) / whole) if isinstance(part, Rational) and isinstance(whole, Rational) else part / whole
-
-
-def plain(number: Any) -> Any:
-    """A whole Fraction as an int; any other number as it is."""
-    return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
-
-
-def several(number: int, noun: str) -> str:
-    """1 rank, 4 ranks, 8 microbatches."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
-
-
-def show(number: Any, unit: str = "") -> str:
-    """A number for people: 57, 52.5, 0.0123; less than a second in milliseconds."""
-    if unit == "s" and abs(number) < 1:
-        number, unit = number * 1000, "ms"
-    text = f"{float(number):.4g}" if abs(number) < 10000 else f"{float(number):,.0f}"
-    return f"{text} {unit}".strip()

@@ -8,14 +8,16 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.check import Result, gives, needs
+from ppedu.core.costs import Costs
+from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.errors import SettingError
+from ppedu.core.numeric import pretty, ratio
 from ppedu.core.reorder import reorder
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Gap, Span, Timeline, ratio, show
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Gap, Span, Timeline
 
 if TYPE_CHECKING:
-    from ppedu.core.simulate import Cost
+    from ppedu.core.costs import Cost
 
 Place = tuple[int, int]  # a rank, and which of its compute spans
 
@@ -30,7 +32,7 @@ class Reasons:
             result: (rank, index)
             for rank, row in enumerate(self.rows)
             for index, span in enumerate(row)
-            for result in gives(span.action)
+            for result in produces(span.action)
         }
 
     def __getitem__(self, place: Place) -> Span:
@@ -41,7 +43,7 @@ class Reasons:
         rank, index = place
         if index:
             yield rank, index - 1
-        yield from (self.maker[need] for need in needs(self[place].action, self.placement) if need in self.maker)
+        yield from (self.maker[need] for need in requires(self[place].action, self.placement) if need in self.maker)
 
     def last_cause(self, place: Place, latency: Any) -> Place | None:
         """Of what a span has waited for, the one that let it wait longest; None if it has waited for nothing."""
@@ -111,7 +113,7 @@ def _why(timeline: Timeline, reasons: Reasons, rank: int, index: int) -> str:
 def _clock(timeline: Timeline, *times: Any) -> str:
     """Times counted from the timeline's start, for people: 3–5, or 3–5 ms."""
     factor, unit = timeline.readable
-    return f"{'–'.join(show((each - timeline.start) * factor) for each in times)} {unit}".rstrip()
+    return f"{'–'.join(pretty((each - timeline.start) * factor) for each in times)} {unit}".rstrip()
 
 
 def causes(timeline: Timeline) -> dict[str, float]:
@@ -127,7 +129,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
     even_run = uneven_run if even == at_once else simulate(schedule, even)
     reordered = reorder(even_run).makespan
     steps = {
-        "warm-up and drain": reordered - ratio(sum(even_run.busy), schedule.ranks),
+        "warm-up and cooldown": reordered - ratio(sum(even_run.busy), schedule.ranks),
         "ordering": even_run.makespan - reordered,
         "imbalance": uneven_run.makespan - even_run.makespan,
     }

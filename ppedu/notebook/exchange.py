@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.errors import PipelineError, SettingError, require_count
+from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_count
 from ppedu.view.trace import trace
 
 FOLDER = "PPEDU_RUN"  # the environment variable that tells a rank its run's folder

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from IPython.display import DisplayHandle
 
-from ppedu.core.errors import PipelineError, require_count
+from ppedu.core.errors import PipelineError
+from ppedu.core.validate import require_count
 from ppedu.notebook.exchange import WATCHED
 from ppedu.view.data import Data
 from ppedu.view.shown import Panel, Shown

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import ppedu
-from ppedu.core.errors import PipelineError, RankError, SettingError, require_count
+from ppedu.core.errors import PipelineError, RankError, SettingError
+from ppedu.core.validate import require_count
 from ppedu.notebook.exchange import new_folder
 from ppedu.notebook.waits import Place, told
 from ppedu.notebook.zygote import MOST_RANKS, PACKET, kill_group, receive, send

@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, B, F
-from ppedu.core.errors import SettingError, require_count, require_rank
-from ppedu.core.timeline import several
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import plural
+from ppedu.core.validate import require_count, require_rank
 
 # Where an operation's neighbour is, as `ppedu.run.communicate` and `bidirectional_communicate` have it.
 ONE_WAY = {"recv_forward": -1, "send_forward": +1, "recv_backward": +1, "send_backward": -1}
@@ -140,7 +141,7 @@ class Rank:
         self.communicate("send_backward", self.backward(0, self.communicate("recv_backward")))
         self.steps += 1
         if self.steps > len(self._losses):
-            raise SettingError(f"rank {self.rank} takes more than {several(len(self._losses), 'step')}")
+            raise SettingError(f"rank {self.rank} takes more than {plural(len(self._losses), 'step')}")
         return self._losses[self.steps - 1] if self.rank == self.ranks - 1 else 0
 
     def go_on(self) -> None:

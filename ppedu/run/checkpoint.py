@@ -27,7 +27,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ppedu.core.errors import PipelineError
-from ppedu.core.schedule import named
+from ppedu.core.files import named
 from ppedu.run.comm import PipelineGroup
 
 Answer = TypeVar("Answer")

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from ppedu.core.actions import Action
+from ppedu.core.costs import Costs
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs
 from ppedu.core.timeline import Span, Timeline
 from ppedu.run.comm import PipelineGroup
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ppedu.core.errors import CommunicationError, SettingError, require_count, require_instance
+from ppedu.core.errors import CommunicationError, SettingError
+from ppedu.core.validate import require_count, require_instance
 
 # operation: does it send, does it receive, and is the neighbour the rank after (+1) or the one before (-1)?
 ONE_WAY = {

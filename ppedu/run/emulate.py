@@ -21,10 +21,11 @@ import torch
 from torch import nn
 
 from ppedu.core.actions import COMPUTE, OVERLAP, Action
-from ppedu.core.errors import require_count
+from ppedu.core.costs import Costs
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
+from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_count
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.engine import Pipeline, Step
 from ppedu.run.messages import Messages

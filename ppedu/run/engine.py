@@ -23,18 +23,13 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.profiler import record_function
 
 from ppedu.core.actions import COMMUNICATION, RECEIVE, Action, F, Op
-from ppedu.core.check import Result, check, gives, needs
-from ppedu.core.errors import (
-    CommunicationError,
-    PipelineError,
-    SettingError,
-    require_instance,
-    require_rank,
-    require_schedule,
-)
+from ppedu.core.check import check
+from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.errors import CommunicationError, PipelineError, SettingError
 from ppedu.core.lower import lower, strip
-from ppedu.core.schedule import Schedule
+from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.timeline import Span, Timeline
+from ppedu.core.validate import require_instance, require_rank
 from ppedu.run import clock, gradients
 from ppedu.run.batch import Batch, Dims, joined
 from ppedu.run.comm import PipelineGroup, reason
@@ -493,7 +488,7 @@ class Program:
         last = {one.stage: i for i, action in enumerate(order) for one in action.singles if one.op in (Op.B, Op.W)}
         self.actions = []
         for index, action in enumerate(order):
-            wanted = needs(action, lowered.placement, lowered=True) if action.computes else ()
+            wanted = requires(action, lowered.placement, lowered=True) if action.computes else ()
             awaited = [Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE]
             self.actions.append((action, awaited, [stage for stage, place in last.items() if place == index]))
         self.order = order
@@ -591,7 +586,7 @@ class Step:
         Raises:
             CommunicationError: one has not been posted, or does not come in time, or its sender is gone.
         """
-        for need in needs(action, self.placement, lowered=True):
+        for need in requires(action, self.placement, lowered=True):
             if need[0] in RECEIVE and need not in self._given:
                 kind, stage, m = need
                 self._take(Action(stage, Op(kind), m), action)
@@ -603,7 +598,7 @@ class Step:
         Waits for it where it comes from another rank. Each can be received once.
         """
         own = ("F", action.stage, action.microbatch)
-        wanted = [need for need in needs(action, self.placement, lowered=True) if need != own]
+        wanted = [need for need in requires(action, self.placement, lowered=True) if need != own]
         if not wanted:
             return None
         if wanted[0] not in self._given:
@@ -629,7 +624,7 @@ class Step:
 
     def give(self, action: Action, values: Any) -> None:
         """Hand on what a forward (activations) or backward (gradients) has made, a tensor, a tuple or None."""
-        for result in gives(action):
+        for result in produces(action):
             self._given[result] = () if values is None else as_tuple(values)
 
     def forward(self, action: Action) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ppedu.core.errors import SettingError, require_count, require_instance
+from ppedu.core.errors import SettingError
 from ppedu.core.partition import evenly
+from ppedu.core.validate import require_count, require_instance
 from ppedu.run.gradients import Tie
 
 Part = TypeVar("Part", bound=nn.Module)

@@ -29,7 +29,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ppedu.core.errors import CommunicationError, SettingError, require_rank
+from ppedu.core.errors import CommunicationError, SettingError
+from ppedu.core.validate import require_rank
 from ppedu.run.comm import PipelineGroup, communicate
 from ppedu.run.stage import Loss
 

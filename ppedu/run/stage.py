@@ -13,7 +13,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_map
 
 from ppedu.core.actions import B, F, I, W
-from ppedu.core.errors import PipelineError, require_instance
+from ppedu.core.errors import PipelineError
+from ppedu.core.validate import require_instance
 from ppedu.run.clock import Clock
 from ppedu.run.split_backward import backward_input, pop_grad
 

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from ppedu.core.errors import PipelineError, SettingError, require_count, require_instance
-from ppedu.core.schedule import Schedule, named
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.files import named
+from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_count, require_instance
 from ppedu.run.comm import PipelineGroup, place
 from ppedu.run.data import Text
 from ppedu.run.engine import Pipeline, local_stages

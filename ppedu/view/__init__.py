@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppedu.core.errors import SettingError
-from ppedu.core.schedule import require_writable, write_bytes
+from ppedu.core.files import require_writable, write_bytes
 from ppedu.core.timeline import Timeline
 from ppedu.view.trace import load_all, trace
 

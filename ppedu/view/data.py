@@ -8,10 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 from ppedu.core.actions import COMPUTE
-from ppedu.core.bulk import in_bulk
-from ppedu.core.check import Result, gives, needs
+from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.errors import SettingError
-from ppedu.core.timeline import Span, Timeline, several, show
+from ppedu.core.garbage import without_gc
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.timeline import Span, Timeline
 from ppedu.view.palette import COLORS, DARKER, LIGHTER, MEMORY, NAMES
 
 LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "lighter": LIGHTER, "darker": DARKER}
@@ -19,7 +20,7 @@ LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "lighter": LIGHTER, 
 Data = dict[str, Any]
 
 
-@in_bulk
+@without_gc
 def panel(
     timeline: Timeline,
     *,
@@ -66,9 +67,9 @@ def panel(
                 stage, op, m, _ = single
                 if op not in COMPUTE:
                     continue
-                for result in gives(single):
+                for result in produces(single):
                     maker[result] = len(wanted)
-                wanted.append(needs(single, placement))
+                wanted.append(requires(single, placement))
                 copy = int(copies > 1 and m >= split)  # as Placement.copy has it, without a call
                 chunk = chunks[copy][stage]
                 entry = (rank, left, right, op, stage, m, chunk, copy, part if action.parts else 0, step, mark)
@@ -86,9 +87,9 @@ def panel(
         "microbatches": schedule.microbatches,
         "makespan": clock(drawn.end),
         "numbers": [
-            ["makespan", show(timeline.makespan, timeline.costs.unit)],
+            ["makespan", pretty(timeline.makespan, timeline.costs.unit)],
             ["bubble", f"{timeline.bubble:.1%}"],
-            ["peak memory", show(max(timeline.peak_activations))],
+            ["peak memory", pretty(max(timeline.peak_activations))],
         ],
         "boxes": dict(
             zip(_COLUMNS, map(list, zip(*entries, strict=True)) if entries else [[]] * len(_COLUMNS), strict=True)
@@ -100,7 +101,7 @@ def panel(
             if clock(end) > clock(start)  # and not for what rounding leaves of floats
         ],
         "memory": [[[clock(float(time)) for time, _ in steps], [float(value) for _, value in steps]] for steps in held],
-        "peaks": [show(peak) for peak in timeline.peak_activations],
+        "peaks": [pretty(peak) for peak in timeline.peak_activations],
         "until": float(until * factor),
         "cap": None if cap is None else float(cap),
         "path": [first[place] for place in drawn.reasons.critical_path(drawn.costs.latency)],
@@ -111,7 +112,7 @@ def require_outline(outline: Any, ranks: int) -> None:
     """Raise SettingError unless `outline` is None or a timeline of `ranks` ranks."""
     if outline is None or (isinstance(outline, Timeline) and outline.schedule.ranks == ranks):
         return
-    wanted = f"a timeline of {several(ranks, 'rank')}, such as simulate(schedule)"
+    wanted = f"a timeline of {plural(ranks, 'rank')}, such as simulate(schedule)"
     raise SettingError(f"outline must be {wanted}; got {outline!r}")
 
 

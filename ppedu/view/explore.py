@@ -13,10 +13,12 @@ from itertools import count
 from typing import Any
 
 from ppedu.core.actions import Op
+from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Timeline, show
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.view.data import Data
 from ppedu.view.shown import Panel, Shown
 from ppedu.zoo import schedule, schedules
@@ -115,7 +117,7 @@ class Explore(Shown):
         if not cap or max(peaks) <= cap:
             return ""
         rank = peaks.index(max(peaks))
-        return f"Rank {rank} holds {show(peaks[rank])} activations, over the limit of {show(cap)}."
+        return f"Rank {rank} holds {pretty(peaks[rank])} activations, over the limit of {pretty(cap)}."
 
     def code(self) -> str:
         """Return the Python code that makes what is shown."""
@@ -171,7 +173,9 @@ def _value(name: str, value: Any) -> Any:
         exact = number(str(value))
     whole = name in [key for key, *_ in (*SIZES, MEMORY)]
     if exact is None or not least <= exact <= most or (whole and not isinstance(exact, int)):
-        raise SettingError(f"{name} is a {'whole ' * whole}number from {show(least)} to {show(most)}; got {value!r}")
+        raise SettingError(
+            f"{name} is a {'whole ' * whole}number from {pretty(least)} to {pretty(most)}; got {value!r}"
+        )
     return exact
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from html import escape
 
-from ppedu.core.timeline import Timeline, show
+from ppedu.core.numeric import pretty
+from ppedu.core.timeline import Timeline
 from ppedu.view.label import encodable
 from ppedu.view.shown import HERE, Shown
 
@@ -71,21 +72,24 @@ def _section(heading: str, timeline: Timeline) -> str:
     """Return the numbers and the orders of a timeline as HTML."""
     unit = timeline.costs.unit
     totals = {
-        "makespan": show(timeline.makespan, unit),
+        "makespan": pretty(timeline.makespan, unit),
         "bubble": f"{timeline.bubble:.1%}",
         "overhead": f"{timeline.overhead:.1%}",
-        "span": show(timeline.span, unit),
+        "span": pretty(timeline.span, unit),
     }
     rows = "".join(
         f"<tr><th>{name}<td>{escape(totals[name])}<td class=meaning>{means}" for name, means in NUMBERS.items()
     )
-    ranks = zip(timeline.idle, timeline.peak_activations, strict=True)
+    ranks = "".join(
+        f"<tr><th>{rank}<td>{escape(pretty(idle, unit))}<td>{pretty(peak)}"
+        for rank, (idle, peak) in enumerate(zip(timeline.idle, timeline.peak_activations, strict=True))
+    )
     return f"""<section aria-label="numbers and orders of {escape(timeline.schedule.name)}">
 {heading}
 <div class="numbers">
 <table>{rows}</table>
 <table><thead><tr><th>rank<th>idle<th>peak activations<tbody>
-{"".join(f"<tr><th>{rank}<td>{escape(show(idle, unit))}<td>{show(peak)}" for rank, (idle, peak) in enumerate(ranks))}
+{ranks}
 </table>
 </div>
 <details><summary>As text</summary><pre tabindex="0">{escape(timeline.text(width=300))}</pre></details>

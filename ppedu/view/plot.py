@@ -18,7 +18,8 @@ from matplotlib.transforms import ScaledTranslation
 
 from ppedu.core.actions import COMPUTE, Op
 from ppedu.core.errors import SettingError
-from ppedu.core.timeline import Timeline, show
+from ppedu.core.numeric import pretty
+from ppedu.core.timeline import Timeline
 from ppedu.view.data import require_outline
 from ppedu.view.label import label
 from ppedu.view.palette import COLORS, DARKER, LIGHTER, MARK, MEMORY, NAMES
@@ -130,8 +131,8 @@ def plot(
     if timeline.source == "emulated" or (timeline.source != "simulated" and not title):
         name += f", {timeline.source}"
     ax.set_title(label(name), loc="left", fontsize=11, weight="bold", **words)
-    numbers = f"makespan {show(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"
-    numbers += f"    peak memory {show(max(timeline.peak_activations))}"
+    numbers = f"makespan {pretty(timeline.makespan, unit)}    bubble {timeline.bubble:.1%}"
+    numbers += f"    peak memory {pretty(max(timeline.peak_activations))}"
     ax.set_title(label(numbers), loc="right", fontsize=10, **words)
     return ax
 
@@ -288,7 +289,7 @@ def _memory(ax: Axes, timeline: Timeline, full: float) -> None:
         tops = [floor - (STRIP_BOTTOM - STRIP_TOP) * min(1, float(value) / (full or 1)) for _, value in steps]
         ax.fill_between(times, tops, floor, step="post", color=MEMORY, linewidth=0)
         if timeline.schedule.ranks <= 16:
-            peak = f" peak {show(timeline.peak_activations[rank])}"
+            peak = f" peak {pretty(timeline.peak_activations[rank])}"
             ax.text(1, floor, peak, transform=ax.get_yaxis_transform(), fontsize=8, va="bottom", color="#6d5f8c")
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from ppedu.board.levels import LEVELS, Level, level
 from ppedu.core.actions import Action
 from ppedu.core.errors import PipelineError
+from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.timeline import Timeline, show
+from ppedu.core.timeline import Timeline
 from ppedu.view.data import Data
 from ppedu.view.shown import Panel, Shown
 
@@ -48,7 +49,7 @@ class Puzzle(Shown):
 
     def panels(self) -> list[Panel]:
         par = self.level.par.makespan
-        title = f"{self.level.title} (par {show(par)})"
+        title = f"{self.level.title} (par {pretty(par)})"
         return [(self.timeline, {"cap": self.board.memory, "until": par, "title": title})]
 
     def told(self, message: dict[str, Any]) -> Data | None:
@@ -78,7 +79,7 @@ class Puzzle(Shown):
         elif stuck := self.board.stuck:
             self._say(f"{stuck}.", "no", self._rank)
         else:
-            self._say(f"{action} runs {show(start)}–{show(end)} on rank {self._rank}.", "ok", self._rank)
+            self._say(f"{action} runs {pretty(start)}–{pretty(end)} on rank {self._rank}.", "ok", self._rank)
 
     @property
     def _acts(self) -> dict[str, Callable[[], None]]:
@@ -112,8 +113,8 @@ class Puzzle(Shown):
         left = [self._left(rank) for rank in range(board.ranks)]
         trays = [[_button(each, each in left[rank]) for each in tray] for rank, tray in enumerate(self._trays)]
         can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
-        limit = "" if board.memory is None else f" No rank may hold more than {show(board.memory)} activations."
-        par = f" Par is {show(self.level.par.makespan)}."
+        limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
+        par = f" Par is {pretty(self.level.par.makespan)}."
         return {
             **super().state(),
             "level": self.level.name,

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ppedu.core.actions import SEND
+from ppedu.core.costs import Costs
 from ppedu.core.differences import differences as find_differences
 from ppedu.core.errors import PipelineError, ScheduleError, SettingError
 from ppedu.core.lower import lower
+from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate, timeline_of
-from ppedu.core.timeline import Timeline, show
+from ppedu.core.simulate import simulate, simulate_partial
+from ppedu.core.timeline import Timeline
 from ppedu.view.data import LOOK, Data, panel, require_outline
 from ppedu.zoo import schedule
 
@@ -183,7 +185,7 @@ class Comparison(Shown):
     def state(self) -> Data:
         table, points = [["schedule", "makespan", "bubble", "peak memory", "messages"]], []
         for (timeline, _), (name, span, bubble, peak, sent) in zip(self.panels(), self.rows(), strict=True):
-            table.append([name, show(span, timeline.costs.unit), f"{bubble:.1%}", show(peak), str(sent)])
+            table.append([name, pretty(span, timeline.costs.unit), f"{bubble:.1%}", pretty(peak), str(sent)])
             points.append([name, float(peak), bubble])
         return {**super().state(), "table": table, "points": points}
 
@@ -259,7 +261,7 @@ def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Cos
                 f"differences takes two schedules or timelines, such as schedule('1f1b', 4, 8); got {each!r}"
             )
     return Difference(
-        *(timeline_of(each, costs or Costs()) if isinstance(each, Schedule) else each for each in (one, other))
+        *(simulate_partial(each, costs or Costs()) if isinstance(each, Schedule) else each for each in (one, other))
     )
 
 

@@ -20,12 +20,15 @@ from itertools import count
 from typing import Any
 
 from ppedu.core.actions import Action
-from ppedu.core.check import gives, needs
-from ppedu.core.errors import ParseError, PipelineError, require_size
+from ppedu.core.costs import Costs
+from ppedu.core.dependencies import produces, requires
+from ppedu.core.errors import ParseError, PipelineError
+from ppedu.core.files import named
+from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule, named
-from ppedu.core.simulate import Costs
-from ppedu.core.timeline import Span, Timeline, several
+from ppedu.core.schedule import Schedule
+from ppedu.core.timeline import Span, Timeline
+from ppedu.core.validate import require_size
 
 MICROSECONDS = 1_000_000  # the trace counts in these; a unit of simulated time becomes a second
 # Viewers count whole nanoseconds, and drop a slice that, so rounded, overlaps the next. An eighth of a microsecond is
@@ -77,9 +80,9 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Event]:
 def _messages(timeline: Timeline, pid: int, arrows: Iterator[int]) -> Iterator[Event]:
     """An arrow from the end of each action to the start of the one on another rank that needs its result."""
     computed = [(rank, span) for rank, row in enumerate(timeline.rows) for span in row if span.action.computes]
-    made = {result: at for at in computed for result in gives(at[1].action)}
+    made = {result: at for at in computed for result in produces(at[1].action)}
     for rank, (action, start, _) in computed:
-        for need in needs(action, timeline.schedule.placement):
+        for need in requires(action, timeline.schedule.placement):
             if need in made and made[need][0] != rank:
                 source, maker = made[need]
                 arrow = {"name": "message", "cat": "message", "id": next(arrows), "pid": pid}
@@ -128,7 +131,7 @@ def load(path: str | os.PathLike[str]) -> Timeline:
     """
     timelines = load_all(path)
     if len(timelines) != 1:
-        held = several(len(timelines), "timeline")
+        held = plural(len(timelines), "timeline")
         raise ParseError(f"{str(path)!r} holds {held}; ppedu.view.load_all gives a list of them")
     return timelines[0]
 

@@ -7,9 +7,10 @@ from functools import cache
 from itertools import pairwise
 
 from ppedu.core.actions import Action, B, F
-from ppedu.core.errors import SettingError, require_count
+from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
+from ppedu.core.validate import require_count
 from ppedu.zoo.registry import register
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
-from ppedu.core.timeline import plain
+from ppedu.core.numeric import plain
 
 
 def number(text: str) -> int | Fraction:

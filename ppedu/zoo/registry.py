@@ -16,11 +16,12 @@ from textwrap import wrap
 from typing import Any
 
 from ppedu.core.actions import Action
-from ppedu.core.bulk import in_bulk
-from ppedu.core.errors import ScheduleError, SettingError, require_count, require_name, require_size
+from ppedu.core.errors import ScheduleError, SettingError
+from ppedu.core.garbage import without_gc
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.tables import in_html, in_text
+from ppedu.core.validate import require_count, require_name, require_size
 
 Generator = Callable[..., Iterable[Action]]
 MOST_ACTIONS = 1000  # of a stage for each microbatch; a generator that yields more never ends
@@ -165,7 +166,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
     return build(name, _entries[name], ranks, microbatches, options)
 
 
-@in_bulk
+@without_gc
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """What `schedule` returns, from an entry that need not be registered."""
     settings = _settings(name, entry.generator, options)

@@ -24,9 +24,10 @@ from operator import index
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError, require_count, require_size
-from ppedu.core.simulate import Costs
-from ppedu.core.timeline import Number, plain, show
+from ppedu.core.costs import Costs
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number, plain, pretty
+from ppedu.core.validate import require_count, require_size
 
 Letters = dict[str, Any]
 
@@ -153,7 +154,7 @@ class Fact(NamedTuple):
         return float(self.value)
 
     def __repr__(self) -> str:
-        value = ", ".join(map(show, self.value if isinstance(self.value, tuple) else [self.value]))
+        value = ", ".join(map(pretty, self.value if isinstance(self.value, tuple) else [self.value]))
         holds = f" if {self.holds}" if self.holds else ""
         return f"{value} = {self.formula}{holds} ({self.source})"
 
@@ -343,7 +344,8 @@ def _times(costs: Costs, ranks: int) -> dict[str, list[Number]]:
     for b, i, w in zip(times[Op.B], times[Op.I], times[Op.W], strict=True):
         if not math.isclose(b, i + w):
             raise SettingError(
-                f"in formulas B = I + W; got B={show(b)}, I={show(i)}, W={show(w)}: leave out backward, or simulate"
+                f"in formulas B = I + W; got B={pretty(b)}, I={pretty(i)}, W={pretty(w)}: "
+                "leave out backward, or simulate"
             )
     return times
 
@@ -356,7 +358,7 @@ def _require_no_gain(costs: Costs, ranks: int) -> None:
             if pair < f + b and not math.isclose(pair, f + b):
                 raise SettingError(
                     "the bound is for ranks that do one thing at a time, and pairs that take as long as their parts, "
-                    f"{show(f + b)}; got {show(pair)}: leave out overlap"
+                    f"{pretty(f + b)}; got {pretty(pair)}: leave out overlap"
                 )
 
 
@@ -377,7 +379,7 @@ def _require(noun: str, formula: str, conditions: Sequence[str], letters: Letter
 
 
 def _here(need: str, letters: Letters) -> str:
-    return ", ".join(f"{word}={show(letters[word])}" for word in _words(need) if word in letters)
+    return ", ".join(f"{word}={pretty(letters[word])}" for word in _words(need) if word in letters)
 
 
 def _without_latency(formula: str) -> str:

@@ -9,7 +9,7 @@ from numbers import Real
 
 from ppedu.core.actions import Action, F, I, W
 from ppedu.core.errors import SettingError
-from ppedu.core.timeline import Number
+from ppedu.core.numeric import Number
 from ppedu.zoo.registry import register
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 import ppedu as pp
-from ppedu.core.timeline import show
+from ppedu.core.numeric import pretty
 from ppedu.view.palette import COLORS, DARKER, LIGHTER
 from ppedu.view.shown import HERE
 
@@ -103,7 +103,7 @@ def journey(timeline, microbatch):
     own = sorted(
         (start, end, str(single)) for _, single, start, end, _ in spans(timeline) if single.microbatch == microbatch
     )
-    ends = f"{show(own[0][0])}–{show(max(end for _, end, _ in own))}"
+    ends = f"{pretty(own[0][0])}–{pretty(max(end for _, end, _ in own))}"
     return f"Microbatch {microbatch}, {ends}: {' → '.join(name for *_, name in own)}"
 
 
@@ -125,7 +125,7 @@ def test_every_action_and_every_gap_says_what_the_timeline_knows_of_it(visit, ti
     places += [place(box, timeline, rank, (start + end) / 2) for rank, start, end, _ in gaps]
     said = page.evaluate(HOVER, [panel.element_handle(), places])
     for (rank, single, start, end, _), words in zip(actions, said, strict=False):
-        assert words.startswith(f"{single}: ") and f"on rank {rank}, {show(start)}–{show(end)}" in words
+        assert words.startswith(f"{single}: ") and f"on rank {rank}, {pretty(start)}–{pretty(end)}" in words
     for (rank, start, end, why), words in zip(gaps, said[len(actions) :], strict=True):
         assert words == f"{timeline.why_idle(rank, (start + end) / 2)}." == f"{why}."
     for at in (0, len(actions)):  # with a hand on the mouse

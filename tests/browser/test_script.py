@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 import ppedu as pp
-from ppedu.core.timeline import show
+from ppedu.core.numeric import pretty
 from ppedu.view.data import LOOK, panel
 from ppedu.view.palette import COLORS, NAMES
 from ppedu.view.plot import Box, _shade
@@ -146,14 +146,14 @@ def test_an_action_is_described_in_right_words(page, timeline):
         name, unit = str(single), timeline.readable[1]
         assert (said["name"], said["what"]) == (name, NAMES[single.op])
         assert [int(said[key]) for key in ("m", "stage", "rank")] == [single.microbatch, single.stage, rank]
-        assert (said["start"], said["end"], (said["unit"] or "").strip()) == (show(start), show(end), unit)
+        assert (said["start"], said["end"], (said["unit"] or "").strip()) == (pretty(start), pretty(end), unit)
         paired = any(name in map(str, action.parts or ()) for action, *_ in timeline.spans(rank))
         assert bool(said["half"]) == paired
         assert names(said["needs"], rank, "nothing") == needs[name]
         assert names(said["users"], rank, "nothing") == {user for user, wants in needs.items() if name in wants}
         factor, middle = timeline.readable[0], (start + end) / 2
         held = [value for time, value in timeline.memory(rank) if float(time * factor) <= middle][-1]
-        assert said["held"] == show(held)
+        assert said["held"] == pretty(held)
 
 
 def test_ticks_are_steps_of_one_two_or_five_that_fill_their_range(page):

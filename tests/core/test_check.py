@@ -12,7 +12,7 @@ from strategies import legal_schedules, mutated_schedules, often, read, shuffled
 
 import ppedu as pp
 from ppedu import Action, B, F, I, Op, Placement, W, check
-from ppedu.core.check import misplaced
+from ppedu.core.schedule import suggest_placement
 
 
 def found(schedule):
@@ -175,15 +175,15 @@ def test_the_placement_that_was_meant_is_named(meant, name, given):
     if given == "bidirectional" and right.stages > 4:
         return  # two copies have a stage of each on a rank
     wrong = dataclasses.replace(right, placement=Placement.make(given, 4, right.stages // 4, 8))
-    assert (misplaced(wrong) is None) == (given == meant or wrong.problems == ())
+    assert (suggest_placement(wrong) is None) == (given == meant or wrong.problems == ())
     if wrong.problems:
         with pytest.raises(pp.ScheduleError, match=f"with {meant!r} the same orders are; choose that placement"):
             wrong.validate()
 
 
 def test_no_placement_is_named_where_none_makes_the_orders_legal():
-    assert misplaced(read("0F0 1B0", "1F0 0B0")) is None
-    assert misplaced(read("0F0 0B0", "1F0 1B0 1B0")) is None
+    assert suggest_placement(read("0F0 1B0", "1F0 0B0")) is None
+    assert suggest_placement(read("0F0 0B0", "1F0 1B0 1B0")) is None
 
 
 def test_weights_may_be_gathered_again_and_messages_are_not_out_of_range():

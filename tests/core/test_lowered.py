@@ -16,7 +16,8 @@ from strategies import often, read, with_orders
 import ppedu as pp
 from ppedu import Action, Costs, Schedule, ScheduleError, SettingError, check, simulate
 from ppedu.core.export import to_torch
-from ppedu.core.lower import align, label, lower, merge_backward, strip, table
+from ppedu.core.lower import align, label, lower, merge_backward, strip
+from ppedu.core.text import table
 from ppedu.zoo.theory import FORMS
 
 ZOO = [(name, {}, 4, 8) for name in pp.schedules() if name in FORMS] + [

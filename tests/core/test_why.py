@@ -12,7 +12,7 @@ from strategies import legal_schedules, often, read, with_orders
 
 import ppedu as pp
 from ppedu import Costs, SettingError, Timeline, simulate
-from ppedu.core.timeline import show
+from ppedu.core.numeric import pretty
 
 some_costs = st.builds(
     Costs,
@@ -68,16 +68,16 @@ def test_every_gap_is_explained_by_what_came_last(schedule, costs):
                 sentence = timeline.why_idle(rank, since)
                 assert sentence == timeline.why_idle(rank, Fraction(since + start, 2))
                 found = SENTENCE.fullmatch(sentence)
-                assert found and found.group(1, 2, 3, 4) == (str(rank), show(since), show(start), str(action))
+                assert found and found.group(1, 2, 3, 4) == (str(rank), pretty(since), pretty(start), str(action))
                 maker = next(span for span in timeline.spans(int(found[6])) if str(span.action) == found[5])
                 assert maker.end + costs.latency == start
-                assert found[7] == (show(maker.end) if costs.latency else None)
+                assert found[7] == (pretty(maker.end) if costs.latency else None)
             assert (
                 timeline.why_idle(rank, start)
-                == f"rank {rank} is not idle: it runs {action} at {show(start)}–{show(end)}"
+                == f"rank {rank} is not idle: it runs {action} at {pretty(start)}–{pretty(end)}"
             )
             since = end
-        assert timeline.why_idle(rank, since) == f"rank {rank} has nothing left to do after {show(since)}"
+        assert timeline.why_idle(rank, since) == f"rank {rank} has nothing left to do after {pretty(since)}"
 
 
 def test_a_lowered_schedule_is_explained_by_what_is_computed():
@@ -116,7 +116,7 @@ def test_the_causes_add_up_to_the_bubble(schedule, costs):
 def test_warm_up_and_drain_are_all_that_these_wait_for(name):
     timeline = simulate(pp.schedule(name, 4, 8))
     assert timeline.causes() == {
-        "warm-up and drain": pytest.approx(timeline.bubble),
+        "warm-up and cooldown": pytest.approx(timeline.bubble),
         "ordering": 0,
         "imbalance": 0,
         "communication": pytest.approx(0, abs=1e-12),
@@ -145,7 +145,7 @@ def test_a_bad_order_costs_what_a_better_one_saves():
     gpipe = simulate(pp.schedule("gpipe", 2, 6))
     assert timeline.peak_activations == gpipe.peak_activations and timeline.makespan > gpipe.makespan
     assert timeline.causes()["ordering"] == pytest.approx(1 - gpipe.makespan / timeline.makespan)
-    assert timeline.causes()["warm-up and drain"] > 0
+    assert timeline.causes()["warm-up and cooldown"] > 0
 
 
 def test_messages_that_leave_late_are_a_matter_of_order():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strategies import often
 
 from ppedu import Action, SettingError, lower, schedule
-from ppedu.core.check import replay
+from ppedu.core.dependencies import replay
 from ppedu.core.schedule import Schedule
 from ppedu.notebook.exercises import find_fault
 from ppedu.notebook.rehearsal import BOTH_WAYS, ONE_WAY, rehearse

@@ -19,7 +19,7 @@ from textwrap import fill
 from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.timeline import show
+from ppedu.core.numeric import pretty
 from ppedu.notebook.exercises.common import Exercise
 
 PROGRESS = Path("progress.txt")  # beside the notebook, for all to see: it is the learner's own
@@ -52,7 +52,7 @@ def outcome(name: str, value: Any) -> None:
 
 
 def _say(value: Any) -> str:
-    return show(value) if isinstance(value, Real) else str(value)
+    return pretty(value) if isinstance(value, Real) else str(value)
 
 
 def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:

@@ -11,8 +11,9 @@ from traceback import extract_tb
 from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.timeline import Timeline, several, show
+from ppedu.core.timeline import Timeline
 from ppedu.zoo.registry import Entry, build
 
 Others = Sequence[tuple[Callable[..., Any], str]]  # well-known wrong answers, each with what it is instead
@@ -48,7 +49,7 @@ def require_function(answer: Any, *of: str) -> None:
 
 
 def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
-    *first, last = several(ranks, "rank"), several(microbatches, "microbatch"), *others
+    *first, last = plural(ranks, "rank"), plural(microbatches, "microbatch"), *others
     return f"with {', '.join(first)} and {last}"
 
 
@@ -113,7 +114,7 @@ def too_large(number: Any) -> bool:
 
 def unlike(number: Any, other: Any) -> str:
     """The number as people write it, but with all its digits where it would look like the other."""
-    return str(number) if show(number) == show(other) else show(number)
+    return str(number) if pretty(number) == pretty(other) else pretty(number)
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -160,11 +161,11 @@ def not_the_idle_time(
     cases = []
     for ranks, *given in times:
         *first, last = (f"{letter} = {size}" for letter, size in zip(letters.values(), given, strict=True))
-        cases.append(f"with {several(ranks, 'rank')}, {', '.join(first)} and {last}")
+        cases.append(f"with {plural(ranks, 'rank')}, {', '.join(first)} and {last}")
     said = [ask(formula, case, *sizes) for case, sizes in zip(cases, times, strict=True)]
     for case, value, sizes in zip(cases, said, times, strict=True):
         idle = right(*sizes)
         if not equal(value, idle):
-            fault = f"{case} each rank is idle for {show(idle)}; your formula says {unlike(value, idle)}"
+            fault = f"{case} each rank is idle for {pretty(idle)}; your formula says {unlike(value, idle)}"
             return fault + mistake(said, times, others)
     return None

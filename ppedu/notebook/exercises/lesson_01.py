@@ -7,9 +7,9 @@ from functools import cache
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.partition import evenly
 from ppedu.core.simulate import simulate
-from ppedu.core.timeline import several, show
 from ppedu.notebook.exercises.common import Exercise, Others, ask, equal, mistake, require_function, unlike
 from ppedu.zoo import schedule
 
@@ -42,11 +42,11 @@ def _budgets() -> list[tuple[GPTConfig, float]]:
 
 
 def _within(config: GPTConfig, budget: float) -> str:
-    return f"with {several(config.layers, 'layer')} of width {config.width} and a budget of {_gb(budget)}"
+    return f"with {plural(config.layers, 'layer')} of width {config.width} and a budget of {_gb(budget)}"
 
 
 def _gb(number: float) -> str:
-    return show(number / 1e9, "GB")
+    return pretty(number / 1e9, "GB")
 
 
 @cache
@@ -83,14 +83,14 @@ def _fewest(config: GPTConfig, budget: float) -> int:
 def _does_not_fit(ranks: Any, config: GPTConfig, budget: float) -> str | None:
     case = _within(config, budget)
     if ranks not in range(1, config.layers + 1):
-        return f"{case} your function gives {show(ranks)}, where a whole number from 1 to {config.layers} is wanted"
+        return f"{case} your function gives {pretty(ranks)}, where a whole number from 1 to {config.layers} is wanted"
     held = _held(config, int(ranks))
     if (most := max(held)) > budget:
         fullest = held.index(most)
-        parts = [several(len(evenly(config.layers, len(held))[fullest]), "layer")]
+        parts = [plural(len(evenly(config.layers, len(held))[fullest]), "layer")]
         parts += ["the embedding"] * (fullest == 0) + ["the head"] * (fullest == len(held) - 1)
         holds = f"{', '.join(parts[:-1])} and {parts[-1]}"  # the fullest is at an end
-        on = several(len(held), "rank")
+        on = plural(len(held), "rank")
         return f"{case} the model does not fit on {on}: rank {fullest} holds {holds}, {_gb(most)}"
     if ranks > (enough := _fewest(config, budget)):
         return f"{case} it fits on {len(held)} ranks, but {enough} would do"
@@ -158,7 +158,7 @@ MICROBATCHES = [(4, 2048, 4096, 4), (1, 2048, 4096, 2), (2, 64, 64, 4), (3, 5, 7
 
 
 def _microbatch(sequences: int, length: int, width: int, bytes_each: int) -> str:
-    tokens = f"{several(sequences, 'sequence')} of {several(length, 'token')}"
+    tokens = f"{plural(sequences, 'sequence')} of {plural(length, 'token')}"
     return f"with a microbatch of {tokens}, width {width} and {bytes_each} bytes a number"
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from ppedu.core.numeric import pretty
 from ppedu.core.simulate import simulate
-from ppedu.core.timeline import show
 from ppedu.notebook.exercises.common import Exercise, own_line, require_function, too_large
 from ppedu.zoo import schedule
 
@@ -234,7 +234,7 @@ def _times(one: Tensor, other: Tensor) -> str | None:
     if one.shape != other.shape:
         return None
     factor = (one * other).sum() / (other * other).sum()
-    return show(round(factor.item(), 4)) if torch.allclose(one, factor * other, rtol=1e-4) else None
+    return pretty(round(factor.item(), 4)) if torch.allclose(one, factor * other, rtol=1e-4) else None
 
 
 def _not_the_loss(said: Any, loss: Tensor) -> str | None:
@@ -244,7 +244,9 @@ def _not_the_loss(said: Any, loss: Tensor) -> str | None:
     if not isinstance(value, Real) or too_large(value):
         return f"the gradients are right, but your function gives {said!r}; let it return the loss"
     if value != loss.item():
-        return f"the gradients are right, but your function returns {show(value)}, and the loss is {show(loss.item())}"
+        return (
+            f"the gradients are right, but your function returns {pretty(value)}, and the loss is {pretty(loss.item())}"
+        )
     return None
 
 

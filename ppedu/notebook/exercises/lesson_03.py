@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ppedu.core.numeric import pretty
 from ppedu.core.simulate import simulate
-from ppedu.core.timeline import show
 from ppedu.notebook.exercises.common import CASES, Exercise, ask, equal, mistake, require_function, unlike, with_sizes
 from ppedu.zoo import schedule
 
@@ -64,7 +64,7 @@ def _not_the_bubble(formula: Any) -> str | None:
     timeline, value = right[place], said[place]
     fault = (
         f"{with_sizes(*CASES[place])} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a share of "
-        f"{show(timeline.bubble)}; your formula says {unlike(value, timeline.bubble)}"
+        f"{pretty(timeline.bubble)}; your formula says {unlike(value, timeline.bubble)}"
     )
     holds = f", although it is right {with_sizes(*CASES[wrong.index(False)])}" if False in wrong[:place] else ""
     return fault + (mistake(said, CASES, OTHER_BUBBLES) or holds)

@@ -7,12 +7,15 @@ from operator import eq
 from typing import Any
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.check import gives, needs
-from ppedu.core.errors import ParseError, PipelineError, SettingError, require_rank
+from ppedu.core.costs import Costs
+from ppedu.core.dependencies import produces, requires
+from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Span, Timeline, several, show
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Span, Timeline
+from ppedu.core.validate import require_rank
 from ppedu.notebook.exercises.common import Exercise, Others, call, equal, listed, mistake, require_function, with_sizes
 from ppedu.zoo import schedule
 
@@ -59,7 +62,7 @@ def drawn(text: str, name: str = "drawn") -> Timeline:
     stages = 1 + max(action.stage for action in actions)
     if stages % len(rows):
         raise ParseError(
-            f"{several(len(rows), 'line')}, one for each rank, and {several(stages, 'stage')}; every rank must hold "
+            f"{plural(len(rows), 'line')}, one for each rank, and {plural(stages, 'stage')}; every rank must hold "
             "the same number of stages"
         )
     placement = Placement.make("loop", len(rows), stages // len(rows))
@@ -117,13 +120,13 @@ def _not_its_fault(timeline: Timeline, verdict: Any) -> str | None:
 def _faults(timeline: Timeline) -> dict[tuple[int, Action], str]:
     """What is wrong with an action on a rank: a key of `OVERLOOKED`."""
     own, place = timeline.schedule, timeline.schedule.placement
-    ends = {result: span.end for row in timeline.rows for span in row for result in gives(span.action)}
+    ends = {result: span.end for row in timeline.rows for span in row for result in produces(span.action)}
     faults = {}
     for rank, row in enumerate(timeline.rows):
         for action, start, _ in row:
             if place.rank(action.stage) != rank:
                 faults[rank, action] = "rank"
-            elif any(ends.get(need, start) > start for need in needs(action, place)):
+            elif any(ends.get(need, start) > start for need in requires(action, place)):
                 faults[rank, action] = "early"
     for stage in range(own.stages):
         rank = place.rank(stage)
@@ -147,7 +150,7 @@ def _all_right(timeline: Timeline, rank: int, action: Action) -> str:
     if action not in own.orders[rank]:
         where = f"; rank {ran[action][0]} runs it" if action in ran else ""
         return f"in {own.name} rank {rank} does not run {action}, and need not: it holds {_stages(own, rank)}{where}"
-    before = sorted(cause for cause in ran.values() if set(gives(cause[1].action)) & set(needs(action, place)))
+    before = sorted(cause for cause in ran.values() if set(produces(cause[1].action)) & set(requires(action, place)))
     after = " and ".join(f"{span.action} in step {span.start}" for _, span in before)
     ready = f"what it needs has been run, {after}" if before else "it needs nothing from anybody"
     when = f"in {own.name} rank {rank} runs {action} in step {ran[action][1].start}"
@@ -191,8 +194,8 @@ def _not_where_it_holds(function: Any) -> str | None:
         if yes == equal(formula, bubble):
             continue
         fault = (
-            f"{with_sizes(*sizes)} the formula gives {show(formula)}, and the simulation "
-            f"{show(bubble)}{', too' if not yes else ''}; your function says {yes}"
+            f"{with_sizes(*sizes)} the formula gives {pretty(formula)}, and the simulation "
+            f"{pretty(bubble)}{', too' if not yes else ''}; your function says {yes}"
         )
         close = ". Close is not equal: with many microbatches both are small, and still the one is twice the other"
         return fault + (close if yes and bubble - formula < 0.01 else mistake(said, SIZES, OTHER_RANGES, eq))

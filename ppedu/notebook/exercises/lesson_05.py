@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import several
+from ppedu.core.costs import Costs
+from ppedu.core.numeric import plural
+from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises.common import (
     CASES,
     Exercise,
@@ -46,7 +47,7 @@ def _not_1f1b(generator: Any) -> str | None:
                 )
             if first < enough:
                 return (
-                    f"{warmup} {rank} runs {several(first, 'forward')} before its first backward, and then waits. "
+                    f"{warmup} {rank} runs {plural(first, 'forward')} before its first backward, and then waits. "
                     f"It could run more meanwhile: with {enough} it is no slower than GPipe"
                 )
         return (

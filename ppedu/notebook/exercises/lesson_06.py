@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
-from ppedu.core.timeline import several
 from ppedu.notebook.exercises.common import Exercise, call, not_legal, require_function, with_sizes
 from ppedu.notebook.rehearsal import Rank, Rehearsal, Tensor, Wait, rehearse
 from ppedu.zoo import schedule
@@ -120,7 +120,7 @@ TRAININGS = [
 def _not_stopped(train: Any) -> str | None:
     require_function(train, "me", "steps", "target")
     for ranks, target, losses, enough in TRAININGS:
-        case = f"with {several(ranks, 'rank')} and a target of {target:g}"
+        case = f"with {plural(ranks, 'rank')} and a target of {target:g}"
 
         def program(me: Rank, case: str = case, steps: int = len(losses), target: float = target) -> None:
             call(train, f"{case}, on rank {me.rank},", me, steps, target)
@@ -133,7 +133,7 @@ def _not_stopped(train: Any) -> str | None:
             shown = ", ".join(f"{loss:g}" for loss in losses)
             fault = (
                 f"{case} nothing hangs, and the losses are {shown}: training should end after "
-                f"{several(enough, 'step')}, but takes {taken}"
+                f"{plural(enough, 'step')}, but takes {taken}"
             )
             if taken < enough:
                 return f"{fault}. me.step() gives 0 on the other ranks: they add 0, so the sum is the loss itself"

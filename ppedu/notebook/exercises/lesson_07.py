@@ -7,7 +7,7 @@ from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.errors import SettingError
-from ppedu.core.timeline import several, show
+from ppedu.core.numeric import plural, pretty
 from ppedu.notebook.exercises.common import Exercise, call, mistake, own_line, require_function
 
 if TYPE_CHECKING:  # the other lessons do without torch
@@ -91,7 +91,7 @@ def _weights(function: Any, counts: Sequence[int]) -> list[float]:
             )
         if loss.numel() != 1:
             raise SettingError(
-                f"what your function gives for microbatch {m} has {several(loss.numel(), 'number')}; backward() takes "
+                f"what your function gives for microbatch {m} has {plural(loss.numel(), 'number')}; backward() takes "
                 "a loss, which is one"
             )
         with own_line(function, _with(counts)):
@@ -108,7 +108,7 @@ def _weights(function: Any, counts: Sequence[int]) -> list[float]:
 
 
 def _with(counts: Sequence[int]) -> str:
-    return f"with {several(len(counts), 'microbatch')} of {_each(counts)} tokens"
+    return f"with {plural(len(counts), 'microbatch')} of {_each(counts)} tokens"
 
 
 # The norms of the stages' gradients, and the most that the norm of all may be; the lesson's own case first.
@@ -154,8 +154,8 @@ def _not_one_norm(function: Any) -> str | None:
         if _same(factors, right):
             continue
         fault = (
-            f"{_whose(norms)}, the norm of all is {show(norm)}. It may be {show(most)}, so the gradients are to be "
-            f"multiplied by {show(right[0])}; yours are by {_each(factors)}"
+            f"{_whose(norms)}, the norm of all is {pretty(norm)}. It may be {pretty(most)}, so the gradients are to be "
+            f"multiplied by {pretty(right[0])}; yours are by {_each(factors)}"
         )
         return fault + mistake(said, NORMS, OTHER_FACTORS, _same)
     return None
@@ -202,7 +202,7 @@ def _row(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _whose(norms: Sequence[float]) -> str:
-    return f"with {several(len(norms), 'stage')} whose gradients have the norm{'s'[: len(norms) - 1]} {_each(norms)}"
+    return f"with {plural(len(norms), 'stage')} whose gradients have the norm{'s'[: len(norms) - 1]} {_each(norms)}"
 
 
 CHANGED = (
@@ -252,14 +252,14 @@ def _not_added_up(function: Any) -> str | None:
     why = OTHER_SUMS.get((parts[0], parts[1]), "Both are to have the sum, each gradient once")
     (own, other), (others, its_own) = parts
     return (
-        f"in the end the embedding has {show(own)} times its own gradient and {show(other)} times the head's, and the "
-        f"head has {show(its_own)} times its own and {show(others)} times the embedding's. {why}"
+        f"in the end the embedding has {pretty(own)} times its own gradient and {pretty(other)} times the head's, and "
+        f"the head has {pretty(its_own)} times its own and {pretty(others)} times the embedding's. {why}"
     )
 
 
 def _each(values: Sequence[float]) -> str:
     """As people list them: 1, 2 and 3."""
-    *first, last = map(show, values)
+    *first, last = map(pretty, values)
     return f"{', '.join(first)} and {last}" if first else last
 
 

@@ -14,10 +14,12 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, B, F, Op
-from ppedu.core.check import Result
+from ppedu.core.costs import Costs
+from ppedu.core.dependencies import Result
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Span, Timeline, several, show
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Span, Timeline
 from ppedu.notebook.exercises.common import Exercise, call, equal, require_function, too_large, with_sizes
 from ppedu.zoo import schedule
 
@@ -45,12 +47,12 @@ def made_up(
 
 def _named(run: Timeline) -> str:
     case = run.schedule
-    chunks = [several(case.chunks, "chunk")] if case.chunks > 1 else []
+    chunks = [plural(case.chunks, "chunk")] if case.chunks > 1 else []
     return f"in a run of {case.name} {with_sizes(case.ranks, case.microbatches, *chunks)}"
 
 
 def _seconds(*times: float) -> str:
-    return " and ".join(show(round(time, 9), "s") for time in times)
+    return " and ".join(pretty(round(time, 9), "s") for time in times)
 
 
 # Exercise 1: the costs. One forward and one backward of each stage take SLOW times as long as the others, and one

@@ -6,9 +6,11 @@ from functools import cache
 from typing import Any
 
 from ppedu.core.actions import F
+from ppedu.core.costs import Costs
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Timeline, several, show
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, own_line, require_function, with_sizes
 from ppedu.zoo import schedule
 from ppedu.zoo.registry import Entry, build
@@ -25,7 +27,7 @@ def _not_depth_first(generator: Any) -> str | None:
         return generator(rank, ranks, microbatches, chunks)
 
     for ranks, microbatches, chunks in DEALT:
-        case = with_sizes(ranks, microbatches, several(chunks, "chunk"))
+        case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
         with own_line(generator, case):
             yours = build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
         best = schedule("interleaved", ranks, microbatches, chunks=chunks)
@@ -70,7 +72,7 @@ def _not_in_order(order: Any, wanted: Any, rank: int, best: Schedule) -> str | N
         return fault + "Yours is breadth first: all microbatches go through one chunk before the next"
     if order == tuple(F(stage, m) for m in range(best.microbatches) for stage in best.placement.stages_of(rank)):
         return fault + "A microbatch comes back only when it has been to all the other ranks; run others meanwhile"
-    return fault + f"Take {several(best.ranks, 'microbatch')} through the first chunk, then the same through the next"
+    return fault + f"Take {plural(best.ranks, 'microbatch')} through the first chunk, then the same through the next"
 
 
 CHUNKS = (1, 2, 3, 4, 6, 12)  # into which the twelve layers of a rank can be cut evenly
@@ -103,17 +105,17 @@ def _not_the_best_chunks(function: Any) -> str | None:
         best = _best(ranks, microbatches, latency)
         if chunks not in takes:
             makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
-            return f"{case} your function gives {show(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
+            return f"{case} your function gives {pretty(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
         if equal(takes[chunks], takes[best]):
             continue
         yours = "1 chunk takes" if chunks == 1 else f"{chunks} chunks take"
-        fault = f"{case}, {yours} {show(takes[chunks])}, and {best} only {show(takes[best])}"
+        fault = f"{case}, {yours} {pretty(takes[chunks])}, and {best} only {pretty(takes[best])}"
         if set(said) == {max(CHUNKS)}:
             return f"{fault}. The most chunks have the smallest bubble, but also the most messages, and these take time"
         if set(said) == {1}:
             return f"{fault}. One chunk sends the fewest messages, but has the largest bubble"
         if said == [_best(4, 8, latency) for _, _, latency in DELAYED]:
-            return f"{fault}. {show(chunks)} is the best for 4 ranks and 8 microbatches; use ranks and microbatches"
+            return f"{fault}. {pretty(chunks)} is the best for 4 ranks and 8 microbatches; use ranks and microbatches"
         return fault
     return None
 

@@ -8,9 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 from ppedu.core.actions import Action
+from ppedu.core.costs import Costs
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Timeline, several, show
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.core.why import Reasons
 from ppedu.notebook.exercises.common import (
     CASES,
@@ -38,7 +40,7 @@ def _not_filled(generator: Any) -> str | None:
         if timeline.makespan > best:
             order = _early_start(timeline) or _whole(yours) or _late_start(yours)
             why = order or _needless(timeline, room) or _longest_wait(timeline)
-            return f"{case} it is legal, but takes {show(timeline.makespan)} where {show(best)} is enough. {why}"
+            return f"{case} it is legal, but takes {pretty(timeline.makespan)} where {pretty(best)} is enough. {why}"
     return None
 
 
@@ -46,7 +48,7 @@ def _too_much(timeline: Timeline, room: int) -> str:
     """Why a rank holds more than any rank of 1F1B."""
     peaks = timeline.peak_activations
     rank = peaks.index(max(peaks))
-    fault = f"rank {rank} holds {show(peaks[rank])} activations at its peak, and no rank of 1F1B more than {room}"
+    fault = f"rank {rank} holds {pretty(peaks[rank])} activations at its peak, and no rank of 1F1B more than {room}"
     first = _warmup(timeline.schedule.orders[rank])
     if first > room:
         return f"{fault}: it runs {first} forwards before its first backward"
@@ -60,7 +62,7 @@ def _early_start(timeline: Timeline) -> str | None:
     for rank, order in enumerate(schedule.orders):
         first, enough = _warmup(order), min(schedule.ranks - rank, schedule.microbatches)
         if first < enough:
-            runs = f"Rank {rank} runs {several(first, 'forward')} before its first backward"
+            runs = f"Rank {rank} runs {plural(first, 'forward')} before its first backward"
             return f"{alone}{runs}, where 1F1B runs {enough}"
     return None
 
@@ -104,8 +106,8 @@ def _needless(timeline: Timeline, room: int) -> str | None:
         causes = (reasons[cause].end for cause in reasons.waited_for((rank, after)) if cause[0] != rank)
         held = sum({"F": 1, "B": -1, "W": -1}.get(span.action.op, 0) for span in row[:index])
         if max(causes, default=0) <= start and (other.op != "F" or held < room):
-            fits = f", and there is room: it holds {several(held, 'activation')} of {room}" if other.op == "F" else ""
-            when = f"{show(start)}–{show(end)}"
+            fits = f", and there is room: it holds {plural(held, 'activation')} of {room}" if other.op == "F" else ""
+            when = f"{pretty(start)}–{pretty(end)}"
             return f"At {when} rank {rank} runs {weight}, for which nobody waits; {other} could run instead{fits}"
     return None
 

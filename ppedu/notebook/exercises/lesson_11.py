@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ppedu.core.costs import Costs
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import several, show
+from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises.common import Exercise, ask, equal, mistake, not_the_idle_time, require_function
 from ppedu.zoo import schedule
 
@@ -56,15 +57,15 @@ def _not_the_copies(function: Any) -> str | None:
         if equal(value, held / each.stages):
             continue
         fault = (
-            f"{_named(each)} the model is cut into {several(each.stages, 'stage')}, and together the ranks hold "
-            f"{held}: {show(held / each.stages)} of each; your function says {show(value)}"
+            f"{_named(each)} the model is cut into {plural(each.stages, 'stage')}, and together the ranks hold "
+            f"{held}: {pretty(held / each.stages)} of each; your function says {pretty(value)}"
         )
         return fault + mistake(said, [(case,) for case in cases], OTHER_COUNTS)
     return None
 
 
 def _named(schedule: Schedule) -> str:
-    return f"for {schedule.name} on {several(schedule.ranks, 'rank')}"
+    return f"for {schedule.name} on {plural(schedule.ranks, 'rank')}"
 
 
 # Ranks and the times of F, B and W of a share, for which the published formula is exact: F = I and W no longer.

@@ -7,9 +7,11 @@ from itertools import pairwise
 from typing import Any
 
 from ppedu.core.actions import I, Op
+from ppedu.core.costs import Costs
 from ppedu.core.errors import SettingError
-from ppedu.core.simulate import Costs, simulate
-from ppedu.core.timeline import Timeline, several, show
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import Exercise, learners, listed, not_legal, require_function, with_sizes
 from ppedu.zoo import schedule
 from ppedu.zoo.theory import FORMS
@@ -60,7 +62,7 @@ def _too_much(timeline: Timeline, room: int) -> str:
     )
     before = [span.action.op for span in timeline.spans(rank) if span.start < time]
     action = next(span.action for span in timeline.spans(rank) if span.start == time)
-    fault = f"rank {rank} holds {show(held)} microbatches from {show(time)} on, when it starts {action}"
+    fault = f"rank {rank} holds {pretty(held)} microbatches from {pretty(time)} on, when it starts {action}"
     waiting = before.count(Op.I) - before.count(Op.W)
     why = f"of {waiting} of them only W is left to run" if waiting else "none of them has had its backward"
     return f"{fault}, and there is room for {room}: {why}"
@@ -69,8 +71,8 @@ def _too_much(timeline: Timeline, room: int) -> str:
 def _slower(timeline: Timeline, par: Timeline) -> str:
     """By how much, and where the time is lost."""
     more = timeline.makespan - par.makespan
-    than = f"{show(more)} more than {par.schedule.name}" if more else f"no less than {par.schedule.name}"
-    return f"takes {show(timeline.makespan)}, {than}. Time is lost here: {timeline.why_idle(*_loss(timeline))}"
+    than = f"{pretty(more)} more than {par.schedule.name}" if more else f"no less than {par.schedule.name}"
+    return f"takes {pretty(timeline.makespan)}, {than}. Time is lost here: {timeline.why_idle(*_loss(timeline))}"
 
 
 def _loss(timeline: Timeline) -> tuple[int, Any]:
@@ -119,7 +121,7 @@ def _advice(timeline: Timeline, room: int) -> str:
     if least < room:
         rank = timeline.peak_activations.index(least)
         return (
-            f"Rank {rank} never holds more than {several(least, 'microbatch')}, and there is room for {room}: for more "
+            f"Rank {rank} never holds more than {plural(least, 'microbatch')}, and there is room for {room}: for more "
             "forwards at the start, or for Ws that are put off"
         )
     return (

@@ -10,7 +10,7 @@ from typing import TypeVar
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def in_bulk(function: Function) -> Function:
+def without_gc(function: Function) -> Function:
     """Keep the garbage collector from looking through everything again and again while `function` runs.
 
     A schedule has up to a million small tuples, none of which refers to itself: reference counting frees them,

@@ -1,0 +1,83 @@
+"""The CSV form of a schedule: a line for each rank, an action in each cell."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+from ppedu.core.actions import COMMUNICATION, Action
+from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core.files import named
+from ppedu.core.numeric import plural
+from ppedu.core.placement import Placement
+from ppedu.core.validate import require_count
+
+Orders = tuple[tuple[Action, ...], ...]
+
+
+def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
+    """Return rows of actions as CSV text; the cell of None is empty."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def read(
+    path: str | os.PathLike[str], placement: str | Placement, microbatches: int | None
+) -> tuple[Placement, int, Orders]:
+    """Return the placement, the number of microbatches and the orders of a CSV file. See `Schedule.from_csv`."""
+    if not isinstance(placement, str | Placement):
+        raise SettingError(f"a placement is a name, such as 'loop' or 'v', or a Placement; got {placement!r}")
+    where = named(path)
+    try:
+        rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8-sig"), newline="")))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
+    while rows and not rows[-1]:
+        del rows[-1]  # blank lines at the end
+    parse = cache(Action.parse)
+    orders = tuple(tuple(_cells(row, line, where, parse)) for line, row in enumerate(rows, 1))
+    number = sum(map(len, orders))
+    singles = {single for action in set().union(*orders) for single in action.singles}
+    if not singles:
+        raise ParseError(f"{str(where)!r} holds no actions")
+    stages = 1 + max(single.stage for single in singles)
+    found = 1 + max(single.microbatch for single in singles)
+    if not 2 * stages * found - 1000 <= 100 * number <= 100_000 * (1 + stages * found):
+        # A typo, or another file: most of it is missing, or there many times, and would take minutes to list.
+        raise ParseError(
+            f"{str(where)!r} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "
+            f"but has {plural(number, 'action')}"
+        )
+    if isinstance(placement, str) and stages % len(orders):
+        raise ParseError(
+            f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
+            "every rank must hold the same number of stages"
+        )
+    if isinstance(placement, Placement) and (placement.ranks, placement.stages) != (len(orders), stages):
+        raise ParseError(
+            f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
+            f"the placement has {placement.ranks} and {placement.stages}"
+        )
+    if microbatches is not None and require_count("microbatches", microbatches, least=0) != found:
+        raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
+    if isinstance(placement, str):
+        placement = Placement.make(placement, len(orders), stages // len(orders), found)
+    return placement, found, orders
+
+
+def _cells(row: list[str], line: int, path: Path, parse: Callable[[str], Action]) -> Iterable[Action]:
+    actions = []
+    for column, cell in enumerate(row, 1):
+        if cell and not cell.isspace():
+            try:
+                actions.append(parse(cell))
+            except ParseError as error:
+                raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
+    if len(actions) < len(row) and any(a.op in COMMUNICATION for a in actions):
+        raise ParseError(f"{str(path)!r}, line {line}: a schedule with communication has no empty cells")
+    return actions

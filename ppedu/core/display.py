@@ -1,0 +1,50 @@
+"""Drawing and showing, handed over to `ppedu.view`, which is loaded when it is first used.
+
+This is the only module below `view` that imports it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ppedu.core.schedule import Schedule
+    from ppedu.core.timeline import Timeline
+
+
+def plot(timeline: Timeline, ax: Axes | None, **options: Any) -> Axes:
+    """Draw a timeline with matplotlib. See `Timeline.plot`."""
+    from ppedu.view.plot import plot
+
+    return plot(timeline, ax, **options)
+
+
+def show(timeline: Timeline, outline: Timeline | None) -> Any:
+    """Return the interactive widget of a timeline. See `Timeline.show`."""
+    from ppedu.view.shown import view
+
+    return view(timeline, outline)
+
+
+def bundle(subject: Schedule | Timeline) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the MIME bundle with which a notebook displays a schedule or a timeline."""
+    from ppedu.view.shown import bundle
+
+    return bundle(subject)
+
+
+def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write a timeline to a file. See `Timeline.save`."""
+    from ppedu.view import save
+
+    save(timeline, path)
+
+
+def load(path: str | os.PathLike[str]) -> Timeline:
+    """Read a timeline from a trace. See `Timeline.load`."""
+    from ppedu.view.trace import load
+
+    return load(path)

@@ -1,0 +1,62 @@
+"""Files: their names, and writing them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ppedu.core.errors import PipelineError, SettingError
+
+
+def named(path: str | os.PathLike[str]) -> Path:
+    """Return `path` as a Path.
+
+    Raises:
+        SettingError: it cannot name a file.
+    """
+    try:
+        where = Path(path)
+        if b"\0" not in os.fsencode(where):  # which raises ValueError for half of a surrogate pair
+            return where
+        raise ValueError
+    except (TypeError, ValueError):
+        raise SettingError(f"a file is named by text or by a Path; got {path!r}") from None
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path`.
+
+    Raises:
+        PipelineError: the file cannot be written.
+    """
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content` to `path`.
+
+    Raises:
+        PipelineError: the file cannot be written.
+    """
+    try:
+        named(path).write_bytes(content)
+    except OSError as error:
+        raise _cannot_write(path, error.strerror) from error
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Raise PipelineError if a file cannot be written at `path`, as far as is known without writing it."""
+    where = named(path)
+    try:
+        if where.is_dir():
+            raise _cannot_write(path, "it is a folder")
+        if not where.parent.is_dir():
+            raise _cannot_write(path, f"there is no folder {str(where.parent)!r}")
+        if not os.access(where if where.exists() else where.parent, os.W_OK):
+            raise _cannot_write(path, "permission denied")
+    except OSError as error:  # a name that is too long, for one
+        raise _cannot_write(path, error.strerror) from error
+
+
+def _cannot_write(path: str | os.PathLike[str], why: str | None) -> PipelineError:
+    return PipelineError(f"cannot write {str(path)!r}: {why}; name a file in a folder that you may write to")

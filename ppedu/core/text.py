@@ -1,0 +1,73 @@
+"""A schedule and a timeline as text: the lockstep table and the drawing in characters."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from ppedu.core.lower import align
+from ppedu.core.schedule import Schedule
+from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_count
+
+
+def table(schedule: Schedule) -> str:
+    """The lockstep grid as text, a line for each step and a column for each rank; idle is a dot.
+
+    Of an illegal schedule, up to where the ranks get stuck: the action that each cannot get past has a ✗, and the
+    problems stand below.
+
+    Raises:
+        SettingError: it is no schedule, or it is lowered.
+    """
+    grid = align(schedule)
+    rows = [["step", *(f"rank {rank}" for rank in range(schedule.ranks))]]
+    rows += [
+        [str(step), *(str(action or "·") for action in column)] for step, column in enumerate(zip(*grid, strict=True))
+    ]
+    if blocked := schedule.replay.blocked:
+        stuck = {rank: f"✗ {schedule.orders[rank][index]}" for rank, (index, _) in blocked.items()}
+        rows.append([str(len(rows) - 1), *(stuck.get(rank, "·") for rank in range(schedule.ranks))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(chain(lines, map(str, schedule.problems)))
+
+
+def draw(timeline: Timeline, width: int = 128) -> str:
+    """Return the timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
+
+    Where there is room, each action carries its microbatch and a long one is drawn long; where there
+    is not, letters stand for actions; where there is not even that, one letter stands for several.
+    F0' is the forward of microbatch 0 in a rank's second chunk.
+
+    Raises:
+        SettingError: `width` is not a whole number of at least 1.
+    """
+    width = require_count("width", width)
+    ranks, makespan = timeline.schedule.ranks, timeline.makespan
+    margin = len(f"rank {ranks - 1} ") + 2
+    durations = (span.end - span.start for row in timeline.rows for span in row)
+    unit = min((each for each in durations if float(each) > 0), default=1)
+    columns = 1 + timeline.schedule.chunks + len(str(timeline.schedule.microbatches - 1))
+    chunk = timeline.schedule.placement.chunk
+    if float(makespan / unit) * columns > width - margin:
+        columns = 1
+    unit = max(unit / columns, float(makespan) / max(1, width - margin)) or 1
+
+    def column(time: Any) -> int:
+        return int(float((time - timeline.start) / unit) + 0.5)
+
+    lines = [timeline.summary()]
+    for rank, row in enumerate(timeline.rows):
+        cells = [" "] * column(timeline.end)
+        for action, start, end in row:
+            first, last = column(start), column(end)
+            if first == last:
+                continue
+            label = "".join(f"{op}{m}{chr(39) * chunk(stage, m)}" for stage, op, m, _ in action.singles)
+            if columns > 1:
+                cells[first:last] = f"{label:─<{last - first - 1}}"[: last - first - 1] + " "
+            else:
+                cells[first:last] = label[0] * (last - first)
+        lines.append(f"{f'rank {rank}':<{margin - 2}}│{''.join(cells)}│")
+    return "\n".join(lines)

@@ -1,0 +1,66 @@
+"""Checks of what callers pass in: counts, ranks, sizes and names."""
+
+from __future__ import annotations
+
+import math
+import re
+from operator import index
+from typing import Any
+
+from ppedu.core.errors import SettingError
+
+
+def require_instance(name: str, value: Any, kind: type, such_as: str) -> None:
+    """Raise SettingError unless `value` is a `kind`."""
+    if not isinstance(value, kind):
+        raise SettingError(f"{name} must be {such_as}; got {value!r}")
+
+
+def require_rank(rank: Any, ranks: int) -> int:
+    """Return `rank` as an int. Raise SettingError unless it is one of `ranks`."""
+    whole = _whole(rank)
+    if whole is None or not 0 <= whole < ranks:
+        raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {ranks - 1}")
+    return whole
+
+
+MOST_FORWARDS = 5_000_000  # of a schedule: some gigabytes
+
+
+def require_size(ranks: Any, chunks: Any, microbatches: Any) -> tuple[int, int, int]:
+    """Return the three as ints. Raise SettingError unless a schedule of this size is possible and fits in memory."""
+    counts = {"ranks": ranks, "chunks": chunks, "microbatches": microbatches}
+    counts = {name: require_count(name, count) for name, count in counts.items()}
+    forwards = math.prod(counts.values())
+    if forwards > MOST_FORWARDS:
+        size = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise SettingError(f"{size} make {forwards} forwards; at most {MOST_FORWARDS} fit here: take fewer of them")
+    return counts["ranks"], counts["chunks"], counts["microbatches"]
+
+
+def require_count(name: str, value: Any, least: int = 1) -> int:
+    """Return `value` as an int. Raise SettingError unless it is a whole number of at least `least`."""
+    whole = _whole(value)
+    if whole is None:
+        raise SettingError(f"{name} must be a whole number; got {value!r}")
+    if whole < least:
+        raise SettingError(f"{name} must be at least {least}; got {value}")
+    return whole
+
+
+def _whole(value: Any) -> int | None:
+    """Return a whole number of any kind, also NumPy's or torch's, as an int; None if the value is not one."""
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several numbers
+        return None
+
+
+# Characters that an SVG or a file cannot hold, or that a terminal obeys. Tabs and line breaks are harmless.
+UNWRITABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def require_name(what: str, name: Any) -> None:
+    """Raise SettingError unless `name` is text without control characters and lone surrogates."""
+    if not isinstance(name, str) or UNWRITABLE.search(name):
+        raise SettingError(f"{what} must be text without control characters; got {name!r}")
