@@ -1,7 +1,7 @@
-"""The messages between neighbouring ranks: `communicate` one way, `bidirectional_communicate` both at once.
+"""Messages between neighbouring ranks: `communicate` in one direction, `bidirectional_communicate` in both at once.
 
-Each message is preceded by a short header that states its dtype and shape. A receiver that expects
-something else raises an error where plain torch.distributed would hand over garbage.
+Each message is preceded by a short header that states its dtype and shape. If the receiver expects something else, it
+raises an error, where plain torch.distributed would return garbage.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from ppedu.core.errors import CommunicationError, SettingError
 from ppedu.core.validate import require_count, require_instance
 
-# operation: does it send, does it receive, and is the neighbour the rank after (+1) or the one before (-1)?
+# operation: whether it sends, whether it receives, and the peer: the rank after this one (+1) or before it (-1)
 ONE_WAY = {
     "recv_forward": (False, True, -1),
     "send_forward": (True, False, +1),
@@ -30,28 +30,29 @@ BOTH_WAYS = {
     "send_fwd_recv_bwd": (True, True, +1),
     "send_bwd_recv_fwd": (True, True, -1),
 }
-ACTIVATIONS = ("recv_forward", "send_bwd_recv_fwd")  # what these receive requires grad
+ACTIVATIONS = ("recv_forward", "send_bwd_recv_fwd")  # these receive activations, which require grad
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-]  # fmt: skip  # a header names a dtype by its place here
+]  # fmt: skip  # a header contains a dtype's index in this list
 MOST_DIMENSIONS = 8
-DESCRIPTION = 2 + MOST_DIMENSIONS  # whole numbers that state a tensor's dtype and shape
-LATE = re.compile("[Tt]imed? ?out")  # in what torch says when a message does not come
-LOST = re.compile("[Cc]onnection|[Bb]roken pipe|[Ss]ocket|[Rr]emote (process|worker)")  # … or its sender is gone
+LAYOUT_SIZE = 2 + MOST_DIMENSIONS  # integers that state a tensor's dtype and shape
+LATE = re.compile("[Tt]imed? ?out")  # in the error that torch raises when a message does not arrive in time
+LOST = re.compile("[Cc]onnection|[Bb]roken pipe|[Ss]ocket|[Rr]emote (process|worker)")  # … and when the peer has died
 
 
 @dataclass(frozen=True)
 class PipelineGroup:
-    """The ranks of one pipeline, seen from one of them: `rank` of `size`, in the order of the stages.
+    """This process's place in a pipeline: `rank` of `size` ranks, numbered in the order of the stages.
 
-    `process_group` is the torch process group they talk in, None for the default one. Where nothing is
-    given to a function of this room, the group is the whole world in rank order: `PipelineGroup.world()`.
+    process_group: the torch process group through which these ranks communicate; None for the default group.
+
+    Functions that take a `group` use `PipelineGroup.world()` by default: all ranks of the program, in order.
 
     Raises:
-        SettingError: the rank is not one of the group's, or not this process's in its process group.
-        CommunicationError: there are several ranks, but no process group has been set up.
+        SettingError: `rank` is not below `size`, or is not this process's rank in its process group.
+        CommunicationError: there are several ranks, but no process group has been initialized.
     """
 
     rank: int
@@ -62,7 +63,7 @@ class PipelineGroup:
         require_count("size", self.size)
         require_count("rank", self.rank, least=0)
         if self.rank >= self.size:
-            raise SettingError(f"a group of {self.size} has the ranks 0 to {self.size - 1}; got {self.rank}")
+            raise SettingError(f"rank must be from 0 to {self.size - 1} in a group of {self.size}; got {self.rank}")
         if self.size > 1 and not dist.is_initialized():
             raise CommunicationError(
                 f"{self.size} ranks need a process group: call torch.distributed.init_process_group() first, "
@@ -78,17 +79,17 @@ class PipelineGroup:
 
     @classmethod
     def world(cls) -> PipelineGroup:
-        """All ranks of this program; a single one where it was not started on several."""
+        """Return the group of all ranks of this program; of one rank if it was not started by a launcher."""
         if dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
     @classmethod
     def of(cls, group: PipelineGroup | None) -> PipelineGroup:
-        """Return `group`, or `world()` where none is given.
+        """Return `group`, or `world()` if it is None.
 
         Raises:
-            SettingError: it is not a PipelineGroup.
+            SettingError: `group` is not a PipelineGroup.
         """
         if group is None:
             return cls.world()
@@ -105,26 +106,27 @@ class PipelineGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where messages travel from and to: this rank's GPU under NCCL, the CPU otherwise."""
+        """The device on which messages must lie: this rank's GPU with NCCL, the CPU otherwise."""
         if self.size > 1 and dist.get_backend(self.process_group) == "nccl":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
     @property
     def channel(self) -> Any:
-        """What sends and receives by ranks of the group; torch's isend and irecv call it, after many questions."""
+        """The torch process group, whose own send and recv skip the argument checks of dist.isend and dist.irecv."""
         return self.process_group or dist.group.WORLD
 
     def peer(self, rank: int) -> int:
-        """The global rank of this group's `rank`, which is what torch.distributed asks for."""
+        """Return the global rank of the group's `rank`, as torch.distributed expects it."""
         return dist.get_global_rank(self.process_group, rank) if self.process_group else rank
 
 
 def place() -> tuple[torch.device, str]:
-    """The device of this rank and the backend for `init_process_group`, in a program that torchrun has started.
+    """Return this rank's device and the backend for `init_process_group`, in a program started by torchrun.
 
-    NCCL wants a GPU for each rank of the machine, which becomes the current one; where there are fewer, ranks share
-    them and messages go through gloo and the host's memory, which rank 0 says.
+    With a GPU for each rank of the machine, the backend is NCCL. With fewer GPUs, the ranks share them, and gloo sends
+    messages through the host's memory; the machine's first rank then prints a warning to stderr. The device becomes
+    torch's current one. Without GPUs, it is the CPU.
     """
     gpus = torch.cuda.device_count()
     if not gpus:
@@ -147,20 +149,20 @@ def communicate(
     device: torch.device | str | None = None,
     group: PipelineGroup | None = None,
 ) -> torch.Tensor | None:
-    """Send `tensor` to a neighbour, or receive one from it, and return when that is done.
+    """Send a tensor to a neighbouring rank or receive one from it; return once that is done.
 
     operation: "recv_forward" (from the rank before), "send_forward" (to the rank after), "recv_backward"
         (from the rank after) or "send_backward" (to the rank before).
-    tensor: what to send. shapes, dtype: what to receive; the dtype is torch's default one if not given.
-    device: where to put what is received; by default where the group's messages arrive.
+    tensor: the tensor to send.
+    shapes, dtype: of the tensor to receive; the dtype is torch's default dtype if not given.
+    device: for the received tensor; by default `group.device`.
 
-    Returns what was received. A received activation requires grad, so that a backward through it ends there
-    and leaves its gradient in `.grad`. The first rank has nobody before it and the last nobody after it:
-    there, nothing is sent or received, and the answer is None.
+    Returns the received tensor. An activation requires grad: it is a leaf, in whose `.grad` a backward leaves the
+    gradient. Returns None for a send, and where there is no neighbour: before the first rank and after the last one.
 
     Raises:
-        SettingError: the operation is unknown, or what it needs is missing.
-        CommunicationError: the message has another shape or dtype than was expected.
+        SettingError: the operation is unknown, or it lacks the tensor or the shape that it needs.
+        CommunicationError: the received message has another shape or dtype than expected, or the peer is gone.
     """
     return _exchange(ONE_WAY, operation, tensor, shapes, dtype, device, group)
 
@@ -173,10 +175,10 @@ def bidirectional_communicate(
     device: torch.device | str | None = None,
     group: PipelineGroup | None = None,
 ) -> torch.Tensor | None:
-    """Send to a neighbour and receive from the same one, both at once, so that neither waits for the other.
+    """Send to a neighbouring rank and receive from it at the same time, so that neither rank waits for the other.
 
     operation: "send_fwd_recv_bwd" (with the rank after) or "send_bwd_recv_fwd" (with the rank before).
-    Everything else is as in `communicate`.
+    The other arguments, the result and the errors are those of `communicate`.
     """
     return _exchange(BOTH_WAYS, operation, send_tensor, recv_shapes, dtype, device, group)
 
@@ -191,94 +193,109 @@ def _exchange(
     group: PipelineGroup | None,
 ) -> torch.Tensor | None:
     if not isinstance(operation, str) or operation not in operations:
-        raise SettingError(f"there is no operation {operation!r} here; there is: {', '.join(operations)}")
+        raise SettingError(f"unknown operation {operation!r}; available: {', '.join(operations)}")
     sends, receives, step = operations[operation]
     group = PipelineGroup.of(group)
-    neighbour = group.rank + step
-    if not 0 <= neighbour < group.size:
+    peer = group.rank + step
+    if not 0 <= peer < group.size:
         return None
-    if sends and not isinstance(tensor, torch.Tensor):
-        raise SettingError(f"{operation} on rank {group.rank} needs a tensor to send; got {tensor!r}")
-    if receives and not _is_shape(shape):
-        raise SettingError(f"{operation} on rank {group.rank} needs the shape of what it is to receive; got {shape!r}")
-
-    outgoing = tensor.detach().to(group.device).contiguous() if sends and tensor is not None else None
-    incoming = (
-        torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
-        if receives and shape is not None
-        else None
-    )
-    # Headers first, and all of them, so that a message that does not fit is refused before it is received.
-    theirs = None if incoming is None else torch.empty(DESCRIPTION, dtype=torch.int64, device=group.device)
-    ours = None if outgoing is None else describe(outgoing.dtype, outgoing.shape)
-    where = f"{operation} on rank {group.rank}, {'from' if receives else 'to'} rank {neighbour}"
-    _swap(None if ours is None else torch.tensor(ours, device=group.device), theirs, neighbour, group, where)
-    if incoming is None or theirs is None:
-        _swap(outgoing, None, neighbour, group, where)
+    where = f"{operation} on rank {group.rank}, {'from' if receives else 'to'} rank {peer}"
+    outgoing = own_header = incoming = header = None
+    if sends:
+        if not isinstance(tensor, torch.Tensor):
+            raise SettingError(f"{operation} on rank {group.rank} needs a tensor to send; got {tensor!r}")
+        outgoing = tensor.detach().to(group.device).contiguous()
+        own_header = torch.tensor(encode_layout(outgoing.dtype, outgoing.shape), device=group.device)
+    if receives:
+        if not _is_shape(shape):
+            raise SettingError(
+                f"{operation} on rank {group.rank} needs the shape of the tensor to receive, such as (4, 64); "
+                f"got {shape!r}"
+            )
+        incoming = torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
+        header = torch.empty(LAYOUT_SIZE, dtype=torch.int64, device=group.device)
+    # Exchange the headers first, so that a message of the wrong shape is refused before it is received.
+    _swap(own_header, header, peer, group, where)
+    if incoming is not None and header is not None:
+        _require_match(header.tolist(), incoming, where)
+    _swap(outgoing, incoming, peer, group, where)
+    if incoming is None:
         return None
-    _check(theirs.tolist(), incoming, where)
-    _swap(outgoing, incoming, neighbour, group, where)
-    received = incoming.to(device) if device is not None else incoming
+    received = incoming if device is None else incoming.to(device)
     return received.requires_grad_(operation in ACTIVATIONS and received.is_floating_point())
 
 
-def _is_shape(shape: Any) -> bool:
+def _is_shape(shape: Any) -> TypeGuard[Sequence[int]]:
     return isinstance(shape, Sequence) and all(hasattr(size, "__index__") and size >= 0 for size in shape)
 
 
 def _swap(
-    outgoing: torch.Tensor | None, incoming: torch.Tensor | None, neighbour: int, group: PipelineGroup, where: str
+    outgoing: torch.Tensor | None, incoming: torch.Tensor | None, peer: int, group: PipelineGroup, where: str
 ) -> None:
-    """Send and receive at the same time, each if there is something to."""
-    peer = group.peer(neighbour)
-    ops = [
-        dist.P2POp(kind, buffer, peer, group.process_group)
-        for kind, buffer in ((dist.isend, outgoing), (dist.irecv, incoming))
-        if buffer is not None
-    ]
     try:
-        for request in dist.batch_isend_irecv(ops):
+        for request in start_swap(outgoing, incoming, peer, group):
             request.wait()
     except RuntimeError as error:
-        raise CommunicationError(f"{where}: {failure(error, neighbour)}") from error
+        raise CommunicationError(f"{where}: {failure(error, peer)}") from error
+
+
+def start_swap(
+    outgoing: torch.Tensor | None, incoming: torch.Tensor | None, peer: int, group: PipelineGroup
+) -> list[dist.Work]:
+    """Start to send `outgoing` to rank `peer` of the group and to receive `incoming` from it; skip either if None.
+
+    Returns the requests to wait for.
+
+    Raises:
+        RuntimeError: the peer is gone.
+    """
+    swap = [(dist.isend, outgoing), (dist.irecv, incoming)]
+    return dist.batch_isend_irecv(
+        [dist.P2POp(start, part, group.peer(peer), group.process_group) for start, part in swap if part is not None]
+    )
 
 
 def failure(error: RuntimeError, peer: int, within: str = "in time") -> str:
-    """Why a message failed: rank `peer` is late, or it is gone, or what torch says."""
+    """Explain in words why a message failed: rank `peer` is late, or gone, or else torch's own error."""
     if LATE.search(str(error)):
         return f"rank {peer} has not come to it {within}"
     if LOST.search(str(error)):
         return (
-            f"the connection to rank {peer} is lost; that rank has failed or ended, and its own error says why "
+            f"the connection to rank {peer} is lost; that rank has failed or ended, so look for its own error "
             f"({reason(error)})"
         )
     return f"{type(error).__name__}: {error}"
 
 
 def reason(error: Exception) -> str:
-    """What torch says, in short: neither the place in its source nor what to look at next."""
+    """Return the first sentence of torch's error message, without the source location in front of it."""
     return re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0]).split(". ")[0]
 
 
-def describe(dtype: torch.dtype, shape: Sequence[int]) -> list[int]:
-    """A tensor's dtype and shape as `DESCRIPTION` whole numbers; `described` reads them.
+def encode_layout(dtype: torch.dtype, shape: Sequence[int]) -> list[int]:
+    """Return a tensor's dtype and shape as `LAYOUT_SIZE` integers, for `decode_layout`.
 
     Raises:
-        SettingError: there is no way to say it.
+        SettingError: the dtype is not one of `DTYPES`, or there are more than `MOST_DIMENSIONS` dimensions.
     """
     if dtype not in DTYPES or len(shape) > MOST_DIMENSIONS:
-        raise SettingError(f"cannot send a {len(shape)}-dimensional tensor of {dtype}")
+        raise SettingError(
+            f"cannot send a {len(shape)}-dimensional tensor of {dtype}; a message has at most {MOST_DIMENSIONS} "
+            "dimensions and a real or integer dtype, such as torch.float32"
+        )
     return [DTYPES.index(dtype), len(shape), *shape, *[0] * (MOST_DIMENSIONS - len(shape))]
 
 
-def described(words: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
-    dtype, dimensions, *shape = words
+def decode_layout(numbers: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return the dtype and shape that `encode_layout` wrote."""
+    dtype, dimensions, *shape = numbers
     return DTYPES[dtype], tuple(shape[:dimensions])
 
 
-def _check(header: list[int], expected: torch.Tensor, where: str) -> None:
-    got = described(header)
-    if got != (expected.dtype, tuple(expected.shape)):
+def _require_match(header: list[int], expected: torch.Tensor, where: str) -> None:
+    """Raise CommunicationError unless a received header announces the dtype and shape of `expected`."""
+    dtype, shape = decode_layout(header)
+    if (dtype, shape) != (expected.dtype, tuple(expected.shape)):
         raise CommunicationError(
-            f"{where}: expected {expected.dtype} of shape {tuple(expected.shape)}, but {got[0]} of shape {got[1]} came"
+            f"{where}: expected {expected.dtype} of shape {tuple(expected.shape)}, but {dtype} of shape {shape} came"
         )

@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.placement import Placement
-from ppedu.run.comm import PipelineGroup
+from ppedu.run.comm import PipelineGroup, start_swap
 from ppedu.run.messages import checksum, wait
 
 Tie = tuple[tuple[int, str], tuple[int, str]]  # two weights that are one, each by its stage and its name there
@@ -195,9 +195,7 @@ def _both(mine: torch.Tensor, peer: int, first: bool, group: PipelineGroup, pati
     """This rank's row and that of `peer`, in the same order on both."""
     mine = mine.to(group.device)
     theirs = torch.empty_like(mine)
-    swap = [(dist.isend, mine), (dist.irecv, theirs)]
-    ops = [dist.P2POp(how, part, group.peer(peer), group.process_group) for how, part in swap]
-    for work in dist.batch_isend_irecv(ops):
+    for work in start_swap(mine, theirs, peer, group):
         wait(work, group.device, patience)
     return torch.stack([mine, theirs] if first else [theirs, mine])
 

@@ -21,12 +21,12 @@ from ppedu.core.actions import SEND, Action, Op
 from ppedu.core.errors import CommunicationError, PipelineError
 from ppedu.core.lower import label
 from ppedu.core.placement import TOWARDS, Placement
-from ppedu.run.comm import DESCRIPTION, PipelineGroup, describe, described, failure
+from ppedu.run.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure
 
 LOG = logging.getLogger("ppedu")
 MOST_TENSORS = 8  # in one message
 MESSAGES = [Op.SEND_F, Op.SEND_B]  # a header names a kind of message by its place here
-WORDS = 4 + MOST_TENSORS * (1 + DESCRIPTION)  # of a header
+WORDS = 4 + MOST_TENSORS * (1 + LAYOUT_SIZE)  # of a header
 
 
 class Layout(NamedTuple):
@@ -226,7 +226,7 @@ class Messages:
             )
         words = [action.stage, MESSAGES.index(action.op), action.microbatch, len(layouts)]
         for dtype, shape, wants_grad in layouts:
-            words += [wants_grad, *describe(dtype, shape)]
+            words += [wants_grad, *encode_layout(dtype, shape)]
         return torch.tensor(words + [0] * (WORDS - len(words)), device=self.device)
 
     def _read(self, words: list[int], action: Action) -> list[Layout]:
@@ -237,8 +237,8 @@ class Messages:
             raise CommunicationError(
                 f"rank {self.group.rank}: {action} wants what {wanted} sends, but what {came} sends came"
             )
-        starts = [4 + (1 + DESCRIPTION) * number for number in range(count)]
-        return [Layout(*described(words[at + 1 : at + 1 + DESCRIPTION]), bool(words[at])) for at in starts]
+        starts = [4 + (1 + LAYOUT_SIZE) * number for number in range(count)]
+        return [Layout(*decode_layout(words[at + 1 : at + 1 + LAYOUT_SIZE]), bool(words[at])) for at in starts]
 
 
 def wait(work: dist.Work, device: torch.device, patience: timedelta) -> None:

@@ -99,7 +99,7 @@ def test_the_message_shows_nothing_of_the_pool(ranks):
 def test_an_error_of_ours_is_told_without_our_own_lines(ranks):
     message = failure(ranks, "from ppedu.run import communicate\ncommunicate('recv_fwd')", 1)
     assert "line 2, in <module>\n    communicate('recv_fwd')\n" in message
-    assert "SettingError: there is no operation 'recv_fwd'" in message and "comm.py" not in message
+    assert "SettingError: unknown operation 'recv_fwd'" in message and "comm.py" not in message
 
 
 def test_the_cause_of_an_error_is_told_too(ranks):
