@@ -1,4 +1,4 @@
-"""GEMS and Chimera: two whole pipelines in opposite directions, taking turns, or merged without a conflict."""
+"""GEMS and Chimera: two whole pipelines in opposite directions, one after the other or merged without a conflict."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
+from ppedu.zoo.facts import Facts
 from ppedu.zoo.registry import register
 
 
-@register("gems", placement="bidirectional")
+@register(
+    "gems",
+    placement="bidirectional",
+    facts=Facts(
+        "doi.org/10.1109/SC41405.2020.00049; by simulation",
+        idle="(p-1)*(F+m*B)",
+        idle_in_span="(p-1)*(m*B + F*(m % 2))",
+        holds="F <= B",
+        peak="1",
+    ),
+)
 def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """One microbatch down, one up, in turn: one's backward as the other sets out (Jain et al., GEMS, SC 2020).
+    """Alternate one microbatch down and one up: the next sets out during a backward (Jain et al., GEMS, SC 2020).
 
-    A single microbatch's activations on each rank, for twice the weights and little less idle time than naive's.
-    Picture: naive's Vs, every other one upside down, a little closer together.
+    A rank holds the activations of a single microbatch and the weights of two stages. Its idle time is little shorter
+    than in the naive schedule.
+
+    Picture: the Vs of the naive schedule, every other one upside down, slightly closer together.
     """
     half = microbatches - microbatches // 2
     for i in range(half):
@@ -25,14 +38,27 @@ def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
             yield B(ranks - 1 - rank, half + i)
 
 
-@register("chimera", placement="bidirectional")
+@register(
+    "chimera",
+    placement="bidirectional",
+    facts=Facts(
+        "arXiv 2107.06925, table 2",
+        idle="(p/2-1)*(F+B)",
+        sizes="p % 2 == 0 and m % 2 == 0",
+        holds="m % p == 0 and F == B",
+        peak="p/2+1+min(r, p-1-r)",
+        peak_holds="m >= p",
+    ),
+)
 def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Half of the microbatches down, half up, each rank taking turns (Li and Hoefler, arXiv 2107.06925, §3).
+    """Send half of the microbatches down and half up, in alternation (Li and Hoefler, arXiv 2107.06925, §3).
 
-    A unit is p/2 microbatches in each direction, started two slots apart, where a slot is a forward or a
-    backward; it fits together without a conflict, and units follow each other 2p slots apart. For
-    F = B the idle share of the time is (p-2)/(2m+p-2), where p divides m. Twice the weights; p/2+1 to p
-    activations. Picture: two sets of slanted lines, woven.
+    Time is divided into slots for a forward or a backward. A unit is p/2 microbatches in each direction, started two
+    slots apart. It fits together without a conflict, and units follow each other 2p slots apart. If F = B and p divides
+    m, the idle share of the time is (p-2)/(2m+p-2). A rank holds the weights of two stages and the activations of p/2+1
+    to p microbatches.
+
+    Picture: two sets of slanted lines, woven together.
     """
     if ranks % 2:
         raise SettingError(
@@ -43,8 +69,8 @@ def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     slots = []
     for first, stage in ((0, rank), (microbatches // 2, ranks - 1 - rank)):
         for i in range(microbatches // 2):
-            unit, place = divmod(i, ranks // 2)
-            start = 2 * ranks * unit + 2 * place
+            unit, position = divmod(i, ranks // 2)
+            start = 2 * ranks * unit + 2 * position
             slots.append((start + stage, F(stage, first + i)))
             slots.append((start + 2 * ranks - 1 - stage, B(stage, first + i)))
     yield from (action for _, action in sorted(slots))

@@ -1,4 +1,4 @@
-"""DualPipe and DualPipeV: two streams of microbatches meet; each one's forwards run beside the other's backwards."""
+"""DualPipe and DualPipeV: two streams of microbatches meet, and the forwards of each overlap the other's backwards."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F, I, W, overlap
 from ppedu.core.errors import SettingError
+from ppedu.zoo.facts import Facts
 from ppedu.zoo.registry import register
 
 
-@register("dualpipe", placement="bidirectional")
+@register(
+    "dualpipe",
+    placement="bidirectional",
+    facts=Facts(
+        "arXiv 2412.19437, table 2",
+        idle="(p/2-1)*(FB+B-3*W)",
+        sizes="p % 2 == 0 and m % 2 == 0 and m >= 2*p",
+        holds="F == I and W <= I and FB == F+B",
+        peak="p+1",
+    ),
+)
 def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Half of the microbatches from each end, through two copies of the model (DeepSeek-V3, arXiv 2412.19437, §3.2.1).
+    """Feed half of the microbatches from each end into two copies of the model (DeepSeek-V3, arXiv 2412.19437, §3.2.1).
 
-    Each rank holds a stage of both copies, so twice the weights, and p+1 activations. With F = I, W no longer
-    than I and a pair as long as F+B, the idle time is (p/2-1)(FB+B-3W). Picture: two slanted warm-ups from
-    top and bottom that cross; pairs in the middle; weight backwards fill the end.
+    Each rank holds a stage of both copies, so twice the weights, and the activations of p+1 microbatches. If F = I,
+    W <= I and a pair takes F+B, the idle time is (p/2-1)(FB+B-3W).
+
+    Picture: slanted warm-ups from the top and the bottom that cross, pairs in the middle, weight backwards at the end.
     """
     if ranks % 2:
         raise SettingError(
@@ -31,15 +43,28 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     down = _Stream(rank, range(microbatches // 2))
     up = _Stream(ranks - 1 - rank, range(microbatches // 2, microbatches))
     near, far = (down, up) if rank < ranks // 2 else (up, down)
-    yield from _meet(min(rank, ranks - 1 - rank), ranks // 2, near, far, microbatches // 2)
+    yield from _two_streams(min(rank, ranks - 1 - rank), ranks // 2, near, far, microbatches // 2)
 
 
-@register("dualpipev", placement="v", chunks=2)
+@register(
+    "dualpipev",
+    placement="v",
+    chunks=2,
+    facts=Facts(
+        "github.com/deepseek-ai/DualPipe",
+        idle="(p-1)*(FB+B-3*W)/2",
+        sizes="m >= 2*p",
+        holds="F == I and W <= I and FB == F+B",
+        peak="(2*p+1)/2",
+    ),
+)
 def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """DualPipe cut in half: one copy of the model, down the ranks and back up (DualPipe repository, "DualPipeV").
+    """Cut DualPipe in half: one copy of the model, down the ranks and back up (DualPipe repository, "DualPipeV").
 
-    A microbatch that has come down meets those that go down. The formulas are DualPipe's for 2p ranks, with a
-    chunk's times. Picture: the upper half of DualPipe's.
+    A microbatch on its way back up meets those on their way down. The formulas are those of DualPipe for 2p ranks, with
+    the times of a chunk.
+
+    Picture: the upper half of DualPipe's.
     """
     if microbatches < 2 * ranks:
         raise SettingError(
@@ -48,11 +73,11 @@ def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
         )
     near = _Stream(rank, range(microbatches))
     far = _Stream(2 * ranks - 1 - rank, range(microbatches))
-    yield from _meet(rank, ranks, near, far, microbatches)
+    yield from _two_streams(rank, ranks, near, far, microbatches)
 
 
 class _Stream:
-    """A stage and the microbatches that reach it, each forward and each backward in turn."""
+    """The forwards and the backwards of one stage, each handed out in the order of the microbatches."""
 
     def __init__(self, stage: int, microbatches: range):
         self.stage = stage
@@ -65,29 +90,31 @@ class _Stream:
         return B(self.stage, next(self._backwards))
 
 
-def _meet(place: int, depth: int, near: _Stream, far: _Stream, microbatches: int) -> Iterator[Action]:
-    """The order of the rank that is `place` hops from where `near` starts, of `depth` to where the streams meet.
+def _two_streams(depth: int, half: int, near: _Stream, far: _Stream, microbatches: int) -> Iterator[Action]:
+    """Yield the order of the rank at `depth` hops from the end where `near` enters the pipeline.
 
-    `near` reaches it on the way in, `far` on the way out; `microbatches` is the number in each.
+    The streams meet after `half` ranks. `near` passes this rank on its way in, `far` on its way out; each has
+    `microbatches` of them.
     """
-    hops = depth - 1 - place
-    late: deque[Action] = deque()  # weight backwards put off
+    hops = half - 1 - depth  # to where the streams meet
+    delayed: deque[Action] = deque()
 
     def split(backward: Action) -> Action:
-        late.append(W(backward.stage, backward.microbatch))
+        """Return the I of a backward and delay its W."""
+        delayed.append(W(backward.stage, backward.microbatch))
         return I(backward.stage, backward.microbatch)
 
     for _ in range(2 * hops):
         yield near.forward()
-    for _ in range(place + 1):
+    for _ in range(depth + 1):
         yield near.forward()
         yield far.forward()
     for _ in range(hops):
         yield split(far.backward())
-        yield late.popleft()
+        yield delayed.popleft()
         yield far.forward()
-    for turn in range(microbatches - 2 * depth + place + 1):
-        if turn == 0 and hops == 0:  # where the streams meet, a pair would only make the others wait
+    for turn in range(microbatches - 2 * half + depth + 1):
+        if turn == 0 and hops == 0:  # where the streams meet, a pair would only make the other ranks wait
             yield near.forward()
             yield far.backward()
         else:
@@ -96,10 +123,10 @@ def _meet(place: int, depth: int, near: _Stream, far: _Stream, microbatches: int
     for _ in range(hops):
         yield far.backward()
         yield overlap(far.forward(), near.backward())
-    for turn in range(2 * (place + 1)):  # the second half of these put their W off
+    for turn in range(2 * (depth + 1)):
         backward = (near if turn % 2 else far).backward()
-        yield split(backward) if turn >= place + 1 else backward
+        yield split(backward) if turn >= depth + 1 else backward  # the second half of them
     for _ in range(hops):
-        yield late.popleft()
+        yield delayed.popleft()
         yield split(near.backward())
-    yield from late
+    yield from delayed

@@ -5,27 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
+from ppedu.zoo.facts import Facts
 from ppedu.zoo.registry import register
 
 
-@register("naive")
+@register("naive", facts=Facts("arXiv 1811.06965, figure 2", idle="(p-1)*m*(F+B)", hops="2*m*(p-1)", peak="1"))
 def naive(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """One microbatch goes all the way down and all the way back before the next one starts.
+    """Finish one microbatch, all the way down and all the way back, before the next one starts.
 
-    At any time a single rank works. Picture: a V for each microbatch, one after the other.
+    Only one rank works at any time.
+
+    Picture: a V for each microbatch, one after the other.
     """
     for m in range(microbatches):
         yield F(rank, m)
         yield B(rank, m)
 
 
-@register("gpipe")
+@register("gpipe", facts=Facts("arXiv 1811.06965", idle="(p-1)*(F+B)", hops="2*(p-1)", peak="m"))
 def gpipe(rank: int, ranks: int, microbatches: int, lifo: bool = False) -> Iterator[Action]:
-    """All forwards, then all backwards (Huang et al., GPipe, arXiv 1811.06965).
+    """Run all forwards, then all backwards (Huang et al., GPipe, arXiv 1811.06965).
 
-    The ranks work at the same time, each one microbatch behind the rank before; every rank keeps the
-    activations of all microbatches. `lifo` runs the last microbatch's backward first, as the paper draws it.
-    Picture: a slanted block of forwards, a mirrored one of backwards.
+    The ranks work at the same time, each one microbatch behind the rank before it. Every rank keeps the activations of
+    all microbatches.
+
+    lifo: run the backwards in reverse order, last microbatch first, as in the paper's figure.
+
+    Picture: a slanted block of forwards, then its mirror image of backwards.
     """
     for m in range(microbatches):
         yield F(rank, m)

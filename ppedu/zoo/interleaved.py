@@ -1,4 +1,4 @@
-"""Several chunks of the model on each rank: a smaller bubble, for more messages."""
+"""Several chunks of the model on each rank: a smaller bubble for more messages."""
 
 from __future__ import annotations
 
@@ -11,43 +11,52 @@ from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count
+from ppedu.zoo.facts import Facts
 from ppedu.zoo.registry import register
 
 
-def rounds(ranks: int, microbatches: int) -> list[range]:
-    """The microbatches in groups, each of which goes through one chunk before the next: `ranks` or a few more.
-
-    There are as many groups as `ranks` fits into `microbatches`; they share the microbatches as evenly as possible.
-    """
+def equal_groups(ranks: int, microbatches: int) -> list[range]:
+    """Split the microbatches into groups of `ranks` or slightly more, as equal in size as possible."""
     number = max(1, microbatches // ranks)
-    size, more = divmod(microbatches, number)
-    starts = [place * size + min(place, more) for place in range(number + 1)]
+    size, larger = divmod(microbatches, number)
+    starts = [group * size + min(group, larger) for group in range(number + 1)]
     return [range(first, last) for first, last in pairwise(starts)]
 
 
 def depth_first(rank: int, ranks: int, chunks: int, groups: list[range]) -> tuple[list[Action], list[Action]]:
-    """A rank's forwards and its backwards, each in its order: a group through every chunk, then the next group."""
-    forwards = [F(chunk * ranks + rank, m) for each in groups for chunk in range(chunks) for m in each]
-    backwards = [B(chunk * ranks + rank, m) for each in groups for chunk in reversed(range(chunks)) for m in each]
+    """Return a rank's forwards and its backwards: each group passes through every chunk before the next group."""
+    forwards = [F(chunk * ranks + rank, m) for group in groups for chunk in range(chunks) for m in group]
+    backwards = [B(chunk * ranks + rank, m) for group in groups for chunk in reversed(range(chunks)) for m in group]
     return forwards, backwards
 
 
-@register("interleaved")
+@register(
+    "interleaved",
+    facts=Facts(
+        "arXiv 2104.04473, §2.2",
+        idle="(p-1)*(F+B)/v",
+        holds="m >= p",
+        peak="min(p*v+p-1-2*r, m*v)/v",
+        peak_holds="m % p == 0",
+    ),
+)
 def interleaved(
     rank: int, ranks: int, microbatches: int, chunks: int = 2, group: int | None = None
 ) -> Iterator[Action]:
-    """1F1B over stages that are dealt out in turn, depth first (Narayanan et al., arXiv 2104.04473, §2.2).
+    """Run 1F1B over several chunks on each rank, depth first (Narayanan et al., arXiv 2104.04473, §2.2).
 
-    A group of microbatches runs through a rank's first chunk, then through its second, and so on; then the
-    next group. The bubble is that of 1F1B divided by `chunks`. `group` fixes the size of the groups, the last
-    one may be smaller, as Megatron does; it is refused where the ranks would wait for each other for ever. With one
-    chunk this is 1F1B with twice the warm-up: more activations, and more of the latency is hidden.
-    Picture: 1F1B with a finer, longer warm-up; each microbatch comes by `chunks` times.
+    A group of microbatches passes through a rank's first chunk, then through its second, and so on; then the next group
+    follows. The bubble is that of 1F1B divided by `chunks`. With one chunk this is 1F1B with twice the warm-up, which
+    holds more activations and hides more of the latency.
+
+    group: microbatches in each group but the last, which may be smaller, as in Megatron. By default the groups have
+        `ranks` microbatches or slightly more. A size with which the ranks would deadlock is refused.
+
+    Picture: 1F1B with a finer, longer warm-up; each microbatch visits a rank `chunks` times.
     """
-    if group is None:
-        groups = rounds(ranks, microbatches)
-    else:
-        groups = _fixed(ranks, microbatches, chunks, require_count("group", group))
+    groups = equal_groups(ranks, microbatches)
+    if group is not None:
+        groups = _fixed_groups(ranks, microbatches, chunks, require_count("group", group))
     yield from _one_f_one_b(rank, ranks, chunks, groups)
 
 
@@ -62,7 +71,8 @@ def _one_f_one_b(rank: int, ranks: int, chunks: int, groups: list[range]) -> Ite
 
 
 @cache
-def _fixed(ranks: int, microbatches: int, chunks: int, group: int) -> list[range]:
+def _fixed_groups(ranks: int, microbatches: int, chunks: int, group: int) -> list[range]:
+    """Split the microbatches into groups of `group`. Raise SettingError if the schedule then deadlocks."""
     groups = [range(first, min(first + group, microbatches)) for first in range(0, microbatches, group)]
     orders = tuple(tuple(_one_f_one_b(rank, ranks, chunks, groups)) for rank in range(ranks))
     trial = Schedule("interleaved", Placement.make("loop", ranks, chunks), microbatches, orders)
@@ -75,12 +85,14 @@ def _fixed(ranks: int, microbatches: int, chunks: int, group: int) -> list[range
     return groups
 
 
-@register("looped-bfs")
+@register("looped-bfs", facts=Facts("arXiv 2211.05953", idle="(p-1)*(F+B)/v", holds="m >= p", peak="m"))
 def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
-    """All microbatches through one chunk, then through the next (Lamy-Poirier, breadth-first, arXiv 2211.05953).
+    """Run all microbatches through one chunk, then through the next: breadth first (Lamy-Poirier, arXiv 2211.05953).
 
-    The bubble of interleaved 1F1B with the memory of GPipe: weights of a chunk are needed in one go, which
-    suits sharded weights. Backwards run last microbatch first. Picture: GPipe, `chunks` times over.
+    It has the bubble of interleaved 1F1B and the memory of GPipe. Each chunk's weights are used without interruption,
+    which suits sharded weights. Backwards run in reverse order, last microbatch first.
+
+    Picture: GPipe, `chunks` times over.
     """
     for chunk in range(chunks):
         for m in range(microbatches):

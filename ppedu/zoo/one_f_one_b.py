@@ -1,26 +1,37 @@
-"""1F1B: as soon as a backward can run, run it."""
+"""1F1B: run each backward as soon as it can run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
+from ppedu.zoo.facts import Facts
 from ppedu.zoo.registry import register
 
 
-@register("1f1b")
+@register(
+    "1f1b",
+    facts=Facts(
+        "arXiv 2006.09503; arXiv 2104.04473, §2.2",
+        idle="(p-1)*(F+B)",
+        # Of every p microbatches, all but one wait for a message on the way down and for one on the way up.
+        hops="2*(p-1 + (m-1)*(p-1)//p)",
+        peak="min(p-r, m)",
+    ),
+)
 def one_f_one_b(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Warm up, then one forward and one backward in turn, then drain.
+    """Warm up with forwards, alternate one forward and one backward, then cool down with backwards.
 
-    Known as PipeDream-Flush (Narayanan et al., arXiv 2006.09503) and DAPPLE (arXiv 2007.01045). It takes
-    as long as GPipe, but a rank holds no more activations than there are ranks from it to the end.
+    Also known as PipeDream-Flush (Narayanan et al., arXiv 2006.09503) and DAPPLE (arXiv 2007.01045). It takes as long
+    as GPipe, but a rank holds the activations of at most `ranks - rank` microbatches.
+
     Picture: a slanted edge of forwards, a chequered middle, a slanted edge of backwards.
     """
-    warmup = min(ranks - rank - 1, microbatches)  # as many as the last rank needs to answer the first
+    warmup = min(ranks - rank - 1, microbatches)  # the hops to the last rank, where the first backward starts
     for m in range(warmup):
         yield F(rank, m)
-    for m in range(warmup, microbatches):
+    for m in range(warmup, microbatches):  # steady state
         yield F(rank, m)
         yield B(rank, m - warmup)
-    for m in range(microbatches - warmup, microbatches):
+    for m in range(microbatches - warmup, microbatches):  # cooldown
         yield B(rank, m)

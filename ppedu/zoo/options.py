@@ -11,25 +11,25 @@ from ppedu.core.numeric import plain
 
 
 def number(text: str) -> int | Fraction:
-    """A whole number, a decimal or a fraction, exactly.
+    """Return a whole number, a decimal or a fraction, exactly.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: the text is not such a number.
     """
     try:
         if "e" in text.lower():
-            raise ValueError  # 1e999999999 would be written out
+            raise ValueError  # Fraction would write out 1e999999999
         exact: int | Fraction = plain(Fraction(text))
     except (ValueError, ZeroDivisionError):
-        raise ArgumentTypeError(f"{text!r} is no number such as 2, 0.5 or 1/3") from None
+        raise ArgumentTypeError(f"{text!r} is not a number such as 2, 0.5 or 1/3") from None
     return exact
 
 
 def option(text: str) -> tuple[str, Any]:
-    """The name and the value of "chunks=3" or "lifo=True".
+    """Return the name and the value of "chunks=3" or "lifo=True".
 
     Raises:
-        ArgumentTypeError: it is no such text.
+        ArgumentTypeError: the text is not an option with a number, True, False or None.
     """
     name, _, value = text.partition("=")
     words = {"True": True, "False": False, "None": None}
@@ -38,4 +38,4 @@ def option(text: str) -> tuple[str, Any]:
             return name, words[value]
         with suppress(ArgumentTypeError):
             return name, number(value)
-    raise ArgumentTypeError(f"{text!r} is no option such as chunks=3 or lifo=True")
+    raise ArgumentTypeError(f"{text!r} is not an option such as chunks=3 or lifo=True")

@@ -1,47 +1,67 @@
-"""Forward and backward of different microbatches at the same time: one computes while the other's messages travel."""
+"""A forward and a backward of different microbatches at the same time: one computes while the other communicates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F, overlap
-from ppedu.zoo.interleaved import depth_first, rounds
+from ppedu.zoo.facts import Facts
+from ppedu.zoo.interleaved import depth_first, equal_groups
 from ppedu.zoo.registry import register
 
 
-@register("1f1b-overlap")
+@register(
+    "1f1b-overlap",
+    facts=Facts(
+        "github.com/NVIDIA/Megatron-LM, combined 1F1B, without chunks",
+        makespan="p*(F+B) + (m-1)*FB",
+        holds="FB >= max(F, B)",
+        peak="min(2*p-2*r, m)",
+    ),
+)
 def one_f_one_b_overlap(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """1F1B with each forward and backward of the steady phase as one pair (after Megatron's combined 1F1B).
+    """Run 1F1B with each forward and backward of the steady state as one overlapped pair.
 
-    Megatron itself does so only with several chunks on a rank, as below. A pair must not contain a forward and the
-    backward that waits for it, so every hop to the last rank adds two forwards to the warm-up, not one, and the
-    last rank has one itself: 2p activations on rank 0.
+    It is Megatron's combined 1F1B with a single chunk on each rank; Megatron itself needs several. A pair must not
+    contain a forward and a backward that depends on it. So the warm-up has two forwards for every hop to the last rank,
+    not one, and the last rank has a warm-up of one: rank 0 holds the activations of 2p microbatches.
+
     Picture: 1F1B with a warm-up of twice the length, then pairs.
     """
     warmup = min(2 * (ranks - 1 - rank) + 1, microbatches)
     for m in range(warmup):
         yield F(rank, m)
-    for m in range(warmup, microbatches):
+    for m in range(warmup, microbatches):  # steady state
         yield overlap(F(rank, m), B(rank, m - warmup))
-    for m in range(microbatches - warmup, microbatches):
+    for m in range(microbatches - warmup, microbatches):  # cooldown
         yield B(rank, m)
 
 
-@register("interleaved-overlap")
+@register(
+    "interleaved-overlap",
+    facts=Facts(
+        "github.com/NVIDIA/Megatron-LM, combined 1F1B",
+        makespan="p*(F+B) + (m*v-p*(v-1)-1)*FB/v",
+        holds="m % p == 0 and FB >= max(F, B)",
+        peak="min(p*v+p-2*r, m*v)/v",
+        peak_holds="m % p == 0",
+    ),
+)
 def interleaved_overlap(
     rank: int, ranks: int, microbatches: int, chunks: int = 2, backward_first: bool = False
 ) -> Iterator[Action]:
-    """Interleaved 1F1B with the steady phase in pairs (Megatron's combined 1F1B).
+    """Run interleaved 1F1B with the steady state in overlapped pairs (Megatron's combined 1F1B).
 
-    One forward more of warm-up than interleaved, so that no pair waits for itself. `backward_first` pairs the
-    backward with the forward after it: F, then (B, F) pairs, then B, in the same order of actions.
-    Picture: interleaved with pairs in its middle.
+    The warm-up is one forward longer than in interleaved 1F1B, so that no pair depends on itself.
+
+    backward_first: put the backward first in each pair. The single actions are then in the order of interleaved 1F1B.
+
+    Picture: interleaved 1F1B with pairs in its middle.
     """
-    groups = rounds(ranks, microbatches)
+    groups = equal_groups(ranks, microbatches)
     forwards, backwards = depth_first(rank, ranks, chunks, groups)
     warmup = min((chunks - 1) * len(groups[0]) + 2 * (ranks - 1 - rank) + 1, len(forwards))
-    steady = len(forwards) - warmup
     yield from forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards, strict=False):
         yield overlap(backward, forward) if backward_first else overlap(forward, backward)
-    yield from backwards[steady:]
+    yield from backwards[len(forwards) - warmup :]

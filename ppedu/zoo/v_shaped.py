@@ -1,4 +1,4 @@
-"""Down the ranks and back up in as much memory as there is: fewer activations for more idle time."""
+"""The V of ZB-V in less memory: fewer activations for more idle time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from numbers import Real
 from ppedu.core.actions import Action, F, I, W
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
+from ppedu.zoo.facts import Facts
 from ppedu.zoo.registry import register
 
+PERIOD = 6  # ticks from one microbatch to the next: F, I and W of two chunks, a tick each
+SOURCE = "arXiv 2405.15362; idle time by simulation"
+IDLE = "(p-1+2*(p-k)+max(0, 3*p-4*k))*F/2"
 
-@register("v-adaptive", placement="v", chunks=2)
+
+@register("v-adaptive", placement="v", chunks=2, facts=Facts("arXiv 2405.15362", remark="as v-half for k = memory"))
 def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None = None) -> Iterator[Action]:
-    """The V of ZB-V in the memory that there is (Qi et al., arXiv 2405.15362, §3; computed here, not searched for).
+    """Run the V of ZB-V within a given memory (Qi et al., arXiv 2405.15362, §3; computed here, not searched for).
 
-    `memory` is the number of microbatches of which a rank may hold its share's activations: from V-Min's on,
-    halves count, more than ZB-V's p is of no use; by default halfway between the two. Made for F = I = W: with
-    p microbatches or more and a whole number k of them in memory, a rank idles for p-1 + 2(p-k) + max(0, 3p-4k)
-    forwards of a chunk, and no order of these actions in that memory idles for less. Picture: ZB-V whose warm-up
-    pauses when the memory is full, and whose cool-down runs out of W.
+    It is made for F = I = W. With at least p microbatches and a whole number k of them in memory, a rank idles for
+    p-1 + 2(p-k) + max(0, 3p-4k) forwards of a chunk, and no order of these actions in that memory idles for less.
+
+    memory: the number of microbatches whose activations a rank may hold for its share of the model, in steps of 1/2,
+        from the floor((p+4)/3) of V-Min up; more than the p of ZB-V has no effect. The default is halfway between.
+
+    Picture: ZB-V whose warm-up pauses when the memory is full, and whose cooldown runs out of W.
     """
     least = (ranks + 4) // 3
     if memory is None:
@@ -31,65 +38,76 @@ def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None =
     yield from _orders(ranks, microbatches, 2 * ranks if memory > ranks else int(2 * memory))[rank]
 
 
-@register("v-half", placement="v", chunks=2)
+@register(
+    "v-half",
+    placement="v",
+    chunks=2,
+    facts=Facts(SOURCE, idle=IDLE, holds="m >= p and F == I == W", peak="(p+2)//2", peak_holds="m >= p and M_W == 1"),
+)
 def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Half of ZB-V's memory, floor((p+2)/2) activations (Qi et al., arXiv 2405.15362, §3).
+    """Run v-adaptive in half of ZB-V's memory, floor((p+2)/2) activations (Qi et al., arXiv 2405.15362, §3).
 
-    v-adaptive in that memory. For F = I = W and p > 2 it idles for 3p-7 forwards of a chunk, 3p-4 where p is odd;
-    for other times the bubble still does not grow with m, as long as W + 2I >= 2F and W + 2F >= 2I.
+    If F = I = W and p > 2, it idles for 3p-7 forwards of a chunk, 3p-4 if p is odd. For other times the bubble still
+    does not grow with m, as long as W + 2I >= 2F and W + 2F >= 2I.
     """
     yield from v_adaptive(rank, ranks, microbatches, memory=(ranks + 2) // 2)
 
 
-@register("v-min", placement="v", chunks=2)
+@register(
+    "v-min",
+    placement="v",
+    chunks=2,
+    facts=Facts(SOURCE, idle=IDLE, holds="m >= p and F == I == W", peak="(p+4)//3", peak_holds="m >= p and M_W == 1"),
+)
 def v_min(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """A third of ZB-V's memory, floor((p+4)/3) activations (Qi et al., arXiv 2405.15362, §3).
+    """Run v-adaptive in a third of ZB-V's memory, floor((p+4)/3) activations (Qi et al., arXiv 2405.15362, §3).
 
-    v-adaptive in that memory. For F = I = W and p > 2 it idles for 4p-7, 4p-5 or 4p-9 forwards of a chunk, where
-    p mod 3 is 0, 1 or 2; for other times the bubble may grow with m.
+    If F = I = W and p > 2, it idles for 4p-7, 4p-5 or 4p-9 forwards of a chunk if p mod 3 is 0, 1 or 2. For other times
+    the bubble may grow with m.
     """
     yield from v_adaptive(rank, ranks, microbatches, memory=(ranks + 4) // 3)
 
 
 def _pattern(ranks: int, memory: int) -> list[int]:
-    """When microbatch 0 is due at its 4p stops: forwards in stages 0 to 2p-1, then an I in each on the way back.
+    """Return the tick at which microbatch 0 is due at each of its 4p stops; every PERIOD ticks the next one follows.
 
-    Every 6 ticks another one follows. A hop down the ranks takes a tick, a hop up one in V-Min's pattern and two
-    in V-Half's; what memory there is beyond that goes into a rest before the first I. On each rank an I comes
-    `back` ticks after either forward, so neither leads by more than `memory`, and the four never fall together.
+    The stops are the forwards in stages 0 to 2p-1, then the Is on the way back. A hop down the ranks takes one tick. A
+    hop up takes one in the pattern of V-Min and two in that of V-Half. Any further memory is spent on a pause before
+    the first I. On each rank an I comes `back` ticks after either of the two forwards, so that neither chunk is ahead
+    by more than `memory` microbatches, and the four actions never coincide.
     """
     up = 2 if 2 * memory > ranks else 1
-    back = 6 * memory - 5 + up
+    back = PERIOD * memory - 5 + up
     forwards = [stop if stop < ranks else ranks - 1 + up * (stop - ranks + 1) for stop in range(2 * ranks)]
     return forwards + [tick + back for tick in forwards]
 
 
-@lru_cache(maxsize=1)  # all ranks' orders are asked for, one after another
-def _orders(ranks: int, microbatches: int, room: int) -> tuple[tuple[Action, ...], ...]:
-    """The orders in which the ranks, tick by tick, do what is due next; in warm-up and cool-down, what they can.
+@lru_cache(maxsize=1)  # the orders of all ranks are requested one after another
+def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...], ...]:
+    """Return each rank's order. Tick by tick, a rank runs what is due next; in warm-up and cooldown, what can run.
 
-    A rank holds `room` chunks' activations at most, and does W when nothing else can run or there is no room to
-    spare. As an early forward leaves room for those that are due before it, what is due next of all can always run:
-    ranks never wait for each other in a ring.
+    A rank holds the activations of at most `most` chunks. It runs a W when nothing else can run, or when the memory is
+    almost full. An early forward always leaves memory for the forwards that are due before it. So the action that is
+    due next of all can always run, and the ranks never deadlock.
     """
     turn, last = 2 * ranks, 4 * ranks - 1
-    due = _pattern(ranks, room // 2)
-    warm, cool = due[last], 6 * (microbatches - 1)  # the first microbatch is back; the last one sets out
-    done = [0] * len(due) + [microbatches]  # the first stop finds what it waits for at done[-1]
+    due = _pattern(ranks, most // 2)
+    warm, cool = due[last], PERIOD * (microbatches - 1)  # the first microbatch is back; the last one sets out
+    done = [0] * len(due) + [microbatches]  # microbatches that have passed each stop; all have reached stop 0
     held = [0] * ranks
-    late: list[deque[Action]] = [deque() for _ in range(ranks)]  # weight backwards
+    delayed: list[deque[Action]] = [deque() for _ in range(ranks)]  # weight backwards
     orders: list[list[Action]] = [[] for _ in range(ranks)]
 
     def fits(stop: int, rank: int) -> bool:
-        before = (due[stop] - due[turn - 1 - stop]) // 6 + 1  # forwards of the other chunk that are due before it
-        return held[rank] + max(0, before) < room
+        earlier = (due[stop] - due[turn - 1 - stop]) // PERIOD + 1  # forwards of the other chunk that are due before it
+        return held[rank] + max(0, earlier) < most
 
     def next_stop(rank: int, arrived: list[int]) -> int | None:
         stops = sorted((rank, turn - 1 - rank, turn + rank, last - rank), key=due.__getitem__)
         for stop in stops:
-            short = late[rank] and held[rank] + 1 >= room
+            full = delayed[rank] and held[rank] + 1 >= most
             steady = warm < due[stop] and due[stops[0]] < cool
-            if stop != stops[0] and (short or steady):
+            if stop != stops[0] and (full or steady):
                 break
             if arrived[stop - 1] > done[stop] and (stop >= turn or fits(stop, rank)):
                 return stop
@@ -100,8 +118,8 @@ def _orders(ranks: int, microbatches: int, room: int) -> tuple[tuple[Action, ...
         for rank, order in enumerate(orders):
             stop = next_stop(rank, arrived)
             if stop is None:
-                if late[rank]:
-                    order.append(late[rank].popleft())
+                if delayed[rank]:
+                    order.append(delayed[rank].popleft())
                     held[rank] -= 1
                 continue
             if stop < turn:
@@ -109,7 +127,7 @@ def _orders(ranks: int, microbatches: int, room: int) -> tuple[tuple[Action, ...
                 held[rank] += 1
             else:
                 order.append(I(last - stop, done[stop]))
-                late[rank].append(W(last - stop, done[stop]))
+                delayed[rank].append(W(last - stop, done[stop]))
             done[stop] += 1
-            due[stop] += 6 if done[stop] < microbatches else 10**9  # never
-    return tuple((*order, *rest) for order, rest in zip(orders, late, strict=True))
+            due[stop] += PERIOD if done[stop] < microbatches else 10**9  # never again
+    return tuple((*order, *rest) for order, rest in zip(orders, delayed, strict=True))

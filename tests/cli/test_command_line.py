@@ -141,7 +141,7 @@ def test_export_for_torch_has_no_words_that_torch_lacks(told):
 # --- what cannot work -------------------------------------------------------------------------------------------
 
 BAD = {
-    "draw nope": "there is no schedule called 'nope'",
+    "draw nope": "unknown schedule 'nope'",
     "draw 1f1b -r 0": "ranks must be at least 1; got 0",
     "simulate 1f1b -m 0": "microbatches must be at least 1; got 0",
     "draw 1f1b --forward -1": "forward must be a number of at least 0; got -1",
@@ -183,12 +183,12 @@ USAGE = {
     "draw": "required: SCHEDULE",
     "draw 1f1b -r four": "invalid int value: 'four'",
     "draw 1f1b --forwards 1": "unrecognized arguments: --forwards 1",
-    "draw 1f1b --forward 1/0": "'1/0' is no number such as 2, 0.5 or 1/3",
-    "draw 1f1b --latency 1e999999999": "is no number",
-    "draw 1f1b --latency nan": "is no number",
-    "draw interleaved -o chunks": "'chunks' is no option such as chunks=3",
-    "draw gpipe -o lifo=yes": "'lifo=yes' is no option such as chunks=3 or lifo=True",
-    "draw gpipe -o ranks=2": "'ranks=2' is no option",
+    "draw 1f1b --forward 1/0": "'1/0' is not a number such as 2, 0.5 or 1/3",
+    "draw 1f1b --latency 1e999999999": "is not a number",
+    "draw 1f1b --latency nan": "is not a number",
+    "draw interleaved -o chunks": "'chunks' is not an option such as chunks=3",
+    "draw gpipe -o lifo=yes": "'lifo=yes' is not an option such as chunks=3 or lifo=True",
+    "draw gpipe -o ranks=2": "'ranks=2' is not an option",
     "export 1f1b --lower soon": "invalid choice: 'soon'",
 }
 
@@ -216,7 +216,7 @@ def test_the_help_names_the_commands_and_their_settings(told):
 def test_the_command_ends_with_its_code_and_without_traceback():
     assert process("check", "legal.csv").stdout == "legal\n"
     refused = process("draw", "nope")
-    assert (refused.returncode, refused.stdout) == (1, "") and refused.stderr.startswith("ppedu: there is no schedule")
+    assert (refused.returncode, refused.stdout) == (1, "") and refused.stderr.startswith("ppedu: unknown schedule")
 
 
 def test_a_terminal_that_knows_few_characters_gets_a_drawing_of_them():

@@ -18,9 +18,9 @@ from ppedu import Action, Costs, Schedule, ScheduleError, SettingError, check, s
 from ppedu.core.export import to_torch
 from ppedu.core.lower import align, label, lower, merge_backward, strip
 from ppedu.core.text import table
-from ppedu.zoo.theory import FORMS
+from ppedu.zoo.registry import published
 
-ZOO = [(name, {}, 4, 8) for name in pp.schedules() if name in FORMS] + [
+ZOO = [(name, {}, 4, 8) for name in published()] + [
     ("gpipe", {"lifo": True}, 3, 4),
     ("1f1b", {}, 1, 3),
     ("1f1b", {}, 2, 1),

@@ -269,17 +269,17 @@ WRONG = {
     "backward first": (backward_first, "rank 0, position 0: 0B0 needs 0F0, which only comes at position 1"),
     "another rank's stage": (lambda r, p, m: right(0, p, m), "stage 0 is held by rank 0"),
     "nothing": (nothing, "yields nothing. Start with the warm-up"),
-    "no yield": (lambda r, p, m: None, "the schedule 'yours' gives None for rank 0; it must yield actions"),
+    "no yield": (lambda r, p, m: None, "the schedule 'yours' returned None for rank 0; it must yield actions"),
     "returns an action": (
         lambda r, p, m: F(r, 0),
-        "the schedule 'yours' returns one action for rank 0, 0F0; `yield` each action instead.",
+        "the schedule 'yours' returned one action for rank 0, 0F0; `yield` each action instead.",
     ),
     "tuples": (
         lambda r, p, m: [("F", r, 0)],
         "must yield actions, such as pp.F(0, 0): rank 0, position 0: ('F', 0, 0) is",
     ),
     "texts": (lambda r, p, m: [f"F{r}"], "must yield actions, such as pp.F(0, 0): rank 0, position 0: 'F0' is not"),
-    "endless": (endless, "yields more and more actions on rank 0; does it end?"),
+    "endless": (endless, "actions on rank 0; does its loop end?"),
     "two arguments": (lambda r, p: right(r, p, 8), "rank, ranks and microbatches"),
 }
 
@@ -423,7 +423,7 @@ WRONG_DEALS = {
     "backwards too": (lambda *sizes: [*dealt(*sizes), B(sizes[0], 0)], "rank 0 yields 0B0; yield its forwards only"),
     "rank 0's everywhere": (lambda r, p, m, v: dealt(0, p, m, v), "rank 1 yields 0F0, but holds stages 1, 5"),
     "nothing": (lambda *sizes: [], "your generator yields nothing for rank 0"),
-    "no yield": (lambda *sizes: None, "Not yet: the schedule 'yours' gives None for rank 0; it must yield actions"),
+    "no yield": (lambda *sizes: None, "Not yet: the schedule 'yours' returned None for rank 0; it must yield actions"),
     "of three arguments": (gpipe, "give a function of rank, ranks, microbatches and chunks; yours takes"),
 }
 

@@ -168,7 +168,7 @@ WRONG = {
         "0B0 is a full backward, and half of it, 0I0, is run too",
     ),
     "nothing": (lambda r, p, m: [], "with 4 ranks and 8 microbatches your generator yields nothing."),
-    "no yield": (lambda r, p, m: None, "gives None for rank 0; it must yield actions"),
+    "no yield": (lambda r, p, m: None, "returned None for rank 0; it must yield actions"),
     "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours takes"),
 }
 

@@ -1,6 +1,7 @@
 """The formulas of `ppedu.zoo.theory` against the simulation: right where they say they hold, wrong elsewhere."""
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 
@@ -8,10 +9,10 @@ import pytest
 
 import ppedu as pp
 from ppedu import Costs, SettingError
-from ppedu.zoo import theory
-from ppedu.zoo.theory import FORMS
+from ppedu.zoo import registry, theory
+from ppedu.zoo.registry import facts_of, published
 
-TIMED = [name for name, form in FORMS.items() if form.idle or form.makespan]
+TIMED = [name for name in published() if facts_of(name).idle or facts_of(name).makespan]
 
 
 def cases(name):
@@ -37,7 +38,7 @@ def cases(name):
             p,
             m,
             costs,
-            {"chunks": draw.choice([1, 2, 3, 4])} if "v" in FORMS[name].idle + FORMS[name].makespan else {},
+            {"chunks": draw.choice([1, 2, 3, 4])} if facts_of(name).has_chunks else {},
         )
 
 
@@ -75,7 +76,7 @@ def test_a_formula_says_what_the_simulation_says(name, least):
 
 
 def _needs(field):
-    return [(name, field, need) for name in TIMED for need in getattr(FORMS[name], field).split(" and ") if need]
+    return [(name, field, need) for name in TIMED for need in getattr(facts_of(name), field).split(" and ") if need]
 
 
 @pytest.mark.parametrize(
@@ -83,13 +84,14 @@ def _needs(field):
     [
         *_needs("holds"),
         *_needs("peak_holds"),
-        *((name, "hops", "none") for name in TIMED if not FORMS[name].hops and "c" not in FORMS[name].idle),
+        *((name, "hops", "none") for name in TIMED if not facts_of(name).hops and "c" not in facts_of(name).idle),
     ],
 )
 def test_each_condition_is_needed(name, field, need, monkeypatch):
     """Where it alone fails (for hops: where there is latency and the formula has none), the formula can be wrong."""
-    others = " and ".join(other for other in getattr(FORMS[name], field).split(" and ") if other != need)
-    monkeypatch.setitem(FORMS, "loose", FORMS[name]._replace(**{field: "0" if field == "hops" else others}))
+    others = " and ".join(other for other in getattr(facts_of(name), field).split(" and ") if other != need)
+    loose = replace(facts_of(name), **{field: "0" if field == "hops" else others})
+    monkeypatch.setitem(registry._entries, "loose", replace(registry._entries[name], facts=loose))
     quantity = "peak" if field == "peak_holds" else "span"
     for case in cases(name):
         if known(quantity, name, *case) is None:

@@ -258,8 +258,8 @@ def test_a_setting_that_cannot_work_is_refused(setting, says):
 
 
 IMPOSSIBLE = {
-    "unknown schedule": (4, {"schedule": "2f2b"}, "there is no schedule called '2f2b'; there is: naive, gpipe, 1f1b"),
-    "not a schedule": (4, {"schedule": None}, "there is no schedule called None"),
+    "unknown schedule": (4, {"schedule": "2f2b"}, "unknown schedule '2f2b'; available: naive, gpipe, 1f1b"),
+    "not a schedule": (4, {"schedule": None}, "unknown schedule None"),
     "unknown option": (2, {"options": {"chunks": 2}}, "'1f1b' takes"),
     "more ranks than layers": (
         5,

@@ -120,7 +120,7 @@ REFUSED = {
     "unequal replicas": (["--replicas", "4"], "2 ranks cannot be shared equally by 4 replicas"),
     "unknown option": (["-o", "chunks=2"], "'1f1b' takes"),
     "65 ranks": (["-n", "65", "--layers", "65"], "at most 64 ranks"),
-    "unknown schedule": (["--schedule", "zigzag"], "there is no schedule called 'zigzag'"),
+    "unknown schedule": (["--schedule", "zigzag"], "unknown schedule 'zigzag'"),
     "few sequences": (["--batch", "7"], "7 sequences for a pipeline cannot be cut into 8 microbatches"),
     "half": (["--dtype", "float16"], "dtype must be float32 or bfloat16"),
     "a file to save in": (["--save", "short.txt"], "cannot save in 'short.txt': File exists"),

@@ -93,14 +93,14 @@ def test_the_text_of_an_action_will_do_as_well():
 @pytest.mark.parametrize("nothing", [None, 0, flush])
 def test_a_function_that_gives_nothing_to_go_through_is_refused(nothing):
     pp.register("mine")(lambda rank, ranks, microbatches: nothing)
-    with pytest.raises(ScheduleError, match=r"'mine' gives .* for rank 0; it must yield actions"):
+    with pytest.raises(ScheduleError, match=r"'mine' returned .* for rank 0; it must yield actions"):
         pp.schedule("mine", 2, 1)
 
 
 @pytest.mark.parametrize("microbatches", [1, 5])
 def test_a_generator_that_never_ends_is_stopped(microbatches):
     pp.register("mine")(lambda rank, ranks, microbatches: itertools.repeat(F(rank, 0)))
-    with pytest.raises(ScheduleError, match=r"'mine' yields more and more actions on rank 0; does it end?"):
+    with pytest.raises(ScheduleError, match=r"'mine' yielded more than [0-9]+ actions on rank 0; does its loop end?"):
         pp.schedule("mine", 2, microbatches)
 
 

@@ -8,7 +8,7 @@ import pytest
 import ppedu as pp
 from ppedu import B, F, SettingError
 from ppedu.zoo import registry as registered
-from ppedu.zoo.theory import FORMS
+from ppedu.zoo.facts import Facts
 
 PUBLISHED = pp.schedules()
 
@@ -74,7 +74,7 @@ def test_every_published_schedule_has_a_row_and_a_paper(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_paper_is_the_one_that_the_docstring_names(name):
     said = set(re.findall(r"\d{4}\.\d{5}", registered._entries[name].generator.__doc__))
-    assert not said or said & set(re.findall(r"\d{4}\.\d{5}", FORMS[name].source))
+    assert not said or said & set(re.findall(r"\d{4}\.\d{5}", registered.facts_of(name).source))
 
 
 def test_the_rows_say_what_is_known():
@@ -90,7 +90,7 @@ def test_the_rows_say_what_is_known():
             "–",
         )
     ]
-    assert table["dualpipe"]["takes"] == "p even, m even, m >= 2p"
+    assert table["dualpipe"]["sizes"] == "p even, m even, m >= 2p"
     assert table["gpipe"]["options"] == "lifo=False"
 
 
@@ -101,7 +101,7 @@ def test_papers_are_linked():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_it_takes_the_sizes_that_the_row_names_and_refuses_the_others(name):
-    takes = rows(PUBLISHED)[name]["takes"]
+    takes = rows(PUBLISHED)[name]["sizes"]
     meaning = {"p even": "p % 2 == 0", "m even": "m % 2 == 0", "v even": "v % 2 == 0", "–": "True"}
     condition = " and ".join(meaning.get(each) or re.sub(r"(\d)([pm])", r"\1*\2", each) for each in takes.split(", "))
     for p in range(1, 7):
@@ -125,10 +125,13 @@ def test_a_schedule_of_ones_own_comes_last_with_what_is_known_of_it():
     ]
 
 
-def test_a_name_from_a_paper_does_not_make_ones_own_schedule_the_papers(monkeypatch):
-    monkeypatch.setitem(FORMS, "mine", FORMS["gpipe"])
+def test_registering_a_name_again_drops_the_facts_of_the_first_registration():
+    pp.register("mine", facts=Facts("arXiv 2401.00000", idle="(p-1)*F"))(lambda rank, ranks, microbatches: [])
+    row = rows(pp.schedules())["mine"]
+    assert (row["paper"], row["idle time of a rank"]) == ("arXiv 2401.00000", "(p-1)F")
     pp.register("mine")(lambda rank, ranks, microbatches: [])
-    assert rows(pp.schedules())["mine"]["paper"] == "–"
+    row = rows(pp.schedules())["mine"]
+    assert (row["paper"], row["idle time of a rank"]) == ("–", "–")
 
 
 def printed(monkeypatch, width):

@@ -104,9 +104,9 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
         ("peak", ("zb-interleaved", 4, 8), "no formula for the peak of zb-interleaved; simulate it"),
         ("idle", ("interleaved", 4, 3), "the idle time of interleaved, .*, holds for m >= p; got m=3, p=4"),
         ("peak", ("interleaved", 4, 6), "the peak of interleaved, .*, holds for p divides m; got m=6, p=4"),
-        ("idle", ("dualpipe", 5, 10), "dualpipe takes p even only; got p=5"),
+        ("idle", ("dualpipe", 5, 10), "dualpipe exists only for p even; got p=5"),
         ("idle", ("dualpipe", 4, 8, UNEQUAL), "holds for F = I; got F=2, I=1"),
-        ("idle", ("interleaved", 4, 8, Costs(latency=1)), "of interleaved, .*, is known without latency only"),
+        ("idle", ("interleaved", 4, 8, Costs(latency=1)), "of interleaved, .*, is known for zero latency only"),
         ("span", ("zb-h2", 4, 8, Costs(latency=2)), r"holds for 2c <= F\+I; got c=2, F=1, I=1"),
         ("idle", ("1f1b", 4, 8, Costs(forward=[1] * 4)), "about equal stages; give one number for forward"),
         ("idle", ("1f1b", 4, 8, {"forward": 1}), "a formula takes costs, such as Costs"),
@@ -115,7 +115,7 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
         ("idle", ("1f1b", 0, 8), "ranks must be at least 1; got 0"),
         ("idle", ("1f1b", 4, 8.0), "microbatches must be a whole number; got 8.0"),
         ("idle", ("interleaved", 4, 8, None, 0), "chunks must be at least 1; got 0"),
-        ("idle", ("1f1b", 4, 8, None, 2), "1f1b leaves no choice of chunks"),
+        ("idle", ("1f1b", 4, 8, None, 2), "the number of chunks of 1f1b is fixed"),
     ],
 )
 def test_a_formula_that_does_not_hold_is_refused_with_where_it_does(quantity, asked, says):
@@ -141,7 +141,7 @@ def test_four_microbatches_a_rank_leave_a_bubble_of_nearly_a_fifth():
 
 @pytest.mark.parametrize("wrong", [0, 1, -0.1, 20, True, "0.2", None, float("nan")], ids=repr)
 def test_a_bubble_to_aim_at_is_a_share(wrong):
-    with pytest.raises(SettingError, match="bubble must be a share between 0 and 1; got "):
+    with pytest.raises(SettingError, match=r"bubble must be a share between 0 and 1, such as 0\.2; got "):
         theory.microbatches_for(wrong, 4)
 
 

@@ -14,7 +14,7 @@ from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import Exercise, learners, listed, not_legal, require_function, with_sizes
 from ppedu.zoo import schedule
-from ppedu.zoo.theory import FORMS
+from ppedu.zoo.registry import published
 
 COSTS = Costs(forward=1, backward=2, latency=0.25)
 
@@ -42,7 +42,7 @@ def _not_better(generator: Any) -> str | None:
 def _fastest_known(ranks: int, microbatches: int, room: int) -> Timeline:
     """Of those with one copy of the model that hold no more than `room` activations on any rank."""
     fitting = []
-    for name in FORMS:
+    for name in published():
         try:
             timeline = simulate(schedule(name, ranks, microbatches), COSTS)
         except SettingError:  # it does not exist in this size
