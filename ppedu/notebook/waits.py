@@ -80,8 +80,8 @@ def _wait(frame: FrameType) -> tuple[str, str, int | None] | None:
         sends, receives, _ = values["operations"][values["operation"]]
         kind = "both" if sends and receives else "send" if sends else "receive"
         return f"{values['operation']} with rank {values['neighbour']}", kind, values["neighbour"]
-    if file.endswith(str(Path("ppedu", "run", "engine.py"))) and name == "_gather":
-        return f"“{values['doing']}”", "all", None
+    if file.endswith(str(Path("ppedu", "run", "control.py"))) and name == "exchange":
+        return f"“{values['purpose']}”", "all", None
     return None
 
 

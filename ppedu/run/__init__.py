@@ -18,12 +18,14 @@ from typing import Any
 from ppedu.core.errors import PipelineError
 
 try:
+    from ppedu.run.batch import Batching
     from ppedu.run.bugs import MUSEUM
     from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate, place
     from ppedu.run.emulate import Emulation, emulate
-    from ppedu.run.engine import Pipeline, Step, local_stages
     from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
+    from ppedu.run.interpreter import Step
     from ppedu.run.loops import LOOPS, gpipe_step, measured, naive_step, one_f_one_b_step
+    from ppedu.run.pipeline import Pipeline, local_stages
     from ppedu.run.pointer import Pending, PipelineBlock, TensorPointer, pointer_step
     from ppedu.run.stage import Stage
     from ppedu.run.tiny import run_schedule
@@ -38,6 +40,7 @@ __all__ = [
     "GPT",
     "LOOPS",
     "MUSEUM",
+    "Batching",
     "Checkpoints",
     "Emulation",
     "GPTConfig",

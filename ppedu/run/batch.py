@@ -1,7 +1,7 @@
-"""A batch, cut into microbatches: every tensor in it along the dimension of its samples.
+"""Cutting a batch into microbatches, every tensor along the dimension of its samples, and joining their outputs.
 
-Batches nest: tuples, lists and dicts are cut tensor by tensor, as `TensorChunkSpec` of torch.distributed.pipelining
-does, and each microbatch has the same form as the whole.
+Batches nest: tuples, lists and dicts are cut tensor by tensor, as by `TensorChunkSpec` of torch.distributed.pipelining,
+and each microbatch has the same structure as the whole.
 """
 
 from __future__ import annotations
@@ -16,18 +16,78 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from ppedu.core.errors import SettingError
 
-# The dimension to cut along, None to give all of a tensor to each microbatch; or these, nested as the batch is.
+# The dimension to cut along, or None to give the whole tensor to each microbatch; or these, nested like the batch.
 Dims = Any
-ALONE = tree_structure(0)  # the form of a tensor that is not in a nest
+ALONE = tree_structure(0)  # the structure of a single tensor
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a batch is cut into microbatches, and how their losses and outputs are put together.
+
+    input_dims: the dimension to cut each input along, by the position of an argument or the name of a keyword; 0 for
+        those not named. None gives the whole tensor to every microbatch. A nested input takes nested dimensions:
+        `input_dims={0: {"tokens": 1, "mask": None}}` is for a first argument that is a dict.
+    target_dim: the same for the targets.
+    output_dim: the dimension to concatenate outputs along.
+    count: `count(targets)` → how much a microbatch counts in the mean loss, a whole number; by default the targets'
+        size along `target_dim`. If some targets are padding, count the others: `lambda y: int((y >= 0).sum())`.
+    reduction: "mean" if a microbatch's loss is the mean over its targets, "sum" if it is their sum. The batch's loss
+        and gradients are then the mean or the sum over the batch, and over all replicas: those of one process.
+
+    Raises:
+        SettingError: a setting has the wrong type.
+    """
+
+    input_dims: Mapping[int | str, Dims] | None = None
+    target_dim: Dims = 0
+    output_dim: Dims = 0
+    count: Callable[[Any], int] | None = None
+    reduction: str = "mean"
+
+    def __post_init__(self) -> None:
+        nested = (int, Mapping, tuple, list, type(None))
+        fits = {
+            "input_dims": (
+                self.input_dims is None or isinstance(self.input_dims, Mapping),
+                "a dict, such as {0: 1} or {'mask': None}",
+            ),
+            "target_dim": (isinstance(self.target_dim, nested), "a dimension, such as 1, or None"),
+            "output_dim": (isinstance(self.output_dim, nested), "a dimension, such as 1"),
+            "count": (self.count is None or callable(self.count), "a function of a microbatch's targets"),
+            "reduction": (
+                isinstance(self.reduction, str) and self.reduction in ("mean", "sum"),
+                "'mean' or 'sum'",
+            ),
+        }
+        for name, (valid, expected) in fits.items():
+            if not valid:
+                raise SettingError(f"{name} must be {expected}; got {getattr(self, name)!r}")
+
+    def input_dim(self, name: int | str) -> Dims:
+        return 0 if self.input_dims is None else self.input_dims.get(name, 0)
+
+    def join(self, outputs: Sequence[Any]) -> Any:
+        """Return the microbatches' outputs as one: each tensor concatenated along `output_dim`, scalars stacked.
+
+        What is not a tensor becomes a list with one entry for each microbatch.
+        """
+        (first, form), *others = (tree_flatten_with_path(each) for each in outputs)
+        if any(other != form for _, other in others):
+            return list(outputs)
+        columns = zip(first, *(leaves for leaves, _ in others), strict=True)
+        return tree_unflatten(
+            [_join([leaf for _, leaf in column], _dim(self.output_dim, column[0][0])) for column in columns], form
+        )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`inputs[m]` are microbatch m's positional arguments for the first stage, `keywords[m]` what every stage gets.
+    """A batch, cut into microbatches.
 
-    counts: how much each microbatch's targets weigh in the mean loss. sizes: the samples in each microbatch, 0 where
-    their number is unknown. What was not given here is empty: inputs and targets are needed on the ranks that hold the
-    first stage and the last.
+    inputs: each microbatch's positional arguments for the first stage; empty if not given here. keywords: each
+    microbatch's keyword arguments, for every stage. targets: each microbatch's, for the loss; empty if not given here.
+    counts: how much each microbatch counts in the mean loss. sizes: each microbatch's samples; 0 where unknown.
     """
 
     inputs: Sequence[tuple[Any, ...]]
@@ -43,66 +103,47 @@ class Batch:
         targets: Any,
         keywords: Mapping[str, Any],
         microbatches: int,
-        dims: Mapping[int | str, Dims] | None = None,
-        target_dim: Dims = 0,
-        count: Callable[[Any], int] | None = None,
+        batching: Batching = Batching(),
     ) -> Batch:
         """Cut a whole batch into microbatches, as evenly as possible and the larger ones first.
 
-        inputs: one argument or a tuple of arguments. Arguments, keywords and targets are tensors, or tuples, lists and
-        dicts that hold tensors at any depth. Each tensor is cut; everything else goes to every microbatch as it is.
-        In place of the inputs, of one argument, of a keyword or of the targets, a list is a batch that is cut already:
-        it has one entry for each microbatch.
-        dims: by an argument's place or name, the dimension to cut along. It is 0 where not given; with None each
-        microbatch gets the whole tensor. `dims={0: {"tokens": 1, "mask": None}}` is for an argument that is a dict.
-        target_dim: the same for the targets.
-        count: how much a microbatch's targets weigh in the mean loss, by default their size along `target_dim`. Where
-        some are padding, count the others: `lambda targets: int((targets >= 0).sum())`.
+        inputs: one argument, or a tuple of arguments. Arguments, keywords and targets are tensors, or tuples, lists and
+        dicts that hold tensors at any depth. Each tensor is cut; anything else goes to every microbatch as it is.
+        A list in place of the inputs, an argument, a keyword or the targets is already cut: it has one entry for each
+        microbatch.
 
         Raises:
             SettingError: a tensor cannot be cut like this, or a list does not have one entry for each microbatch.
         """
-        dims = dims or {}
 
         def cut(value: Any, name: int | str, dim: Dims, samples: dict[str, int]) -> list[Any]:
             if not isinstance(value, list):
                 return _pieces(value, name, dim, microbatches, samples)
             if len(value) != microbatches:
                 raise SettingError(
-                    f"{_named(name)}: {len(value)} microbatches were given; the schedule has {microbatches}"
+                    f"{_named(name)} is a list of {len(value)} microbatches, but the schedule has {microbatches}; give "
+                    "one entry for each, or a whole tensor to cut"
                 )
             return value
 
-        samples: dict[str, int] = {}  # by tensor
+        samples: dict[str, int] = {}  # in each tensor that has been cut
         if inputs is None:
             arguments: list[tuple[Any, ...]] = []
         elif isinstance(inputs, list):
             arguments = [each if isinstance(each, tuple) else (each,) for each in cut(inputs, 0, 0, samples)]
         else:
             several = inputs if isinstance(inputs, tuple) else (inputs,)
-            columns = [cut(value, place, dims.get(place, 0), samples) for place, value in enumerate(several)]
-            arguments = [tuple(column[m] for column in columns) for m in range(microbatches)]
-        named = {name: cut(value, name, dims.get(name, 0), samples) for name, value in keywords.items()}
-        each = [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
-        if not any(isinstance(leaf, (torch.Tensor, list, type(None))) for leaf in [targets, *tree_leaves(targets)]):
-            raise SettingError(
-                "targets are a tensor, a tuple or dict of tensors, or a list with those of each microbatch; "
-                f"got {type(targets).__name__}"
-            )
-        wanted = [] if targets is None else cut(targets, "targets", target_dim, {})
-        found = [float(count(target)) if count else next(_sizes(target, target_dim), 1) for target in wanted]
-        counts = [int(number) for number in found]
-        if wanted and (min(counts) < 0 or not sum(counts) or found != counts):
-            told = found if found != counts else counts
-            raise SettingError(f"the microbatches' targets count {told}; it must be whole numbers, some above 0")
-        sizes = []
-        for positional, others in zip(arguments or [()] * microbatches, each, strict=True):
-            given: list[tuple[int | str, Any]] = [*enumerate(positional), *others.items()]
-            sizes.append(next((size for name, value in given for size in _sizes(value, dims.get(name, 0))), 0))
-        return cls(arguments, each, wanted, counts, sizes)
+            columns = [cut(value, place, batching.input_dim(place), samples) for place, value in enumerate(several)]
+            arguments = list(zip(*columns, strict=True)) if columns else [()] * microbatches
+        named = {name: cut(value, name, batching.input_dim(name), samples) for name, value in keywords.items()}
+        named_pieces = [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
+        _require_targets(targets)
+        pieces = [] if targets is None else cut(targets, "targets", batching.target_dim, {})
+        sizes = [_size(*each, batching) for each in zip(arguments or [()] * microbatches, named_pieces, strict=True)]
+        return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes)
 
     def kinds(self, microbatches: int) -> list[int]:
-        """For each microbatch a number above 0 that stands for its shapes and dtypes; 0 where these are unknown."""
+        """Return a number above 0 for each microbatch, which stands for its shapes and dtypes; 0 if unknown here."""
         if not self.inputs:
             return [0] * microbatches
         looks = [
@@ -112,16 +153,33 @@ class Batch:
         return [zlib.crc32(repr(look).encode()) + 1 for look in looks]
 
 
-def joined(outputs: Sequence[Any], dim: Dims = 0) -> Any:
-    """The microbatches' outputs as one batch: each tensor concatenated along `dim`, numbers stacked.
+def _require_targets(targets: Any) -> None:
+    if not any(isinstance(leaf, (torch.Tensor, list, type(None))) for leaf in [targets, *tree_leaves(targets)]):
+        raise SettingError(
+            "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; "
+            f"got {type(targets).__name__}"
+        )
 
-    What is not a tensor comes as a list, with one entry for each microbatch.
-    """
-    (first, form), *others = (tree_flatten_with_path(each) for each in outputs)
-    if any(other != form for _, other in others):
-        return list(outputs)
-    columns = zip(first, *(leaves for leaves, _ in others), strict=True)
-    return tree_unflatten([_join([leaf for _, leaf in column], _dim(dim, column[0][0])) for column in columns], form)
+
+def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
+    """Return how much each microbatch's targets count in the mean loss."""
+    if batching.count:
+        found = [float(batching.count(target)) for target in targets]
+    else:
+        found = [next(_sizes(target, batching.target_dim), 1) for target in targets]
+    counts = [int(number) for number in found]
+    if targets and (min(counts) < 0 or not sum(counts) or found != counts):
+        raise SettingError(
+            f"the microbatches' targets count {counts if found == counts else found}; Batching(count=…) must return "
+            "whole numbers, at least one of them above 0"
+        )
+    return counts
+
+
+def _size(arguments: Sequence[Any], keywords: Mapping[str, Any], batching: Batching) -> int:
+    """Return the number of samples in a microbatch, which its first tensor tells; 0 if there is none."""
+    inputs: list[tuple[int | str, Any]] = [*enumerate(arguments), *keywords.items()]
+    return next((size for name, value in inputs for size in _sizes(value, batching.input_dim(name))), 0)
 
 
 def _join(values: list[Any], dim: int | None) -> Any:
@@ -131,7 +189,7 @@ def _join(values: list[Any], dim: int | None) -> Any:
 
 
 def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples: dict[str, int]) -> list[Any]:
-    """`value` for each microbatch. `samples`: the size of each tensor that was cut so far, all the same."""
+    """Return the piece of `value` for each microbatch. `samples`: the size of each tensor cut so far; all are equal."""
     leaves, form = _flat(value)
     columns = []
     for path, leaf in leaves:
@@ -142,7 +200,7 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
             if dim is not None and _holds_tensors(leaf):
                 raise SettingError(
                     f"{tensor} is a {type(leaf).__name__}, whose tensors cannot be cut; give them in a dict or tuple"
-                    f"{_whole(name)}"
+                    f"{_or_whole(name)}"
                 )
             columns.append([leaf] * microbatches)
             continue
@@ -150,14 +208,15 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
         if size < microbatches:
             raise SettingError(
                 f"{tensor} of shape {tuple(leaf.shape)} cannot be cut into {microbatches} microbatches along dimension "
-                f"{dim}; give at least {microbatches} samples{_whole(name)}, or take fewer microbatches"
+                f"{dim}; give at least {microbatches} samples{_or_whole(name)}, or use fewer microbatches"
             )
         if leaf.layout != torch.strided:
             raise SettingError(f"{tensor} is sparse and cannot be cut; give to_dense(), or a list of microbatches")
         first, expected = next(iter(samples.items()), (tensor, size))
         if size != expected:
             raise SettingError(
-                f"{tensor} has {size} samples along dimension {dim}, {first} has {expected}; give as many{_whole(name)}"
+                f"{tensor} has {size} samples along dimension {dim}, but {first} has {expected}; give the same number"
+                f"{_or_whole(name)}"
             )
         samples[tensor] = size
         columns.append(list(leaf.tensor_split(microbatches, dim)))
@@ -165,7 +224,7 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
 
 
 def _dim(dims: Dims, path: Sequence[Any]) -> Any:
-    """The dimension for the tensor at `path`, where `dims` is one for all or nested like the batch."""
+    """Return the dimension for the tensor at `path`; `dims` is one for all tensors, or nested like the batch."""
     for step in path:
         place = next(getattr(step, word) for word in ("key", "idx", "name") if hasattr(step, word))
         if isinstance(dims, Mapping):
@@ -176,7 +235,7 @@ def _dim(dims: Dims, path: Sequence[Any]) -> Any:
 
 
 def _sizes(value: Any, dims: Dims) -> Iterator[int]:
-    """The size of each tensor in `value` along the dimension that it is cut along."""
+    """Yield the size of each tensor in `value` along the dimension that it is cut along."""
     for path, leaf in _flat(value)[0]:
         dim = _dim(dims, path)
         if isinstance(leaf, torch.Tensor) and dim is not None and -leaf.dim() <= dim < leaf.dim():
@@ -184,18 +243,18 @@ def _sizes(value: Any, dims: Dims) -> Iterator[int]:
 
 
 def _flat(value: Any) -> tuple[Sequence[tuple[Any, Any]], Any]:
-    """The leaves of `value`, each with its path, and what puts them together again. Fast for a tensor by itself."""
+    """Return the leaves of `value`, each with its path, and its structure. Fast for a single tensor."""
     return ([((), value)], ALONE) if isinstance(value, torch.Tensor) else tree_flatten_with_path(value)
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Does an object that is not a tuple, list or dict hold tensors, which would reach every microbatch uncut?"""
+    """Return whether an object other than a tuple, list or dict holds tensors, which could not be cut."""
     held = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     return any(isinstance(each, torch.Tensor) for each in held.values())
 
 
 def _look(value: Any) -> Any:
-    """Shapes, dtypes and types, nested as `value` is."""
+    """Return the shapes, dtypes and types in `value`, with its structure."""
     leaves, form = _flat(value)
     looks = [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for _, x in leaves]
     return looks[0] if form is ALONE else (looks, form)
@@ -205,5 +264,8 @@ def _named(name: int | str) -> str:
     return f"input {name}" if isinstance(name, int) else str(name)
 
 
-def _whole(name: int | str) -> str:
-    return "" if name == "targets" else f", or with dims={{{name!r}: None}} all of it to each"
+def _or_whole(name: int | str) -> str:
+    """Complete an error with the other way out: not to cut this input."""
+    return (
+        "" if name == "targets" else f", or all of it to each microbatch with Batching(input_dims={{{name!r}: None}})"
+    )

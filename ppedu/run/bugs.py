@@ -27,8 +27,8 @@ from ppedu.core.errors import SettingError
 from ppedu.core.export import to_torch
 from ppedu.core.tables import in_html, in_text
 from ppedu.run.comm import PipelineGroup, communicate
-from ppedu.run.engine import Pipeline
 from ppedu.run.loops import Microbatches, gpipe_step, one_f_one_b_step
+from ppedu.run.pipeline import Pipeline
 from ppedu.run.stage import Loss, Stage
 from ppedu.zoo import schedule
 from ppedu.zoo.one_f_one_b import one_f_one_b

@@ -27,8 +27,9 @@ from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count
 from ppedu.run.comm import PipelineGroup
-from ppedu.run.engine import Pipeline, Step
+from ppedu.run.interpreter import Step
 from ppedu.run.messages import Messages
+from ppedu.run.pipeline import Pipeline
 from ppedu.run.stage import Stage
 
 SHORT = 0.0002  # seconds: a sleep ends about as much too late, and a message that is there is had in less

@@ -1,4 +1,9 @@
-"""What several ranks hold of one model and keep equal: copies of a stage, replicas, tied weights. The norm over all."""
+"""Gradient synchronization: every rank that holds a weight gets the same gradient, once a step.
+
+A weight has several holders if the schedule has two copies of the model (dualpipe), if pipelines run side by side as
+replicas, or if it is tied to a weight of another stage, as a language model's embedding is to its head. Copies and ties
+add up their gradients; replicas average them. Stages that fully_shard has sharded are reduced in `sharded`.
+"""
 
 from __future__ import annotations
 
@@ -17,55 +22,244 @@ from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.placement import Placement
 from ppedu.run.comm import PipelineGroup, start_swap
 from ppedu.run.messages import checksum, wait
+from ppedu.run.stage import Stage
 
 Tie = tuple[tuple[int, str], tuple[int, str]]  # two weights that are one, each by its stage and its name there
 
 
-class Shared(NamedTuple):
-    """Weights here, and those they share their gradients with: `others` on this rank, or as many on rank `peer`.
+class SharedWeights(NamedTuple):
+    """Weights of this rank whose gradients are added to those of `partners`, on this rank, or of rank `peer`.
 
-    first: this rank's part comes first in the sum, which so is the same on both, to the last bit.
+    is_first: this rank's gradients are the first term of the sum. Both ranks add in the same order, so that their sums
+    are equal to the last bit.
     """
 
     weights: list[nn.Parameter]
-    others: list[nn.Parameter]
+    partners: list[nn.Parameter]
     peer: int
-    first: bool
+    is_first: bool
 
 
-def copied(placement: Placement, modules: Mapping[int, nn.Module], rank: int) -> list[Shared]:
-    """The weights of the stages of `rank` that another rank holds a copy of."""
+class HeldStage(NamedTuple):
+    """A stage that several ranks hold: both ranks of a schedule with two copies of the model, or all replicas.
+
+    holders: the names of these ranks. gather: takes this rank's row of numbers and returns the rows of all holders in
+    their order, shape (holders, length); every holder must call it.
+    """
+
+    stage: int
+    module: nn.Module
+    holders: list[str]
+    gather: Callable[[torch.Tensor], torch.Tensor]
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers in the module's state, by name. Non-persistent buffers are caches, and may differ."""
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, part in self.module.named_modules()
+            for name, buffer in part.named_buffers(recurse=False)
+            if name not in part._non_persistent_buffers_set
+        }
+
+    def differences(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Return the tensors that differ between holders: by name, a sentence that states two such holders."""
+        if not tensors:
+            return {}
+        rows = self.gather(torch.tensor([checksum(tensor.detach()) for tensor in tensors.values()])).t().tolist()
+        return {
+            name: f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and {self.holders[other]}"
+            for name, column in zip(tensors, rows, strict=True)
+            if (other := _first_different(column))
+        }
+
+
+class GradientSync:
+    """Synchronizes the gradients of one rank's stages with all other holders of their weights.
+
+    stages: all stages of the rank, by number. ties: pairs of weights, each named by its stage and its name there.
+    replicas: the ranks that hold the same stages in other pipelines. timeout: how long to wait for another rank.
+
+    Raises:
+        SettingError: a tied weight does not exist.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        stages: Mapping[int, Stage],
+        ties: Sequence[Tie],
+        group: PipelineGroup,
+        replicas: dist.ProcessGroup | None,
+        timeout: timedelta,
+    ):
+        self.placement, self.stages, self.ties = placement, stages, list(ties)
+        self.group, self.replicas, self.timeout = group, replicas, timeout
+        self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
+        self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
+        self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
+        self.find_shared()
+
+    @property
+    def modules(self) -> dict[int, nn.Module]:
+        return {index: stage.module for index, stage in self.stages.items()}
+
+    def find_shared(self) -> None:
+        """Find the weights and stages with several holders; before each step, as the caller may replace weights."""
+        modules = self.modules
+        self.tied = _tied(self.placement, modules, self.ties, self.group.rank)
+        self.shared = _copied(self.placement, modules, self.group.rank) + self.tied
+        self.held = _held_stages(self.placement, modules, self.group, self.replicas, self.timeout)
+
+    def initial_differences(self) -> list[str]:
+        """Return a sentence for each weight, buffer and tie that is not equal on all of its holders."""
+        found = []
+        for each in self.held:
+            weights, buffers = dict(each.module.named_parameters()), each.buffers
+            looks = [(name, part.shape, part.dtype, part.requires_grad) for name, part in (weights | buffers).items()]
+            row = each.gather(torch.tensor([zlib.crc32(repr((each.stage, looks)).encode())]))
+            if other := _first_different(row.flatten().tolist()):
+                found.append(
+                    f"stage {each.stage} has different weights or buffers on {each.holders[other]} than on "
+                    f"{each.holders[0]}: names, shapes, dtypes and requires_grad must be the same"
+                )
+                continue  # every holder has found this, and compares no further
+            # Each replica holds another slice of a sharded weight; all slices together are one weight.
+            whole = {name: weight for name, weight in weights.items() if not hasattr(weight, "to_local")}
+            found += {**each.differences("weight", whole), **each.differences("buffer", buffers)}.values()
+        for weights_here, partners, peer, is_first in self.tied:
+            mine = _checksums(weights_here)
+            theirs = _checksums(partners) if partners else self._exchange_with(peer, mine, is_first)[int(is_first)]
+            if not torch.equal(mine, theirs):
+                found.append(f"the tied weights on rank {self.group.rank} and rank {peer} are not the same")
+        return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
+
+    def begin(self) -> None:
+        """Set aside the gradients of earlier steps: their holders already have the sum of these."""
+        self._means, self._earlier = [], []
+        for weight in (each for one in self.shared for each in one.weights + one.partners):
+            if weight.grad is not None:
+                self._earlier.append((weight, weight.grad))
+                weight.grad = None
+
+    def start_mean(self, stage: int) -> None:
+        """Start to average the gradients of `stage`, which are complete, over the replicas."""
+        if self.replicas is None:
+            return
+        weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
+        total = _flatten(weights).to(_device(self.replicas))
+        work = dist.all_reduce(total, group=self.replicas, async_op=True)
+
+        def finish() -> None:
+            wait(work, total.device, self.timeout)
+            _unflatten(weights, total / self.replica_count)
+
+        self._means.append(finish)
+
+    def finish(self) -> None:
+        """Complete the averages, add up the gradients of copies and ties, and average the buffers.
+
+        Raises:
+            PipelineError: an integer buffer, such as a counter, differs between holders.
+        """
+        for finish_mean in self._means:
+            finish_mean()
+        for weights, partners, peer, is_first in self.shared:
+            mine = _flatten(weights)
+            if partners:
+                total = mine + _flatten(partners)
+                _unflatten(partners, total)
+            else:
+                one, other = self._exchange_with(peer, mine, is_first)
+                total = (one + other).to(mine.device)
+            _unflatten(weights, total)
+        for each in self.held:
+            _average_buffers(each)
+        for weight, grad in self._earlier:
+            weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
+
+    def sum_over_replicas(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a number over all replicas; the number itself without replicas."""
+        if self.replicas is None:
+            return value
+        value = value.to(_device(self.replicas), copy=True)
+        wait(dist.all_reduce(value, group=self.replicas, async_op=True), value.device, self.timeout)
+        return value.cpu()
+
+    def norm(self) -> torch.Tensor:
+        """Return this rank's part of the gradients' norm, a float64 scalar: a shared weight counts at one holder only.
+
+        Sharded gradients count as a whole, on each rank that has a slice of them.
+        """
+        elsewhere: set[int] = set()
+        for each in self.shared:
+            if each.partners or not each.is_first:
+                elsewhere.update(map(id, each.partners or each.weights))
+        same_sharding: dict[Any, list[torch.Tensor]] = {}  # torch takes the norm of gradients that are sharded alike
+        for weight in nn.ModuleList(self.modules.values()).parameters():  # a weight of two stages counts once
+            grad: Any = weight.grad
+            if grad is not None and id(weight) not in elsewhere:
+                sharding = (grad.device_mesh, grad.placements) if hasattr(grad, "to_local") else None
+                same_sharding.setdefault(sharding, []).append(grad.coalesce().values() if grad.is_sparse else grad)
+        norms: list[Any] = [get_total_norm(grads) for grads in same_sharding.values()]
+        whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in norms]
+        return torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
+
+    def _exchange_with(self, peer: int, mine: torch.Tensor, is_first: bool) -> torch.Tensor:
+        return _exchange_with(mine, peer, is_first, self.group, self.timeout)
+
+
+def _copied(placement: Placement, modules: Mapping[int, nn.Module], rank: int) -> list[SharedWeights]:
+    """The weights of the stages of which another rank holds a copy."""
     return [
-        Shared(
+        SharedWeights(
             [weight for weight in modules[stage].parameters() if weight.requires_grad],
             [],
             holders[holders[0] == rank],
             holders[0] == rank,
         )
-        for stage, holders in _two_copies(placement, rank)
+        for stage, holders in _stages_with_two_holders(placement, rank)
     ]
 
 
-def tied(placement: Placement, modules: Mapping[int, nn.Module], ties: Sequence[Tie], rank: int) -> list[Shared]:
-    """The tied weights of `rank`, in the order of `ties` on all ranks.
-
-    Raises:
-        SettingError: a tied weight does not exist.
-    """
+def _tied(
+    placement: Placement, modules: Mapping[int, nn.Module], ties: Sequence[Tie], rank: int
+) -> list[SharedWeights]:
+    """The tied weights of `rank`, in the order of `ties`, which is the same on all ranks."""
     found = []
     for tie in ties:
         for copy in placement.holders:
             holders = [copy[stage] if 0 <= stage < placement.stages else -1 for stage, _ in tie]
             here = [_weight(modules, *tie[end]) for end in (0, 1) if holders[end] in (rank, -1)]
-            first = holders[0] == rank
+            is_first = holders[0] == rank
             if len(here) == 2 and here[0] is not here[1]:
-                found.append(Shared(here[:1], here[1:], rank, first))
+                found.append(SharedWeights(here[:1], here[1:], rank, is_first))
             elif len(here) == 1:
-                found.append(Shared(here, [], holders[first], first))
+                found.append(SharedWeights(here, [], holders[is_first], is_first))
     return found
 
 
-def _two_copies(placement: Placement, rank: int) -> Iterator[tuple[int, list[int]]]:
+def _held_stages(
+    placement: Placement,
+    modules: Mapping[int, nn.Module],
+    group: PipelineGroup,
+    replicas: dist.ProcessGroup | None,
+    timeout: timedelta,
+) -> list[HeldStage]:
+    """The stages of this rank that other ranks hold, too: first copies within the schedule, then replicas."""
+    found = []
+    for stage, holders in _stages_with_two_holders(placement, group.rank):
+        is_first = holders[0] == group.rank
+        gather = partial(_exchange_with, peer=holders[is_first], is_first=is_first, group=group, timeout=timeout)
+        found.append(HeldStage(stage, modules[stage], [f"rank {rank}" for rank in holders], gather))
+    if replicas is not None and dist.get_world_size(replicas) > 1:
+        ranks = [f"global rank {rank}" for rank in dist.get_process_group_ranks(replicas)]
+        gather = partial(_gather_replicas, replicas=replicas, timeout=timeout)
+        found += [HeldStage(stage, modules[stage], ranks, gather) for stage in sorted(modules)]
+    return found
+
+
+def _stages_with_two_holders(placement: Placement, rank: int) -> Iterator[tuple[int, list[int]]]:
     """The stages of `rank` that another rank holds, too, each with both ranks."""
     for stage in range(placement.stages):
         holders = [copy[stage] for copy in placement.holders]
@@ -78,214 +272,84 @@ def _weight(modules: Mapping[int, nn.Module], stage: int, name: str) -> nn.Param
         return modules[stage].get_parameter(name)
     except (KeyError, AttributeError):
         known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
-        raise SettingError(f"there is no weight {name!r} in stage {stage} to tie; there is: {known}") from None
+        raise SettingError(f"cannot tie {name!r} of stage {stage}: no such weight; the stage has: {known}") from None
 
 
-class Twins(NamedTuple):
-    """A stage whose module several ranks hold: both ranks of a schedule with two copies of the model, or all replicas.
-
-    holders: the names of these ranks. gather: a row of numbers -> the rows of all holders in their order, shape
-    (holders, length); every holder must call it.
-    """
-
-    stage: int
-    module: nn.Module
-    holders: list[str]
-    gather: Callable[[torch.Tensor], torch.Tensor]
-
-    @property
-    def buffers(self) -> dict[str, torch.Tensor]:
-        """The buffers that are part of the module's state, by name. The others are caches, which may differ."""
-        return {
-            f"{path}.{name}".lstrip("."): buffer
-            for path, part in self.module.named_modules()
-            for name, buffer in part.named_buffers(recurse=False)
-            if name not in part._non_persistent_buffers_set
-        }
-
-    def unlike(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """The names of the tensors that differ between holders, each with a sentence that names two of these."""
-        if not tensors:
-            return {}
-        rows = self.gather(torch.tensor([checksum(tensor.detach()) for tensor in tensors.values()])).t().tolist()
-        return {
-            name: f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and {self.holders[other]}"
-            for name, column in zip(tensors, rows, strict=True)
-            if (other := _odd_one(column))
-        }
-
-
-def twins(
-    placement: Placement,
-    modules: Mapping[int, nn.Module],
-    group: PipelineGroup,
-    replicas: dist.ProcessGroup | None,
-    patience: timedelta,
-) -> list[Twins]:
-    """The stages of this rank that other ranks hold, too: first as copies within the schedule, then as replicas."""
-    found = []
-    for stage, holders in _two_copies(placement, group.rank):
-        first = holders[0] == group.rank
-        gather = partial(_both, peer=holders[first], first=first, group=group, patience=patience)
-        found.append(Twins(stage, modules[stage], [f"rank {rank}" for rank in holders], gather))
-    if replicas is not None and dist.get_world_size(replicas) > 1:
-        ranks = [f"global rank {rank}" for rank in dist.get_process_group_ranks(replicas)]
-        gather = partial(_all, replicas=replicas, patience=patience)
-        found += [Twins(stage, modules[stage], ranks, gather) for stage in sorted(modules)]
-    return found
-
-
-def differences(found: Sequence[Twins], ties: Sequence[Shared], group: PipelineGroup, patience: timedelta) -> list[str]:
-    """A sentence for every weight and buffer that is not the same on all ranks that hold it, and for every such tie."""
-    wrong = []
-    for each in found:
-        weights, buffers = dict(each.module.named_parameters()), each.buffers
-        looks = [(name, part.shape, part.dtype, part.requires_grad) for name, part in (weights | buffers).items()]
-        row = each.gather(torch.tensor([zlib.crc32(repr((each.stage, looks)).encode())]))
-        if other := _odd_one(row.flatten().tolist()):
-            wrong.append(
-                f"stage {each.stage} on {each.holders[other]} has not the weights and buffers that it has on "
-                f"{each.holders[0]}: names, shapes, dtypes and requires_grad must be the same"
-            )
-            continue  # its holders agree on that, and compare no further
-        # Each replica holds another slice of a sharded weight; all slices together are one weight.
-        whole = {name: weight for name, weight in weights.items() if not hasattr(weight, "to_local")}
-        wrong += {**each.unlike("weight", whole), **each.unlike("buffer", buffers)}.values()
-    for weights_here, others, peer, first in ties:
-        mine = _sums(weights_here)
-        theirs = _sums(others) if others else _both(mine, peer, first, group, patience)[int(first)]
-        if not torch.equal(mine, theirs):
-            wrong.append(f"the tied weights on rank {group.rank} and rank {peer} are not the same")
-    return wrong
-
-
-def average_buffers(found: Sequence[Twins]) -> None:
-    """Give all holders of a module the mean of each floating-point buffer.
+def _average_buffers(held: HeldStage) -> None:
+    """Give all holders of a stage the mean of each floating-point buffer.
 
     Raises:
-        PipelineError: another buffer, such as a counter, is not the same on all of them.
+        PipelineError: a buffer of another dtype differs between the holders.
     """
-    for each in found:
-        buffers = each.buffers
-        unlike = each.unlike("buffer", buffers)
-        for name, where in unlike.items():
-            if not buffers[name].is_floating_point():
-                raise PipelineError(
-                    f"{where} after the step, and {buffers[name].dtype} has no mean; give all holders of the stage as "
-                    "many microbatches, or register the buffer with persistent=False"
-                )
-        if unlike:
-            floats = [buffers[name] for name in unlike]
-            row = torch.cat([buffer.detach().double().flatten() for buffer in floats])
-            means = each.gather(row).mean(0)
-            for buffer, mean in zip(floats, means.split([buffer.numel() for buffer in floats]), strict=True):
-                buffer.detach().copy_(mean.view_as(buffer))
+    buffers = held.buffers
+    differences = held.differences("buffer", buffers)
+    for name, sentence in differences.items():
+        if not buffers[name].is_floating_point():
+            raise PipelineError(
+                f"{sentence} after the step, and buffers of {buffers[name].dtype} are not averaged; give every holder "
+                "the same number of microbatches, or register the buffer with persistent=False"
+            )
+    if differences:
+        floats = [buffers[name] for name in differences]
+        row = torch.cat([buffer.detach().double().flatten() for buffer in floats])
+        means = held.gather(row).mean(0)
+        for buffer, mean in zip(floats, means.split([buffer.numel() for buffer in floats]), strict=True):
+            buffer.detach().copy_(mean.view_as(buffer))
 
 
-def _odd_one(values: Sequence[int]) -> int:
-    """The place of the first value that is not the first one; 0 if all are the same."""
-    return next((place for place, value in enumerate(values) if value != values[0]), 0)
+def _first_different(values: Sequence[int]) -> int:
+    """The position of the first value that differs from value 0; 0 if all are equal."""
+    return next((position for position, value in enumerate(values) if value != values[0]), 0)
 
 
-def _sums(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    return torch.tensor([checksum(local(weight)) for weight in weights])
+def _checksums(weights: Sequence[nn.Parameter]) -> torch.Tensor:
+    return torch.tensor([checksum(_local(weight)) for weight in weights])
 
 
-def _both(mine: torch.Tensor, peer: int, first: bool, group: PipelineGroup, patience: timedelta) -> torch.Tensor:
-    """This rank's row and that of `peer`, in the same order on both."""
+def _exchange_with(
+    mine: torch.Tensor, peer: int, is_first: bool, group: PipelineGroup, timeout: timedelta
+) -> torch.Tensor:
+    """This rank's row and that of `peer`, shape (2, length), in the same order on both."""
     mine = mine.to(group.device)
     theirs = torch.empty_like(mine)
-    for work in start_swap(mine, theirs, peer, group):
-        wait(work, group.device, patience)
-    return torch.stack([mine, theirs] if first else [theirs, mine])
+    for request in start_swap(mine, theirs, peer, group):
+        wait(request, group.device, timeout)
+    return torch.stack([mine, theirs] if is_first else [theirs, mine])
 
 
-def _all(mine: torch.Tensor, replicas: dist.ProcessGroup, patience: timedelta) -> torch.Tensor:
-    """The rows of all replicas."""
-    mine = mine.to(_home(replicas))
+def _gather_replicas(mine: torch.Tensor, replicas: dist.ProcessGroup, timeout: timedelta) -> torch.Tensor:
+    """The rows of all replicas, shape (replicas, length)."""
+    mine = mine.to(_device(replicas))
     rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(replicas))]
-    wait(dist.all_gather(rows, mine, group=replicas, async_op=True), mine.device, patience)
+    wait(dist.all_gather(rows, mine, group=replicas, async_op=True), mine.device, timeout)
     return torch.stack(rows)
 
 
-def add_up(found: Sequence[Shared], group: PipelineGroup, patience: timedelta) -> None:
-    """Give every holder of a shared weight the sum of its gradients."""
-    for weights, others, peer, first in found:
-        mine = flat(weights)
-        if others:
-            total = mine + flat(others)
-            put(others, total)
-        else:
-            one, other = _both(mine, peer, first, group, patience)
-            total = (one + other).to(mine.device)
-        put(weights, total)
-
-
-def start_mean(weights: Sequence[nn.Parameter], replicas: dist.ProcessGroup, patience: timedelta) -> Callable[[], None]:
-    """Start to average the weights' gradients over `replicas`; to be called later, it puts the mean into place."""
-    total = flat(weights)
-    if dist.get_backend(replicas) == "gloo":
-        total = total.cpu()
-    work = dist.all_reduce(total, group=replicas, async_op=True)
-
-    def finish() -> None:
-        wait(work, total.device, patience)
-        put(weights, total / dist.get_world_size(replicas))
-
-    return finish
-
-
-def total(value: torch.Tensor, replicas: dist.ProcessGroup, patience: timedelta) -> torch.Tensor:
-    """A number's sum over `replicas`."""
-    value = value.to(_home(replicas), copy=True)
-    wait(dist.all_reduce(value, group=replicas, async_op=True), value.device, patience)
-    return value.cpu()
-
-
-def _home(replicas: dist.ProcessGroup) -> str:
-    """Where a process group's messages travel from and to."""
+def _device(replicas: dist.ProcessGroup) -> str:
+    """The device from which a process group sends."""
     return "cpu" if dist.get_backend(replicas) == "gloo" else "cuda"
 
 
-def norm(found: Sequence[Shared], module: nn.Module) -> torch.Tensor:
-    """The norm of the gradients that this rank answers for: of several holders, the first does.
-
-    Of gradients that are sharded it is the norm of all slices together, on each rank that has one.
-    """
-    elsewhere = {
-        id(weight) for each in found for weight in each.others or each.weights if each.others or not each.first
-    }
-    alike: dict[Any, list[torch.Tensor]] = {}  # by how they are sharded: torch takes the norm of like ones only
-    for weight in module.parameters():
-        grad: Any = weight.grad
-        if grad is not None and id(weight) not in elsewhere:
-            over = (grad.device_mesh, grad.placements) if hasattr(grad, "to_local") else None
-            alike.setdefault(over, []).append(grad.coalesce().values() if grad.is_sparse else grad)
-    norms: list[Any] = [get_total_norm(grads) for grads in alike.values()]
-    plain = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in norms]
-    return torch.tensor([each.item() for each in plain], dtype=torch.float64).norm()
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's slice of a sharded tensor; any other tensor as it is. Both are detached."""
+    slice_here: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+    return slice_here
 
 
-def local(tensor: Any) -> torch.Tensor:
-    """Of a tensor that is sharded, the slice that is here; any other as it is."""
-    here: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
-    return here
-
-
-def flat(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    """The gradients in one row, zeros where there is none, and then for each weight 1 if it has one, otherwise 0."""
+def _flatten(weights: Sequence[nn.Parameter]) -> torch.Tensor:
+    """All gradients in one row, zeros for a weight without one; then, for each weight, 1 if it has one, otherwise 0."""
     if not weights:
         return torch.empty(0)
     grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-    row = torch.cat([(local(grad).to_dense() if grad.is_sparse else local(grad)).reshape(-1) for grad in grads])
+    row = torch.cat([(_local(grad).to_dense() if grad.is_sparse else _local(grad)).reshape(-1) for grad in grads])
     return torch.cat([row, row.new_tensor([weight.grad is not None for weight in weights])])
 
 
-def put(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
-    """Take `row` apart again into the weights' gradients. A weight that has none on any rank keeps none."""
-    sizes = [local(weight).numel() for weight in weights]
+def _unflatten(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
+    """Store the parts of `row` as the weights' gradients. A weight without a gradient on any rank keeps none."""
+    sizes = [_local(weight).numel() for weight in weights]
     parts = row.split([*sizes, len(weights)]) if weights else []
-    for weight, part, known in zip(weights, parts, parts[-1].tolist() if weights else [], strict=False):
-        if known:
+    for weight, part, has_grad in zip(weights, parts, parts[-1].tolist() if weights else [], strict=False):
+        if has_grad:
             weight.grad = torch.empty_like(weight)
-            local(weight.grad).copy_(part.view_as(local(weight)))
+            _local(weight.grad).copy_(part.view_as(_local(weight)))

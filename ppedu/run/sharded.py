@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 WHOLE, SHARDED, IN_PARTS, WRAPPED = 0, 1, 2, 3  # how the weights of a stage are kept
 
 
-def kept(modules: Mapping[int, nn.Module]) -> list[int]:
-    """For each way to keep weights a stage of this rank that does, -1 if none does. What has none to train is left out.
+def storage(modules: Mapping[int, nn.Module]) -> list[int]:
+    """For each way to store weights, a stage of this rank that does so, or -1. Frozen stages do not count.
 
     modules: all stages of the rank, by number.
     """
@@ -44,7 +44,7 @@ def kept(modules: Mapping[int, nn.Module]) -> list[int]:
 
 
 def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
-    """Are the stages of a pipeline sharded? `rows[rank]` is what `kept` says there.
+    """Return whether the stages of a pipeline are sharded. `rows[rank]` is what `storage` returns there.
 
     Raises:
         SettingError: one is sharded in parts only, or some are sharded and others are not, or one is in a wrapper that
@@ -94,29 +94,30 @@ class Shards:
                 part.set_modules_to_backward_prefetch([part])
             self.reshard(stage)
 
-    def require(self, schedule: Schedule, replicas: dist.ProcessGroup | None) -> None:
-        """Return if the lowered `schedule` gathers and reduces these stages, and the latter over all `replicas`.
+    def problems(self, schedule: Schedule, replicas: dist.ProcessGroup | None) -> list[str]:
+        """Return a sentence for each stage that the lowered `schedule` does not gather, or does not reduce.
 
-        Raises:
-            SettingError: it does not.
+        It must reduce over all `replicas`.
         """
+        found = []
         order = schedule.orders[self.rank]
         there = {(action.stage, action.op) for action in order}
         used = {single.stage for action in order if action.computes for single in action.singles}
         for stage, parts in self.parts.items():
             missing = [f"{stage}{op}" for op in (Op.UNSHARD, Op.REDUCE_GRAD) if (stage, op) not in there]
             if missing and stage in used:
-                raise SettingError(
+                found.append(
                     f"stage {stage} is sharded, but rank {self.rank} never runs {' or '.join(missing)}; lower the "
                     "schedule with fsdp=True, or give Pipeline one that is not lowered"
                 )
             reached = _replicas(parts[0])
             missed = set(dist.get_process_group_ranks(replicas)) - reached if replicas and reached else ()
             if missed:
-                raise SettingError(
+                found.append(
                     f"the replicas include the global ranks {sorted(missed)}, over which stage {stage} is not sharded, "
                     "so that its gradients would not be averaged over them; give fully_shard a mesh of all replicas"
                 )
+        return found
 
     def unshard(self, stage: int) -> None:
         """Start to gather the weights of `stage`."""

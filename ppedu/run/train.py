@@ -20,8 +20,8 @@ from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance
 from ppedu.run.comm import PipelineGroup, place
 from ppedu.run.data import Text
-from ppedu.run.engine import Pipeline, local_stages
 from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
+from ppedu.run.pipeline import Pipeline, local_stages
 from ppedu.view import require_savable
 from ppedu.zoo import schedule
 from ppedu.zoo.options import option

@@ -14,8 +14,8 @@ from torch.nn import functional as fn
 from torch.utils._pytree import tree_flatten
 
 import ppedu as pp
-from ppedu.run import Pipeline
-from ppedu.run.batch import Batch, joined
+from ppedu.run import Batching, Pipeline
+from ppedu.run.batch import Batch
 
 
 def tokens(*shape, most=7):
@@ -32,7 +32,8 @@ def test_pieces_are_as_even_as_can_be_and_put_together_they_are_the_whole(microb
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[dim] = microbatches + more
     whole = tokens(*shape)
-    batch = Batch.cut((whole, "all", whole), None, {"mask": whole}, microbatches, {0: dim, 1: 5, 2: None, "mask": dim})
+    batching = Batching(input_dims={0: dim, 1: 5, 2: None, "mask": dim})
+    batch = Batch.cut((whole, "all", whole), None, {"mask": whole}, microbatches, batching)
     pieces = [each[0] for each in batch.inputs]
     sizes = [piece.shape[dim] for piece in pieces]
     assert torch.equal(torch.cat(pieces, dim), whole)
@@ -99,19 +100,20 @@ def test_nested_batches_are_cut_as_torch_cuts_them_and_joined_again(microbatches
         chunk_specs(inputs, dims),
         chunk_specs({"mask": mask}, {"mask": mask_dims}),
     )
-    batch = Batch.cut(inputs, None, {"mask": mask}, microbatches, dict(enumerate(dims)) | {"mask": mask_dims})
+    batching = Batching(input_dims=dict(enumerate(dims)) | {"mask": mask_dims}, output_dim=dims)
+    batch = Batch.cut(inputs, None, {"mask": mask}, microbatches, batching)
     same(list(batch.inputs), theirs)
     same(list(batch.keywords), named)
 
     # Where nothing went to every microbatch as a whole, the pieces join to the whole.
     leaves = tree_flatten(inputs)[0]
     if all(isinstance(leaf, torch.Tensor) for leaf in leaves) and not any(dim is None for dim in tree_flatten(dims)[0]):
-        same(joined(batch.inputs, dims), inputs)
+        same(batching.join(batch.inputs), inputs)
 
 
 def test_outputs_that_are_not_tensors_are_listed_and_numbers_are_stacked():
     outputs = [{"loss": torch.tensor(1.0 * m), "name": m, "y": (torch.full((m + 1,), m),)} for m in range(3)]
-    found = joined(outputs)
+    found = Batching().join(outputs)
     same(found, {"loss": torch.arange(3.0), "name": [0, 1, 2], "y": (torch.tensor([0, 1, 1, 2, 2, 2]),)})
 
 
@@ -162,7 +164,7 @@ def uneven(whole, dim=0):
 CUT = {  # inputs, targets, keywords, options; what the judge gets: all of it in one piece
     "whole tensors": ((X, Y, {}, {}), (X, Y, {})),
     "several arguments, each along its own dimension": (
-        ((X, TURNED, 2), Y, {"scale": SCALE, "table": TABLE}, {"dims": {1: 1, "scale": -1, "table": None}}),
+        ((X, TURNED, 2), Y, {"scale": SCALE, "table": TABLE}, {"input_dims": {1: 1, "scale": -1, "table": None}}),
         ((X, TURNED, 2), Y, {"scale": SCALE, "table": TABLE}),
     ),
     "targets along another dimension": ((X, Y.t(), {}, {"target_dim": 1}), (X, Y, {})),
@@ -175,7 +177,7 @@ CUT = {  # inputs, targets, keywords, options; what the judge gets: all of it in
         (X, padded(3, 4, 1, 0, 0, 6, 1), {}),
     ),
     "lists, cut unevenly": (
-        (uneven(X), uneven(Y), {"scale": uneven(SCALE, -1), "table": TABLE}, {"dims": {"table": None}}),
+        (uneven(X), uneven(Y), {"scale": uneven(SCALE, -1), "table": TABLE}, {"input_dims": {"table": None}}),
         (X, Y, {"scale": SCALE, "table": TABLE}),
     ),
     "dicts and tuples": (
@@ -183,7 +185,7 @@ CUT = {  # inputs, targets, keywords, options; what the judge gets: all of it in
             {"tokens": X, "turned": (TURNED, "name")},
             {"y": (Y,)},
             {"more": (SCALE, TABLE)},
-            {"dims": {0: {"turned": (1,)}, "more": (-1, None)}},
+            {"input_dims": {0: {"turned": (1,)}, "more": (-1, None)}},
         ),
         ({"tokens": X, "turned": (TURNED,)}, {"y": (Y,)}, {"more": (SCALE, TABLE)}),
     ),
@@ -203,7 +205,9 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(case):
     def ours(output, target):
         return loss(output, target.t() if "target_dim" in options else target)
 
-    pipeline = Pipeline(pp.schedule("gpipe", ranks=1, microbatches=3), {0: models[0]}, ours, **options)
+    pipeline = Pipeline(
+        pp.schedule("gpipe", ranks=1, microbatches=3), {0: models[0]}, ours, batching=Batching(**options)
+    )
     found = pipeline.step(inputs, targets, **keywords)
     expected = loss(models[1](*(x if isinstance(x, tuple) else (x,)), **named), y)
     expected.backward()
@@ -222,46 +226,52 @@ REFUSED = {
         "targets of shape (2, 6) cannot be cut into 3 microbatches along dimension 0",
     ),
     "no such dimension": (
-        (X, Y, {}, {"dims": {0: 2}}),
+        (X, Y, {}, {"input_dims": {0: 2}}),
         "input 0 of shape (7, 6) cannot be cut into 3 microbatches along",
     ),
     "a number as a tensor": (
         (X, Y, {"scale": torch.tensor(2.0)}, {}),
-        "scale of shape () cannot be cut into 3 microbatches along dimension 0; give at least 3 samples, or with "
-        "dims={'scale': None} all of it to each, or take fewer microbatches",
+        "scale of shape () cannot be cut into 3 microbatches along dimension 0; give at least 3 samples, or all of "
+        "it to each microbatch with Batching(input_dims={'scale': None}), or use fewer microbatches",
     ),
     "another number of samples": (
         ((X, TURNED), Y, {}, {}),
-        "input 1 has 6 samples along dimension 0, input 0 has 7; "
-        "give as many, or with dims={1: None} all of it to each",
+        "input 1 has 6 samples along dimension 0, but input 0 has 7; "
+        "give the same number, or all of it to each microbatch with Batching(input_dims={1: None})",
     ),
-    "a list of another length": ((uneven(X)[1:], Y, {}, {}), "input 0: 2 microbatches were given; the schedule has 3"),
-    "a keyword's list": ((X, Y, {"scale": [1, 2]}, {}), "scale: 2 microbatches were given; the schedule has 3"),
+    "a list of another length": (
+        (uneven(X)[1:], Y, {}, {}),
+        "input 0 is a list of 2 microbatches, but the schedule has 3",
+    ),
+    "a keyword's list": ((X, Y, {"scale": [1, 2]}, {}), "scale is a list of 2 microbatches, but the schedule has 3"),
     "targets without a tensor": (
         (X, (1, "two"), {}, {}),
-        "targets are a tensor, a tuple or dict of tensors, or a list with those of each microbatch; got tuple",
+        "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; got tuple",
     ),
     "tensors in an object": (
         ({"a": UserDict(x=X)}, Y, {}, {}),
-        "input 0['a'] is a UserDict, whose tensors cannot be cut; give them in a dict or tuple, or with",
+        "input 0['a'] is a UserDict, whose tensors cannot be cut; give them in a dict or tuple, or all",
     ),
     "tensors of other sizes in a dict": (
         ({"a": X, "b": (TURNED,)}, Y, {}, {}),
-        "input 0['b'][0] has 6 samples along dimension 0, input 0['a'] has 7",
+        "input 0['b'][0] has 6 samples along dimension 0, but input 0['a'] has 7",
     ),
     "a sparse tensor": ((X.to_sparse(), Y, {}, {}), "input 0 is sparse and cannot be cut; give to_dense(), or a list"),
-    "no dimension": ((X, Y, {}, {"dims": {0: "first"}}), "the dimension to cut input 0 along must be a whole number"),
+    "no dimension": (
+        (X, Y, {}, {"input_dims": {0: "first"}}),
+        "the dimension to cut input 0 along must be a whole number",
+    ),
     "no target counts": (
         (X, padded(0, 0, 0, 0, 0, 0, 0), {}, {"count": counted}),
-        "count [0, 0, 0]; it must be whole numbers, some above 0",
+        "count [0, 0, 0]; Batching(count=…) must return whole numbers, at least one of them above 0",
     ),
     "targets count by halves": (
         (X, Y, {}, {"count": lambda y: 0.5}),
-        "count [0.5, 0.5, 0.5]; it must be whole numbers",
+        "count [0.5, 0.5, 0.5]; Batching(count=…) must return whole numbers",
     ),
     "targets count less than nothing": (
         (X, Y, {}, {"count": lambda y: -1}),
-        "count [-1, -1, -1]; it must be whole numbers",
+        "count [-1, -1, -1]; Batching(count=…) must return whole numbers",
     ),
 }
 
@@ -270,7 +280,7 @@ REFUSED = {
 def test_what_cannot_be_cut_is_refused_with_the_reason(case):
     (inputs, targets, keywords, options), why = REFUSED[case]
     with pytest.raises(pp.SettingError, match=re.escape(why)):
-        Batch.cut(inputs, targets, keywords, 3, **options)
+        Batch.cut(inputs, targets, keywords, 3, Batching(**options))
 
 
 def test_a_microbatchs_kind_is_its_shapes_and_dtypes():

@@ -153,7 +153,7 @@ def test_a_message_that_is_waited_for_counts_with_the_time_it_took(slow, monkeyp
 
 def test_what_does_not_fit_is_told():
     schedule = pp.schedule("1f1b", 2, 2)
-    with pytest.raises(pp.PipelineError, match="needs 2 ranks; there are 1"):
+    with pytest.raises(pp.PipelineError, match="needs 2 ranks; the group has 1"):
         emulate(schedule, pp.Costs())
     with pytest.raises(pp.PipelineError, match="size must be at least 1"):
         Emulation(pp.schedule("1f1b", 1, 2), pp.Costs(), size=0)

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as fn
 import ppedu as pp
 from ppedu import Op
-from ppedu.run import GPT, GPTConfig, Pipeline, PipelineGroup, local_stages, next_token_loss
+from ppedu.run import GPT, Batching, GPTConfig, Pipeline, PipelineGroup, local_stages, next_token_loss
 
 warnings.simplefilter("error")
 dist.init_process_group("gloo")
@@ -117,8 +117,8 @@ def run(ranks, size, side_by_side, cases):
     return found
 
 
-LATE = "rank {rank}[ :].*(has not come to it within|not every rank has come to it within|the connection to .* is lost)"
-STOPPED = "PipelineError: this pipeline has stopped within a step, start the ranks again: "
+LATE = "rank {rank}[ :].*(has not come to it within|not every rank reached it within|the connection to .* is lost)"
+STOPPED = "PipelineError: this pipeline cannot be used after an error within a step "
 AGAIN = "0.82"  # the loss of a good step
 
 
@@ -312,7 +312,7 @@ pipeline.step(X, Y)
 pipeline = made()
 pipeline.step(SPOILT, Y)
 """,
-        ["PipelineError: rank 2: 2F2 gave a loss of nan; look at microbatch 2, at the learning rate"] * 3,
+        ["PipelineError: rank 2: 2F2 gave a loss of nan; check microbatch 2 and the learning rate"] * 3,
         AGAIN,
     ),
     "a loss of several numbers": (
@@ -372,7 +372,7 @@ pipeline.step(None, Y)
 pipeline = made()
 pipeline.step(list(X.split(3)), Y)
 """,
-        ["SettingError: input 0: 3 microbatches were given; the schedule has 4"] * 3,
+        ["SettingError: input 0 is a list of 3 microbatches, but the schedule has 4"] * 3,
         AGAIN,
     ),
     "another batch on one rank": (
@@ -380,7 +380,7 @@ pipeline.step(list(X.split(3)), Y)
 pipeline = made()
 pipeline.step(X if rank < 2 else X[:6], Y)
 """,
-        ["CommunicationError: microbatch 2 of the inputs has another shape or dtype on rank 0 than on rank 2"] * 3,
+        ["CommunicationError: microbatch 2 of the inputs has a different shape or dtype on rank 0 than on rank 2"] * 3,
         AGAIN,
     ),
     "another batch on one rank, later": (
@@ -392,7 +392,7 @@ pipeline.step(X if rank < 2 else X[:6], Y)
         [
             LATE,
             LATE,
-            "rank 2 was about to start the step, with another batch .* than the last, but not every rank has come",
+            r"rank 2 cannot start step \(here, the call or the batch's shapes differ from the last ones\): not every",
         ],
         STOPPED,
     ),
@@ -401,7 +401,7 @@ pipeline.step(X if rank < 2 else X[:6], Y)
 pipeline = made("1f1b" if rank < 2 else "gpipe")
 pipeline.step(X, Y)
 """,
-        ["CommunicationError: rank 2 has another schedule than rank 0; give all ranks the same"] * 3,
+        ["CommunicationError: rank 2 has a different schedule than rank 0; give all ranks the same"] * 3,
         "CommunicationError",
     ),
     "another number of microbatches on one rank": (
@@ -409,7 +409,7 @@ pipeline.step(X, Y)
 pipeline = made(microbatches=4 if rank else 8)
 pipeline.step(X, Y)
 """,
-        ["CommunicationError: rank 1 has another schedule than rank 0; give all ranks the same"] * 3,
+        ["CommunicationError: rank 1 has a different schedule than rank 0; give all ranks the same"] * 3,
         "CommunicationError",
     ),
     "debug on one rank": (
@@ -417,7 +417,7 @@ pipeline.step(X, Y)
 pipeline = made(debug=rank == 1)
 pipeline.step(X, Y)
 """,
-        ["CommunicationError: rank 1 has another debug than rank 0; give all ranks the same"] * 3,
+        ["CommunicationError: rank 1 has a different debug than rank 0; give all ranks the same"] * 3,
         "CommunicationError",
     ),
     "another seed on one rank": (
@@ -426,7 +426,7 @@ pipeline = made()
 pipeline.seed = rank
 pipeline.step(X, Y)
 """,
-        ["CommunicationError: rank 1 has another seed than rank 0; give all ranks the same"] * 3,
+        ["CommunicationError: rank 1 has a different seed than rank 0; give all ranks the same"] * 3,
         "CommunicationError",
     ),
     "a norm below 0 to clip to": (
@@ -444,7 +444,7 @@ pipeline = made()
 with torch.inference_mode():
     pipeline.step(X, Y)
 """,
-        ["SettingError: a step within torch.inference_mode\\(\\) would leave no gradients"] * 3,
+        ["SettingError: step cannot compute gradients within torch.inference_mode"] * 3,
         AGAIN,
     ),
     "an eval on one rank": (
@@ -452,7 +452,7 @@ with torch.inference_mode():
 pipeline = made()
 pipeline.eval(X, Y) if rank == 1 else pipeline.step(X, Y)
 """,
-        ["CommunicationError: rank 0 calls step, rank 1 eval; call the same on all"] * 3,
+        ["CommunicationError: rank 0 calls step, but rank 1 calls eval; call the same on all"] * 3,
         AGAIN,
     ),
     "an eval on one rank, later": (
@@ -463,7 +463,7 @@ pipeline.eval(X, Y) if rank == 1 else pipeline.step(X, Y)
 """,
         [
             LATE,
-            "rank 1 was about to start the eval, .* after another call than the last, but not every rank has come",
+            r"rank 1 cannot start eval \(here, the call or the batch's shapes differ from the last ones\): not every",
             LATE,
         ],
         STOPPED,
@@ -498,7 +498,7 @@ late = pp.Schedule("late", lowered.placement, 4, tuple(map(tuple, orders)))
 assert not pp.check(late)
 pipeline = made(late)
 """,
-        ["SettingError: .* would run only where nobody waits to send: deadlock: rank 1 waits at position"] * 3,
+        ["SettingError: .* would run only if every send were buffered: deadlock: rank 1 waits at position"] * 3,
         None,
     ),
     "a write after a send": (
@@ -530,7 +530,7 @@ if rank == 2:
 pipeline.step(X, Y)
 """,
         [
-            "CommunicationError: rank 0 was about to start the step, but not every rank has come to it within 1.5 s",
+            "CommunicationError: rank 0 cannot start step: not every rank reached it within 1.5 s",
             LATE,
             LATE,
         ],
@@ -582,7 +582,7 @@ modes = [part.training for part in pipeline.stages[rank].module.children()]
 assert modes == [True, rank != 2, True] and pipeline.steps == 0
 """,
     "what a model gives may be any tensors, or something else": """
-pipeline = made(change={3: Of(lambda s, x: (s.a(x), x.sum()), a=layer(3))}, output_dim=1)
+pipeline = made(change={3: Of(lambda s, x: (s.a(x), x.sum()), a=layer(3))}, batching=Batching(output_dim=1))
 found = pipeline.forward(X)
 assert found is None if rank < 3 else (found[0].shape, found[1].shape) == ((2, 16), (4,))
 last = Of(lambda s, x: {"y": s.a(x)}, a=layer(3))
@@ -599,7 +599,7 @@ assert rank < 3 or torch.equal(torch.cat([both[3], both[0]]), expected)
     "a handler may stand for every op": """
 from collections import Counter
 from ppedu.core.actions import overlap
-from ppedu.run.engine import DEFAULTS
+from ppedu.run.interpreter import METHODS
 seen = set()
 schedules = [pp.schedule(name, 4, 8) for name in ["zb-h1", "dualpipe", "1f1b-overlap"]]
 paired = schedules[-1]
@@ -608,7 +608,7 @@ schedules.append(pp.Schedule("turned", paired.placement, 8, tuple(map(tuple, tur
 for schedule in schedules:
     done = Counter()
     pipelines = [made(schedule) for _ in range(2)]
-    for op in DEFAULTS:
+    for op in METHODS:
         def counted(action, step):
             done[action.op] += 1
             step.default(action)
@@ -622,8 +622,8 @@ for schedule in schedules:
     seen |= set(done)
 ops = [None] * size
 dist.all_gather_object(ops, seen)
-assert set().union(*ops) == {op for op in DEFAULTS if op not in ("UNSHARD", "RESHARD", "REDUCE_GRAD")}
-assert "no op 'SEND'" in told(lambda: pipelines[0].on("SEND", counted))
+assert set().union(*ops) == {op for op in METHODS if op not in ("UNSHARD", "RESHARD", "REDUCE_GRAD")}
+assert "unknown op 'SEND'" in told(lambda: pipelines[0].on("SEND", counted))
 """,
     "stages take and return several tensors, some without gradients": """
 def stages():
@@ -649,7 +649,8 @@ def stages():
 def quarter(y, target):
     return fn.mse_loss(y, target) / 4
 scale, table = numbers(1, 8, 1), numbers(4)
-model, pipeline = list(stages().values()), made(change=stages(), dims={"scale": 1, "table": None})
+batching = Batching(input_dims={"scale": 1, "table": None})
+model, pipeline = list(stages().values()), made(change=stages(), batching=batching)
 pipeline.step(X, Y, scale=scale, table=table, power=2)
 pieces = zip(X.split(2), Y.split(2), scale.split(2, 1))
 losses = [judge(model, [x], [y], quarter, scale=piece, table=table, power=2) for x, y, piece in pieces]
@@ -716,7 +717,7 @@ for name, stages in [("1f1b", 2), ("zb-h1", 2), ("interleaved", 4), ("zb-v", 4)]
             weight.grad = (weight.grad + other.grad) / 2
     agree(pipeline, models[0])
     assert torch.equal(pipeline.losses, losses[half]) and torch.allclose(loss, torch.cat(losses).mean())
-    why = ["F0 gave a loss of nan", "a pipeline beside this one has a loss of nan"][half]
+    why = ["F0 gave a loss of nan", "another replica has a loss of nan"][half]
     assert why in told(lambda: pipeline.step(SPOILT.split(4)[1 - half], Y[:4]))
 """,
     "who shares gradients with a rank that fails is told in time": """
@@ -731,8 +732,8 @@ pipeline = made("dualpipe", 8)
 if rank == 0:
     failing(pipeline)
 said = told(lambda: pipeline.step(X, Y))
-why = {0: "rank 0: 0W3 failed: ValueError: at the very end", 3: "rank 3: others that share its gradients have not come"}
-assert why.get(rank, f"rank {rank} was about to end the step, but not every rank has come") in said, said
+why = {0: "rank 0: 0W3 failed: ValueError: at the very end", 3: "rank 3 cannot synchronize the gradients: "}
+assert why.get(rank, f"rank {rank} cannot end the step: not every rank") in said, said
 mine, half = rank % 2, rank // 2
 group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
 replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
@@ -740,7 +741,7 @@ pipeline = Pipeline(pp.schedule("1f1b", 2, 4), {mine: layer(mine)}, fn.mse_loss,
 if rank == 2:
     failing(pipeline)
 said = told(lambda: pipeline.step(X, Y))
-why = ["rank 0: others that share", "rank 1 was about to end", "rank 0: 0B3 failed", "rank 1 was about to end"]
+why = ["rank 0 cannot synchronize", "rank 1 cannot end the step", "rank 0: 0B3 failed", "rank 1 cannot end the step"]
 assert why[rank] in said, said
 """,
     "gradients are clipped by the norm over the whole model": """
@@ -867,7 +868,7 @@ os._exit(0)
 
 def test_the_end_of_a_rank_between_steps_is_told_by_the_others(ranks):
     first, last = run(ranks, 3, 1, {"ended": ENDED})["ended"]
-    assert first[0].startswith("CommunicationError: rank 0 was about to start the step, but ")
+    assert first[0].startswith("CommunicationError: rank 0 cannot start step: ")
     assert last[0].startswith("CommunicationError: rank 2: 2RECV_F0 (rank 1 → 2: F of microbatch 0): the connection")
 
 
@@ -909,5 +910,5 @@ def test_stages_that_are_not_those_of_the_rank_are_refused(stages, why):
 
 
 def test_too_few_ranks_are_refused():
-    with pytest.raises(pp.SettingError, match="needs 2 ranks; there are 1"):
+    with pytest.raises(pp.SettingError, match="needs 2 ranks; the group has 1"):
         Pipeline(pp.schedule("1f1b", ranks=2, microbatches=2), {0: nn.Identity()})

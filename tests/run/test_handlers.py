@@ -137,17 +137,20 @@ pipeline.step(X, Y)
 REFUSED = {
     "group": (3, "world", [1, 2]),
     "replicas": (2, [0, 1], "world"),
-    "reduction": ("none", None, 1),
+    "batching": (None, {}, "sum", {"reduction": "sum"}),
     "tied": ("abc", [1], 3, [((0, "weight"),)], [((0, "weight"), (1, 2))], {0: "weight"}),
-    "dims": (1, "first", [0]),
-    "target_dim": ("abc", 1.5),
-    "output_dim": ("abc", 0.0),
-    "count": (3, "len"),
     "autocast": ("bfloat16", True),
     "timeout": (0, -1, "60", None, float("inf"), float("nan")),
     "loss_fn": ("mse", 3),
     "schedule": (None, "1f1b", [], 3),
     "stages": (None, [], {}, {1: None}, {0: "layer"}, {0: None}),
+}
+REFUSED_IN_BATCHING = {
+    "input_dims": (1, "first", [0]),
+    "target_dim": ("abc", 1.5),
+    "output_dim": ("abc", 0.0),
+    "count": (3, "len"),
+    "reduction": ("none", None, 1),
 }
 
 
@@ -160,3 +163,10 @@ def test_settings_of_other_types_are_refused(name):
         with pytest.raises(pp.SettingError) as caught:
             pp.run.Pipeline(**given)
         assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("name", REFUSED_IN_BATCHING)
+def test_settings_of_other_types_are_refused_in_batching(name):
+    for value in REFUSED_IN_BATCHING[name]:
+        with pytest.raises(pp.SettingError, match=f"{name} must be "):
+            pp.run.Batching(**{name: value})

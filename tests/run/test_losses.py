@@ -8,7 +8,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.nn import functional as fn
 import ppedu as pp
-from ppedu.run import Pipeline, local_stages
+from ppedu.run import Batching, Pipeline, local_stages
 
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
@@ -115,7 +115,7 @@ def loss_fn(y, target, weight, smooth=0.0):
 for name in NAMES:
     classes = PADDED[:, 0]
     weight = torch.tensor([0.5, 1.0, 2.0, 3.0])
-    pipeline, held, judge = made(name, loss_fn, reduction="sum")
+    pipeline, held, judge = made(name, loss_fn, batching=Batching(reduction="sum"))
     loss = pipeline.step(X, classes, loss_kwargs={"weight": weight, "smooth": 0.1})
     expected = loss_fn(run(judge, X)[-1], classes, weight, 0.1)
     expected.backward()
@@ -134,7 +134,8 @@ def counted(targets):
 for name in NAMES:
     for reduction in ("mean", "sum"):
         count = counted if reduction == "mean" else None
-        pipeline, held, judge = made(name, lambda y, t: words(y, t, reduction), reduction=reduction, count=count)
+        batching = Batching(reduction=reduction, count=count)
+        pipeline, held, judge = made(name, lambda y, t: words(y, t, reduction), batching=batching)
         loss = pipeline.step(X, PADDED)
         expected = words(run(judge, X)[-1], PADDED, reduction)
         expected.backward()
@@ -155,7 +156,7 @@ def forward(action, step):
 for name in [*NAMES, "zb-h1", "interleaved"]:
     for reduction in ("mean", "sum"):
         loss_fn = lambda y, target: fn.mse_loss(y, target, reduction=reduction)
-        pipeline, held, judge = made(name, loss_fn, reduction=reduction)
+        pipeline, held, judge = made(name, loss_fn, batching=Batching(reduction=reduction))
         pipeline.on("F", forward)
         loss = pipeline.step(X, Y)
         expected = torch.zeros(())

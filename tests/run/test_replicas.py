@@ -14,7 +14,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.nn import functional as fn
 import ppedu as pp
-from ppedu.run import Pipeline, PipelineGroup, local_stages
+from ppedu.run import Batching, Pipeline, PipelineGroup, local_stages
 
 dist.init_process_group("gloo")
 WORLD, RANK = dist.get_world_size(), dist.get_rank()
@@ -86,7 +86,7 @@ for name, seed in cases:
     reduction = draw.choice(["mean", "sum"])
     pipeline = Pipeline(
         schedule, held, lambda y, target: fn.mse_loss(y, target, reduction=reduction), group,
-        replicas=beside if replicas > 1 or draw.random() < 0.5 else None, reduction=reduction,
+        replicas=beside if replicas > 1 or draw.random() < 0.5 else None, batching=Batching(reduction=reduction),
         tied=[((0, "linear.weight"), (stages - 1, "linear.weight"))] if tied else [],
     )
     sizes = [microbatches + draw.randrange(9) for _ in range(replicas)]
@@ -160,7 +160,8 @@ for name in ("gpipe", "zb-h1"):
             if group.rank == where:
                 whole = nn.Sequential(nn.Linear(4, 4), wrap(stages[where], process_group=beside))
                 stages[where] = whole if inside else whole[1]
-            print(caught(lambda: Pipeline(schedule, stages, fn.mse_loss, group, replicas=beside, timeout=20)))
+            pipeline = Pipeline(schedule, stages, fn.mse_loss, group, replicas=beside, timeout=20)
+            print(caught(lambda: pipeline.step(torch.ones(4, 4), torch.ones(4, 4))))
 """,
     )
     for lines in output:  # also on the rank whose own stage is plain
@@ -232,7 +233,9 @@ print(caught(lambda: pipeline.step(torch.ones(4, 4), torch.ones(4, 4))))
 """,
     )
     for rank, (line,) in enumerate(output):
-        assert re.match(f"SettingError: stage {rank % 2} on global rank {rank % 2 + 2} has not the weights", line)
+        assert re.match(
+            f"SettingError: stage {rank % 2} has different weights or buffers on global rank {rank % 2 + 2}", line
+        )
 
 
 def test_counters_that_come_apart_end_the_step_with_an_error(ranks):

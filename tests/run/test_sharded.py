@@ -159,10 +159,15 @@ schedule = pp.schedule("1f1b", 2, 4)
 stage = GPT.stage(config, rank, 2)
 if rank == 1:
     fully_shard(stage.layers["3"], mesh=mesh["replica"])
-report["in parts"] = error(lambda: sharded(schedule, {rank: stage}))
-report["mixed"] = error(lambda: sharded(schedule, {0: GPT.stage(config, 0, 2)} if rank == 0 else made(schedule)))
-report["lowered"] = error(lambda: sharded(pp.lower(schedule), made(schedule)))
-report["elsewhere"] = error(lambda: Pipeline(schedule, made(schedule), group=group, replicas=dist.group.WORLD))
+def stepped(pipeline):
+    return error(lambda: pipeline.step(inputs, targets))
+
+report["in parts"] = stepped(sharded(schedule, {rank: stage}))
+report["mixed"] = stepped(sharded(schedule, {0: GPT.stage(config, 0, 2)} if rank == 0 else made(schedule)))
+report["lowered"] = stepped(sharded(pp.lower(schedule), made(schedule)))
+report["elsewhere"] = stepped(
+    Pipeline(schedule, made(schedule), next_token_loss, group=group, replicas=dist.group.WORLD)
+)
 
 schedule = pp.schedule("gpipe", 1, 2)
 

@@ -1,0 +1,330 @@
+"""The interpreter of a lowered schedule: a `Program` is one rank's order, and a `Step` runs it once.
+
+`METHODS` maps each op to the method of `Step` that runs it; a handler set with `Pipeline.on` takes its place.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache, partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.profiler import record_function
+
+from ppedu.core.actions import COMMUNICATION, RECEIVE, Action, F, Op
+from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.errors import CommunicationError, PipelineError
+from ppedu.core.lower import strip
+from ppedu.core.schedule import Schedule
+from ppedu.run import clock
+from ppedu.run.batch import Batch
+from ppedu.run.messages import other_end
+from ppedu.run.stage import as_tuple
+
+if TYPE_CHECKING:
+    from ppedu.run.pipeline import Pipeline
+
+Handler = Callable[[Action, "Step"], None]
+
+
+class Instruction(NamedTuple):
+    """One action of a rank's order, with all that is known about it before a step.
+
+    ops: its own and its parts'. receives: the messages that a computing action waits for, as their RECV actions.
+    completes: the stages whose gradients are complete after it.
+    """
+
+    action: Action
+    computes: bool
+    ops: frozenset[Op]
+    receives: tuple[Action, ...]
+    completes: tuple[int, ...]
+
+
+class Program:
+    """A lowered schedule as one rank runs it.
+
+    schedule: its computing actions only. instructions: the rank's order. delivered: by RECV action, the sends of this
+    rank that have arrived before it, since its sender had received them. fingerprint: equal on ranks with the same
+    schedule.
+    """
+
+    def __init__(self, lowered: Schedule, rank: int):
+        self.schedule = replace(lowered, orders=strip(lowered.orders))
+        self.fingerprint = zlib.crc32(lowered.to_csv().encode())
+        self.placement = lowered.placement
+        self.order = lowered.order(rank)
+        self.longest = max(map(len, self.schedule.orders))  # computing actions of the busiest rank
+        # As properties of an action alone, these are computed once, and not once a step.
+        self.receives = cache(self._receives)
+        self.source = cache(self._source)
+        last = {one.stage: i for i, action in enumerate(self.order) for one in action.singles if one.op in (Op.B, Op.W)}
+        self.instructions = [
+            Instruction(
+                action,
+                action.computes,
+                frozenset(each.op for each in (action, *action.parts)),
+                self.receives(action) if action.computes else (),
+                tuple(stage for stage, position in last.items() if position == index),
+            )
+            for index, action in enumerate(self.order)
+        ]
+        self.delivered: dict[Action, list[Action]] = {}
+        for peer, order in enumerate(lowered.orders):
+            received: list[Action] = []  # by the peer, since it last sent to this rank
+            for action in order:
+                if peer != rank and action.op in COMMUNICATION and rank in lowered.placement.route(action):
+                    if action.op in RECEIVE:
+                        received.append(other_end(action))
+                    else:
+                        self.delivered[other_end(action)], received = received, []
+
+    def around(self, index: int) -> str:
+        """Return an action's neighbours in the order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
+        first, behind = max(0, index - 2), index + 3
+        shown = [f"[{each}]" if place == index else str(each) for place, each in enumerate(self.order)][first:behind]
+        return f"(in the order: {'… ' if first else ''}{' '.join(shown)}{' …' if behind < len(self.order) else ''})"
+
+    def _receives(self, action: Action) -> tuple[Action, ...]:
+        wanted = requires(action, self.placement, lowered=True)
+        return tuple(Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE)
+
+    def _source(self, action: Action) -> Result | None:
+        """The result of another stage that a forward or backward works on; None for the model's first and last."""
+        own = ("F", action.stage, action.microbatch)
+        return next((result for result in requires(action, self.placement, lowered=True) if result != own), None)
+
+
+class Step:
+    """One step in progress, on one rank. Handlers work with it.
+
+    `default` runs the built-in behaviour of an action. A handler that replaces it calls `receive` for the tensors from
+    another stage, and `give` with its result. It decides when to wait for messages, which `receive` and `wait` do; the
+    measured time of its action starts when the last of these messages has arrived. `add_loss` adds an auxiliary loss.
+    `stages` are this rank's, by number; `batch` is the batch as this rank was given it.
+    """
+
+    def __init__(self, pipeline: Pipeline, program: Program, batch: Batch, kinds: Sequence[int], training: bool):
+        self.pipeline, self.program, self.batch, self.training = pipeline, program, batch, training
+        self.stages, self.placement, self.messages = pipeline.stages, program.placement, pipeline.messages
+        self.kinds = [(kind, training) for kind in kinds]  # no gradients are sent back in an evaluation
+        self.clock = clock.Clock(pipeline.device)
+        self._start: Any = None  # of the current action, by the clock
+        self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
+        self._streams: dict[Action, torch.cuda.Stream] = {}
+        self._run: dict[Op, Callable[[Action], None]] = {op: MethodType(run, self) for op, run in METHODS.items()}
+        for op, handler in pipeline.handlers.items():
+            self._run[op] = partial(self._handle, handler)
+        if torch.autograd._profiler_enabled():  # without a profiler, record_function costs 10 µs an action
+            self._run = {op: partial(_recorded, run) for op, run in self._run.items()}
+
+    @property
+    def outputs(self) -> dict[int, Any]:
+        """What the last stage has returned, by microbatch; empty if outputs are not wanted or it is on another rank."""
+        return self.pipeline.last.outputs if self.pipeline.last else {}
+
+    def run(self) -> None:
+        """Run the program."""
+        self.messages.begin()
+        if self.training:
+            self.pipeline.gradients.begin()
+        handled, sharded = self.pipeline.handlers.keys(), self.pipeline.sharded
+        for index, (action, computes, ops, receives, completes) in enumerate(self.program.instructions):
+            try:
+                if not computes:
+                    self._run[action.op](action)
+                    continue
+                if handled.isdisjoint(ops):  # a handler decides itself when to wait
+                    for message in receives:
+                        self._accept(message, action)
+                if sharded:
+                    self.pipeline.shards.wait(action)
+                self._start = self.clock.now()
+                self._run[action.op](action)
+                self.clock.note(action, self._start)
+            except CommunicationError as error:
+                raise CommunicationError(f"{error} {self.program.around(index)}") from error.__cause__
+            except Exception as error:
+                why = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
+                where = f"rank {self.pipeline.group.rank}: {action} failed"
+                raise PipelineError(f"{where}: {why} {self.program.around(index)}") from error
+            if not sharded:
+                for stage in completes:
+                    self.pipeline.gradients.start_mean(stage)
+
+    def finish(self) -> None:
+        """Wait until everything sent has arrived, and synchronize the gradients."""
+        self.messages.end()
+        self.pipeline.shards.end()
+        if self.training:
+            self.pipeline.gradients.finish()
+
+    def default(self, action: Action) -> None:
+        """Run the built-in behaviour of an action."""
+        METHODS[action.op](self, action)
+
+    def wait(self, action: Action) -> None:
+        """Wait for the messages that an action requires; for a pair, those of both parts.
+
+        Raises:
+            CommunicationError: a message is not posted, does not arrive within the timeout, or its sender is gone.
+        """
+        for message in self.program.receives(action):
+            if (message.op.value, message.stage, message.microbatch) not in self._results:
+                self._accept(message, action)
+                self._start = self.clock.now()
+
+    def receive(self, action: Action) -> tuple[torch.Tensor, ...] | None:
+        """Return what a forward or backward gets from another stage; None for the first stage's F and the last's B.
+
+        Waits for its message if that comes from another rank. Each result can be received once.
+        """
+        source = self.program.source(action)
+        if source is None:
+            return None
+        if source not in self._results:
+            self.wait(action)
+        values = self._pop(source)
+        if self.pipeline.device.type == "cuda":  # in a pair, this may be another stream than the tensors' own
+            for value in values:
+                value.record_stream(torch.cuda.current_stream(self.pipeline.device))
+        if source[0] == "F":  # from a stage on this rank, whose graph ends here
+            return tuple(y.detach().requires_grad_(y.requires_grad) for y in values)
+        return values
+
+    def give(self, action: Action, values: Any) -> None:
+        """Provide the result of a forward (activations) or backward (gradients): a tensor, a tuple or None."""
+        for result in produces(action):
+            self._results[result] = () if values is None else as_tuple(values)
+
+    def add_loss(self, action: Action, loss: torch.Tensor) -> None:
+        """Add an auxiliary loss of this stage to the loss of the action's microbatch, after the stage's forward.
+
+        It counts in the batch's loss, and in the gradients of this stage and those before it, in proportion to the
+        microbatch's samples; with reduction="sum", in full.
+
+        Raises:
+            PipelineError: it is not one number, or the microbatch is not between its forward and its backward.
+        """
+        self.stages[action.stage].add_loss(action.microbatch, loss)
+
+    def forward(self, action: Action) -> None:
+        stage, m = self.stages[action.stage], action.microbatch
+        x = self.receive(action)
+        with self._precision(), self._randomness(action):
+            y = stage.forward(m, x, **self.batch.keywords[m])
+        if action.stage < self.placement.stages - 1:
+            self.give(action, y)
+
+    def backward(self, action: Action) -> None:
+        dy = self.receive(action)
+        stage = self.stages[action.stage]
+        run = stage.backward_input if action.op == Op.I else stage.backward
+        dx = run(action.microbatch, dy)
+        if action.stage > 0:
+            self.give(action, dx)
+
+    def backward_weight(self, action: Action) -> None:
+        self.stages[action.stage].backward_weight(action.microbatch)
+        self.pipeline.shards.end_backward(action.stage)
+
+    def overlapped(self, action: Action) -> None:
+        """Run both parts: one after the other on a CPU; on a GPU at the same time, each on a stream of its own.
+
+        A backward runs on the stream of its forward, so the forward of the pair takes the other stream.
+        """
+        if self.pipeline.device.type != "cuda":
+            for part in action.parts:
+                self._run[part.op](part)
+            return
+        self.wait(action)  # on the main stream, on which the memory of sent tensors is freed
+        main = torch.cuda.current_stream(self.pipeline.device)
+        forward, backward = sorted(action.parts, key=lambda part: part.op != Op.F)
+        backward_stream = self._streams.pop(F(backward.stage, backward.microbatch), main)
+        forward_stream = self.pipeline.side_stream if backward_stream == main else main
+        self._streams[forward] = forward_stream
+        self.pipeline.side_stream.wait_stream(main)
+        for part in action.parts:
+            with torch.cuda.stream(forward_stream if part == forward else backward_stream):
+                self._run[part.op](part)
+        main.wait_stream(self.pipeline.side_stream)
+
+    def send(self, action: Action) -> None:
+        values = self._pop((action.op[-1], action.stage, action.microbatch))
+        self.messages.send(action, values, self.kinds[action.microbatch])
+
+    def post(self, action: Action) -> None:
+        self.messages.receive(action, self.kinds[action.microbatch])
+
+    def unshard(self, action: Action) -> None:
+        self.pipeline.shards.unshard(action.stage)
+
+    def reshard(self, action: Action) -> None:
+        self.pipeline.shards.reshard(action.stage)
+
+    def reduce_grad(self, action: Action) -> None:
+        self.pipeline.shards.reduce_grad(action)
+
+    def _handle(self, handler: Handler, action: Action) -> None:
+        handler(action, self)
+
+    def _accept(self, message: Action, user: Action) -> None:
+        """Wait for a message that `user` requires, and let go of the sends that must have arrived before it."""
+        result = message.op.value, message.stage, message.microbatch
+        self._results[result] = self.messages.wait(message, user, self.pipeline.device)
+        self.messages.arrived(self.program.delivered[message])
+
+    def _pop(self, result: Result) -> tuple[torch.Tensor, ...]:
+        if result not in self._results:
+            kind, stage, m = result
+            raise PipelineError(
+                f"there is no result of {stage}{kind}{m}: its handler must call step.give(), and each result can be "
+                "received once"
+            )
+        return self._results.pop(result)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        dtype = self.pipeline.autocast
+        return torch.autocast(self.pipeline.device.type, dtype) if dtype else nullcontext()
+
+    def _randomness(self, action: Action) -> AbstractContextManager[Any]:
+        if self.pipeline.seed is None:
+            return nullcontext()
+        position = (self.pipeline.seed, self.pipeline.steps, action.stage, action.microbatch)
+        return _seeded(zlib.crc32(repr(position).encode()), self.pipeline.device)
+
+
+METHODS: dict[Op, Callable[[Step, Action], None]] = {
+    Op.F: Step.forward,
+    Op.B: Step.backward,
+    Op.I: Step.backward,
+    Op.W: Step.backward_weight,
+    Op.OVERLAP_F_B: Step.overlapped,
+    Op.OVERLAP_B_F: Step.overlapped,
+    Op.SEND_F: Step.send,
+    Op.SEND_B: Step.send,
+    Op.RECV_F: Step.post,
+    Op.RECV_B: Step.post,
+    Op.UNSHARD: Step.unshard,
+    Op.RESHARD: Step.reshard,
+    Op.REDUCE_GRAD: Step.reduce_grad,
+}
+
+
+def _recorded(run: Callable[[Action], None], action: Action) -> None:
+    """Run an action as "PP:2F0" in a trace of torch's profiler."""
+    with record_function(f"PP:{action}"):
+        run(action)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Start the random number generators at `seed`, and restore their state at the end."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
