@@ -6,21 +6,12 @@ time appears in the simulation, and lowering adds the messages. The package impo
 
 from importlib import import_module
 
+from ppedu.zoo.facts import Facts
 from ppedu.zoo.registry import register, schedule, schedules
 
-__all__ = ["register", "schedule", "schedules"]
+__all__ = ["Facts", "register", "schedule", "schedules"]
 
-# Each module registers its schedules when imported; `schedules()` lists them in this order.
-FAMILIES = (
-    "gpipe",
-    "one_f_one_b",
-    "interleaved",
-    "zero_bubble",
-    "v_shaped",
-    "hanayo",
-    "overlap",
-    "dualpipe",
-    "chimera",
-)
+# Each family registers its schedules when imported; `schedules` lists them in this order, from the simplest on.
+FAMILIES = "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "v_shaped", "hanayo", "overlap", "dualpipe", "chimera"
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

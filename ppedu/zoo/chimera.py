@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
-from ppedu.zoo.facts import Facts
-from ppedu.zoo.registry import register
+from ppedu.zoo import Facts, register
 
 
 @register(
@@ -15,9 +14,8 @@ from ppedu.zoo.registry import register
     placement="bidirectional",
     facts=Facts(
         "doi.org/10.1109/SC41405.2020.00049; by simulation",
-        idle="(p-1)*(F+m*B)",
+        idle="(p-1)*(F+m*B) if F <= B",
         idle_in_span="(p-1)*(m*B + F*(m % 2))",
-        holds="F <= B",
         peak="1",
     ),
 )
@@ -43,11 +41,9 @@ def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     placement="bidirectional",
     facts=Facts(
         "arXiv 2107.06925, table 2",
-        idle="(p/2-1)*(F+B)",
-        sizes="p % 2 == 0 and m % 2 == 0",
-        holds="m % p == 0 and F == B",
-        peak="p/2+1+min(r, p-1-r)",
-        peak_holds="m >= p",
+        idle="(p/2-1)*(F+B) if m % p == 0 and F == B",
+        sizes=("p % 2 == 0", "m % 2 == 0"),
+        peak="p/2+1+min(r, p-1-r) if m >= p",
     ),
 )
 def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F, I, W, overlap
 from ppedu.core.errors import SettingError
-from ppedu.zoo.facts import Facts
-from ppedu.zoo.registry import register
+from ppedu.zoo import Facts, register
 
 
 @register(
@@ -16,9 +15,8 @@ from ppedu.zoo.registry import register
     placement="bidirectional",
     facts=Facts(
         "arXiv 2412.19437, table 2",
-        idle="(p/2-1)*(FB+B-3*W)",
-        sizes="p % 2 == 0 and m % 2 == 0 and m >= 2*p",
-        holds="F == I and W <= I and FB == F+B",
+        idle="(p/2-1)*(FB+B-3*W) if F == I and W <= I and FB == F+B",
+        sizes=("p % 2 == 0", "m % 2 == 0", "m >= 2*p"),
         peak="p+1",
     ),
 )
@@ -52,9 +50,8 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     chunks=2,
     facts=Facts(
         "github.com/deepseek-ai/DualPipe",
-        idle="(p-1)*(FB+B-3*W)/2",
-        sizes="m >= 2*p",
-        holds="F == I and W <= I and FB == F+B",
+        idle="(p-1)*(FB+B-3*W)/2 if F == I and W <= I and FB == F+B",
+        sizes=("m >= 2*p",),
         peak="(2*p+1)/2",
     ),
 )

@@ -17,19 +17,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Facts:
-    """Closed forms of a schedule, the conditions under which they hold, and their source.
+    """Closed forms of a schedule and their source. A formula may be followed by " if " and the conditions for it.
 
     source: the paper or the repository, and what was corrected or added to it.
     idle: the time for which every rank waits.
     makespan: instead of `idle`, where the ranks wait for different times.
-    idle_in_span: the bubble of the Zero Bubble papers, which is the span less m(F+B); the same as `idle` by default.
+    idle_in_span: the bubble of the Zero Bubble papers, which is the span less m(F+B), under the conditions of `idle`.
+        By default it is the same as `idle`.
     hops: the number of messages that lengthen the three above. Without it they hold for c = 0 only, unless c occurs in
         them.
     remark: what to print where there is no formula for the time.
-    sizes: the sizes for which the schedule exists.
-    holds: the conditions, in addition to `sizes`, for the formulas of time.
+    sizes: the conditions under which the schedule exists; the other conditions are in addition to these.
     peak: the peak of the activations on rank r, in microbatches.
-    peak_holds: the conditions, in addition to `sizes`, for `peak`.
     """
 
     source: str
@@ -38,10 +37,8 @@ class Facts:
     idle_in_span: str = ""
     hops: str = ""
     remark: str = ""
-    sizes: str = ""
-    holds: str = ""
+    sizes: tuple[str, ...] = ()
     peak: str = ""
-    peak_holds: str = ""
 
     @property
     def has_chunks(self) -> bool:
@@ -50,22 +47,24 @@ class Facts:
 
     def cells(self) -> tuple[str, str, str]:
         """Return the sizes, the time without latency and the peak as a table prints them; "" for what is not known."""
-
-        def conditional(formula: str, conditions: str) -> str:
-            needed = " and ".join(split_conditions(conditions, latency=False))
-            return text(without_latency(formula) + (f" if {needed}" if needed else ""))
-
-        time = self.idle or (f"makespan {self.makespan}" if self.makespan else self.remark)
+        time, conditions = split(self.idle or (f"makespan {self.makespan}" if self.makespan else self.remark), False)
         if self.idle_in_span:
-            time += f", {self.idle_in_span} in span"
-        return text(self.sizes), conditional(time, self.holds), conditional(self.peak, self.peak_holds)
+            time += f", {split(self.idle_in_span, False)[0]} in span"
+        peak, peak_conditions = split(self.peak, False)
+        return text(*self.sizes), _conditional(time, conditions), _conditional(peak, peak_conditions)
 
 
-def text(expression: str) -> str:
-    """Return a formula or a condition in mathematical notation: "(p-1)(F+B) if p divides m"."""
-    expression = re.sub(r"(\w) % 2 == 0", r"\1 even", expression)
-    expression = re.sub(r"(\w) % (\w) == 0", r"\2 divides \1", expression)
-    return expression.replace("*", "").replace("==", "=").replace(" and ", ", ")
+def _conditional(formula: str, conditions: list[str]) -> str:
+    return text(formula) + (f" if {text(*conditions)}" if conditions else "")
+
+
+def split(fact: str, latency: bool) -> tuple[str, list[str]]:
+    """Return the formula of a fact and its conditions, without what is about c unless there is `latency`."""
+    formula, _, joined = fact.partition(" if ")
+    conditions = joined.split(" and ") if joined else []
+    if latency:
+        return formula, conditions
+    return re.sub(r"\+(\d\*)?c\b", "", formula), [each for each in conditions if "c" not in letters_of(each)]
 
 
 def letters_of(expression: str) -> list[str]:
@@ -73,12 +72,8 @@ def letters_of(expression: str) -> list[str]:
     return re.findall(r"[A-Za-z_]+", expression)
 
 
-def without_latency(formula: str) -> str:
-    """Return `formula` without its terms in c."""
-    return re.sub(r"\+(\d\*)?c\b", "", formula)
-
-
-def split_conditions(conditions: str, latency: bool) -> list[str]:
-    """Return the single conditions of a conjunction; those on c only if there is `latency`."""
-    each = conditions.split(" and ") if conditions else []
-    return [condition for condition in each if latency or "c" not in letters_of(condition)]
+def text(*expressions: str) -> str:
+    """Return formulas or conditions in mathematical notation: "(p-1)(F+B)", "p divides m, m >= 2p"."""
+    joined = re.sub(r"(\w) % 2 == 0", r"\1 even", ", ".join(expressions))
+    joined = re.sub(r"(\w) % (\w) == 0", r"\2 divides \1", joined)
+    return joined.replace("*", "").replace("==", "=")

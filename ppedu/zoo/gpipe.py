@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
-from ppedu.zoo.facts import Facts
-from ppedu.zoo.registry import register
+from ppedu.zoo import Facts, register
 
 
 @register("naive", facts=Facts("arXiv 1811.06965, figure 2", idle="(p-1)*m*(F+B)", hops="2*m*(p-1)", peak="1"))

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
-from ppedu.zoo.facts import Facts
+from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import equal_groups
-from ppedu.zoo.registry import register
 
 
 @register(
@@ -18,11 +17,9 @@ from ppedu.zoo.registry import register
     chunks=2,
     facts=Facts(
         "arXiv 2308.15762; formulas by simulation",
-        idle="2*(p-1)*max(F, B)/v",
-        sizes="v % 2 == 0",
-        holds="m % p == 0",
-        peak="p",
-        peak_holds="m % p == 0 and m >= 2*p",
+        idle="2*(p-1)*max(F, B)/v if m % p == 0",
+        sizes=("v % 2 == 0",),
+        peak="p if m % p == 0 and m >= 2*p",
     ),
 )
 def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:

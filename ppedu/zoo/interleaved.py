@@ -11,8 +11,7 @@ from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count
-from ppedu.zoo.facts import Facts
-from ppedu.zoo.registry import register
+from ppedu.zoo import Facts, register
 
 
 def equal_groups(ranks: int, microbatches: int) -> list[range]:
@@ -32,13 +31,7 @@ def depth_first(rank: int, ranks: int, chunks: int, groups: list[range]) -> tupl
 
 @register(
     "interleaved",
-    facts=Facts(
-        "arXiv 2104.04473, §2.2",
-        idle="(p-1)*(F+B)/v",
-        holds="m >= p",
-        peak="min(p*v+p-1-2*r, m*v)/v",
-        peak_holds="m % p == 0",
-    ),
+    facts=Facts("arXiv 2104.04473, §2.2", idle="(p-1)*(F+B)/v if m >= p", peak="min(p*v+p-1-2*r, m*v)/v if m % p == 0"),
 )
 def interleaved(
     rank: int, ranks: int, microbatches: int, chunks: int = 2, group: int | None = None
@@ -85,7 +78,7 @@ def _fixed_groups(ranks: int, microbatches: int, chunks: int, group: int) -> lis
     return groups
 
 
-@register("looped-bfs", facts=Facts("arXiv 2211.05953", idle="(p-1)*(F+B)/v", holds="m >= p", peak="m"))
+@register("looped-bfs", facts=Facts("arXiv 2211.05953", idle="(p-1)*(F+B)/v if m >= p", peak="m"))
 def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
     """Run all microbatches through one chunk, then through the next: breadth first (Lamy-Poirier, arXiv 2211.05953).
 

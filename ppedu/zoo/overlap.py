@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F, overlap
-from ppedu.zoo.facts import Facts
+from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import depth_first, equal_groups
-from ppedu.zoo.registry import register
 
 
 @register(
     "1f1b-overlap",
     facts=Facts(
         "github.com/NVIDIA/Megatron-LM, combined 1F1B, without chunks",
-        makespan="p*(F+B) + (m-1)*FB",
-        holds="FB >= max(F, B)",
+        makespan="p*(F+B) + (m-1)*FB if FB >= max(F, B)",
         peak="min(2*p-2*r, m)",
     ),
 )
@@ -41,10 +39,8 @@ def one_f_one_b_overlap(rank: int, ranks: int, microbatches: int) -> Iterator[Ac
     "interleaved-overlap",
     facts=Facts(
         "github.com/NVIDIA/Megatron-LM, combined 1F1B",
-        makespan="p*(F+B) + (m*v-p*(v-1)-1)*FB/v",
-        holds="m % p == 0 and FB >= max(F, B)",
-        peak="min(p*v+p-2*r, m*v)/v",
-        peak_holds="m % p == 0",
+        makespan="p*(F+B) + (m*v-p*(v-1)-1)*FB/v if m % p == 0 and FB >= max(F, B)",
+        peak="min(p*v+p-2*r, m*v)/v if m % p == 0",
     ),
 )
 def interleaved_overlap(

@@ -23,7 +23,7 @@ from ppedu.core.costs import Costs
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.validate import require_count, require_size
-from ppedu.zoo.facts import letters_of, split_conditions, text, without_latency
+from ppedu.zoo.facts import letters_of, split, text
 from ppedu.zoo.registry import facts_of, published
 
 Letters = dict[str, Any]
@@ -197,25 +197,29 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
         raise SettingError(f"the number of chunks of {name} is fixed; leave out chunks")
     noun = _of(known, name)
     letters = _letters(ranks, microbatches, costs, 2 if chunks is None else chunks)
-    for condition in split_conditions(facts.sizes, latency=False):
+    for condition in facts.sizes:
         if not _evaluate(condition, letters):
             raise SettingError(f"{name} exists only for {text(condition)}; got {_values(condition, letters)}")
+    latency = letters["c"] > 0
+    formula, conditions = split(getattr(facts, known), latency)
+    if known == "idle_in_span":
+        _, conditions = split(facts.idle, latency)
+    conditions = [*facts.sizes, *conditions]
     if quantity == "peak":
-        holds = _require(noun, facts.peak, [facts.sizes, facts.peak_holds], letters)
-        peaks = tuple(_evaluate(f"({facts.peak})*A", {**letters, "r": rank}) for rank in range(ranks))
-        return Fact(peaks, text(facts.peak), holds, facts.source)
-    if facts.peak and "r" not in letters_of(facts.peak):
-        letters["k"] = _evaluate(facts.peak, letters)
-    formula, source = getattr(facts, known), facts.source
-    if not letters["c"]:
-        formula = without_latency(formula)
-    elif facts.hops:
+        _require(noun, formula, conditions, letters)
+        peaks = tuple(_evaluate(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
+        return Fact(peaks, text(formula), text(*conditions), facts.source)
+    source = facts.source
+    if latency and facts.hops:
         formula, source = f"({formula} + {facts.hops}*c)", f"{source}; latency by simulation"
-    elif "c" not in letters_of(formula):
+    elif latency and "c" not in letters_of(formula):
         raise SettingError(f"{noun}, {text(formula)}, is known for zero latency only; simulate it")
+    peak_formula, _ = split(facts.peak, latency)
+    if peak_formula and "r" not in letters_of(peak_formula):
+        letters["k"] = _evaluate(peak_formula, letters)
     formula = _DERIVED[quantity][known].format(formula)
-    holds = _require(noun, formula, [facts.sizes, facts.holds], letters)
-    return Fact(_evaluate(formula, letters), text(formula), holds, source)
+    _require(noun, formula, conditions, letters)
+    return Fact(_evaluate(formula, letters), text(formula), text(*conditions), source)
 
 
 def _of(field: str, name: str) -> str:
@@ -275,14 +279,12 @@ def _require_no_gain(costs: Costs, ranks: int) -> None:
                 )
 
 
-def _require(noun: str, formula: str, conditions: Sequence[str], letters: Letters) -> str:
-    """Return the conditions as text. Raise SettingError unless all of them hold."""
-    needed = [each for several in conditions for each in split_conditions(several, letters["c"] > 0)]
-    for condition in needed:
+def _require(noun: str, formula: str, conditions: Sequence[str], letters: Letters) -> None:
+    """Raise SettingError unless all conditions of a formula hold."""
+    for condition in conditions:
         if not _evaluate(condition, letters):
             values = _values(condition, letters)
             raise SettingError(f"{noun}, {text(formula)}, holds for {text(condition)}; got {values}; simulate it")
-    return text(" and ".join(needed))
 
 
 def _values(condition: str, letters: Letters) -> str:

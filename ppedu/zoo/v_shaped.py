@@ -10,12 +10,11 @@ from numbers import Real
 from ppedu.core.actions import Action, F, I, W
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
-from ppedu.zoo.facts import Facts
-from ppedu.zoo.registry import register
+from ppedu.zoo import Facts, register
 
 PERIOD = 6  # ticks from one microbatch to the next: F, I and W of two chunks, a tick each
 SOURCE = "arXiv 2405.15362; idle time by simulation"
-IDLE = "(p-1+2*(p-k)+max(0, 3*p-4*k))*F/2"
+IDLE = "(p-1+2*(p-k)+max(0, 3*p-4*k))*F/2 if m >= p and F == I == W"
 
 
 @register("v-adaptive", placement="v", chunks=2, facts=Facts("arXiv 2405.15362", remark="as v-half for k = memory"))
@@ -42,7 +41,7 @@ def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None =
     "v-half",
     placement="v",
     chunks=2,
-    facts=Facts(SOURCE, idle=IDLE, holds="m >= p and F == I == W", peak="(p+2)//2", peak_holds="m >= p and M_W == 1"),
+    facts=Facts(SOURCE, idle=IDLE, peak="(p+2)//2 if m >= p and M_W == 1"),
 )
 def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Run v-adaptive in half of ZB-V's memory, floor((p+2)/2) activations (Qi et al., arXiv 2405.15362, §3).
@@ -57,7 +56,7 @@ def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     "v-min",
     placement="v",
     chunks=2,
-    facts=Facts(SOURCE, idle=IDLE, holds="m >= p and F == I == W", peak="(p+4)//3", peak_holds="m >= p and M_W == 1"),
+    facts=Facts(SOURCE, idle=IDLE, peak="(p+4)//3 if m >= p and M_W == 1"),
 )
 def v_min(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Run v-adaptive in a third of ZB-V's memory, floor((p+4)/3) activations (Qi et al., arXiv 2405.15362, §3).

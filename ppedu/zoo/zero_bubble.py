@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from ppedu.core.actions import Action, F, I, Op, W
-from ppedu.zoo.facts import Facts
+from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import depth_first, equal_groups
-from ppedu.zoo.registry import register
 
 
 @register(
@@ -16,11 +15,9 @@ from ppedu.zoo.registry import register
     facts=Facts(
         "arXiv 2401.10241, table 2; corrected by simulation",
         # The paper's F+I-W is for W <= F and W <= I.
-        idle="(p-1)*max(F+3*c, I+2*c, F+I+4*c-W)",
+        idle="(p-1)*max(F+3*c, I+2*c, F+I+4*c-W) if m >= p and (c == 0 or m > p) and 2*c <= W",
         idle_in_span="(p-1)*max(I+2*c, F+I+4*c-W)",
-        holds="m >= p and (c == 0 or m > p) and 2*c <= W",
-        peak="p-r + r*M_W",
-        peak_holds="m >= p",
+        peak="p-r + r*M_W if m >= p",
     ),
 )
 def zb_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -38,11 +35,9 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     facts=Facts(
         "arXiv 2401.10241, table 2; corrected by simulation",
         # The paper leaves out I-F: the first gradient comes back late if I is long.
-        idle="(p-1)*max(F+c, I+2*c-F, F+I+2*c-2*W)",
+        idle="(p-1)*max(F+c, I+2*c-F, F+I+2*c-2*W) if m >= 2*p-1 and 2*c <= F+I",
         idle_in_span="(p-1)*max(0, I+2*c-F, F+I+2*c-2*W)",
-        holds="m >= 2*p-1 and 2*c <= F+I",
-        peak="2*p-2*r-1 + 2*r*M_W",
-        peak_holds="m >= 2*p-1",
+        peak="2*p-2*r-1 + 2*r*M_W if m >= 2*p-1",
     ),
 )
 def zb_h2(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -99,11 +94,9 @@ def zb_interleaved(rank: int, ranks: int, microbatches: int, chunks: int = 2) ->
     chunks=2,
     facts=Facts(
         "arXiv 2401.10241, §6; idle time by simulation",
-        idle="(p-1)*F/2",
+        idle="(p-1)*F/2 if m >= 2*p-1 and F == I == W",
         idle_in_span="0",
-        holds="m >= 2*p-1 and F == I == W",
-        peak="p",
-        peak_holds="m >= 2*p-1",
+        peak="p if m >= 2*p-1",
     ),
 )
 def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
