@@ -148,7 +148,7 @@ def _cores() -> Found:
 
 
 def _memory() -> Found:
-    from ppedu.notebook.pool import free_memory, memory
+    from ppedu.notebook.resources import free_memory, memory
 
     free = free_memory()
     if free is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
 from ppedu.core.dependencies import Replay, Result, posts, produces, requires
 from ppedu.core.placement import TOWARDS
+from ppedu.core.waiting import rings
 
 if TYPE_CHECKING:
     from ppedu.core.schedule import Schedule
@@ -208,24 +209,17 @@ def _too_early(schedule: Schedule, known: Collection[int], placed: Placed, maker
 def _deadlocks(
     schedule: Schedule, blocked: dict[int, tuple[int, Result]], placed: Placed, maker: Maker
 ) -> Iterator[Problem]:
-    waits_for = {rank: placed[maker[missing]][0] for rank, (_, missing) in blocked.items() if missing in maker}
-    seen: set[int] = set()
-    for start in sorted(waits_for):
-        path: list[int] = []
-        rank = start
-        while rank in waits_for and rank not in seen:
-            seen.add(rank)
-            path.append(rank)
-            rank = waits_for[rank]
-        # A ring ends where it began; a rank that waits for itself is an "order" problem.
-        ring = path[path.index(rank) :] if rank in path else []
-        if len(ring) > 1:
+    waits_for = {
+        rank: [placed[maker[missing]][0]] for rank, (_, missing) in sorted(blocked.items()) if missing in maker
+    }
+    for ring in rings(waits_for):
+        if len(ring) > 1:  # a rank that waits for itself is an "order" problem
             links = []
-            for member in ring:
+            for member, peer in zip(ring, ring[1:] + ring[:1], strict=True):
                 index, missing = blocked[member]
                 links.append(
                     f"rank {member} waits at position {index} ({schedule.orders[member][index]}) "
-                    f"for {maker[missing]} of rank {waits_for[member]}"
+                    f"for {maker[missing]} of rank {peer}"
                 )
             index, _ = blocked[ring[0]]
             yield Problem(ring[0], index, schedule.orders[ring[0]][index], "deadlock", "deadlock: " + ", ".join(links))

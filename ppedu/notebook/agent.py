@@ -1,7 +1,7 @@
-"""Ranks started by torchrun itself, for several nodes or where ranks cannot be forked. It talks as `zygote` does.
+"""The launcher that starts torchrun itself, for several nodes or where ranks cannot be forked.
 
-Each rank that torchrun starts runs this module's `main`: it asks here, over a socket in the run's folder, where to
-write, does what every rank does, and says with what exit code it ends.
+Each rank that torchrun starts runs `main` of this module. It connects to a socket in the run's folder, receives the
+descriptor to write to, runs the program, and reports its exit code.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from ppedu.notebook.exchange import write_private
-from ppedu.notebook.rank import read_job, redirect, work
-from ppedu.notebook.zygote import PACKET, adopt, kill_children, receive, send, signal_all
+from ppedu.notebook.launcher import PACKET, become_subreaper, close_all, kill_children, receive, send, signal_all
+from ppedu.notebook.rank import read_job, redirect, run_program
 
-MOST_LINES = 12  # of what torchrun itself has to say
-LOST = -signal.SIGKILL  # the status of a rank of which torchrun does not say how it ended
+MAX_LINES = 12  # of torchrun's own output, in an error
+LOST = -signal.SIGKILL  # the status of a rank whose end neither it nor torchrun has reported
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Start torchrun as told on the socket `descriptor`, until it closes."""
-    adopt()
+    """Start torchrun as requested on the socket `descriptor`, until it closes."""
+    become_subreaper()
     control = socket.socket(fileno=descriptor)
     send(control, ready=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -39,10 +39,10 @@ def serve(descriptor: int) -> NoReturn:
     request, descriptors = receive(control)
     while request:
         folder = request.get("folder", folder)
-        if "run" in request:  # a signal is meant for ranks that have ended
+        if "run" in request:  # any other request is for ranks that have ended
             folder = request["run"]
-            door, job, *pipes = descriptors
-            os.close(door)  # torchrun keeps the store
+            listener, job, *pipes = descriptors
+            os.close(listener)  # torchrun serves the store itself
             if not _run(control, Path(folder), job, pipes):
                 break
         request, descriptors = receive(control)
@@ -51,12 +51,12 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) -> bool:
-    """One program on the ranks of this machine, from the first to the last; False if `control` has been closed."""
+    """Run one program on the ranks of this node; return False if `control` was closed meanwhile."""
     job = read_job(job_file)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with _in_short(folder) as path:
-        door.bind(f"{path}/door")
-    door.listen()
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with _short_path(folder) as path:
+        server.bind(f"{path}/socket")
+    server.listen()
     command = [sys.executable, "-m", "torch.distributed.run", *job["flags"], f"--log-dir={folder / 'logs'}"]
     with (folder / "torchrun.log").open("wb") as log:
         torchrun = subprocess.Popen(
@@ -68,23 +68,23 @@ def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) 
             stderr=log,
             start_new_session=True,
         )
-    watch = os.pidfd_open(torchrun.pid)
+    torchrun_end = os.pidfd_open(torchrun.pid)
     processes: dict[int, int] = {}  # by local rank
     connections: dict[int, socket.socket] = {}
     ended: dict[int, int] = {}  # by local rank: the status
-    untold: list[int] = []  # those of whom it is told when torchrun has ended, too: the last one, and the lost
+    unsent: list[int] = []  # ranks whose end is reported after torchrun's: the last one, and those that were lost
     with selectors.DefaultSelector() as selector:
-        for each in (control, door, watch):
+        for each in (control, server, torchrun_end):
             selector.register(each, selectors.EVENT_READ)
         while torchrun.poll() is None:
             for key, _ in selector.select():
                 if key.fileobj is control:
                     request, _ = receive(control)
-                    if request.get("signal") == signal.SIGKILL or not request:
+                    if "kill" in request or not request:
                         torchrun.kill()
                         signal_all(processes.values(), signal.SIGKILL)
                         torchrun.wait()
-                    elif "where" in request:
+                    elif "locate" in request:
                         for connection in connections.values():
                             with contextlib.suppress(OSError):
                                 connection.send(b"?")
@@ -92,12 +92,12 @@ def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) 
                     if not request:
                         kill_children()
                         return False
-                elif key.fileobj is door:
-                    connection, _ = door.accept()
+                elif key.fileobj is server:
+                    connection, _ = server.accept()
                     hello = json.loads(connection.recv(PACKET))
                     local = hello["local"]
                     processes[local], connections[local] = hello["process"], connection
-                    with contextlib.suppress(OSError):  # it may be gone again
+                    with contextlib.suppress(OSError):  # the rank may have ended already
                         socket.send_fds(connection, [b"!"], [pipes[local], job_file])
                     selector.register(connection, selectors.EVENT_READ, local)
                     send(control, rank=local, process=hello["process"])
@@ -109,31 +109,31 @@ def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) 
                             if len(ended) < len(pipes):
                                 send(control, rank=key.data, status=ended[key.data])
                             else:
-                                untold.append(key.data)
+                                unsent.append(key.data)
     kill_children()
-    # What torchrun says of ranks that could not say it themselves.
-    said = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
-    told = {int(process): int(code) for code, process in re.findall(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)", said)}
+    # torchrun's log has the exit codes of the ranks that could not report one.
+    log_text = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+    logged = re.findall(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)", log_text)
+    exit_codes = {int(process): int(code) for code, process in logged}
     if torchrun.returncode and not processes:
-        end = "\n".join(said.splitlines()[-MOST_LINES:])
-        failure = {"rank": 0, "time": time.monotonic(), "text": f"torchrun could not start it:\n{end}"}
+        last_lines = "\n".join(log_text.splitlines()[-MAX_LINES:])
+        failure = {"rank": 0, "time": time.monotonic(), "text": f"torchrun could not start it:\n{last_lines}"}
         write_private(folder / "0.json", json.dumps(failure).encode())
     for local in set(range(len(pipes))) - set(ended):
-        ended[local] = told.get(processes[local], LOST) if local in processes else torchrun.returncode
-        untold.append(local)
-    untold.sort(key=lambda local: ended[local] == -signal.SIGTERM)  # what torchrun itself ended is not the cause
-    for local in untold:
+        ended[local] = exit_codes.get(processes[local], LOST) if local in processes else torchrun.returncode
+        unsent.append(local)
+    unsent.sort(key=lambda local: ended[local] == -signal.SIGTERM)  # torchrun's own kills are not the root cause
+    for local in unsent:
         send(control, rank=local, status=ended[local])
-    for descriptor in (watch, job_file, *pipes):
-        os.close(descriptor)
-    for each in (door, *connections.values()):
+    close_all([torchrun_end, job_file, *pipes])
+    for each in (server, *connections.values()):
         each.close()
     return True
 
 
 @contextlib.contextmanager
-def _in_short(folder: Path) -> Iterator[str]:
-    """Another path of the folder: a socket's may have 107 characters, and that of temporary files can be longer."""
+def _short_path(folder: Path) -> Iterator[str]:
+    """Provide a short path of `folder`: that of a socket is limited to 107 characters."""
     descriptor = os.open(folder, os.O_PATH)
     try:
         yield f"/proc/self/fd/{descriptor}"
@@ -142,12 +142,12 @@ def _in_short(folder: Path) -> Iterator[str]:
 
 
 def main() -> NoReturn:
-    """One rank, started by torchrun as `-m ppedu.notebook.agent FOLDER`."""
+    """Run one rank, started by torchrun as `-m ppedu.notebook.agent FOLDER`."""
     folder = Path(sys.argv[1])
     local = int(os.environ["LOCAL_RANK"])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with _in_short(folder) as path:
-        connection.connect(f"{path}/door")
+    with _short_path(folder) as path:
+        connection.connect(f"{path}/socket")
     send(connection, local=local, process=os.getpid())
     _, (output, job_file), _, _ = socket.recv_fds(connection, PACKET, 2)
     job = read_job(job_file)
@@ -158,7 +158,7 @@ def main() -> NoReturn:
         import torch
 
         torch.set_num_threads(1)
-        status = work(local, folder, job, connection.fileno())
+        status = run_program(local, folder, job, connection.fileno())
     finally:
         with contextlib.suppress(OSError):
             send(connection, status=status)

@@ -28,7 +28,8 @@ from ppedu.notebook.exchange import (
 )
 from ppedu.notebook.live import LiveRun
 from ppedu.notebook.output import Output
-from ppedu.notebook.pool import LAUNCHERS, RankPool, memory, require_run
+from ppedu.notebook.pool import LAUNCHERS, RankPool
+from ppedu.notebook.resources import memory, require_run
 
 MOST_CHARACTERS = 100_000  # of an error that are shown
 SAVED = "# Saved from a notebook by ppedu."  # the first line of a saved script
@@ -165,7 +166,7 @@ class TorchrunMagic(Magics):
             raise CellError(f"%ranks: there is no {line.strip()!r}; there is: %ranks, %ranks stop")
         running = [(pool, *each) for pool in self.pools.values() for each in sorted(pool.processes.items())]
         for pool, rank, process in running:
-            seconds = time.monotonic() - pool.since
+            seconds = time.monotonic() - pool.started_at
             print(f"rank {rank}: process {process}, since {seconds:.0f} s, {_told(process)}")
         if not running:
             print("no rank runs")
@@ -190,7 +191,7 @@ class TorchrunMagic(Magics):
         folder, screen = new_folder(), _Screen(self._shell)
         self._folder = folder
         try:
-            pool.make(folder)
+            pool.make_folder(folder)
             file = folder / "cell.py"
             write_private(file, program.encode())
             write_private(folder / INPUTS, values)

@@ -1,12 +1,9 @@
-"""The rank pool: starts a program on several ranks, listens to them, and leaves no process behind."""
+"""The rank pool: starts a program on several ranks, passes on their output, and leaves no process behind."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import linecache
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -15,77 +12,63 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import ppedu
 from ppedu.core.errors import PipelineError, RankError, SettingError
-from ppedu.core.validate import require_count
+from ppedu.notebook.environment import HOME, launcher_environment, module_path, rank_environment
 from ppedu.notebook.exchange import new_folder
-from ppedu.notebook.waits import Place, told
-from ppedu.notebook.zygote import MOST_RANKS, PACKET, kill_group, receive, send
+from ppedu.notebook.failure import describe_status, explain, read_location
+from ppedu.notebook.hang import describe_hang
+from ppedu.notebook.launcher import PACKET, close_all, kill_group, receive, send
+from ppedu.notebook.resources import require_run
 
-LAUNCHERS = {"zygote": "zygote", "torchrun": "agent"}  # and the module of each
-HOME = str(Path(ppedu.__file__).parent.parent)
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
-PATIENCE = 10.0  # seconds in which ranks that were killed must be gone, before what starts them is ended, too
-GRACE = 1.0  # seconds that the other ranks get to end by themselves once one has failed
+LAUNCHERS = {"zygote": "zygote", "torchrun": "agent"}  # the module of each
+KILL_TIMEOUT = 10.0  # seconds in which the launcher must report the end of killed ranks, or it is killed, too
+GRACE_PERIOD = 1.0  # seconds that the other ranks get to end by themselves once one has failed
 
-# What a rank is told when the one it talks to is gone: never the first cause.
-ECHO = re.compile("[Cc]onnection (closed|reset|refused)|remote worker crashing|Broken pipe")
-
-# Memory that a rank needs for itself, in bytes: what one that trains a small model was seen to take.
-RANK_NEEDS = 35 << 20
-
-Write = Callable[[int, bytes], None]  # takes a rank and what it has written; nothing more comes after b""
+Write = Callable[[int, bytes], None]  # receives a rank and a piece of its output; b"" after the last one
 
 
 class RankPool:
-    """Ranks on this machine, forked from a process that has torch imported already, or started by torchrun.
+    """Ranks on this machine, forked from a process that has already imported torch, or started by torchrun.
 
-    launcher: "zygote" forks, which takes milliseconds; "torchrun" starts the real torchrun, which takes seconds and can
-        be one of several machines.
+    launcher: "zygote" forks ranks in milliseconds; "torchrun" starts the real torchrun, which takes seconds and can be
+        one of several nodes.
 
-    The process that starts ranks is itself started by the first `start` or `run` and ends with this object's `close`
-    or with this process. One program runs at a time.
+    The launcher is itself a process. The first `start` or `run` starts it; it ends with `close` or with this process.
+    One program runs at a time.
 
     Raises:
-        SettingError: there is no such launcher, or this is not Linux.
+        SettingError: the launcher is unknown, or this is not Linux.
     """
 
     def __init__(self, launcher: str = "zygote") -> None:
         if not isinstance(launcher, str) or launcher not in LAUNCHERS:
-            raise SettingError(f"there is no launcher {launcher!r}; there is: {', '.join(LAUNCHERS)}")
+            raise SettingError(f"unknown launcher {launcher!r}; available: {', '.join(LAUNCHERS)}")
         if sys.platform != "linux":
             raise SettingError(
-                "ranks can be started from here on Linux only (on Windows: in WSL); "
-                "elsewhere, save the cell with --save and start it with torchrun"
+                "ranks can only be started from here on Linux (on Windows: in WSL); "
+                "elsewhere, save the cell with --save and start the script with torchrun"
             )
         self.launcher = launcher
-        self.processes: dict[int, int] = {}  # by rank, while they run
-        self.since = 0.0  # when they were started
+        self.processes: dict[int, int] = {}  # by rank, while it runs
+        self.started_at = 0.0
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._ready = False
-        self._settled = True  # every rank that was asked for is known to have ended
-        self._runner: threading.Thread | None = None  # who asked for them
+        self._idle = True  # every rank that was started has ended
+        self._runner: threading.Thread | None = None  # the thread that waits in `run`
 
     @property
     def server(self) -> int | None:
-        """The process that starts ranks, if it is there."""
+        """The process ID of the launcher, None while it does not run."""
         return self._server.pid if self._server is not None and self._server.poll() is None else None
 
     def start(self) -> None:
-        """Start the process that starts ranks, if it is not there; do not wait for its imports.
-
-        Raises:
-            PipelineError: torch is not installed.
-        """
-        if self.server and self._settled:
+        """Start the launcher unless it runs; do not wait for its imports."""
+        if self.server and self._idle:
             return
         self.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,40 +77,40 @@ class RankPool:
             self._server = subprocess.Popen(
                 [sys.executable, "-c", f"from ppedu.notebook.{module} import serve; serve({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | ONE_THREAD | {"PYTHONPATH": _paths()},
+                env=launcher_environment(),
                 cwd=HOME,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # an interrupt at the terminal is for us to handle
+                start_new_session=True,  # so that an interrupt at the terminal reaches this process only
             )
-        self._control, self._ready, self._settled = ours, False, True
+        self._control, self._ready, self._idle = ours, False, True
 
     def close(self) -> None:
-        """End the process that starts ranks, and with it any rank."""
+        """End the launcher and all ranks."""
         if self._control is not None:
             self._control.close()
         if self._server is not None:
             if self._ready:
-                self._server.send_signal(signal.SIGCONT)  # if it was stopped, it could not see its socket close
+                self._server.send_signal(signal.SIGCONT)  # a stopped launcher would not notice that its socket closed
             else:
-                self._server.kill()  # it is importing torch, and has no rank yet
+                self._server.kill()  # it is importing torch, and has not started a rank
             try:
                 self._server.wait(5)
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
-        for process in self.processes.values():  # if it could not see to that
+        for process in self.processes.values():  # the ranks of a launcher that was killed
             kill_group(process)
         self.processes = {}
         self._server = self._control = None
-        self._settled = True
+        self._idle = True
 
-    def make(self, folder: Path) -> None:
-        """Make a folder for this user alone, which the process that starts ranks removes if this process is killed.
+    def make_folder(self, folder: Path) -> None:
+        """Make a folder that only this user can read and that the launcher removes if this process is killed.
 
-        It is told before the folder is there, so that there is no moment to be killed in between.
+        The launcher gets its name before the folder exists, so that it cannot be left behind.
 
         Raises:
-            SettingError: another thread's ranks run.
+            SettingError: ranks of another thread are running.
         """
         self._require_idle()
         self.start()
@@ -148,332 +131,200 @@ class RankPool:
         environment: Mapping[str, str] | None = None,
         write: Write,
     ) -> None:
-        """Run a program on `ranks` ranks, as torchrun would, and return when all have ended well.
+        """Run a program on `ranks` ranks, as torchrun would, and return when all have succeeded.
 
-        program: a Python file, or a module's name if `module`. timeout: seconds it may take, None for no limit.
-        flags: more of torchrun's own options, for the launcher "torchrun".
-        folder: where ranks may leave something for the caller; see `make`. By default one is made, and removed at the
-            end.
-        environment: what to add to the ranks' environment.
-        write: is called with a rank and a piece of its output, stdout and stderr together, as it comes.
+        program: a Python file, or a module's name if `module`. timeout: in seconds; None for no limit.
+        flags: further options of torchrun, for the launcher "torchrun".
+        folder: where ranks leave files for the caller, see `make_folder`; by default a temporary one.
+        environment: variables to add to those of the ranks.
+        write: called with a rank and each piece of its output, stdout and stderr together.
 
         Raises:
-            SettingError: `ranks` is below 1 or above 64, or more than there is memory for; `timeout` is not above 0;
-                another argument has a wrong type; another thread's ranks run.
-            RankError: a rank has failed, or they ran out of time; all have been ended.
-            KeyboardInterrupt: with a line for each rank, which says where it was; all have been ended.
+            SettingError: `ranks` is not from 1 to 64, or more than the memory allows; `timeout` is not above 0;
+                another argument has a wrong type; ranks of another thread are running.
+            PipelineError: the launcher cannot import torch.
+            RankError: a rank has failed, or the timeout has passed. All ranks have ended.
+            KeyboardInterrupt: with a hang report. All ranks have ended.
         """
         require_run(ranks, timeout)
+        added = {} if environment is None else environment
         _require("program", "a file or a module's name", program, isinstance(program, str | Path))
         _require("folder", "a Path or None", folder, isinstance(folder, Path | None))
         _require("write", "a function of a rank and its output", write, callable(write))
         for name, texts in (("arguments", arguments), ("flags", flags)):
-            well = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
-            _require(name, "a list of strings", texts, well and all(isinstance(text, str) for text in texts))
-        added = {} if environment is None else environment
-        well = isinstance(added, Mapping) and all(isinstance(text, str) for pair in added.items() for text in pair)
+            _require(name, "a list of strings", texts, isinstance(texts, Sequence) and _are_texts(texts))
+        well = isinstance(added, Mapping) and _are_texts(added) and _are_texts(added.values())
         _require("environment", "a dict of strings", environment, well)
         self._require_idle()
         self._runner = threading.current_thread()
         self.start()
         self._wait_until_ready()
         assert self._control is not None
-        several = any(flag.startswith("--nnodes") for flag in flags)
-        door = socket.create_server(("127.0.0.1", 0))  # where the ranks find each other
-        everything = _environment(ranks, str(door.getsockname()[1]), several) | dict(added)
+        several_nodes = any(flag.startswith("--nnodes") for flag in flags)
+        listener = socket.create_server(("127.0.0.1", 0))  # where the ranks' rendezvous store will listen
+        shared = rank_environment(ranks, listener.getsockname()[1], several_nodes) | dict(added)
         job = {
             "program": str(program),
             "module": module,
             "arguments": list(arguments),
             "folder": str(Path.cwd()),
-            "environment": everything | ({"PYTHONPATH": _paths()} if self.launcher == "torchrun" else {}),
-            "flags": [*([] if several else ["--standalone"]), f"--nproc-per-node={ranks}", *flags],
+            "environment": shared | (module_path() if self.launcher == "torchrun" else {}),
+            "flags": [*([] if several_nodes else ["--standalone"]), f"--nproc-per-node={ranks}", *flags],
         }
         pipes = [os.pipe() for _ in range(ranks)]
-        readings, sent = [reading for reading, _ in pipes], [writing for _, writing in pipes]
-        sent.insert(0, os.memfd_create("job"))  # no file in a folder, as the environment may hold passwords
-        report = folder or new_folder()
+        outputs, sent = [reading for reading, _ in pipes], [writing for _, writing in pipes]
+        sent.insert(0, os.memfd_create("job"))  # not a file on disk, as the environment may hold passwords
+        run_folder = folder or new_folder()
         try:
             os.write(sent[0], json.dumps(job).encode())
             if folder is None:
-                self.make(report)
-            self._settled = False
-            self.since = time.monotonic()
-            send(self._control, door.fileno(), *sent, run=str(report))
-            _close(sent)
-            door.close()
-            self._listen(readings, str(program), report, timeout, write)
+                self.make_folder(run_folder)
+            self._idle = False
+            self.started_at = time.monotonic()
+            send(self._control, listener.fileno(), *sent, run=str(run_folder))
+            close_all(sent)
+            listener.close()
+            self._listen(outputs, str(program), run_folder, timeout, write)
         finally:
-            if not self._settled:  # an interrupt where nothing else could catch it
+            if not self._idle:  # an interrupt has come where nothing else could catch it
                 self.close()
-            door.close()
-            _close(readings)
-            _close(sent)
+            listener.close()
+            close_all(outputs)
+            close_all(sent)
             if folder is None:
-                shutil.rmtree(report, ignore_errors=True)
+                shutil.rmtree(run_folder, ignore_errors=True)
             self._runner = None
 
     def stop(self) -> None:
-        """End the ranks that run, or without any the process that starts them. Any thread may call this.
+        """End the ranks that run, or the launcher if there are none. Any thread may call this.
 
-        The `run` that waits for them in another thread raises RankError.
+        A `run` that waits in another thread raises RankError.
         """
-        processes = list(self.processes.values())  # a copy: the other thread removes those that have ended
+        processes = list(self.processes.values())  # a copy: the other thread removes ranks that have ended
         for process in processes:
             kill_group(process)
         if not processes and self._server is not None:
             if self._runner in (None, threading.current_thread()):
                 self.close()
-            else:  # which waits for ranks that have not started yet
+            else:  # the other thread waits for ranks that have not started yet
                 self._server.kill()
 
     def _require_idle(self) -> None:
-        """Raise SettingError if another thread's ranks run."""
-        if not self._settled and self._runner not in (None, threading.current_thread()):
-            raise SettingError("other ranks run already; wait until they have ended, or end them: %ranks stop")
+        """Raise SettingError if ranks of another thread are running."""
+        if not self._idle and self._runner not in (None, threading.current_thread()):
+            raise SettingError("other ranks are running; wait until they have ended, or end them with %ranks stop")
 
     def _wait_until_ready(self) -> None:
         assert self._control is not None and self._server is not None
         if not self._ready:
             answer, _ = receive(self._control)
             if not answer:
-                ended = _ended(self._server.wait())
-                raise PipelineError(
-                    f"ranks cannot be started: while torch was imported, the process for it {ended}; run it again"
-                )
+                ended = describe_status(self._server.wait())
+                raise PipelineError(f"cannot start ranks: the launcher {ended} while it imported torch; run it again")
             if error := answer.get("error"):
-                raise PipelineError(
-                    f"ranks cannot be started: importing torch failed, {error}; pip install 'ppedu[run]'"
-                )
+                raise PipelineError(f"cannot start ranks: importing torch failed: {error}; pip install 'ppedu[run]'")
             self._ready = True
 
-    def _listen(self, pipes: list[int], program: str, report: Path, timeout: float | None, write: Write) -> None:
-        """Pass on output until every rank has ended; end them all if one fails or time runs out."""
+    def _listen(self, outputs: list[int], program: str, folder: Path, timeout: float | None, write: Write) -> None:
+        """Pass on output until every rank has ended; kill all ranks if one fails or the timeout passes."""
         assert self._control is not None
-        alive = set(range(len(pipes)))
-        failed: dict[int, tuple[int, float]] = {}  # rank → status, and when it was heard of; not those ended by us
+        alive = set(range(len(outputs)))
+        failed: dict[int, tuple[int, float]] = {}  # by rank, its status and when it was reported; not if killed by us
         deadline = None if timeout is None else time.monotonic() + timeout
-        where = ""
-        stopped = False
+        hang = ""
+        killed = False
+
+        def report() -> str:
+            return self._hang_report(alive, len(outputs), folder, program)
+
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
-            for rank, pipe in enumerate(pipes):
-                os.set_blocking(pipe, False)
-                selector.register(pipe, selectors.EVENT_READ, rank)
+            for rank, output in enumerate(outputs):
+                os.set_blocking(output, False)
+                selector.register(output, selectors.EVENT_READ, rank)
             try:
                 while alive:
                     left = None if deadline is None else min(60.0, max(0.0, deadline - time.monotonic()))
                     for key, _ in selector.select(left):
                         if key.data is not None:
                             _pass_on(key, selector, write)
-                            continue
-                        answer = self._receive()
-                        if "status" not in answer:
-                            continue
-                        alive.discard(answer["rank"])
-                        if answer["status"] and not stopped:
-                            now = time.monotonic()
-                            failed[answer["rank"]] = answer["status"], now
-                            soon = now + GRACE
-                            deadline = soon if deadline is None else min(deadline, soon)
+                        elif (ended := self._receive_end()) is not None:
+                            rank, status = ended
+                            alive.discard(rank)
+                            if status and not killed:
+                                now = time.monotonic()
+                                failed[rank] = status, now
+                                deadline = min(deadline or float("inf"), now + GRACE_PERIOD)
                     if deadline is not None and time.monotonic() > deadline:
-                        if stopped:
+                        if killed:
                             break
-                        where = "" if failed else self._where(len(pipes), alive, report, program)
-                        self._signal(signal.SIGKILL)
-                        stopped, deadline = True, time.monotonic() + PATIENCE
+                        hang = "" if failed else report()
+                        self._kill()
+                        killed, deadline = True, time.monotonic() + KILL_TIMEOUT
                 for key in [*selector.get_map().values()]:
                     if key.data is not None:
                         while _pass_on(key, selector, write):
                             pass
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(self._where(len(pipes), alive, report, program)) from None
+                raise KeyboardInterrupt(report()) from None
             finally:
-                self._end(alive, PATIENCE if not stopped else 0)
+                self._end(alive, KILL_TIMEOUT if not killed else 0)
         if failed:
-            raise RankError(_explain(failed, len(pipes), report))
-        if stopped:
-            raise RankError(f"the ranks were stopped, because they had not ended after {timeout:g} s\n{where}")
+            raise RankError(explain(failed, len(outputs), folder))
+        if killed:
+            raise RankError(f"the ranks were stopped because they had not ended after {timeout:g} s\n{hang}")
 
-    def _end(self, alive: set[int], patience: float) -> None:
-        """Kill the ranks that are still alive (an interrupt has come) and wait until they are gone.
-
-        patience: seconds that the process that starts ranks has to report their end. After that, it is ended too.
-        """
-        end = time.monotonic() + patience
+    def _end(self, alive: set[int], timeout: float) -> None:
+        """Kill the ranks that are still alive and wait for their end; after `timeout` seconds kill the launcher."""
+        end = time.monotonic() + timeout
         try:
             if alive:
-                self._signal(signal.SIGKILL)
-            # A closed socket: whoever would tell of their end has ended, and they with it.
-            with selectors.DefaultSelector() as news:
-                if alive and self._control is not None:
-                    news.register(self._control, selectors.EVENT_READ)
+                self._kill()
+            with selectors.DefaultSelector() as selector:
+                if alive and self._control is not None:  # a closed launcher has taken its ranks with it
+                    selector.register(self._control, selectors.EVENT_READ)
                 while alive and self._control is not None:
-                    if not news.select(max(0.0, end - time.monotonic())):
+                    if not selector.select(max(0.0, end - time.monotonic())):
                         self.close()
-                        break
-                    answer = self._receive()
-                    if "status" in answer:
-                        alive.discard(answer["rank"])
-            self._settled = True
+                    elif (ended := self._receive_end()) is not None:
+                        alive.discard(ended[0])
+            self._idle = True
         except KeyboardInterrupt:
-            self.close()  # somebody is impatient: end them all the hard way, and start afresh next time
+            self.close()  # a second interrupt: do not wait, and start a new launcher next time
             raise
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive_end(self) -> tuple[int, int] | None:
+        """Read one message of the launcher; return the rank and its exit status if it reports the end of one."""
         assert self._control is not None
-        answer, _ = receive(self._control)
-        if not answer:
+        message, _ = receive(self._control)
+        if not message:
             self.close()
-            raise RankError("the process that starts ranks has ended, and they with it; run the cell again")
-        if "process" in answer:
-            self.processes[answer["rank"]] = answer["process"]
-        elif "status" in answer:
-            self.processes.pop(answer["rank"], None)
-        return answer
+            raise RankError("the launcher has ended, and all ranks with it; run the cell again")
+        if "process" in message:
+            self.processes[message["rank"]] = message["process"]
+        if "status" not in message:
+            return None
+        self.processes.pop(message["rank"], None)
+        return message["rank"], message["status"]
 
-    def _signal(self, number: int) -> None:
+    def _kill(self) -> None:
         if self._control is not None:
-            send(self._control, signal=number)
+            send(self._control, kill=True)
 
-    def _where(self, ranks: int, alive: set[int], report: Path, program: str) -> str:
-        """A line for each rank that is alive: the line of the program that it is at; and what keeps them there."""
+    def _hang_report(self, alive: set[int], ranks: int, folder: Path, program: str) -> str:
+        """Ask the ranks that are alive where they are, wait up to a second for their answers, and return the report."""
         if self._control is None:
             return ""
-        send(self._control, where=True)
+        send(self._control, locate=True)
         end = time.monotonic() + 1
-        while time.monotonic() < end and not all((report / f"{rank}.place").exists() for rank in alive):
+        while time.monotonic() < end and not all((folder / f"{rank}.location").exists() for rank in alive):
             time.sleep(0.02)
-        places = [_place(rank, report, program) for rank in sorted(alive)]
-        return told(places, sorted(set(range(ranks)) - alive))
-
-
-def _place(rank: int, report: Path, program: str) -> Place:
-    """What a rank has written down; of one that could not, what Python's own stack says."""
-    place = _read(report / f"{rank}.place", line=int, source=str, doing=str, kind=str, peer=(int, type(None)))
-    if place:
-        return {**place, "rank": rank}
-    stack, line, source = report / f"{rank}.stack", 0, None
-    text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
-    if own := re.search(rf'File "{re.escape(program)}", line (\d+)', text):  # innermost first
-        line = int(own[1])
-        linecache.checkcache(program)
-        source = linecache.getline(program, line).strip()
-    elif text or not stack.exists():  # a rank that has written nothing is stopped; one without the file has not begun
-        source = "".join(text.splitlines()[1:2]).strip()
-    return {"rank": rank, "line": line, "source": source, "doing": "", "kind": "", "peer": None}
-
-
-def _read(file: Path, **types: Any) -> dict[str, Any]:
-    """Return a rank's report, or {} if it is missing or damaged, as its program can write to the file, too.
-
-    types: of the values that it must hold.
-    """
-    try:
-        report = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    well = isinstance(report, dict) and all(isinstance(report.get(name), kind) for name, kind in types.items())
-    return report if well else {}
-
-
-def _ended(status: int) -> str:
-    """How a process ended: with its exit code, or minus a signal's number."""
-    names = {number.value: number.name for number in signal.Signals}
-    if status >= 0:
-        return f"ended with exit code {status}"
-    return f"was killed by {names.get(-status, f'signal {-status}')}"
-
-
-def _close(descriptors: list[int]) -> None:
-    """Close them, each once, however often this is called."""
-    while descriptors:
-        os.close(descriptors.pop())
-
-
-def _paths() -> str:
-    """Where Python looks for modules, this package's home among them."""
-    return os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def _environment(ranks: int, port: str, several: bool) -> dict[str, str]:
-    """The environment of the ranks, with the variables that torchrun sets; a rank's own number comes with the fork.
-
-    several: this is one of several machines, which talk by way of the network.
-    """
-    size = str(ranks)
-    own = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "ROLE_WORLD_SIZE": size,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": "default",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }
-    return os.environ | ONE_THREAD | ({} if several else LOOPBACK | own)
-
-
-def require_run(ranks: Any, timeout: Any) -> None:
-    """Raise SettingError unless `ranks` ranks can be started on this machine, for `timeout` seconds or None."""
-    require_count("the number of ranks", ranks)
-    if ranks > MOST_RANKS:
-        raise SettingError(f"at most {MOST_RANKS} ranks can be started on one machine here; got {ranks}")
-    is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and timeout > 0):
-        raise SettingError(f"timeout must be a number of seconds above 0; got {timeout!r}")
-    require_memory(ranks)
-
-
-def _require(name: str, wanted: str, value: Any, well: bool) -> None:
-    """Raise SettingError unless `well`: the argument `name` must be what is `wanted`."""
-    if not well:
-        raise SettingError(f"{name} must be {wanted}; got {value!r}")
-
-
-def require_memory(ranks: int) -> None:
-    """Refuse more ranks than there is memory for, rather than have the system kill something."""
-    free = free_memory()
-    if free is not None and ranks * RANK_NEEDS > free:
-        most = free // RANK_NEEDS
-        raise SettingError(
-            f"{ranks} ranks need about {ranks * RANK_NEEDS >> 20} MB of memory; {free >> 20} MB are free, "
-            + (f"enough for {most}" if most else "not enough for one")
-        )
-
-
-def memory(process: int | None) -> int | None:
-    """Bytes that a process takes, its share of what it has in common with others included; None if nobody says."""
-    try:
-        text = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    return int(text.partition("Pss:")[2].split()[0]) << 10
-
-
-def free_memory() -> int | None:
-    """Bytes that may still be used here, by the machine's count and the container's; None where nobody says."""
-    found = []
-    with contextlib.suppress(OSError, AttributeError, ValueError):
-        text = Path("/proc/meminfo").read_text(encoding="utf-8")
-        found.append(int(re.search(r"MemAvailable:\s*(\d+)", text)[1]) << 10)  # type: ignore[index]
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # "max" is no number: there is no limit
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        text = Path("/sys/fs/cgroup/memory.stat").read_text(encoding="utf-8")
-        cached = int(re.search(r"^inactive_file (\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
-        found.append(limit - used + cached)
-    return min(found, default=None)
+        locations = [read_location(rank, folder, program) for rank in sorted(alive)]
+        return describe_hang(locations, sorted(set(range(ranks)) - alive))
 
 
 def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write: Write) -> bool:
-    """Pass on what a rank has written; False when there is nothing more, for now or for good."""
+    """Pass on a piece of a rank's output; return whether there may be more at once."""
     try:
         piece = os.read(key.fd, PACKET)
     except BlockingIOError:
@@ -484,28 +335,11 @@ def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write
     return bool(piece)
 
 
-def _explain(failed: dict[int, tuple[int, float]], ranks: int, report: Path) -> str:
-    """The first cause, whole; ranks that failed after it, mostly because it was gone, are only named."""
-    every = ((rank, _read(report / f"{rank}.json", time=float, text=str)) for rank in range(ranks))
-    heard = [{**failure, "rank": rank} for rank, failure in every if failure]
-    heard.sort(key=lambda failure: failure["time"])
-    causes = [failure for failure in heard if not ECHO.search(failure["text"])]
-    silent = [rank for rank in failed if all(failure["rank"] != rank for failure in heard)]
-    if silent and not (causes and causes[0]["time"] < failed[silent[0]][1]):
-        rank, status = silent[0], failed[silent[0]][0]
-        text = f"rank {rank} {_ended(status)}"
-        # It could not say where; whoever was the first to miss it can.
-        if heard and (line := re.search(r", (line \d+), in .*\n *(.*)", heard[0]["text"])):
-            text += f"\nrank {heard[0]['rank']} missed it at {line[1]}: {line[2]}"
-        if status == -signal.SIGABRT:  # what gloo itself says of it, among what the rank has printed, nobody can read
-            text += "\n(gloo ends a rank so if a message is larger than the tensor it is received into; both must have "
-            text += "the same shape and dtype)"
-    else:
-        first = (causes or heard)[0]
-        rank, alone = first["rank"], ""
-        if not causes and (left := sorted(set(range(ranks)) - set(failed))):
-            alone = f" rank{'s' * (len(left) > 1)} {', '.join(map(str, left))} had ended, nobody was there to answer"
-        text = f"rank {rank} failed:{alone}\n{first['text']}"
-    if others := sorted(set(failed) - {rank}):
-        text += f"\n(then also rank{'s' * (len(others) > 1)} {', '.join(map(str, others))})"
-    return text
+def _are_texts(values: Any) -> bool:
+    return not isinstance(values, str | bytes) and all(isinstance(value, str) for value in values)
+
+
+def _require(name: str, allowed: str, value: Any, well: bool) -> None:
+    """Raise SettingError unless `well`."""
+    if not well:
+        raise SettingError(f"{name} must be {allowed}; got {value!r}")

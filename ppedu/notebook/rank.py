@@ -1,18 +1,17 @@
-"""What a rank does from its first moment to its last, whoever has started it.
+"""What a rank does from its first moment to its last, under either launcher.
 
-A rank reports in its run's folder, which only this user can read:
+It leaves reports in the run's folder, which only this user can read:
 
-    RANK.json    why it failed: {rank, time, text}
-    RANK.place   where it is, once it has been asked by way of `bell`: see `waits`
-    RANK.stack   the same, from SIGUSR1: Python's stack alone, but also of a rank that lets no other thread run
-    RANK.result  what `give_back` was given
+    RANK.json      why the program failed: {rank, time, text}
+    RANK.location  where the rank is, once it has been asked through the query pipe, see `hang.Location`
+    RANK.stack     Python's stack, on SIGUSR1: less, but also available if the rank lets no other thread run
+    RANK.result    the value passed to `give_back`
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -29,37 +28,38 @@ from typing import Any, NoReturn
 
 from ppedu.core.errors import PipelineError
 from ppedu.notebook.exchange import read_inputs, write_private
-from ppedu.notebook.waits import place
+from ppedu.notebook.hang import locate
+from ppedu.notebook.launcher import exit_with_parent
 
-PR_SET_PDEATHSIG = 1
 STARTS_PROGRAMS = {__file__, *(function.__code__.co_filename for function in (runpy.run_path, read_inputs))}
 
 
-def become(rank: int, parent: int, report: Path, job_file: int, output: int, bell: int) -> NoReturn:
-    """Be the rank, from the fork to the end of the process.
+def run_rank(rank: int, parent: int, folder: Path, job_file: int, output: int, query: int) -> NoReturn:
+    """Turn this forked process into a rank, run the program and end the process.
 
-    parent: the process it was forked from. report: the run's folder. job_file: what to run, see `zygote`. output: where
-    to write. bell: something to read from that ends when the rank is asked where it is.
+    parent: the process it was forked from. folder: the run's folder. job_file: the memory file with the job, see
+    `launcher`. output: the pipe to write to. query: the read end of a pipe; when the other end closes, the rank reports
+    its location.
     """
     status = 1
     try:
-        end_with(parent)
+        exit_with_parent(parent)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         job = read_job(job_file)
-        bell = redirect(output, bell)
+        query = redirect(output, query)
         sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
         os.environ.clear()
         os.environ.update(job["environment"] | {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")})
-        os.environ["TORCHELASTIC_ERROR_FILE"] = str(report / f"{rank}.error")
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.error")
         os.chdir(job["folder"])
         sys.path[0:1] = [job["folder"]]
-        _draw_anew()
-        status = work(rank, report, job, bell)
+        _reseed()
+        status = run_program(rank, folder, job, query)
         threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does at its end: wait for threads
-        atexit._run_exitfuncs()  # and call what was registered
+        atexit._run_exitfuncs()  # and call the functions that the program has registered
     except BaseException:
         traceback.print_exc()
     finally:
@@ -70,54 +70,46 @@ def become(rank: int, parent: int, report: Path, job_file: int, output: int, bel
 
 
 def read_job(file: int) -> dict[str, Any]:
-    """What to run, from a file in memory that all ranks share."""
+    """Return the job from a memory file that all ranks share."""
     job: dict[str, Any] = json.loads(os.pread(file, os.fstat(file).st_size, 0))
     return job
 
 
-def end_with(parent: int) -> None:
-    """In a process of its own group, ended by the system when its parent ends."""
-    os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def redirect(output: int, bell: int) -> int:
-    """Write to `output` from now on, and hold nothing else open but `bell`; returns its new number."""
+def redirect(output: int, query: int) -> int:
+    """Write stdout and stderr to `output`, close all other files but `query`, and return its new descriptor."""
     os.dup2(output, 1)
     os.dup2(output, 2)
-    if bell != 3:
-        os.dup2(bell, 3, inheritable=False)
+    if query != 3:
+        os.dup2(query, 3, inheritable=False)
     os.closerange(4, 1024)
     return 3
 
 
-def work(rank: int, report: Path, job: dict[str, Any], bell: int) -> int:
+def run_program(rank: int, folder: Path, job: dict[str, Any], query: int) -> int:
     """Run the program as `python program` or `python -m module` would, and return its exit code."""
-    stack = os.open(report / f"{rank}.stack", os.O_WRONLY | os.O_CREAT, 0o600)
+    stack = os.open(folder / f"{rank}.stack", os.O_WRONLY | os.O_CREAT, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    threading.Thread(target=_answer, args=(rank, report, job["program"], bell), daemon=True).start()
+    threading.Thread(target=_report_location, args=(rank, folder, job["program"], query), daemon=True).start()
     sys.argv = [job["program"], *job["arguments"]]
     try:
         if job["module"]:
             runpy.run_module(job["program"], run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(job["program"], read_inputs(report), run_name="__main__")
+            runpy.run_path(job["program"], read_inputs(folder), run_name="__main__")
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return _exit_code(stop.code or 0)
         print(stop.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        failure = {"rank": rank, "time": time.monotonic(), "text": _explain(error, job["program"])}
-        write_private(report / f"{rank}.json", json.dumps(failure).encode())
+        failure = {"rank": rank, "time": time.monotonic(), "text": _program_traceback(error, job["program"])}
+        write_private(folder / f"{rank}.json", json.dumps(failure).encode())
         return 1
     return 0
 
 
 def _exit_code(code: int) -> int:
-    """What the system makes of an exit code: its last eight bits, as long as it fits into a C long."""
+    """Return the exit code as the system reports it: its last eight bits, provided it fits into a C long."""
     return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
@@ -125,8 +117,8 @@ def _stream(descriptor: int, mode: str) -> Any:
     return open(descriptor, mode, buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _draw_anew() -> None:
-    """A forked process would repeat its parent's random numbers; a new one would not."""
+def _reseed() -> None:
+    """Seed all random number generators anew: a forked process would repeat the numbers of its parent."""
     import numpy
     import torch
 
@@ -136,31 +128,31 @@ def _draw_anew() -> None:
     torch.set_num_threads(1)
 
 
-def _answer(rank: int, report: Path, program: str, bell: int) -> None:
-    """Once the bell has rung, say where the main thread is, which may be waiting in a message."""
+def _report_location(rank: int, folder: Path, program: str, query: int) -> None:
+    """Wait for the query, then write down where the main thread is, which may be blocked in a message."""
     with contextlib.suppress(OSError):
-        os.read(bell, 1)
-        file = report / f"{rank}.place"
-        write_private(file.with_suffix(".tmp"), json.dumps(place(rank, program)).encode())
+        os.read(query, 1)
+        file = folder / f"{rank}.location"
+        write_private(file.with_suffix(".tmp"), json.dumps(locate(rank, program)._asdict()).encode())
         file.with_suffix(".tmp").rename(file)
 
 
-def _explain(error: BaseException, program: str) -> str:
-    """The traceback from the program's own lines on; of ppedu's errors, which explain themselves, only those.
+def _program_traceback(error: BaseException, program: str) -> str:
+    """Format the traceback from the program's own lines on. Errors of ppedu explain themselves: show no others of them.
 
-    A program that could not begin has no lines, and so no traceback.
+    A program that could not start has no lines, and so no traceback.
     """
     ours = isinstance(error, PipelineError)
-    told = traceback.TracebackException.from_exception(error)
-    each: traceback.TracebackException | None = told
+    formatted = traceback.TracebackException.from_exception(error)
+    each: traceback.TracebackException | None = formatted
     while each is not None:
         frames = list(dropwhile(lambda frame: frame.filename in STARTS_PROGRAMS, each.stack))
-        if own := [place for place, frame in enumerate(frames) if frame.filename == program]:
+        if own := [index for index, frame in enumerate(frames) if frame.filename == program]:
             frames = [frame for frame in frames[own[0] :] if not ours or frame.filename == program]
         each.stack = traceback.StackSummary.from_list(frames)
         before = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
         if ours and before and not any(frame.filename == program for frame in before.stack):
             each.__cause__ = each.__context__ = before = None
         each = before
-    lines = told.format() if told.stack else told.format_exception_only()
+    lines = formatted.format() if formatted.stack else formatted.format_exception_only()
     return "".join(lines).replace(f'File "{program}"', f'File "{Path(program).stem}"').rstrip()

@@ -1,64 +1,53 @@
-"""A clean process with torch imported, from which ranks are forked: a rank starts in milliseconds.
+"""The launcher that forks: a process that has imported torch and nothing else, so that a rank starts in milliseconds.
 
-It must never compute: a process that has used torch's threads cannot be forked safely. So it imports,
-forks, and reports; one thread each (OMP_NUM_THREADS=1 is set before it starts); no CUDA, no process group.
-
-It is told what to run by JSON packets on a socket. With "run" come a socket that listens at MASTER_PORT, a file in
-memory that holds {program, module, arguments, folder, environment} as JSON, and one pipe's writing end for each rank:
-
-    in   {"folder": FOLDER}   a run's folder is about to be made
-         {"run": FOLDER}      start the ranks
-         {"signal": n}     to every rank that is alive; SIGKILL goes to all that the rank has started, too
-         {"where": true}   every rank writes down where it is, see `rank`
-    out  {"ready": true}   torch is imported
-         {"error": text}   it cannot be; nothing follows
-         {"rank": k, "process": n}   a rank has started
-         {"rank": k, "status": n}    a rank has ended, with its exit code, or minus a signal's number
-
-When the socket closes, because whoever started it has ended, it ends all ranks and itself, and removes the folder.
-`agent` speaks the same language.
+It must never compute: a process whose torch threads have started cannot be forked safely. So it has one thread
+(OMP_NUM_THREADS=1 is set before it starts), no CUDA context and no process group.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import json
 import os
 import selectors
 import shutil
 import signal
 import socket
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from ppedu.notebook.rank import PR_SET_PDEATHSIG, become, end_with
-
-PACKET = 1 << 20  # bytes; a request is far smaller
-MOST_RANKS = 64
-PR_SET_CHILD_SUBREAPER = 36
+from ppedu.notebook.launcher import (
+    become_subreaper,
+    close_all,
+    exit_with_parent,
+    kill_children,
+    kill_group,
+    receive,
+    send,
+    signal_all,
+)
+from ppedu.notebook.rank import run_rank
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Import torch, then fork ranks as told on the socket `descriptor`, until it closes."""
+    """Import torch, then fork ranks as requested on the socket `descriptor`, until it closes."""
     control = socket.socket(fileno=descriptor)
     try:
         import numpy  # noqa: F401
         import torch.distributed
-        import torch.distributed.pipelining  # noqa: F401 (the first optimizer step imports the same, for a second)
+        import torch.distributed.pipelining  # noqa: F401 (the first optimizer step would import it, in a second)
     except Exception as error:
         send(control, error=f"{type(error).__name__}: {error}")
         os._exit(1)
 
-    # What the imports would clean up at their end takes a rank 60 ms, and 30 MB of its own; the system does it, too.
+    # The finalizers that these imports have registered would cost each rank 60 ms and 30 MB, and the system frees all.
     for each in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         each.atexit = False
     gc.collect()
-    gc.freeze()  # the imports stay shared memory: ranks' collections do not touch them
-    adopt()
+    gc.freeze()  # keep the imported objects in shared memory: the ranks' garbage collections do not touch them
+    become_subreaper()
     send(control, ready=True)
 
     wake, woken = socket.socketpair()
@@ -71,23 +60,24 @@ def serve(descriptor: int) -> NoReturn:
     selector.register(control, selectors.EVENT_READ)
     selector.register(wake, selectors.EVENT_READ)
     alive: dict[int, int] = {}  # process → rank
-    folder, bell = "", -1  # of the run: its folder, and the end of a pipe that the ranks listen to
+    folder = ""
+    query: list[int] = []  # the write end of the run's query pipe, until it is closed
     while True:
         ready = [key.fileobj for key, _ in selector.select()]
         with contextlib.suppress(BlockingIOError):
             while wake.recv(512):
                 pass
-        for process, status in _ended():
+        for process, status in _ended_children():
             if process in alive:
-                kill_group(process)  # whatever the rank has started and left
+                kill_group(process)  # the processes that the rank has started
                 rank = alive.pop(process)
                 if not alive:
-                    kill_children()  # and what has left its group
-                    bell = _close(bell)
+                    kill_children()  # those that have left its group
+                    close_all(query)
                 send(control, rank=rank, status=os.waitstatus_to_exitcode(status))
         if control not in ready:
             continue
-        request, pipes = receive(control)
+        request, descriptors = receive(control)
         if not request:
             signal_all(alive, signal.SIGKILL)
             kill_children()
@@ -97,104 +87,46 @@ def serve(descriptor: int) -> NoReturn:
             folder = request["folder"]
         elif "run" in request:
             folder, own = request["run"], os.getpid()
-            door, job, *outputs = pipes
-            listen, bell = os.pipe()
+            listener, job, *outputs = descriptors
+            asked, asking = os.pipe()
+            query.append(asking)
             if os.fork() == 0:
-                _keep_store(own, door)
+                _serve_store(own, listener)
             for rank, output in enumerate(outputs):
                 process = os.fork()
                 if process == 0:
-                    become(rank, own, Path(folder), job, output, listen)
+                    run_rank(rank, own, Path(folder), job, output, asked)
                 alive[process] = rank
                 send(control, rank=rank, process=process)
-            for descriptor in (listen, *pipes):
-                os.close(descriptor)
-        elif "where" in request:
-            bell = _close(bell)
+            close_all([asked, *descriptors])
+        elif "locate" in request:
+            close_all(query)
             signal_all(alive, signal.SIGUSR1)
-        else:
-            signal_all(alive, request["signal"])
+        elif "kill" in request:
+            signal_all(alive, signal.SIGKILL)
 
 
-def _keep_store(parent: int, door: int) -> NoReturn:
-    """Be the store in which the ranks find each other. By itself, rank 0 would listen to the whole network.
+def _serve_store(parent: int, listener: int) -> NoReturn:
+    """Serve the store in which the ranks rendezvous. If rank 0 did, it would listen to the whole network.
 
-    door: a socket that listens to this machine alone.
+    listener: a socket that listens to this machine only.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined,unused-ignore]  # which torch does not export explicitly
 
     try:
-        end_with(parent)
-        os.dup2(door, 3)
+        exit_with_parent(parent)
+        os.dup2(listener, 3)
         os.closerange(4, 1024)
         port = socket.socket(fileno=os.dup(3)).getsockname()[1]
-        kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=3)
-        while kept:
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=3)
+        while store:
             signal.pause()
     finally:
         os._exit(1)
 
 
-def adopt() -> None:
-    """Be the parent of what the ranks leave behind, for `kill_children`; and wake when this process's parent ends.
-
-    If a rank has stopped this process, it could not see then that its socket is closed.
-    """
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
-
-
-def send(control: socket.socket, *descriptors: int, **message: Any) -> None:
-    """Send a message, with these descriptors. If the other process has ended, `receive` will tell."""
-    with contextlib.suppress(ConnectionError):
-        socket.send_fds(control, [json.dumps(message).encode()], descriptors)
-
-
-def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a message, empty if the other process has ended, and the descriptors that came with it."""
-    while True:
-        try:
-            packet, descriptors, _, _ = socket.recv_fds(control, PACKET, MOST_RANKS + 2)
-        except ConnectionResetError:  # it has ended without reading everything; what it has sent comes after this
-            continue
-        return json.loads(packet) if packet else {}, descriptors
-
-
-def signal_all(processes: Iterable[int], number: int) -> None:
-    for process in processes:
-        if number == signal.SIGKILL:
-            kill_group(process)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, number)  # in its first moment it has no group of its own yet
-
-
-def kill_group(process: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
-
-
-def _close(descriptor: int) -> int:
-    if descriptor >= 0:
-        os.close(descriptor)
-    return -1
-
-
-def _ended() -> list[tuple[int, int]]:
-    """Children that have ended, with their status."""
-    found = []
+def _ended_children() -> Iterator[tuple[int, int]]:
+    """Yield the children that have ended, each with its status."""
     with contextlib.suppress(ChildProcessError):
         while (each := os.waitpid(-1, os.WNOHANG))[0]:
-            found.append(each)
-    return found
-
-
-def kill_children() -> None:
-    """End all children, and those that then become ours, until there are none."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            for file in Path("/proc").glob("[0-9]*/stat"):
-                with contextlib.suppress(OSError):
-                    if int(file.read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                        os.kill(int(file.parent.name), signal.SIGKILL)
-            os.waitpid(-1, 0)
+            yield each

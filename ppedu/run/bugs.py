@@ -132,7 +132,7 @@ def engine_step(
 @exhibit(
     one_f_one_b_step,
     symptom="all ranks wait for ever; elsewhere than with gloo perhaps only once the tensors are large",
-    detector="who waits for whom, as %%torchrun tells it at a timeout: all send, nobody receives",
+    detector="who waits for whom, as %%torchrun tells it at a timeout: all send, none receives",
     cure="send and receive at once: bidirectional_communicate",
 )
 def both_send_first(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:

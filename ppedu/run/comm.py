@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from ppedu.core.errors import CommunicationError, SettingError
 from ppedu.core.validate import require_count, require_instance
+from ppedu.core.waiting import Wait, published
 
 # operation: whether it sends, whether it receives, and the peer: the rank after this one (+1) or before it (-1)
 ONE_WAY = {
@@ -214,11 +215,13 @@ def _exchange(
             )
         incoming = torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
         header = torch.empty(LAYOUT_SIZE, dtype=torch.int64, device=group.device)
-    # Exchange the headers first, so that a message of the wrong shape is refused before it is received.
-    _swap(own_header, header, peer, group, where)
-    if incoming is not None and header is not None:
-        _require_match(header.tolist(), incoming, where)
-    _swap(outgoing, incoming, peer, group, where)
+    kind, global_peer = "both" if sends and receives else "send" if sends else "receive", group.peer(peer)
+    with published(lambda: Wait(f"{operation} with rank {global_peer}", kind, global_peer)):
+        # Exchange the headers first, so that a message of the wrong shape is refused before it is received.
+        _swap(own_header, header, peer, group, where)
+        if incoming is not None and header is not None:
+            _require_match(header.tolist(), incoming, where)
+        _swap(outgoing, incoming, peer, group, where)
     if incoming is None:
         return None
     received = incoming if device is None else incoming.to(device)

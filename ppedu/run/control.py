@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ppedu.core.errors import CommunicationError, PipelineError, SettingError
+from ppedu.core.waiting import Wait, published
 from ppedu.run.batch import Batch
 from ppedu.run.comm import PipelineGroup, reason
 from ppedu.run.messages import wait
@@ -74,7 +75,8 @@ class Control:
     def required_for(self, purpose: str) -> Iterator[None]:
         """Report an error of torch.distributed as one of `purpose`, after which the pipeline cannot be used."""
         try:
-            yield
+            with published(lambda: Wait(f"“{purpose}”", "all")):
+                yield
         except PipelineError:
             raise
         except RuntimeError as error:

@@ -21,6 +21,7 @@ from ppedu.core.actions import SEND, Action, Op
 from ppedu.core.errors import CommunicationError, PipelineError
 from ppedu.core.lower import label
 from ppedu.core.placement import TOWARDS, Placement
+from ppedu.core.waiting import Wait, published
 from ppedu.run.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure
 
 LOG = logging.getLogger("ppedu")
@@ -203,11 +204,19 @@ class Messages:
         return work
 
     def _finish(self, work: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
-        for each in work:
-            try:
-                wait(each, self.device, self.patience)
-            except RuntimeError as error:
-                raise self._failed(action, error, user) from error
+        with published(lambda: self._describe_wait(action, user)):
+            for each in work:
+                try:
+                    wait(each, self.device, self.patience)
+                except RuntimeError as error:
+                    raise self._failed(action, error, user) from error
+
+    def _describe_wait(self, action: Action, user: Action | None) -> Wait:
+        """Describe the wait for a message, on behalf of the action `user` that needs it, for a hang report."""
+        sends = action.op in SEND
+        peer = self.group.peer(self.placement.route(action)[sends])
+        waits = f"{user}, for {action}" if user else str(action)
+        return Wait(f"{waits} {'to' if sends else 'from'} rank {peer}", "send" if sends else "receive", peer)
 
     def _log(self, what: str, action: Action, layouts: Sequence[Layout]) -> None:
         if self._logs:

@@ -13,7 +13,7 @@ import pytest
 from ppedu.cli import checkup
 from ppedu.cli.checkup import Check, Checkup, doctor
 from ppedu.core.errors import RankError
-from ppedu.notebook import pool
+from ppedu.notebook import pool, resources
 
 ROOT = Path(__file__).parents[2]
 READY = checkup._Answer(["2.13.0", json.dumps([True, []])], "")
@@ -115,8 +115,8 @@ def test_cores_are_those_this_process_may_use(found, monkeypatch, limit, bound, 
 
 @pytest.mark.parametrize(("free", "own", "ok"), [(900, 200, True), (900, 100, False), (None, 100, True)])
 def test_what_the_kernel_has_itself_counts_as_free(found, monkeypatch, free, own, ok):
-    monkeypatch.setattr(pool, "free_memory", lambda: free and free << 20)
-    monkeypatch.setattr(pool, "memory", lambda process: own << 20)
+    monkeypatch.setattr(resources, "free_memory", lambda: free and free << 20)
+    monkeypatch.setattr(resources, "memory", lambda process: own << 20)
     check = found("memory")
     assert check.ok == ok and ("shut down other notebooks" in check.text) != ok
 
@@ -131,7 +131,7 @@ def test_elsewhere_than_on_linux_it_says_where_ranks_can_be_started(found, monke
     ("error", "says"),
     [
         (
-            RankError("rank 0 failed:\nline 5\nRuntimeError: no route\n(then also rank 1)"),
+            RankError("rank 0 failed:\nline 5\nRuntimeError: no route\n(rank 1 failed afterwards)"),
             "RuntimeError: no route; proc",
         ),
         (PermissionError(13, "not allowed", "/tmp/x"), "not allowed: '/tmp/x'; there must be"),

@@ -152,7 +152,7 @@ def test_a_timeout_shows_what_was_printed_and_where_each_rank_is(failed):
     cell = failed("%%torchrun -n 2 --timeout 1.5\nimport time\nprint('so far')\ntime.sleep(1000)  # too long")
     assert cell.text == "[0] so far\n[1] so far\n"
     assert cell.traceback.splitlines() == [
-        "the ranks were stopped, because they had not ended after 1.5 s",
+        "the ranks were stopped because they had not ended after 1.5 s",
         "rank 0 is at line 4: time.sleep(1000)  # too long",
         "rank 1 is at line 4: time.sleep(1000)  # too long",
     ]

@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from ppedu.notebook.pool import memory
+from ppedu.notebook.resources import memory
 
 HEALTHY = """%%torchrun -n 3
 import torch, torch.distributed as dist, ppedu as pp
@@ -34,8 +34,8 @@ if rank == 0: open("here", "w")
 FAILURES = {
     "if rank == 2: [][5]\ndist.barrier()": "rank 2 failed:",
     "if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()": "rank 1 was killed by SIGKILL",
-    "if rank == 1: os._exit(4)\ndist.barrier()": "rank 1 ended with exit code 4",
-    "dist.recv(x, src=(rank + 1) % 3)": "all receive, nobody sends",  # until the timeout
+    "if rank == 1: os._exit(4)\ndist.barrier()": "rank 1 exited with code 4",
+    "dist.recv(x, src=(rank + 1) % 3)": "all receive, none sends",  # until the timeout
     "time.sleep(1000)  # until somebody interrupts": "interrupted\n",
     "while True: pass  # until somebody interrupts": "interrupted\n",
 }

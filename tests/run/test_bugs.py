@@ -226,7 +226,7 @@ dist.barrier()
 """
     )
     ranks(program, 2, "right")
-    circle = "rank 0 waits for rank 1, and rank 1 waits for rank 0: all send, nobody receives"
+    circle = "rank 0 waits for rank 1, and rank 1 waits for rank 0: all send, none receives"
     with pytest.raises(pp.RankError, match=circle):
         ranks(program, 2, "wrong", timeout=3)
 
@@ -320,7 +320,7 @@ def test_a_reversed_warmup_hangs_and_is_found_before_anything_is_started(ranks):
     assert [problem.kind for problem in pp.check(ordered(bug.wrong, 2, 4))] == ["deadlock"]
     assert pp.check(ordered(bug.right, 2, 4)) == []
     ranks(program, 2, "right")
-    circle = "rank 0 waits for rank 1, and rank 1 waits for rank 0: all receive, nobody sends"
+    circle = "rank 0 waits for rank 1, and rank 1 waits for rank 0: all receive, none sends"
     with pytest.raises(pp.RankError, match=circle):
         ranks(program, 2, "wrong", timeout=3)
 

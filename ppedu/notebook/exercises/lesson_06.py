@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
+from ppedu.core.waiting import rings
 from ppedu.notebook.exercises.common import Exercise, call, not_legal, require_function, with_sizes
 from ppedu.notebook.rehearsal import Rank, Rehearsal, Tensor, Wait, rehearse
 from ppedu.zoo import schedule
@@ -19,15 +19,15 @@ def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
     at = {wait.rank: wait for wait in rehearsal.waits}
     if not at:
         return None
-    circle = _circle(at)
-    each = "; ".join(_said(at[rank], at) for rank in circle or at)
-    kinds = {at[rank].kind for rank in circle}
+    ring = next(rings({rank: wait.peers for rank, wait in at.items()}), [])
+    each = "; ".join(_said(at[rank], at) for rank in ring or at)
+    kinds = {at[rank].kind for rank in ring}
     forwards = [sum(action.op == "F" for action in rank.actions) for rank in rehearsal.ranks]
     if "all" in kinds:
         each += ". What all ranks do together, all of them must call, each as often as the others"
     elif "swap" in kinds:
         each += ". A swap needs two that swap with each other"
-        late = [rank for rank in circle if at[rank].doing == "send_bwd_recv_fwd" and forwards[rank] == microbatches]
+        late = [rank for rank in ring if at[rank].doing == "send_bwd_recv_fwd" and forwards[rank] == microbatches]
         if late:
             each += f". After its last microbatch rank {late[0]} has nothing more to receive, so there it only sends"
     elif kinds == {"receive"}:
@@ -40,19 +40,6 @@ def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
 def _said(wait: Wait, at: dict[int, Wait]) -> str:
     others = [f"rank {peer}" + ("" if peer in at else ", which has ended") for peer in wait.peers]
     return f"at line {wait.line}, {wait.source}, rank {wait.rank} waits for {' and '.join(others)}"
-
-
-def _circle(at: dict[int, Wait]) -> list[int]:
-    """Ranks of which each waits for the next, and the last for the first; empty if there are none."""
-
-    def onward(path: list[int]) -> Iterator[list[int]]:
-        for peer in at[path[-1]].peers if path[-1] in at else ():
-            if peer in path:
-                yield path[path.index(peer) :]
-            else:
-                yield from onward([*path, peer])
-
-    return next((circle for start in at for circle in onward([start])), [])
 
 
 def _mixed_up(rehearsal: Rehearsal, case: str) -> str | None:

@@ -1,0 +1,65 @@
+"""Ranks that wait: what this process is waiting for, published for hang reports, and rings of waiting ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
+
+
+class Wait(NamedTuple):
+    """A wait for other ranks.
+
+    doing: the action that waits, such as "recv(src=1)". kind: "receive", "send" or "both" for a message exchanged with
+    the global rank `peer`; "all" for a call that every rank must make.
+    """
+
+    doing: str
+    kind: str
+    peer: int | None = None
+
+
+# Describes the wait in progress; None if there is none. A hang report calls it, from another thread.
+current: Callable[[], Wait] | None = None
+
+
+class published:
+    """A context manager around code that waits: publishes a function that describes the wait, in case of a hang.
+
+    The function is only called by a hang report, so a wait that ends well costs two assignments.
+    """
+
+    def __init__(self, describe: Callable[[], Wait]):
+        self._describe = describe
+
+    def __enter__(self) -> None:
+        global current
+        self._outer, current = current, self._describe
+
+    def __exit__(self, *_: object) -> None:
+        global current
+        current = self._outer
+
+
+def rings(waits_for: Mapping[int, Collection[int]]) -> Iterator[list[int]]:
+    """Yield the rings of ranks in which each rank waits for the next, and the last for the first.
+
+    waits_for: for each waiting rank, the ranks it waits for. If each waits for a single rank, every ring is found;
+        otherwise at least one, if there is any. A depth-first search, which visits each rank once.
+    """
+    visited: set[int] = set()
+    for start in waits_for:
+        path: dict[int, Iterator[int]] = {}  # the ranks from `start` to the current one, with the peers still to follow
+        if start not in visited:
+            visited.add(start)
+            path[start] = iter(waits_for[start])
+        while path:
+            for peer in path[next(reversed(path))]:
+                if peer in path:
+                    ranks = list(path)
+                    yield ranks[ranks.index(peer) :]
+                elif peer in waits_for and peer not in visited:
+                    visited.add(peer)
+                    path[peer] = iter(waits_for[peer])
+                    break
+            else:
+                path.popitem()

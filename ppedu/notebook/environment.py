@@ -1,0 +1,50 @@
+"""The environment variables of the launcher and of the ranks."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import ppedu
+
+HOME = str(Path(ppedu.__file__).parent.parent)
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def launcher_environment() -> dict[str, str]:
+    """Return the environment of a launcher: this process's, with one thread and this package on the module path."""
+    return os.environ | ONE_THREAD | module_path()
+
+
+def module_path() -> dict[str, str]:
+    """Return PYTHONPATH, with the folder of this package first."""
+    return {"PYTHONPATH": os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def rank_environment(ranks: int, port: int, several_nodes: bool) -> dict[str, str]:
+    """Return the environment that all ranks share: this process's, and the variables that torchrun sets.
+
+    The launcher adds each rank's own number. On one of several nodes torchrun sets its variables itself, and ranks talk
+    over the network.
+    """
+    if several_nodes:
+        return os.environ | ONE_THREAD
+    size = str(ranks)
+    torchrun = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "ROLE_WORLD_SIZE": size,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    return os.environ | ONE_THREAD | LOOPBACK | torchrun

@@ -1,0 +1,83 @@
+"""Why a run failed: read the reports that ranks leave in the run's folder, and put the root cause into words."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from ppedu.notebook.hang import Location
+
+# Errors caused by a dead peer; never the root cause.
+DEAD_PEER = re.compile("[Cc]onnection (closed|reset|refused)|remote worker crashing|Broken pipe")
+
+
+def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path) -> str:
+    """Return the root cause, with its traceback; ranks that failed afterwards are only named.
+
+    failed: by rank, its exit status and the time at which it was reported.
+    """
+    read = ((rank, _read(folder / f"{rank}.json", time=float, text=str)) for rank in range(ranks))
+    reports = sorted((report["time"], rank, report["text"]) for rank, report in read if report)
+    causes = [report for report in reports if not DEAD_PEER.search(report[2])]
+    reported = {rank for _, rank, _ in reports}
+    silent = next((rank for rank in failed if rank not in reported), None)
+    if silent is not None and not (causes and causes[0][0] < failed[silent][1]):
+        root, status = silent, failed[silent][0]
+        text = f"rank {root} {describe_status(status)}"
+        # The rank could not say where it was; the first peer that failed can say what it was needed for.
+        if reports and (line := re.search(r", (line \d+), in .*\n *(.*)", reports[0][2])):
+            text += f"\nrank {reports[0][1]} noticed at {line[1]}: {line[2]}"
+        if status == -signal.SIGABRT:  # gloo's own message is lost among the rank's output
+            text += "\n(gloo aborts a rank if a message is larger than the tensor that receives it; sender and "
+            text += "receiver must use the same shape and dtype)"
+    else:
+        _, root, traceback = (causes or reports)[0]
+        ended = [] if causes else sorted(set(range(ranks)) - set(failed))
+        text = f"rank {root} failed{f' because {_names(ended)} had already ended' if ended else ''}:\n{traceback}"
+    if others := sorted(set(failed) - {root}):
+        text += f"\n({_names(others)} failed afterwards)"
+    return text
+
+
+def describe_status(status: int) -> str:
+    """Return how a process ended: with an exit code, or by a signal, whose number is negated."""
+    names = {number.value: number.name for number in signal.Signals}
+    if status >= 0:
+        return f"exited with code {status}"
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
+
+
+def read_location(rank: int, folder: Path, program: str) -> Location:
+    """Return the location that a rank has reported; if it could not, the one that its Python stack shows."""
+    types = {"line": int, "source": str, "doing": str, "kind": str, "peer": (int, type(None))}
+    if report := _read(folder / f"{rank}.location", **types):
+        return Location(rank, **report)
+    stack = folder / f"{rank}.stack"
+    text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
+    if own := re.search(rf'File "{re.escape(program)}", line (\d+)', text):  # the innermost call comes first
+        linecache.checkcache(program)
+        return Location(rank, int(own[1]), linecache.getline(program, int(own[1])).strip())
+    if text or not stack.exists():  # without the file, the rank has not started yet
+        return Location(rank, 0, "".join(text.splitlines()[1:2]).strip())
+    return Location(rank, 0, None)  # an empty file: the rank is stopped
+
+
+def _read(file: Path, **types: Any) -> dict[str, Any]:
+    """Return a rank's report, {} if it is missing or damaged, since its program can write to the file, too.
+
+    types: the name and type of each value in the report.
+    """
+    try:
+        report = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    well = isinstance(report, dict) and all(isinstance(report.get(name), kind) for name, kind in types.items())
+    return {name: report.get(name) for name in types} if well else {}
+
+
+def _names(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

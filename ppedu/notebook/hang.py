@@ -1,0 +1,119 @@
+"""Hang reports: each rank locates itself in the program, and the launcher explains which ranks wait for which."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from types import FrameType
+from typing import NamedTuple
+
+from ppedu.core import waiting
+from ppedu.core.waiting import Wait, rings
+
+NO_ANSWER = "did not answer"
+
+# Functions of torch.distributed that every rank must call.
+COLLECTIVE = re.compile(
+    "barrier|monitored_barrier|all_reduce.*|all_gather.*|reduce_scatter.*|broadcast.*|gather.*|scatter.*|reduce"
+    "|all_to_all.*|new_group|init_process_group|destroy_process_group"
+)
+
+
+class Location(NamedTuple):
+    """Where a rank is, and what it waits for.
+
+    line, source: the line of the program; 0 and a description if the rank runs no line of the program. `source` is None
+        if the rank did not answer.
+    doing, kind, peer: see `Wait`; `kind` is "" for a rank that does not wait for another rank.
+    """
+
+    rank: int
+    line: int
+    source: str | None
+    doing: str = ""
+    kind: str = ""
+    peer: int | None = None
+
+
+def locate(rank: int, program: str) -> Location:
+    """Return the location of this process's main thread; called in another thread, as the main one may be blocked."""
+    main = threading.main_thread().ident
+    frames = list(_outwards(sys._current_frames().get(main or 0)))
+    own = next((frame for frame in frames if frame.f_code.co_filename == program), None)
+    here = own or frames[0] if frames else None
+    line = here.f_lineno if here else 0
+    source = linecache.getline(here.f_code.co_filename, line).strip() if here else ""
+    if here and not own:
+        line, source = 0, f"{here.f_code.co_name} in {here.f_code.co_filename.rpartition('/')[2]}, line {line}"
+    describe = waiting.current
+    wait = describe() if describe else next(filter(None, map(_torch_wait, frames)), Wait("", ""))
+    return Location(rank, line, source, *wait)
+
+
+def describe_hang(locations: Sequence[Location], ended: Collection[int]) -> str:
+    """Return a line for each rank that is alive, followed by the reasons why the ranks do not go on.
+
+    ended: the ranks that have ended.
+    """
+    lines = []
+    for rank, line, source, doing, kind, _ in locations:
+        does = f"waits in {doing}" if kind else "is"
+        where = f" at line {line}: {source}" if line else f" at {source or 'its start'}"
+        lines.append(f"rank {rank} {NO_ANSWER if source is None else does + where}")
+    return "\n".join([*lines, *_reasons({each.rank: each for each in locations}, ended)])
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _torch_wait(frame: FrameType) -> Wait | None:
+    """Return the wait of a blocking call of torch.distributed, None if the frame is not one."""
+    name, values = frame.f_code.co_name, frame.f_locals
+    if not frame.f_code.co_filename.endswith("distributed_c10d.py"):
+        return None
+    if name in ("recv", "send"):
+        end = "src" if name == "recv" else "dst"
+        peer = values.get(end) if values.get(end) is not None else values.get(f"group_{end}")
+        return Wait(f"{name}({end}={peer})", "receive" if name == "recv" else "send", peer)
+    return Wait(name, "all") if COLLECTIVE.fullmatch(name) else None
+
+
+def _reasons(at: dict[int, Location], ended: Collection[int]) -> Iterator[str]:
+    """Yield a sentence for each reason: a ring of waiting ranks, a peer that has ended, a collective call missed."""
+    if ring := next(rings({rank: [each.peer] for rank, each in at.items() if each.peer is not None}), []):
+        pairs = zip(ring, ring[1:] + ring[:1], strict=True)
+        waits = ", and ".join(f"rank {a} waits for rank {b}" for a, b in pairs)
+        kinds = {at[rank].kind for rank in ring}
+        if kinds == {"receive"}:
+            waits += ": all receive, none sends"
+        elif kinds == {"send"}:
+            waits += ": all send, none receives"
+        yield waits
+        return
+    calls = {rank: each.doing for rank, each in at.items() if each.kind == "all"}
+    if len(set(calls.values())) > 1:
+        each_call = ", ".join(f"rank {rank} is in {call}" for rank, call in calls.items())
+        yield f"all ranks must make the same call, but {each_call}"
+    elif calls:
+        call, callers = next(iter(calls.values())), ", ".join(map(str, calls))
+        wait = f"ranks {callers} wait" if len(calls) > 1 else f"rank {callers} waits"
+        for rank in at:
+            if rank not in calls:
+                yield f"{wait} for rank {rank} to reach {call}"
+        for rank in ended:
+            yield f"{wait} for rank {rank} to reach {call}, but it has ended"
+    for rank, each in at.items():
+        peer = each.peer
+        if peer in ended:
+            yield f"rank {rank} waits for rank {peer}, which has ended"
+        elif peer in calls:
+            yield f"rank {rank} waits for rank {peer}, which waits in {calls[peer]}"
+        elif peer in at and not at[peer].kind:
+            state = NO_ANSWER if at[peer].source is None else "is not waiting"
+            yield f"rank {rank} waits for rank {peer}, which {state}"

@@ -1,0 +1,101 @@
+"""What the launchers `zygote` and `agent` share: the messages they exchange with the pool, and how they end processes.
+
+A launcher reads JSON messages from a socket, and answers with others. With "run" come file descriptors: a socket that
+listens at MASTER_PORT, a memory file that holds {program, module, arguments, folder, environment, flags} as JSON, and
+for each rank the write end of the pipe for its output.
+
+    in   {"folder": FOLDER}           the folder of a run is about to be made
+         {"run": FOLDER}              start the ranks
+         {"kill": true}               kill all ranks, and the processes that they have started
+         {"locate": true}             have every rank report where it is, see `rank`
+    out  {"ready": true}              torch is imported
+         {"error": text}              torch cannot be imported; the launcher has ended
+         {"rank": k, "process": n}    a rank has started
+         {"rank": k, "status": n}     a rank has ended: its exit code, or the negative number of a signal
+
+Once the socket closes, because the owner of the pool has ended, the launcher kills all ranks, removes the folder of the
+run, and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PACKET = 1 << 20  # bytes; a message is far smaller
+MAX_RANKS = 64
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def send(control: socket.socket, *descriptors: int, **message: Any) -> None:
+    """Send a message with file descriptors. If the peer has ended, the next `receive` reports it."""
+    with contextlib.suppress(ConnectionError):
+        socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+
+
+def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return the next message, {} once the peer has ended, and the file descriptors that came with it."""
+    while True:
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(control, PACKET, MAX_RANKS + 2)
+        except ConnectionResetError:  # the peer has ended without reading all; what it has sent follows
+            continue
+        return json.loads(packet) if packet else {}, descriptors
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close and remove the descriptors, so that calling this again does nothing."""
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of all that the ranks leave behind, and wake it when its own parent ends.
+
+    A rank may have stopped this process: without a signal, it would not notice that its socket is closed.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def exit_with_parent(parent: int) -> None:
+    """Move this process to a session of its own, and have the system kill it when its parent ends."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def signal_all(processes: Iterable[int], number: int) -> None:
+    """Send a signal to the processes; SIGKILL also goes to their process groups."""
+    for process in processes:
+        if number == signal.SIGKILL:
+            kill_group(process)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)  # a process that has just started has no group of its own yet
+
+
+def kill_group(process: int) -> None:
+    """Kill the process group that `process` leads, if it still exists."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def kill_children() -> None:
+    """Kill this process's children, and theirs, which become its own, until there are none."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for file in Path("/proc").glob("[0-9]*/stat"):
+                with contextlib.suppress(OSError):
+                    if int(file.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                        os.kill(int(file.parent.name), signal.SIGKILL)
+            os.waitpid(-1, 0)
