@@ -1,20 +1,62 @@
-"""What tests of several rooms share. It is loaded for the ground floor's tests too: no torch at the top."""
+"""Fixtures and markers for all tests. Runs without torch load this file too, so fixtures import what they need."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import textwrap
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
-# Where the tests run in the background of a shell, interrupts are ignored, by the programs they start too. Here they
-# are not, as at a terminal.
+# A shell starts background commands with interrupts ignored, and so are they in all processes these start. Restore the
+# behaviour of a terminal, which the tests of interrupts expect.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# `often` in tests/core/strategies.py scales the number of examples of a property by these. `make test-all` uses "full".
+hypothesis.settings.register_profile("quick", max_examples=25)
+hypothesis.settings.register_profile("full", max_examples=100)
+hypothesis.settings.load_profile("quick")
+
+# A test gets a marker if it, one of its fixtures, or a helper that these call, calls something that starts processes.
+MARKERS = {
+    "NotebookClient": "kernel",
+    "RankPool": "ranks",
+    "jupyter_lab": "browser",
+    "subprocess": "programs",
+    "sync_playwright": "browser",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = item._fixtureinfo.name2fixturedefs
+        functions = [item.function, *(each[-1].func for each in fixtures.values() if each)]
+        for name in set().union(*(_names(function) for function in functions)) & set(MARKERS):
+            item.add_marker(MARKERS[name])
+
+
+@functools.cache
+def _names(function: Any, depth: int = 3) -> frozenset[str]:
+    """Return the names that a function uses, nested functions and helpers of its module included."""
+    code = getattr(function, "__code__", None)
+    if code is None or depth == 0:
+        return frozenset()
+    names = set()
+    inner = [code]
+    for each in inner:
+        names.update(each.co_names)
+        inner += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
+    helpers = (function.__globals__[name] for name in names if name in function.__globals__)
+    return frozenset(names).union(
+        *(_names(helper, depth - 1) for helper in helpers if isinstance(helper, types.FunctionType))
+    )
 
 
 @pytest.fixture(scope="session")
@@ -29,9 +71,9 @@ def rank_pool() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """`ranks(program, n, *arguments)` runs the text of a program on n ranks and returns what each has printed.
+    """Return `ranks(program, n, *arguments)`, which runs a program's text on n ranks and returns the output of each.
 
-    The ranks are real processes. One that fails, fails the test: an `assert` in the program is one of the test.
+    The ranks are real processes. An assertion that fails in the program fails the test.
     """
     folder = tmp_path_factory.mktemp("ranks")
 
@@ -51,7 +93,7 @@ def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 @pytest.fixture(scope="session")
 def gone() -> Callable[[Iterable[int]], bool]:
-    """`gone(processes)`: have all of them ended, within some seconds?"""
+    """Return `gone(processes)`, which waits up to 20 seconds for processes to end, and returns whether they did."""
 
     def wait(processes: Iterable[int]) -> bool:
         left = set(processes)
@@ -67,7 +109,7 @@ def gone() -> Callable[[Iterable[int]], bool]:
 
 @pytest.fixture(scope="session")
 def marked() -> Callable[[str], list[int]]:
-    """`marked(text)`: the processes that were started with `text` in their environment."""
+    """Return `marked(text)`, which finds the processes that were started with `text` in their environment."""
 
     def find(text: str) -> list[int]:
         found = []
@@ -84,7 +126,7 @@ def marked() -> Callable[[str], list[int]]:
 
 
 def _runs(process: int) -> bool:
-    """Is it there, and not a zombie that nobody has asked after?"""
+    """Return whether a process is running. A zombie, which has ended, is not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

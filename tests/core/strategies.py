@@ -8,8 +8,9 @@ from ppedu import Action, B, F, I, Op, Placement, Schedule, W
 
 
 def often(examples):
-    """Settings of a property: so many examples, and no judgement of how long they take."""
-    return settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    """Settings of a property: the number of examples that a full run tries, scaled by the profile, and no deadline."""
+    scaled = max(10, examples * settings().max_examples // 100)
+    return settings(max_examples=scaled, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def read(*lines, microbatches=1, chunks=1):
