@@ -1,41 +1,76 @@
-# Two commands matter: `make lab` opens the lessons, `make test` checks everything.
-# Each target creates .venv and installs what it needs. PYTHON chooses the interpreter, 3.10 or newer; LAB holds
-# options for JupyterLab, such as --port=9999.
+# `make lab` opens the lessons; `make check` takes a minute; `make test` checks everything before a change is merged.
+#
+# Each target installs what it needs into .venv. PYTHON chooses the interpreter, 3.10 or newer; LAB holds options for
+# JupyterLab, such as --port=9999; PYTEST holds options for pytest, such as -x or --durations=20.
 PYTHON ?= python3
 BIN := .venv/bin
 LESSONS := $(wildcard notebooks/*.ipynb)
-OTHER_PYTHONS := 3.10 3.12 3.13
+PYTHONS := 3.10 3.11 3.12 3.13
 
-.PHONY: lab test test-all test-floor lint bench lessons pictures clean chromium
+# tests/conftest.py sets these markers. Tests without them run side by side, one on each core; the others have timeouts
+# and use all cores themselves, so they run one after another.
+PROCESSES := ranks or kernel or browser or programs
+UNIT := not slow and not ($(PROCESSES))
+# A worker for each core needs no threads of its own.
+PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+
+.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint bench lessons pictures hooks \
+  dist chromium clean
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
 
-test: chromium .venv/.test
-	$(BIN)/pytest tests
-	PPEDU_STILL=1 $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks
+check: lint test-unit
 
-test-all: test test-floor
-	$(BIN)/pytest tests -m slow
+test: chromium test-unit test-ranks test-browser test-lessons
 
-# The ground floor needs the standard library alone: its tests run on every Python that is at hand.
-test-floor: .venv/.test
-	@for version in $(OTHER_PYTHONS); do \
+# Also the slow tests, all examples of the properties, and the other Pythons.
+test-all: chromium .venv/.test
+	$(PARALLEL) --hypothesis-profile=full -m "$(UNIT)" tests $(PYTEST)
+	$(BIN)/pytest --hypothesis-profile=full -m "slow or $(PROCESSES)" tests $(PYTEST)
+	$(MAKE) test-lessons test-pythons
+
+test-unit: .venv/.test
+	$(PARALLEL) -m "$(UNIT)" tests $(PYTEST)
+
+test-ranks: .venv/.test
+	$(BIN)/pytest -m "not slow and not browser and ($(PROCESSES))" tests $(PYTEST)
+
+test-browser: chromium .venv/.test
+	$(BIN)/pytest -m "not slow and browser" tests $(PYTEST)
+
+# The lessons must print what is saved in them. With PPEDU_STILL=1, widgets are pictures.
+test-lessons: .venv/.test
+	PPEDU_STILL=1 $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
+
+# Test the packages that need the standard library only with every Python that is installed.
+test-pythons: .venv/.test
+	@ran=; for version in $(PYTHONS); do \
 	  python=; for each in python$$version ~/.pyenv/versions/$$version.*/bin/python; do \
 	    $$each -c '' 2>/dev/null && python=$$each && break; \
 	  done; \
-	  if [ -z "$$python" ]; then echo "no Python $$version here: skipped"; continue; fi; \
-	  echo "Python $$version"; \
-	  $$python -m venv .venv/floor-$$version && \
-	  .venv/floor-$$version/bin/pip install --quiet --constraint constraints.txt pytest pytest-timeout hypothesis && \
-	  PYTHONPATH=. .venv/floor-$$version/bin/pytest tests/core tests/zoo tests/papers || exit 1; \
-	done
+	  if [ -z "$$python" ]; then echo "Python $$version: not installed, skipped"; continue; fi; \
+	  echo "Python $$version: $$python"; \
+	  $$python -m venv .venv/python-$$version && \
+	  .venv/python-$$version/bin/pip install --quiet --constraint constraints.txt pytest pytest-timeout hypothesis && \
+	  PYTHONPATH=. .venv/python-$$version/bin/pytest tests/core tests/zoo tests/board tests/papers $(PYTEST) || exit 1; \
+	  ran="$$ran $$version"; \
+	done; \
+	echo "Python versions that ran:$${ran:- none}"
 
 lint: .venv/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/oxlint --deny-warnings ppedu/view
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_*.yml
+	$(BIN)/pre-commit validate-config
+
+# Run lint and the formatter before every commit.
+hooks: .venv/.test
+	$(BIN)/pre-commit install
 
 bench: .venv/.bench
 	$(BIN)/python tests/bench.py
@@ -44,8 +79,8 @@ bench: .venv/.bench
 	PYTHONPATH=tests/browser $(BIN)/python tests/bench_view.py
 	$(BIN)/python tests/bench_lessons.py
 
-# Run the lessons and keep what they show, pictures in place of widgets; the second pass joins what was printed in several
-# pieces.
+# Run the lessons and save their outputs, with pictures instead of widgets. The second pass joins output that was printed
+# in several pieces.
 lessons: .venv/.test
 	PPEDU_STILL=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(LESSONS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
@@ -53,13 +88,20 @@ lessons: .venv/.test
 pictures: .venv/.test
 	$(BIN)/python docs/pictures.py
 
-# Asked before the long installation.
+# Build what a release uploads. TAG, if given, must be v and the version.
+dist: .venv/.test
+	@[ -z "$(TAG)" ] || grep -qx 'version = "$(TAG:v%=%)"' pyproject.toml \
+	  || { echo "The tag $(TAG) is not v and the version in pyproject.toml; correct one of them."; exit 1; }
+	rm -rf dist
+	$(BIN)/python -m build
+
+# Comes before the installation, which takes long.
 chromium:
 	@{ command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null \
 	  || echo "The tests in a browser need Chromium and are skipped without it: apt-get install chromium libatomic1"
 
 clean:
-	rm -rf .venv artifacts .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv artifacts dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .venv/.%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \

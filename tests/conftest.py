@@ -34,6 +34,11 @@ MARKERS = {
 }
 
 
+@pytest.hookimpl(optionalhook=True)  # without pytest-xdist there is no such hook
+def pytest_xdist_auto_num_workers() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         fixtures = item._fixtureinfo.name2fixturedefs
@@ -53,10 +58,9 @@ def _names(function: Any, depth: int = 3) -> frozenset[str]:
     for each in inner:
         names.update(each.co_names)
         inner += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
-    helpers = (function.__globals__[name] for name in names if name in function.__globals__)
-    return frozenset(names).union(
-        *(_names(helper, depth - 1) for helper in helpers if isinstance(helper, types.FunctionType))
-    )
+    helpers = [function.__globals__[name] for name in names if name in function.__globals__]
+    own = [each for each in helpers if getattr(each, "__module__", "") == function.__module__]
+    return frozenset(names).union(*(_names(each, depth - 1) for each in own if isinstance(each, types.FunctionType)))
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ def test_environment_agrees_with_constraints_and_pyproject():
     extras = project["optional-dependencies"]
     needed = {
         re.match(r"[\w-]+", requirement)[0]
-        for requirement in project["dependencies"] + extras["run"] + extras["lab"]
+        for requirement in project["dependencies"] + extras["plot"] + extras["run"] + extras["lab"]
         if not requirement.startswith("ppedu")
     }
     assert set(conda) == needed
@@ -115,10 +115,26 @@ def test_version_is_stated_once_and_the_same():
     assert f"/v{version}?urlpath=lab/tree/notebooks/" in README
 
 
-@pytest.mark.parametrize("target", ["lab", "test", "test-all", "lint", "bench"])
+@pytest.mark.parametrize("target", ["lab", "check", "test", "test-all", "test-pythons", "lint", "bench", "dist"])
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_step_of_the_workflows_is_a_make_target_of_this_project():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
+        for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+            choices = job.get("strategy", {}).get("matrix", {}).get("target", [])
+            for command in (step["run"] for step in job["steps"] if "run" in step):
+                make, target = command.split()[:2]
+                assert make == "make" and ({target} <= targets or (target == "${{" and set(choices) <= targets)), command
+
+
+def test_a_release_is_refused_when_the_tag_is_not_the_version():
+    command = ["make", "dist", "TAG=v0.0.0", "--old-file=.venv/.test"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "The tag v0.0.0 is not v and the version in pyproject.toml" in done.stdout
 
 
 def answers(address):

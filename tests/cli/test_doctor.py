@@ -25,7 +25,7 @@ def found(monkeypatch):
 
     def look(name, answer=READY, ranks=lambda *_, **__: None):
         monkeypatch.setattr(checkup, "_ask_torch", lambda: answer)
-        monkeypatch.setattr(pool.RankPool, "run", ranks)
+        monkeypatch.setattr("ppedu.notebook.pool.RankPool.run", ranks)
         checks = {check.name: check for check in doctor().checks}
         assert all("\n" not in check.text for check in checks.values())
         return checks[name]

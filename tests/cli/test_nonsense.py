@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ppedu.cli import main as command
-from ppedu.notebook.pool import RankPool
 
 VALUES = [
     *["", " ", "-1", "0", "2", "1.5", "1e9", "nan", "inf", "1/0", "9" * 30, "0x10", "½", "٣", "1_000", "None", "True"],
@@ -47,7 +46,7 @@ def folder(tmp_path, monkeypatch):
     def start(*_, **__):
         raise Accepted
 
-    monkeypatch.setattr(RankPool, "run", start)
+    monkeypatch.setattr("ppedu.notebook.pool.RankPool.run", start)
     monkeypatch.setattr(os, "execv", start)
 
 

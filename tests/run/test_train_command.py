@@ -16,7 +16,6 @@ import torch
 
 import ppedu as pp
 from ppedu.cli.main import main
-from ppedu.notebook.pool import RankPool
 from ppedu.run import TrainConfig, train_gpt
 from ppedu.run.train import parser, prepare
 
@@ -143,7 +142,9 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("settings", "says"), REFUSED.values(), ids=REFUSED)
 def test_a_bad_setting_is_told_in_one_line_before_any_rank_is_started(settings, says, folder, monkeypatch, capfd):
-    monkeypatch.setattr(RankPool, "start", lambda self: pytest.fail("ranks were about to be started"))
+    monkeypatch.setattr(
+        "ppedu.notebook.pool.RankPool.start", lambda self: pytest.fail("ranks were about to be started")
+    )
     assert main(["train", "-n", "2", "--steps", "1", *settings]) == 1
     output, told = capfd.readouterr()
     assert output == "" and told.count("\n") == 1
@@ -151,7 +152,9 @@ def test_a_bad_setting_is_told_in_one_line_before_any_rank_is_started(settings, 
 
 
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_before_any_rank_is_started(folder, monkeypatch, capfd):
-    monkeypatch.setattr(RankPool, "start", lambda self: pytest.fail("ranks were about to be started"))
+    monkeypatch.setattr(
+        "ppedu.notebook.pool.RankPool.start", lambda self: pytest.fail("ranks were about to be started")
+    )
     train_gpt(config(*SMALL, "--save", "saved"))
     capfd.readouterr()
     assert main(["train", "-n", "2", *SMALL, "--save", "saved", "--seed", "1"]) == 1
