@@ -43,6 +43,13 @@ def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     save(timeline, path)
 
 
+def require_savable(path: str | os.PathLike[str]) -> None:
+    """Raise SettingError unless a timeline can be written to `path`."""
+    from ppedu.view import require_savable
+
+    require_savable(path)
+
+
 def load(path: str | os.PathLike[str]) -> Timeline:
     """Read a timeline from a trace. See `Timeline.load`."""
     from ppedu.view.trace import load

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from ppedu.core.display import require_savable
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.files import named
 from ppedu.core.schedule import Schedule
@@ -22,7 +23,6 @@ from ppedu.run.comm import PipelineGroup, place
 from ppedu.run.data import Text
 from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
 from ppedu.run.pipeline import Pipeline, local_stages
-from ppedu.view import require_savable
 from ppedu.zoo import schedule
 from ppedu.zoo.options import option
 
