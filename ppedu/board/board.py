@@ -95,7 +95,7 @@ class Board:
             raise SettingError(f"par has another placement or other microbatches than the board: {par!r}")
         timeline = simulate(par, self.costs)
         trial = Board(self.placement, self.microbatches, self.costs, self.memory, self.split, self.pairs)
-        for rank, index, *_ in par.replay.steps:
+        for rank, index in par.replay.steps:
             if refusal := trial.why_not(par.orders[rank][index]):
                 raise SettingError(f"par cannot be placed on this board: {refusal}")
             trial._put(par.orders[rank][index])
@@ -404,7 +404,7 @@ class Board:
         if self.par and self._follows(self.par.schedule):
             steps = self.par.schedule.replay.steps
             return tuple(
-                self.par.schedule.orders[rank][index] for rank, index, *_ in steps if index >= len(self._orders[rank])
+                self.par.schedule.orders[rank][index] for rank, index in steps if index >= len(self._orders[rank])
             )
         policies = dict.fromkeys("".join(op for op in policy if op in "P" + self._ops) for policy in POLICIES)
         ends = [self._played(policy) for policy in (*policies, *([None] if self.par else []))]

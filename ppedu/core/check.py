@@ -39,4 +39,4 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
     except TypeError:
         raise SettingError(f"ranks are several, such as [0, 1]; got {ranks!r}") from None
     known = sorted({require_rank(rank, schedule.ranks) for rank in known})
-    return list(find_problems(schedule, known, replay(schedule, known, rendezvous)))
+    return list(find_problems(schedule, known, replay(schedule.numbered, known, rendezvous)))

@@ -184,6 +184,13 @@ class Clock(NamedTuple):
             return sum(self.paired[part.op][part.stage] for part in action.parts)
         return self.alone[action.op][action.stage] if action.op in self.alone else 0
 
+    def times(self, ticks: Sequence[Any]) -> Sequence[Any]:
+        """Return ticks as times in the unit of the costs."""
+        if self.scale == 1:
+            return ticks
+        shown = {tick: plain(Fraction(tick, self.scale)) for tick in set(ticks)}  # the same few come again and again
+        return [shown[tick] for tick in ticks]
+
 
 def _python(value: Any) -> Any:
     """Return a number as Python's own, and an array, a tensor or a list of numbers as a tuple of these."""

@@ -13,11 +13,13 @@ from dataclasses import replace
 from functools import cache
 
 from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
-from ppedu.core.dependencies import requires
+from ppedu.core.costs import Costs
+from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.simulate import simulate_partial
 from ppedu.core.validate import require_count
 
 Grid = tuple[tuple[Action | None, ...], ...]
@@ -82,9 +84,9 @@ def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> lis
     }
     copies, split = placement.copies, placement.split
     orders: list[list[Action]] = [[] for _ in range(schedule.ranks)]
-    for rank, index, _, made in schedule.replay.steps:
+    for rank, index in schedule.replay.steps:
         orders[rank] += groups[rank][index]
-        for kind, stage, microbatch in made:
+        for kind, stage, microbatch in produces(schedule.orders[rank][index]):
             link = onward.get((kind, stage, copies > 1 and microbatch >= split))
             if link:
                 send, recv, other, target = link
@@ -202,14 +204,13 @@ def align(schedule: Schedule) -> Grid:
         SettingError: the schedule is lowered.
     """
     _require_compute("align", schedule)
-    grid: list[list[Action | None]] = [[] for _ in range(schedule.ranks)]
-    done: dict[tuple[str, int, int], int] = {}
-    for rank, index, wanted, given in schedule.replay.steps:
-        step = max([len(grid[rank]), *(done[need] + 1 for need in wanted)])
-        grid[rank] += [None] * (step - len(grid[rank])) + [schedule.orders[rank][index]]
-        done.update(dict.fromkeys(given, step))
-    steps = max(map(len, grid))
-    return tuple(tuple(row + [None] * (steps - len(row))) for row in grid)
+    one_step = (1,) * schedule.stages
+    rows = simulate_partial(schedule, Costs(one_step, one_step, one_step, one_step, overlap=one_step)).rows
+    grid: list[list[Action | None]] = [[None] * max((row[-1].end for row in rows if row), default=0) for _ in rows]
+    for cells, row in zip(grid, rows, strict=True):
+        for action, start, _ in row:
+            cells[start] = action
+    return tuple(map(tuple, grid))
 
 
 def strip(grid: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]:

@@ -1,13 +1,14 @@
-"""What is wrong with a schedule, each problem in one sentence."""
+"""What is wrong with a schedule, each problem in one sentence. Internal; call `ppedu.core.check.check`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
-from ppedu.core.dependencies import Replay, Result, posts, produces, requires
+from ppedu.core.dependencies import Replay, Result, posting, produces, requires
 from ppedu.core.placement import TOWARDS
 from ppedu.core.waiting import rings
 
@@ -15,22 +16,16 @@ if TYPE_CHECKING:
     from ppedu.core.schedule import Schedule
 
 
-Placed = dict[Action, tuple[int, int]]  # the rank and position at which an action stands first
-Maker = dict[Result, Action]
-# From which rank to which: what is sent, or received, in that order, as (F or B, the sender's stage, microbatch).
-Messages = dict[tuple[int, int], list[tuple[str, int, int]]]
-
-
 class Problem(NamedTuple):
-    """One thing that is wrong. `index` is the position in the rank's order, None where nothing stands.
+    """One thing that is wrong. `index` is the position in the rank's order, None if the action is missing.
 
     kind: "range" (no such stage or microbatch), "rank" (not this rank's stage), "missing", "duplicate",
-    "order" (before what it needs, on the same rank), "deadlock" (ranks waiting for each other in a ring),
+    "order" (before a dependency on the same rank), "deadlock" (ranks that wait for each other in a ring),
     "message" (received in another order than sent, or needless), "sharding" (weights not gathered, or twice).
     """
 
     rank: int
-    index: int | None  # type: ignore[assignment]  # hides tuple.index, which nobody calls here
+    index: int | None  # type: ignore[assignment]  # hides tuple.index, which is not used here
     action: Action
     kind: str
     message: str
@@ -39,187 +34,252 @@ class Problem(NamedTuple):
         return self.message
 
 
+# By the ranks they go from and to: messages, each as the number of its SEND.
+Messages = dict[tuple[int, int], list[int]]
+
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
 
 def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) -> Iterator[Problem]:
-    """Yield the problems, those of single actions first, up to MOST_PROBLEMS. Internal; call `check`."""
-    return islice(_problems(schedule, known, replayed), MOST_PROBLEMS)
+    """Yield the problems in the orders of the `known` ranks, those of single actions first, up to MOST_PROBLEMS."""
+    return islice(_Inspection(schedule, known, replayed).problems(), MOST_PROBLEMS)
 
 
-def _problems(schedule: Schedule, known: Collection[int], replayed: Replay) -> Iterator[Problem]:
-    placement = schedule.placement
-    placed: Placed = {}
-    sent: Messages = {}
-    received: Messages = {}
-    holders, links, copies, split = placement.holders, placement.links, placement.copies, placement.split
-    stages, microbatches = placement.stages, schedule.microbatches
-    for rank in known:
-        for index, action in enumerate(schedule.orders[rank]):
-            here = rank, index
-            for single in action.parts or (action,):
-                stage, op, m, _ = single
-                copy = copies > 1 and m >= split  # as Placement.copy has it, without 100,000 calls
-                fresh = placed.setdefault(single, here) is here
-                in_place = 0 <= stage < stages and 0 <= m < microbatches and holders[copy][stage] == rank
-                if in_place and fresh and op in COMPUTE:
+class _Inspection:
+    """The search for problems in the orders of the `known` ranks.
+
+    A legal schedule is the usual case, and a large one: that nothing is wrong is found by number (see `Numbered`).
+    The sentences are made from actions.
+    """
+
+    def __init__(self, schedule: Schedule, known: Collection[int], replayed: Replay):
+        self.schedule, self.placement, self.numbered = schedule, schedule.placement, schedule.numbered
+        self.known, self.blocked = known, replayed.blocked
+        self.seen = bytearray(self.numbered.total)  # by number: is the action in one of the orders?
+        self.on_wrong_rank: set[int] = set()
+
+    @cached_property
+    def places(self) -> dict[Action, tuple[int, int]]:
+        """The rank and index at which each action stands first. The parts of a pair stand where the pair does."""
+        places: dict[Action, tuple[int, int]] = {}
+        for rank in self.known:
+            for index, action in enumerate(self.schedule.orders[rank]):
+                for single in action.singles:
+                    places.setdefault(single, (rank, index))
+        return places
+
+    @cached_property
+    def producers(self) -> dict[Result, Action]:
+        """The action that produces each result, and that posts each receive."""
+        producers = {result: single for single in self.places for result in produces(single)}
+        return producers | {posting(single): single for single in self.places if single.op in RECEIVE}
+
+    def problems(self) -> Iterator[Problem]:
+        for rank in self.known:
+            yield from self._misplaced(rank)
+            yield from self._sharding(rank)
+        yield from self._missing()
+        if self.schedule.lowered:
+            yield from self._received_out_of_order()
+        if self.blocked:
+            yield from self._too_early()
+            yield from self._deadlocks()
+
+    def _misplaced(self, rank: int) -> Iterator[Problem]:
+        """Actions that do not exist, that belong to another rank, that are needless, or that stand there again."""
+        numbered, seen = self.numbered, self.seen
+        size = numbered.microbatches
+        parts = [block.parts for block in numbered.blocks]
+        ranks = [block.rank for block in numbered.blocks]
+        for index, number in enumerate(numbered.orders[rank]):
+            for part, distance in enumerate(parts[number // size]):
+                single = number + distance
+                if ranks[single // size] != rank or seen[single]:
+                    action = self.schedule.orders[rank][index].singles[part]
+                    if ranks[single // size] != rank:
+                        self.on_wrong_rank.add(single)
+                    for kind, why in self._why_misplaced(rank, action, bool(seen[single])):
+                        yield Problem(rank, index, action, kind, f"rank {rank}, position {index}: {action}{why}")
+                seen[single] = True
+
+    def _why_misplaced(self, rank: int, action: Action, again: bool) -> Iterator[tuple[str, str]]:
+        """What is wrong with an action on `rank`: the problem's kind and the end of its sentence."""
+        placement, stages, microbatches = self.placement, self.schedule.stages, self.schedule.microbatches
+        stage, op, microbatch, _ = action
+        if not 0 <= stage < stages:
+            yield "range", f": there is no stage {stage}; the stages are 0 to {stages - 1}"
+        elif op in SHARDING:
+            if stage not in placement.stages_of(rank):
+                yield "rank", f": stage {stage} is held by rank {placement.rank(stage)}"
+        elif not 0 <= microbatch < microbatches:
+            yield "range", f": there is no microbatch {microbatch}; they are 0 to {microbatches - 1}"
+        elif placement.rank(stage, microbatch) != rank:
+            yield "rank", f": stage {stage} is held by rank {placement.rank(stage, microbatch)}"
+        elif op in COMMUNICATION and not 0 <= stage + TOWARDS[op] < stages:
+            end, peer = "last" if stage else "first", "send to" if op in SEND else "receive from"
+            yield "range", f": stage {stage} is the {end}; there is none to {peer}"
+        elif op in COMMUNICATION and op not in placement.links[placement.copy(microbatch)][stage]:
+            yield "message", f": rank {rank} itself holds stage {stage + TOWARDS[op]}; nothing has to be sent"
+        elif again:
+            first_rank, position = self.places[action]
+            yield "duplicate", f" has already been run (rank {first_rank}, position {position})"
+
+    def _sharding(self, rank: int) -> Iterator[Problem]:
+        """Weights that are not gathered, or twice; gradients that are reduced too early, or twice."""
+        if self.numbered.sharding not in self.numbered.orders[rank]:
+            return
+        order = self.schedule.orders[rank]
+        gathers = any(action.op in (Op.UNSHARD, Op.RESHARD) for action in order)  # otherwise weights are not sharded
+        last = {single.stage: i for i, action in enumerate(order) for single in action.singles if single.op in COMPUTE}
+        gathered: set[int] = set()
+        reduced: set[int] = set()
+        for index, action in enumerate(order):
+            stage, op = action.stage, action.op
+            sharded = [part.stage for part in action.singles if part.op in COMPUTE and part.stage not in gathered]
+            if gathers and sharded:
+                why = f"computes with sharded weights; {sharded[0]}UNSHARD must come first"
+            elif op == Op.UNSHARD and stage in gathered:
+                why = "is needless: the weights are gathered already"
+            elif op == Op.RESHARD and stage not in gathered:
+                why = "is needless: the weights are sharded already"
+            elif op == Op.REDUCE_GRAD and last.get(stage, -1) > index:
+                why = f"is too early: {order[last[stage]]} comes after it, at position {last[stage]}"
+            elif op == Op.REDUCE_GRAD and stage in reduced:
+                why = "is needless: the gradients are summed already"
+            else:
+                why = ""
+            if why:
+                yield Problem(rank, index, action, "sharding", f"rank {rank}, position {index}: {action} {why}")
+            if op == Op.UNSHARD:
+                gathered.add(stage)
+            elif op == Op.RESHARD:
+                gathered.discard(stage)
+            elif op == Op.REDUCE_GRAD:
+                reduced.add(stage)
+
+    def _missing(self) -> Iterator[Problem]:
+        """Forwards, backwards and messages that are never run, and backwards that are run both whole and in halves."""
+        schedule, placement, microbatches = self.schedule, self.placement, self.schedule.microbatches
+        split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
+        for stage in range(schedule.stages):
+            for begin, end in ((0, split), (split, microbatches)):  # the microbatches of each copy of the model
+                rank = placement.rank(stage, begin)
+                if begin == end or rank not in self.known:
                     continue
-                if in_place and fresh and op in links[copy][stage]:
-                    log = sent if op in SEND else received
-                    sender = stage if op in SEND else stage + TOWARDS[op]
-                    log.setdefault(placement.route(single), []).append((op[-1], sender, m))
-                    continue
-                for kind, why in _misplaced(schedule, rank, single, None if fresh else placed[single]):
-                    yield Problem(rank, index, single, kind, f"rank {rank}, position {index}: {single}{why}")
-        yield from _sharding(schedule, rank)
-    yield from _incomplete(schedule, known, placed)
-    yield from _out_of_order(sent, received, placed)
-    if replayed.blocked:
-        maker = {result: single for single in placed for result in produces(single)}
-        maker |= {posts(single): single for single in placed if single.op in RECEIVE}
-        yield from _too_early(schedule, known, placed, maker)
-        yield from _deadlocks(schedule, replayed.blocked, placed, maker)
+                messages = placement.links[placement.copy(begin)][stage] if schedule.lowered else ()
+                if not self._is_complete(stage, begin, end, messages):
+                    for microbatch in range(begin, end):
+                        yield from self._missing_of(rank, stage, microbatch, messages)
 
+    def _is_complete(self, stage: int, begin: int, end: int, messages: Collection[Op]) -> bool:
+        """Does a stage run, for all microbatches from `begin` to `end`, exactly what it has to?"""
 
-def _misplaced(
-    schedule: Schedule, rank: int, single: Action, first: tuple[int, int] | None
-) -> Iterator[tuple[str, str]]:
-    """What is wrong with an action where it stands, as the problem's kind and the end of its sentence."""
-    placement = schedule.placement
-    stage, op, microbatch, _ = single
-    if not 0 <= stage < schedule.stages:
-        yield "range", f": there is no stage {stage}; the stages are 0 to {schedule.stages - 1}"
-    elif op in SHARDING:
-        if stage not in placement.stages_of(rank):
-            yield "rank", f": stage {stage} is held by rank {placement.rank(stage)}"
-    elif not 0 <= microbatch < schedule.microbatches:
-        yield "range", f": there is no microbatch {microbatch}; they are 0 to {schedule.microbatches - 1}"
-    elif placement.rank(stage, microbatch) != rank:
-        yield "rank", f": stage {stage} is held by rank {placement.rank(stage, microbatch)}"
-    elif op in COMMUNICATION and not 0 <= stage + TOWARDS[op] < schedule.stages:
-        which = "last" if stage else "first"
-        yield "range", f": stage {stage} is the {which}; there is none to {'send to' if op in SEND else 'receive from'}"
-    elif op in COMMUNICATION and op not in placement.links[placement.copy(microbatch)][stage]:
-        yield "message", f": rank {rank} itself holds stage {stage + TOWARDS[op]}; nothing has to be sent"
-    elif first is not None:
-        yield "duplicate", f" has already been run (rank {first[0]}, position {first[1]})"
+        def count(op: str) -> int:
+            start = self.numbered.number(op, stage, begin)
+            return self.seen.count(True, start, start + end - begin)
 
+        every = end - begin
+        whole_or_halves = (count("B"), count("I"), count("W")) in ((every, 0, 0), (0, every, every))
+        return whole_or_halves and all(count(op) == every for op in ("F", *messages))
 
-def _incomplete(schedule: Schedule, known: Collection[int], placed: Placed) -> Iterator[Problem]:
-    for stage in range(schedule.stages):
-        for microbatch in range(schedule.microbatches):
-            # An action equals the tuple of its fields, and there are many to look up.
-            forward, full, first, second = [(stage, op, microbatch, ()) in placed for op in "FBIW"]
-            if forward and full != first and first == second and not schedule.lowered:
-                continue  # the usual case, and all is there
-            rank = schedule.placement.rank(stage, microbatch)
-            if rank not in known:
+    def _missing_of(self, rank: int, stage: int, microbatch: int, messages: Collection[Op]) -> Iterator[Problem]:
+        def runs(op: str) -> bool:
+            return bool(self.seen[self.numbered.number(op, stage, microbatch)])
+
+        full, first, second = map(runs, "BIW")
+        missing = [] if runs("F") else ["F"]
+        if not full and not first and not second:
+            missing += ["B"]
+        elif not full:
+            missing += [op for op, found in (("I", first), ("W", second)) if not found]
+        elif first or second:
+            whole = Action(stage, Op.B, microbatch)
+            half = Action(stage, Op.I if first else Op.W, microbatch)
+            at, index = self.places[whole]
+            why = f"{whole} is a full backward, and half of it, {half}, is run too"
+            yield Problem(at, index, whole, "duplicate", f"rank {at}, position {index}: {why}")
+        missing += [op for op in messages if not runs(op)]
+        for op in missing:
+            action = Action(stage, Op(op), microbatch)
+            yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
+
+    def _received_out_of_order(self) -> Iterator[Problem]:
+        """Receives that would get a message they do not name: messages between two ranks arrive in the order sent."""
+        sent, received = self._messages()
+        for (source, rank), wanted in received.items():
+            arriving = sent.get((source, rank), [])
+            if arriving == wanted:
                 continue
-            missing = [] if forward else ["F"]
-            if not full and not first and not second:
-                missing += ["B"]
-            elif not full:
-                missing += [op for op, found in (("I", first), ("W", second)) if not found]
-            elif first or second:
-                whole = Action(stage, Op.B, microbatch)
-                half = Action(stage, Op.I if first else Op.W, microbatch)
-                at, index = placed[whole]
-                why = f"{whole} is a full backward, and half of it, {half}, is run too"
-                yield Problem(at, index, whole, "duplicate", f"rank {at}, position {index}: {why}")
-            if schedule.lowered:
-                links = schedule.placement.links[schedule.placement.copy(microbatch)][stage]
-                missing += [op for op in links if (stage, op, microbatch, ()) not in placed]
-            for op in missing:
-                action = Action(stage, Op(op), microbatch)
-                yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
+            both = set(arriving) & set(wanted)  # the other messages are reported as missing
+            wanted, arriving = ([message for message in log if message in both] for log in (wanted, arriving))
+            for count, (expected, got) in enumerate(zip(wanted, arriving, strict=True), 1):
+                if expected != got:
+                    send, named = self._send(got), self._send(expected)
+                    receive = Action(named.stage + TOWARDS[named.op], Op(f"RECV_{named.op[-1]}"), named.microbatch)
+                    index, at = self.places[receive][1], self.places[send][1]
+                    why = (
+                        f"would get what {send} sends: messages from rank {source} arrive in the order sent, and that "
+                        f"one is number {count} (rank {source}, position {at})"
+                    )
+                    yield Problem(rank, index, receive, "message", f"rank {rank}, position {index}: {receive} {why}")
 
+    def _send(self, number: int) -> Action:
+        kind, stage, microbatch = self.numbered.result(number)
+        return Action(stage, Op(kind), microbatch)
 
-def _out_of_order(sent: Messages, received: Messages, placed: Placed) -> Iterator[Problem]:
-    """Receives that get another message than they name: what one rank sends another arrives in the order sent."""
-    for (source, rank), wanted in received.items():
-        arriving = sent.get((source, rank), [])
-        if arriving == wanted:
-            continue
-        both = set(arriving) & set(wanted)  # others are reported as missing
-        wanted, arriving = ([message for message in log if message in both] for log in (wanted, arriving))
-        for number, (expected, got) in enumerate(zip(wanted, arriving, strict=True)):
-            if expected != got:
-                kind, stage, microbatch = expected
-                recv = Action(stage - TOWARDS[Op(f"RECV_{kind}")], Op(f"RECV_{kind}"), microbatch)
-                send = Action(got[1], Op(f"SEND_{got[0]}"), got[2])
-                index, at = placed[recv][1], placed[send][1]
-                why = (
-                    f"would get what {send} sends: messages from rank {source} arrive in the order sent, and that one "
-                    f"is number {number + 1} (rank {source}, position {at})"
-                )
-                yield Problem(rank, index, recv, "message", f"rank {rank}, position {index}: {recv} {why}")
+    def _messages(self) -> tuple[Messages, Messages]:
+        """The messages as they are sent, and as they are received, each as the number of its SEND."""
+        numbered, placement = self.numbered, self.placement
+        sent: dict[tuple[int, int], dict[int, None]] = {}
+        received: dict[tuple[int, int], dict[int, None]] = {}
+        # For each block of needed messages: where they are listed, and how far the number of the SEND is away.
+        logs: list[tuple[dict[int, None], int] | None] = []
+        for block in numbered.blocks:
+            op = block.sample.op
+            if op in SEND and block.rank >= 0:
+                logs.append((sent.setdefault(placement.route(block.sample), {}), 0))
+            elif op in RECEIVE and block.rank >= 0:
+                logs.append((received.setdefault(placement.route(block.sample), {}), block.requires[0]))
+            else:
+                logs.append(None)
+        for rank in self.known:
+            for number in numbered.orders[rank]:
+                log = logs[number // numbered.microbatches]
+                if log and number not in self.on_wrong_rank:
+                    numbers, distance = log
+                    numbers.setdefault(number + distance)  # only the first of several
+        return (
+            {route: list(numbers) for route, numbers in sent.items()},
+            {route: list(numbers) for route, numbers in received.items()},
+        )
 
-
-def _sharding(schedule: Schedule, rank: int) -> Iterator[Problem]:
-    """Weights are gathered before they are computed with, not twice, and gradients summed after the last backward."""
-    order = schedule.orders[rank]
-    if SHARDING.isdisjoint(action.op for action in order):
-        return
-    gathers = any(action.op in (Op.UNSHARD, Op.RESHARD) for action in order)  # else gradients alone are summed
-    last = {single.stage: i for i, action in enumerate(order) for single in action.singles if single.op in COMPUTE}
-    gathered: set[int] = set()
-    summed: set[int] = set()
-    for index, action in enumerate(order):
-        stage, op = action.stage, action.op
-        sharded = [part.stage for part in action.singles if part.op in COMPUTE and part.stage not in gathered]
-        if gathers and sharded:
-            why = f"computes with sharded weights; {sharded[0]}UNSHARD must come first"
-        elif op == Op.UNSHARD and stage in gathered:
-            why = "is needless: the weights are gathered already"
-        elif op == Op.RESHARD and stage not in gathered:
-            why = "is needless: the weights are sharded already"
-        elif op == Op.REDUCE_GRAD and last.get(stage, -1) > index:
-            why = f"is too early: {order[last[stage]]} comes after it, at position {last[stage]}"
-        elif op == Op.REDUCE_GRAD and stage in summed:
-            why = "is needless: the gradients are summed already"
-        else:
-            why = ""
-        if why:
-            yield Problem(rank, index, action, "sharding", f"rank {rank}, position {index}: {action} {why}")
-        if op == Op.UNSHARD:
-            gathered.add(stage)
-        elif op == Op.RESHARD:
-            gathered.discard(stage)
-        elif op == Op.REDUCE_GRAD:
-            summed.add(stage)
-
-
-def _too_early(schedule: Schedule, known: Collection[int], placed: Placed, maker: Maker) -> Iterator[Problem]:
-    for rank in known:
-        for index, action in enumerate(schedule.orders[rank]):
-            for need in requires(action, schedule.placement, schedule.lowered):
-                if need in maker:
-                    source, at = placed[maker[need]]
+    def _too_early(self) -> Iterator[Problem]:
+        """Actions that stand before a dependency on the same rank."""
+        for rank in self.known:
+            for index, action in enumerate(self.schedule.orders[rank]):
+                for result in requires(action, self.placement, self.schedule.lowered):
+                    if result not in self.producers:
+                        continue
+                    producer = self.producers[result]
+                    source, at = self.places[producer]
                     if source == rank and at >= index:
                         where = f"only comes at position {at}" if at > index else "runs at the same time"
-                        yield Problem(
-                            rank,
-                            index,
-                            action,
-                            "order",
-                            f"rank {rank}, position {index}: {action} needs {maker[need]}, which {where}",
-                        )
+                        why = f"rank {rank}, position {index}: {action} needs {producer}, which {where}"
+                        yield Problem(rank, index, action, "order", why)
 
-
-def _deadlocks(
-    schedule: Schedule, blocked: dict[int, tuple[int, Result]], placed: Placed, maker: Maker
-) -> Iterator[Problem]:
-    waits_for = {
-        rank: [placed[maker[missing]][0]] for rank, (_, missing) in sorted(blocked.items()) if missing in maker
-    }
-    for ring in rings(waits_for):
-        if len(ring) > 1:  # a rank that waits for itself is an "order" problem
-            links = []
-            for member, peer in zip(ring, ring[1:] + ring[:1], strict=True):
-                index, missing = blocked[member]
-                links.append(
-                    f"rank {member} waits at position {index} ({schedule.orders[member][index]}) "
-                    f"for {maker[missing]} of rank {peer}"
-                )
-            index, _ = blocked[ring[0]]
-            yield Problem(ring[0], index, schedule.orders[ring[0]][index], "deadlock", "deadlock: " + ", ".join(links))
+    def _deadlocks(self) -> Iterator[Problem]:
+        """Rings of ranks in which each waits for the next."""
+        producers = {rank: self.producers.get(missing) for rank, (_, missing) in self.blocked.items()}
+        waits_for = {rank: [self.places[producer][0]] for rank, producer in sorted(producers.items()) if producer}
+        for ring in rings(waits_for):
+            if len(ring) > 1:  # a rank that waits for itself has an "order" problem
+                waits = []
+                for member, peer in zip(ring, ring[1:] + ring[:1], strict=True):
+                    index, _ = self.blocked[member]
+                    waits.append(
+                        f"rank {member} waits at position {index} ({self.schedule.orders[member][index]}) "
+                        f"for {producers[member]} of rank {peer}"
+                    )
+                index, _ = self.blocked[ring[0]]
+                action = self.schedule.orders[ring[0]][index]
+                yield Problem(ring[0], index, action, "deadlock", "deadlock: " + ", ".join(waits))

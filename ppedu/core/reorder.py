@@ -18,7 +18,7 @@ from typing import Any
 
 from ppedu.core.actions import Action, Op
 from ppedu.core.costs import Clock, Costs
-from ppedu.core.dependencies import Result
+from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.garbage import without_gc
 from ppedu.core.lower import strip
 from ppedu.core.schedule import Schedule
@@ -67,8 +67,8 @@ class Tasks:
 
     def __init__(self, schedule: Schedule, costs: Costs):
         steps = schedule.replay.steps
-        self.rank = [rank for rank, *_ in steps]
-        self.actions = [schedule.orders[rank][index] for rank, index, *_ in steps]
+        self.rank = [rank for rank, _ in steps]
+        self.actions = [schedule.orders[rank][index] for rank, index in steps]
         exact = replace(costs, **{name: _exact(cost) for name, cost in vars(costs).items()})
         self.clock = Clock.of(schedule, exact)
         self.duration = [*map(self.clock.duration, self.actions)]
@@ -88,11 +88,11 @@ class Tasks:
             held[rank] += takes - gives_back
 
         self.needed_by: list[list[int]] = [[] for _ in steps]
-        maker: dict[Result, int] = {}
-        for task, (_, _, needs, gives) in enumerate(steps):
-            for earlier in {maker[need] for need in needs}:
+        producer: dict[Result, int] = {}
+        for task, action in enumerate(self.actions):
+            for earlier in {producer[result] for result in requires(action, schedule.placement)}:
                 self.needed_by[earlier].append(task)
-            maker.update(dict.fromkeys(gives, task))
+            producer.update(dict.fromkeys(produces(action), task))
 
         self.path = list(self.duration)  # the longest, from the task's start through those that need it
         for task in reversed(range(len(steps))):

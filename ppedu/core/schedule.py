@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from ppedu.core import display
 from ppedu.core.actions import COMMUNICATION, Action, is_well_formed
 from ppedu.core.csv_format import csv_text, read
-from ppedu.core.dependencies import Replay, replay
+from ppedu.core.dependencies import Numbered, Replay, replay
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
 from ppedu.core.files import named, write_text
 from ppedu.core.garbage import without_gc
@@ -85,14 +86,20 @@ class Schedule:
 
     @cached_property
     def lowered(self) -> bool:
-        """Do the ranks send and receive, or is it for compute actions alone?"""
-        return any(action.op in COMMUNICATION for order in self.orders for action in order)
+        """Whether the orders have messages between ranks."""
+        return any(not COMMUNICATION.isdisjoint(map(attrgetter("op"), order)) for order in self.orders)
+
+    @cached_property
+    @without_gc
+    def numbered(self) -> Numbered:
+        """The orders with a whole number for each action."""
+        return Numbered(self.orders, self.placement, self.microbatches, self.lowered)
 
     @cached_property
     @without_gc
     def replay(self) -> Replay:
-        """The order in which the ranks, taken together, can get through their actions."""
-        return replay(self)
+        """A global order in which every rank can make progress."""
+        return replay(self.numbered)
 
     @cached_property
     @without_gc

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 from ppedu.core.actions import RECEIVE
 from ppedu.core.costs import Clock, Costs
-from ppedu.core.dependencies import Result
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
-from ppedu.core.numeric import Number, plain
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.timeline import Span, Timeline
 
@@ -34,33 +31,40 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
-    """Return the timeline of as much of a schedule as its ranks can run; it may be incomplete. See `simulate`."""
+    """Return the timeline of the actions that the ranks can run, of an incomplete or a deadlocked schedule, too."""
+    numbered, size = schedule.numbered, schedule.microbatches
     clock = Clock.of(schedule, costs)
-    scale = clock.scale
+    durations = [clock.duration(block.sample) for block in numbered.blocks]
+    receives = {index for index, block in enumerate(numbered.blocks) if block.sample.op in RECEIVE}
+    produces = [block.produces for block in numbered.blocks]
+    latencies = {True: clock.latency, False: 0}  # from another rank, or not
+    inputs = [
+        [(distance, latencies[remote]) for distance, remote in zip(block.requires, block.remote, strict=True)]
+        for block in numbered.blocks
+    ]
+    exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists
     free: list[Any] = [0] * schedule.ranks
-    done: dict[Result, tuple[Any, int]] = {}
-    rows: list[list[Span]] = [[] for _ in range(schedule.ranks)]
-    shown: dict[Any, Number] = {}  # ticks back to times; the same few times come again and again
-    for rank, index, needs, gives in schedule.replay.steps:
-        action = schedule.orders[rank][index]
+    starts: list[list[Any]] = [[] for _ in free]
+    ends: list[list[Any]] = [[] for _ in free]
+    remaining = [iter(numbers) for numbers in numbered.orders]
+    for rank in schedule.replay.turns:
+        number = next(remaining[rank])
+        block = number // size
         start = free[rank]
-        if action.op in RECEIVE:  # the rank goes on; whatever needs the message will wait for it
-            rows[rank].append(Span(action, shown.get(start, start), shown.get(start, start)))
-            done[gives[0]] = done[needs[0]][0] + clock.latency, rank
-            continue
-        for need in needs:
-            end, source = done[need]
-            if source != rank:
-                end += clock.latency
-            if end > start:
-                start = end
-        end = free[rank] = start + clock.duration(action)
-        for result in gives:
-            done[result] = end, rank
-        if scale > 1:
-            for time in (start, end):
-                if time not in shown:
-                    shown[time] = plain(Fraction(time, scale))
-            start, end = shown[start], shown[end]
-        rows[rank].append(Span(action, start, end))
-    return Timeline(schedule, tuple(map(tuple, rows)), costs)
+        for distance, latency in inputs[block]:
+            arrival = exists[number + distance] + latency
+            if arrival > start:
+                start = arrival
+        end = start + durations[block]
+        for distance in produces[block]:
+            exists[number + distance] = end
+        if block in receives:  # the rank posts it and goes on; the action that needs the message will wait for it
+            start = end = free[rank]
+        free[rank] = end
+        starts[rank].append(start)
+        ends[rank].append(end)
+    rows = tuple(
+        tuple(map(Span, order, clock.times(began), clock.times(ended)))
+        for order, began, ended in zip(schedule.orders, starts, ends, strict=True)
+    )
+    return Timeline(schedule, rows, costs)

@@ -500,7 +500,7 @@ def test_no_order_beats_par_within_the_memory(name):
 def test_a_level_is_solved_by_the_published_orders_in_at_most_48_actions(name):
     chosen, board = level(name), level(name).board()
     par, start = chosen.par.schedule, len(board.moves)
-    for rank, index, *_ in par.replay.steps:
+    for rank, index in par.replay.steps:
         if index >= len(board.schedule.orders[rank]):
             board.place(par.orders[rank][index])
     assert board.complete and board.schedule.orders == par.orders and board.schedule.name == name

@@ -195,7 +195,7 @@ def test_a_level_is_solved_by_clicking_and_wrong_moves_are_refused(notebook):
         page.get_by_role("button", name=act, exact=True).click()
         page.wait_for_function("said => document.querySelector('.ppedu-note').textContent.startsWith(said)", arg=said)
     par = pp.schedule("1f1b", 3, 6)
-    for rank, index, *_ in par.replay.steps[:-1]:
+    for rank, index in par.replay.steps[:-1]:
         place(str(par.orders[rank][index]), f"{par.orders[rank][index]} runs")
     place(str(par.orders[0][-1]), "24 slots: that is par")
     assert "This is an ordinary schedule." in note.inner_text() and fits(page)

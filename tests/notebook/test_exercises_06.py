@@ -440,7 +440,7 @@ def test_who_waits_in_a_rehearsal_waits_in_the_checkers_replay(data):
             if not action.computes:
                 me.communicate(names[action.op], 1)
 
-    blocked = replay(mixed, rendezvous=True).blocked
+    blocked = replay(mixed.numbered, rendezvous=True).blocked
     found = {wait.rank: (wait.doing, wait.peers) for wait in rehearse(program, ranks).waits}
     at = {rank: mixed.orders[rank][index] for rank, (index, _) in blocked.items()}
     assert found == {rank: (names[action.op], _peer(action, rank, mixed)) for rank, action in at.items()}

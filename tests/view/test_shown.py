@@ -232,7 +232,7 @@ def test_a_level_is_solved_by_its_par_and_its_code_is_an_ordinary_schedule():
     for name, level in LEVELS.items():
         board = pp.puzzle(name)
         par = level.par.schedule
-        for rank, index, *_ in par.replay.steps:
+        for rank, index in par.replay.steps:
             if index >= (level.given or [0] * par.ranks)[rank]:
                 board.told({"place": str(par.orders[rank][index])})
                 assert board.state()["tone"] != "no", board.state()["note"]

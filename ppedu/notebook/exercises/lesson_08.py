@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, B, F, Op
 from ppedu.core.costs import Costs
-from ppedu.core.dependencies import Result
+from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
@@ -34,13 +34,13 @@ def made_up(
     free = [0.0] * case.ranks
     done: dict[Result, tuple[float, int]] = {}
     rows: list[list[Span]] = [[] for _ in range(case.ranks)]
-    for rank, index, needs, gives in case.replay.steps:
+    for rank, index in case.replay.steps:
         action = case.orders[rank][index]
         start = free[rank] + (pause() if rows[rank] else 0)
-        for end, source in map(done.__getitem__, needs):
+        for end, source in map(done.__getitem__, requires(action, case.placement, case.lowered)):
             start = max(start, end if source == rank else end + travels())
         free[rank] = start + lasts(action)
-        done |= dict.fromkeys(gives, (free[rank], rank))
+        done |= dict.fromkeys(produces(action), (free[rank], rank))
         rows[rank].append(Span(action, start, free[rank]))
     return Timeline(case, tuple(map(tuple, rows)), Costs(unit="s"), "measured")
 
