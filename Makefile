@@ -53,7 +53,7 @@ test-pythons: .venv/.test
 	  echo "Python $$version: $$python"; \
 	  $$python -m venv .venv/python-$$version && \
 	  .venv/python-$$version/bin/pip install --quiet --constraint constraints.txt pytest pytest-timeout hypothesis && \
-	  PYTHONPATH=. .venv/python-$$version/bin/pytest tests/core tests/zoo tests/board tests/papers $(PYTEST) || exit 1; \
+	  PYTHONPATH=. .venv/python-$$version/bin/pytest tests/core tests/zoo tests/board tests/papers tests/test_imports.py $(PYTEST) || exit 1; \
 	  ran="$$ran $$version"; \
 	done; \
 	echo "Python versions that ran:$${ran:- none}"

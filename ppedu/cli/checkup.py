@@ -97,7 +97,7 @@ def _found(look: Callable[[], Found]) -> Found:
 
 def _in_a_line(error: object) -> str:
     """The first line of what an error says, and the last: what happened, and why."""
-    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(then also")]
+    lines = [line.strip() for line in str(error).splitlines() if not line.endswith("failed afterwards)")]
     return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
 
 

@@ -6,9 +6,7 @@ import os
 import uuid
 from pathlib import Path
 
-import ppedu
-
-HOME = str(Path(ppedu.__file__).parent.parent)
+HOME = str(Path(__file__).parents[2])
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 

@@ -13,7 +13,7 @@ import pytest
 from ppedu.cli import checkup
 from ppedu.cli.checkup import Check, Checkup, doctor
 from ppedu.core.errors import RankError
-from ppedu.notebook import pool, resources
+from ppedu.notebook import resources
 
 ROOT = Path(__file__).parents[2]
 READY = checkup._Answer(["2.13.0", json.dumps([True, []])], "")
