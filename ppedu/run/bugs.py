@@ -1,20 +1,17 @@
-"""The bug museum: training steps as people write them, each wrong in one thing. To be read beside `loops`.
+"""The bug museum: training steps with one typical mistake each. Read them beside `loops`.
 
-    print(MUSEUM)                               # a table: what you see, what finds it, what to do
+    print(MUSEUM)                               # a table: what you see, what finds the bug, how to fix it
     print(MUSEUM["both send first"])            # one exhibit, with its program
-    MUSEUM["both send first"].wrong(stage, inputs, targets, shape)    # on each rank; `right` takes the same
+    MUSEUM["both send first"].wrong(stage, inputs, targets, shape)    # on every rank; `right` takes the same arguments
 
-Most are steps, and take what those of `loops` take; the ranks are the whole world. The others are schedules, which take
-what those of `ppedu.zoo` take, one that makes the layers of a stage, and two of torch.
+Most exhibits are steps with the arguments of those in `loops`, on all ranks of the program. Some are generators of a
+schedule as in `ppedu.zoo`, one makes the layers of a stage, and two run torch's own pipeline runtime.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
-from html import escape
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,105 +20,40 @@ import torch.distributed as dist
 from torch import nn
 
 from ppedu.core.actions import Action
-from ppedu.core.errors import SettingError
 from ppedu.core.export import to_torch
-from ppedu.core.tables import in_html, in_text
 from ppedu.run.comm import PipelineGroup, communicate
 from ppedu.run.loops import Microbatches, gpipe_step, one_f_one_b_step
+from ppedu.run.museum import Museum
 from ppedu.run.pipeline import Pipeline
 from ppedu.run.stage import Loss, Stage
 from ppedu.zoo import schedule
 from ppedu.zoo.one_f_one_b import one_f_one_b
 
-Program = Callable[..., Any]
-
-
-@dataclass(frozen=True, repr=False)
-class Bug:
-    """An exhibit. Printed, it is its program, with what you see of it, what finds it and what to do.
-
-    title: what is wrong. source: where it was seen; "" for what people write again and again.
-    wrong: the program; right: one without the bug, which takes the same arguments.
-    """
-
-    title: str
-    symptom: str
-    detector: str
-    cure: str
-    source: str
-    wrong: Program
-    right: Program
-
-    @property
-    def name(self) -> str:
-        return self.wrong.__name__.replace("_", " ")
-
-    def __repr__(self) -> str:
-        source = inspect.getsource(self.wrong)
-        told = {"You see": self.symptom, "Found by": self.detector, "Cure": self.cure, "Seen in": self.source}
-        lines = [f"{word}: {text}" for word, text in told.items() if text]
-        return "\n".join([*lines, "", source[source.index("def ") :].rstrip()])
-
-
-class Museum(dict[str, Bug]):
-    """The exhibits by name. Printed, or at the end of a notebook's cell, they are a table."""
-
-    def __getitem__(self, name: str) -> Bug:
-        if not isinstance(name, str) or name not in self:
-            raise SettingError(f"there is no exhibit {name!r}; there is: {', '.join(self)}")
-        return super().__getitem__(name)
-
-    def __repr__(self) -> str:
-        return "\n\n".join("\n".join(row) for row in in_text(self._rows(), 27))
-
-    def _repr_html_(self) -> str:
-        return in_html([escape(cell) for cell in row] for row in self._rows())
-
-    def _rows(self) -> list[Sequence[str]]:
-        bugs = ((bug.name, bug.symptom, bug.detector, bug.cure) for bug in self.values())
-        return [("bug", "you see", "found by", "cure"), *bugs]
-
-
 MUSEUM = Museum()
 
-
-def exhibit(
-    right: Program, *, symptom: str, detector: str, cure: str, source: str = ""
-) -> Callable[[Program], Program]:
-    """Put a wrong program into the museum. What is wrong with it, its docstring says."""
-
-    def put(wrong: Program) -> Program:
-        bug = Bug(inspect.getdoc(wrong) or "", symptom, detector, cure, source, wrong, right)
-        MUSEUM[bug.name] = bug
-        return wrong
-
-    return put
+# Correct parts that the exhibits use
 
 
-# Parts that are right
-
-
-def forwards(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """The first half of `gpipe_step`."""
-    stage.begin(inputs, targets)
+def forwards(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], **settings: Any) -> None:
+    """Run the first half of `gpipe_step`: all forwards. settings: of `stage.begin`."""
+    stage.begin(inputs, targets, **settings)
     for m in range(len(inputs)):
         x = communicate("recv_forward", shapes=shape)
         communicate("send_forward", stage.forward(m, x))
 
 
 def backwards(stage: Stage, order: Sequence[int], shape: Sequence[int]) -> None:
-    """The second half of `gpipe_step`, of these microbatches."""
+    """Run the second half of `gpipe_step`: the backwards of the microbatches in `order`."""
     for m in order:
         dy = communicate("recv_backward", shapes=shape)
         communicate("send_backward", stage.backward(m, dy))
 
 
-def engine_step(
-    stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], **settings: Any
-) -> Pipeline:
-    """`gpipe_step` by the engine, which counts samples and knows of norms and of tied weights."""
-    group = PipelineGroup.world()
-    pipeline = Pipeline(schedule("gpipe", group.size, len(inputs)), {group.rank: stage}, **settings)
+def engine_step(*step: Any, group: PipelineGroup | None = None, **settings: Any) -> Pipeline:
+    """Run a step with the arguments of `gpipe_step` on the engine, and return the pipeline. settings: of `Pipeline`."""
+    stage, inputs, targets, _ = step
+    group = PipelineGroup.of(group)
+    pipeline = Pipeline(schedule("gpipe", group.size, len(inputs)), {group.rank: stage}, group=group, **settings)
     pipeline.step(list(inputs), list(targets))
     return pipeline
 
@@ -129,14 +61,14 @@ def engine_step(
 # Ranks that hang
 
 
-@exhibit(
+@MUSEUM.exhibit(
     one_f_one_b_step,
-    symptom="all ranks wait for ever; elsewhere than with gloo perhaps only once the tensors are large",
-    detector="who waits for whom, as %%torchrun tells it at a timeout: all send, none receives",
-    cure="send and receive at once: bidirectional_communicate",
+    symptom="all ranks hang; with a backend that buffers small messages, only once the tensors are large",
+    detector="the ranks that wait for each other, which %%torchrun prints at its timeout: all of them send",
+    cure="send and receive at the same time: bidirectional_communicate",
 )
 def both_send_first(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """1F1B as one thinks of it: a rank sends its activation down while the next one sends a gradient up."""
+    """1F1B written the obvious way: a rank sends an activation down while the next rank sends a gradient up."""
     rank, ranks, microbatches = dist.get_rank(), dist.get_world_size(), len(inputs)
     warmup = min(ranks - rank - 1, microbatches)
     stage.begin(inputs, targets)
@@ -153,57 +85,57 @@ def both_send_first(stage: Stage, inputs: Microbatches, targets: Microbatches, s
     backwards(stage, range(microbatches - warmup, microbatches), shape)
 
 
-def as_another(other: int, rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """What 1F1B has another rank do, done by this one."""
+def order_of(other: int, rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    """Yield the order that 1F1B gives the rank `other`, as actions of `rank`."""
     return (action._replace(stage=rank) for action in one_f_one_b(other, ranks, microbatches))
 
 
-@exhibit(
+@MUSEUM.exhibit(
     one_f_one_b,
-    symptom="ranks wait for ever",
+    symptom="the ranks hang",
     detector="pp.check, before anything is started",
     cure="the first rank has the longest warm-up: min(ranks - rank - 1, microbatches)",
 )
 def warmup_reversed(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """A 1F1B in which the last rank has the longest warm-up: it wants more than the first has begun."""
-    return as_another(ranks - 1 - rank, rank, ranks, microbatches)
+    """1F1B with the longest warm-up on the last rank, which waits for forwards that the first has not started."""
+    return order_of(ranks - 1 - rank, rank, ranks, microbatches)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     one_f_one_b,
-    symptom="all is right, and slow: 36 in place of 22 with 4 ranks, 8 microbatches and F = B = 1",
-    detector="the makespan, simulated (pp.simulate) or measured, beside that of 1F1B",
-    cure="a warm-up of min(ranks - rank - 1, microbatches), and not one less",
+    symptom="correct, but slow: it takes 36 instead of 22 with 4 ranks, 8 microbatches and F = B = 1",
+    detector="the makespan, simulated (pp.simulate) or measured, compared with that of 1F1B",
+    cure="a warm-up of min(ranks - rank - 1, microbatches) forwards, not one fewer",
 )
 def warmup_short_by_one(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Each rank begins its turns one forward too early, and waits in each of them."""
-    return as_another(min(rank + 1, ranks - 1), rank, ranks, microbatches)
+    """1F1B with one forward too few in the warm-up, so that each rank waits in every turn of the steady state."""
+    return order_of(min(rank + 1, ranks - 1), rank, ranks, microbatches)
 
 
-# Messages that are taken for others, and memory that is
+# Messages that are confused, and memory that is overwritten
 
 
-@exhibit(
+@MUSEUM.exhibit(
     gpipe_step,
-    symptom="gradients are nonsense on all ranks but the last; the loss is right",
-    detector="gradients beside one process; in a schedule pp.check, which compares the order of sends and of receives",
-    cure="between two ranks, receive in the order in which the other sends",
+    symptom="nonsensical gradients on all ranks but the last; the loss is correct",
+    detector="gradients compared with one process; for a schedule pp.check, which compares the orders of messages",
+    cure="between two ranks, receive in the order in which the peer sends",
 )
-def newest_first_on_the_last(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """The last rank sends its gradients in another order than the others receive them. A message has no name on it."""
+def gradients_newest_first(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """The last rank sends gradients in another order than its peer receives them. Messages carry no names."""
     forwards(stage, inputs, targets, shape)
     order = range(len(inputs))
     backwards(stage, order[::-1] if dist.get_rank() == dist.get_world_size() - 1 else order, shape)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     gpipe_step,
-    symptom="gradients are off, but for the first rank's, by much; no error from autograd, and the loss is right",
-    detector="gradients beside one process",
-    cure="a new tensor for each message, as long as its backward is still to come",
+    symptom="gradients far off on all ranks but the first, without an autograd error; the loss is correct",
+    detector="gradients compared with one process",
+    cure="receive into a new tensor; the old one can be reused once its backward has run",
 )
-def one_buffer_for_all(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """All activations are received into the same memory, but autograd needs each again in its backward."""
+def one_receive_buffer(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """All activations are received into the same memory, but autograd needs each of them again in its backward."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     buffer = torch.empty(tuple(shape))
     stage.begin(inputs, targets)
@@ -216,14 +148,14 @@ def one_buffer_for_all(stage: Stage, inputs: Microbatches, targets: Microbatches
     backwards(stage, range(len(inputs)), shape)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     gpipe_step,
-    symptom="now and then wrong values arrive: those of a later microbatch, where the receiver is late",
-    detector="Pipeline(debug=True), which looks again at what was sent once it has arrived",
-    cure="leave a tensor alone from isend() until its wait() has returned",
+    symptom="wrong values now and then: if the receiver is late, it gets those of a later microbatch",
+    detector="Pipeline(debug=True), which compares a tensor's checksums before it is sent and after it has arrived",
+    cure="do not change a tensor between its isend() and the return of wait()",
 )
 def written_after_isend(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """One memory for all that is sent: the next activation is written while the last one is on its way."""
+    """One buffer for all sends: the next activation overwrites the one that is still in flight."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     buffer = torch.empty(tuple(shape))
     sends: list[Any] = []
@@ -244,31 +176,29 @@ def written_after_isend(stage: Stage, inputs: Microbatches, targets: Microbatche
 # Gradients that are not the batch's
 
 
-@exhibit(
+@MUSEUM.exhibit(
     gpipe_step,
-    symptom="gradients m times too large; the loss falls as it should, as AdamW and clipping hide the factor",
-    detector="gradients beside one process",
+    symptom="gradients m times too large; the loss still falls, because AdamW and clipping hide the factor",
+    detector="gradients compared with one process",
     cure="divide each microbatch's loss by m before its backward",
 )
 def loss_not_divided(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """Each microbatch's loss is its mean, and backward adds up the gradients of all of them."""
-    stage.begin(inputs, targets, shares=[Fraction(1) for _ in inputs])  # each counts in full
-    for m in range(len(inputs)):
-        x = communicate("recv_forward", shapes=shape)
-        communicate("send_forward", stage.forward(m, x))
+    """Each microbatch's loss is its own mean, and backward adds up the gradients of all microbatches."""
+    each_counts_in_full = [Fraction(1) for _ in inputs]  # and should count Fraction(1, len(inputs))
+    forwards(stage, inputs, targets, shape, shares=each_counts_in_full)
     backwards(stage, range(len(inputs)), shape)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     engine_step,
-    symptom="loss and gradients a little off, by no constant factor",
-    detector="gradients beside one process, with a batch that does not divide evenly",
-    cure="a microbatch's loss counts as its part of the batch's samples, or tokens; Pipeline counts them",
+    symptom="loss and gradients slightly off, by no constant factor",
+    detector="gradients compared with one process, for a batch that does not divide evenly",
+    cure="weight each microbatch's loss by its share of the batch's samples or tokens; Pipeline counts them",
     source="huggingface.co/blog/gradient_accumulation",
 )
 def mean_of_means(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """Each loss counts 1/m, though the last microbatch is smaller: its samples count too much."""
-    stage.begin(inputs, targets)  # equal parts
+    """Each loss counts 1/m although the last microbatch is smaller, so its samples count too much."""
+    stage.begin(inputs, targets)  # equal shares
     for m, samples in enumerate(inputs):
         own = len(samples), *shape[1:]
         x = communicate("recv_forward", shapes=own)
@@ -277,80 +207,78 @@ def mean_of_means(stage: Stage, inputs: Microbatches, targets: Microbatches, sha
         communicate("send_backward", stage.backward(m, dy))
 
 
-@exhibit(
+@MUSEUM.exhibit(
     gpipe_step,
-    symptom="training learns from a fraction of the data, and the loss of a step is noisier",
-    detector="the losses of the microbatches: they are all the same; gradients beside one process",
+    symptom="training uses a fraction of the data, and the loss is noisier from step to step",
+    detector="the losses of the microbatches, which are all the same; gradients compared with one process",
     cure="one iterator for the whole epoch: next(batches), not next(iter(loader))",
 )
-def the_first_again_and_again(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """iter() starts anew each time, so every microbatch is the first one."""
+def first_microbatch_repeated(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """Each iter() starts again from the beginning, so every microbatch is the first one."""
     xs = [next(iter(inputs)) for _ in inputs]
     ys = [next(iter(targets)) for _ in targets]
     gpipe_step(stage, xs, ys, shape)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     gpipe_step,
-    symptom="gradients lack a microbatch's part, and its activations are never freed; the loss is right",
-    detector="pp.check, of the schedule or of what a step has run (`measured`)",
-    cure="each forward has its backward: count them",
+    symptom="gradients lack one microbatch, whose activations are never freed; the loss is correct",
+    detector="pp.check, on the schedule or on the order that a step has run (`measured`)",
+    cure="run a backward for every forward: count them",
     source="a printed 1F1B table, in which every rank runs all its forwards first",
 )
-def backward_lost(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """The backward of microbatch 1 is never run."""
+def backward_missing(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """The backward of microbatch 1 never runs."""
     forwards(stage, inputs, targets, shape)
     backwards(stage, [0, *range(2, len(inputs))], shape)
 
 
-# What belongs to the whole model
+# Weights, gradients and norms of the whole model
 
-MOST = 0.01  # that the norm of the gradients may be
+MAX_NORM = 0.01
 
 
-@exhibit(
-    lambda *step: engine_step(*step).clip_grad_norm(MOST),
-    symptom="the step points in another direction; the norm of each stage looks well",
-    detector="gradients after clipping, beside one process",
-    cure="add up the squares over all ranks, and clip by the root of that: Pipeline.clip_grad_norm",
+@MUSEUM.exhibit(
+    lambda *step: engine_step(*step).clip_grad_norm(MAX_NORM),
+    symptom="the step points in another direction, although the norm of each stage looks fine",
+    detector="gradients after clipping, compared with one process",
+    cure="add up the squares over all ranks, and clip by the root of the sum: Pipeline.clip_grad_norm",
     source="github.com/pytorch/torchtitan/issues/596",
 )
-def norm_of_its_own(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """Each rank clips by the norm of its own stage: what it has of the model is all that torch sees."""
+def norm_per_stage(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """Each rank clips by the norm of its own stage, the only part of the model that it holds."""
     gpipe_step(stage, inputs, targets, shape)
-    nn.utils.clip_grad_norm_(stage.module.parameters(), MOST)
+    nn.utils.clip_grad_norm_(stage.module.parameters(), MAX_NORM)
 
 
 def _tied_step(*step: Any) -> None:
     engine_step(*step, tied=[((0, "weight"), (dist.get_world_size() - 1, "weight"))])
 
 
-@exhibit(
+@MUSEUM.exhibit(
     _tied_step,
-    symptom="from the first step on the two copies of the weight drift apart",
-    detector="are the copies equal after a step? Pipeline(tied=…) asks before its first; gradients beside one process",
-    cure="give both the sum of their gradients: Pipeline(tied=…)",
+    symptom="the two copies of a tied weight drift apart from the first step on",
+    detector="comparing the copies after a step, as Pipeline(tied=…) does before its first; gradients, too",
+    cure="give both copies the sum of their gradients: Pipeline(tied=…)",
 )
-def copies_drift_apart(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """The first rank and the last each hold a copy of a tied weight, which gets the gradient of its own use alone."""
+def tied_copies_drift_apart(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
+    """The first and the last rank each hold a copy of a tied weight, and each copy gets only its own gradient."""
     gpipe_step(stage, inputs, targets, shape)
 
 
-def replicas_step(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """Every rank is a pipeline of one stage, and all ranks are replicas: each has its own part of the batch."""
-    alone = PipelineGroup(0, 1)
-    pipeline = Pipeline(schedule("gpipe", 1, len(inputs)), {0: stage}, group=alone, replicas=dist.group.WORLD)
-    pipeline.step(list(inputs), list(targets))
+def replicas_step(*step: Any) -> None:
+    """Run each rank as a pipeline of one stage, and all ranks as replicas with their own parts of the batch."""
+    engine_step(*step, group=PipelineGroup(0, 1), replicas=dist.group.WORLD)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     replicas_step,
-    symptom="replicas drift apart: only the first microbatch's gradients are averaged over them; no error",
-    detector="gradients beside one process; Pipeline refuses a module in such a wrapper",
-    cure="give the plain module, and average once, after the last backward: Pipeline(replicas=group)",
+    symptom="replicas drift apart without an error: only the first microbatch's gradients are averaged",
+    detector="gradients compared with one process; Pipeline refuses a wrapped module",
+    cure="pass the plain module, and average once, after the last backward: Pipeline(replicas=group)",
 )
 def wrapped_in_ddp(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
-    """DistributedDataParallel averages at the first backward after a forward, and the others belong to no forward."""
+    """DistributedDataParallel averages in the first backward after a forward, and not in the ones that follow."""
     wrapped = Stage(nn.parallel.DistributedDataParallel(stage.module), 0, stage.loss_fn)
     wrapped.begin(inputs, targets)
     for m in range(len(inputs)):
@@ -359,34 +287,36 @@ def wrapped_in_ddp(stage: Stage, inputs: Microbatches, targets: Microbatches, sh
         wrapped.backward(m)
 
 
-def _slice(make: Callable[[], nn.Module]) -> nn.Module:
+def slice_of_whole(make: Callable[[], nn.Module]) -> nn.Module:
+    """Make the layers of all ranks from one seed, and return those of this rank."""
     torch.manual_seed(0)
     return [make() for _ in range(dist.get_world_size())][dist.get_rank()]
 
 
-@exhibit(
-    _slice,
-    symptom="all stages start equal; training does learn, only not as the same model in one process",
-    detector="weights beside one process, before the first step",
-    cure="make the whole model from one seed, and keep a slice; GPT.stage makes just that",
+@MUSEUM.exhibit(
+    slice_of_whole,
+    symptom="all stages start equal; the model trains, but not like the same model in one process",
+    detector="weights compared with one process, before the first step",
+    cure="make the whole model from one seed and keep a slice; GPT.stage makes just that slice",
 )
 def same_seed_everywhere(make: Callable[[], nn.Module]) -> nn.Module:
-    """Each rank seeds alike, and then makes its own layers alone."""
+    """Each rank sets the same seed and then makes only its own layers."""
     torch.manual_seed(0)
     return make()
 
 
 # In torch's own runtime
 
-MICROBATCHES = 3  # as few as it takes
+MICROBATCHES = 3  # the fewest with which both bugs show
 
 
 def torchs_step(
     modules: Mapping[int, nn.Module], loss_fn: Loss, inputs: torch.Tensor, targets: torch.Tensor, **settings: Any
 ) -> Any:
-    """ZB-V by torch. Rank r of p holds the stages r and 2p-1-r, so rank 0 has the first and the last.
+    """Run ZB-V on torch's pipeline runtime, and return the runtime.
 
-    modules: of this rank, by stage. Returns torch's runtime.
+    modules: this rank's stages by number. Rank r of p holds the stages r and 2p-1-r, so rank 0 has the first and last.
+    settings: of the runtime.
     """
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -402,33 +332,29 @@ def torchs_step(
 
 
 def zb_v_step(modules: Mapping[int, nn.Module], loss_fn: Loss, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """The same by the engine."""
+    """Run the same step on the engine."""
     Pipeline(schedule("zb-v", dist.get_world_size(), MICROBATCHES), modules, loss_fn).step(inputs, targets)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     torchs_step,
-    symptom="gradients of all stages are wrong; nothing hangs and nothing complains",
-    detector="pp.check, of the orders that torch writes out with _dump_csv; gradients beside one process",
-    cure="leave defer_pp_recv as it is, False",
+    symptom="wrong gradients in all stages, without a hang or an error",
+    detector="pp.check, on the orders that torch writes with _dump_csv; gradients compared with one process",
+    cure="leave defer_pp_recv at its default, False",
     source="torch 2.13, github.com/pytorch/pytorch/pull/178815, ZB-V on 2 ranks",
 )
-def receives_put_off(
-    modules: Mapping[int, nn.Module], loss_fn: Loss, inputs: torch.Tensor, targets: torch.Tensor
-) -> Any:
-    """Each receive waits until its message is needed, and so is in another order than the sends."""
-    return torchs_step(modules, loss_fn, inputs, targets, defer_pp_recv=True)
+def receives_deferred(*step: Any) -> Any:
+    """torch delays each receive until its message is needed. Then receives come in another order than sends."""
+    return torchs_step(*step, defer_pp_recv=True)
 
 
-@exhibit(
+@MUSEUM.exhibit(
     zb_v_step,
-    symptom="the stage after it gets no gradients, and never learns; the others' and the loss are right",
-    detector="gradients beside one process: .grad is None",
-    cure="a schedule with whole backwards, such as 1F1B; or Pipeline",
-    source="torch 2.13, where backwards are split in two",
+    symptom="stage 1 gets no gradients and never learns; the other stages and the loss are correct",
+    detector="gradients compared with one process: .grad is None",
+    cure="a schedule with full backwards, such as 1F1B; or Pipeline",
+    source="torch 2.13, schedules with a split backward",
 )
-def first_stage_frozen(
-    modules: Mapping[int, nn.Module], loss_fn: Loss, inputs: torch.Tensor, targets: torch.Tensor
-) -> Any:
-    """No weight of stage 0 wants a gradient. Torch then takes no gradient of the weights of stage 1."""
-    return torchs_step(modules, loss_fn, inputs, targets)
+def first_stage_frozen(*step: Any) -> Any:
+    """No weight of stage 0 requires grad. torch then computes no gradients for the weights of stage 1, either."""
+    return torchs_step(*step)

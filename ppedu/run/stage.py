@@ -1,4 +1,4 @@
-"""A piece of the model on its rank: runs forwards and backwards, and keeps what is in flight."""
+"""A piece of the model on its rank: runs forwards and backwards, and keeps the graphs of microbatches in flight."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ Tensors = torch.Tensor | Sequence[torch.Tensor]
 class Stage:
     """One stage of a pipeline.
 
-    module: takes a tensor, or several, and returns a tensor or a tuple of them. index: which stage this is, from 0.
-    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Given on the last stage only.
+    module: takes one or more tensors and returns a tensor or a tuple of tensors.
+    index: the number of the stage, from 0.
+    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Only for the last stage.
+
+    Raises:
+        SettingError: `module` is not a torch.nn.Module.
     """
 
     def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None):
@@ -34,13 +38,13 @@ class Stage:
         self.module = module
         self.index = index
         self.loss_fn = loss_fn
-        # A layer may write over its input, but autograd does not let it write over a leaf, which this input is.
-        self._writes_over = any(getattr(part, "inplace", False) for part in module.modules())
+        # Autograd forbids in-place changes of a leaf, and the input that `forward` gets is one.
+        self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.begin((), ())
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are; the CPU if there are none."""
+        """The device of the weights and buffers; the CPU if the module has neither."""
         first = next(chain(self.module.parameters(), self.module.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
@@ -54,69 +58,76 @@ class Stage:
         outputs: bool = False,
         timed: bool = True,
     ) -> None:
-        """Start a step on these microbatches, as many as there are targets.
+        """Start a step on these microbatches.
 
-        shares: what each microbatch's loss counts in the batch's; equal parts of 1 if not given. loss_kwargs: keywords
-        for `loss_fn`. outputs: keep what the module returns for each microbatch. timed: let `clock` note each action;
-        False where the caller does.
+        inputs, targets: one entry per microbatch. A stage other than the first or the last ignores them.
+        shares: the weight of each microbatch's loss in the batch's loss; 1/m each by default.
+        loss_kwargs: keyword arguments for `loss_fn`.
+        outputs: keep the module's output of every microbatch in `outputs`.
+        timed: record the time of every action in `clock`; False if the caller does that.
         """
         self.inputs, self.targets = inputs, targets
         self.shares = shares or [Fraction(1, len(inputs)) for _ in inputs]
         self.loss_kwargs = loss_kwargs or {}
-        self.losses: dict[int, torch.Tensor] = {}  # each microbatch's own
+        self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
-        self._weighted: list[torch.Tensor] = []  # the losses, each times its share
+        self._weighted: list[torch.Tensor] = []  # the same, each times its share
         self.clock = Clock(self.device, timed)
-        # In flight: the inputs that want a gradient, where the gradients of the outputs enter, and of further losses.
+        # By microbatch in flight: the inputs that require grad, and the edges through which gradients enter the graph,
+        # first those of the outputs and then those of additional losses.
         self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge], list[GradientEdge]]] = {}
-        self.left: dict[int, Callable[[], None]] = {}  # what backward_input has left for backward_weight
+        self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
 
     @property
     def loss(self) -> torch.Tensor:
-        """The loss of the whole batch, as far as it has been computed; 0 where there is no loss_fn."""
+        """The batch's loss, summed over the forwards so far; 0 on a stage without `loss_fn`."""
         return sum(self._weighted, torch.zeros((), device=self.device))
 
     def forward(self, microbatch: int, x: Tensors | None = None, **keywords: Any) -> Any:
-        """The output for `x`, what the stage before sent; on the first stage, which is sent None, for the input.
+        """Return the stage's output for a microbatch; on the last stage, its loss times its share of the batch.
 
-        On the last stage the output is the loss times the microbatch's share of the batch, so that the gradients of
-        all microbatches add up to the gradient of the batch's loss.
+        x: the output of the stage before; None on the first stage, which reads `inputs`.
+        keywords: keyword arguments for the module.
+
+        As the losses are weighted by their shares, the gradients of all microbatches add up to those of the batch.
 
         Raises:
-            PipelineError: the module changes its input in place, or the loss is not one number.
+            PipelineError: the module changes its input in place, or the loss is not a scalar.
         """
-        given = self.inputs[microbatch] if x is None else as_tuple(x)
-        xs = given if isinstance(given, tuple) else (given,)  # a first stage may be given what is no tensor
+        value = self.inputs[microbatch] if x is None else as_tuple(x)
+        xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
         start = self.clock.now()
         try:
-            y = self.module(*([each.clone() for each in xs] if x is not None and self._writes_over else xs), **keywords)
+            clone = x is not None and self._clones_input
+            y = self.module(*([each.clone() for each in xs] if clone else xs), **keywords)
         except RuntimeError as error:
             if "leaf Variable that requires grad" not in str(error):
                 raise
             raise PipelineError(
-                f"stage {self.index} changes its input in place, which another stage made; begin with x = x.clone()"
+                f"stage {self.index} changes its input in place, but that tensor is needed for the gradient it sends "
+                "back; begin the stage's forward with x = x.clone()"
             ) from error
         if self._keeps_outputs:
             self.outputs[microbatch] = tree_map(_detached, y)
         if self.loss_fn and len(self.targets):
-            # Where no target counts there is no mean, and loss_fn might give NaN.
+            # Without a target that counts, a mean has no terms, and loss_fn may return NaN.
             counts = self.shares[microbatch] > 0
             target = self.targets[microbatch]
             loss = self.loss_fn(y, target, **self.loss_kwargs) if counts else torch.zeros((), device=self.device)
             y = self._add(microbatch, loss)
         self.clock.note(F(self.index, microbatch), start)
         if torch.is_grad_enabled():
-            wanting = [] if x is None else [each for each in xs if each.requires_grad]
+            leaves = [] if x is None else [each for each in xs if each.requires_grad]
             edges = [get_gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
-            self.held[microbatch] = wanting, edges, []  # not the outputs themselves: they can go once they are sent
+            self.held[microbatch] = leaves, edges, []  # edges, so that the outputs can be freed once they are sent
         return y
 
     def add_loss(self, microbatch: int, loss: torch.Tensor) -> None:
-        """Add a loss of this stage's own, such as one that balances experts, to the microbatch's: after its forward.
+        """Add an additional loss of this stage, such as a load-balancing loss, to the loss of a microbatch.
 
         Raises:
-            PipelineError: it is not one number, or the microbatch is not between its forward and its backward here.
+            PipelineError: the loss is not a scalar, or the microbatch is not between its forward and its backward.
         """
         weighted = self._add(microbatch, loss)
         if torch.is_grad_enabled() and weighted.requires_grad:
@@ -125,40 +136,44 @@ class Stage:
             self.held[microbatch][2].append(get_gradient_edge(weighted))
 
     def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
-        """The gradient of the input, given `dy`, the gradient of the output (None on the last stage: the loss).
+        """Add the gradients of the weights to their `.grad`, and return the gradient of the input.
 
-        The gradients of the weights are added to their `.grad`. The first stage's input needs no gradient: there the
-        answer is None. Of several inputs, the answer is a tuple with a gradient for each that requires grad, and `dy`
-        is one with a gradient for each output that does.
+        dy: the gradient of the output, a tuple if there are several outputs, with an entry for each that requires
+            grad; None on the last stage.
+
+        Returns a tuple if several inputs require grad, None on the first stage.
+
+        Raises:
+            PipelineError: the output does not depend on the weights, although some require grad.
         """
         start = self.clock.now()
         xs, edges, grads = self._ready(microbatch, dy)
-        if edges:  # a wholly frozen stage has none
+        if edges:  # there are no edges if all weights are frozen
             torch.autograd.backward(edges, grads)
         self.clock.note(B(self.index, microbatch), start)
         return _one_or_several([pop_grad(x) for x in xs])
 
     def backward_input(self, microbatch: int, dy: Tensors | None = None) -> Any:
-        """The first half of `backward`: the gradient of the input. `backward_weight` must follow, at any time."""
+        """Run the first half of `backward`: return the gradient of the input. Later, `backward_weight` must follow."""
         start = self.clock.now()
         xs, edges, grads = self._ready(microbatch, dy)
-        found, self.left[microbatch] = backward_input(edges, grads, xs)
+        found, self.weight_halves[microbatch] = backward_input(edges, grads, xs)
         self.clock.note(I(self.index, microbatch), start)
         return _one_or_several(found)
 
     def backward_weight(self, microbatch: int) -> None:
-        """The second half of `backward`: the gradients of the weights are added to their `.grad`."""
+        """Run the second half of `backward`: add the gradients of the weights to their `.grad`."""
         start = self.clock.now()
-        self.left.pop(microbatch)()
+        self.weight_halves.pop(microbatch)()
         self.clock.note(W(self.index, microbatch), start)
 
     def _add(self, microbatch: int, loss: Any) -> torch.Tensor:
-        """Add one more loss to a microbatch's; returns it times the microbatch's share."""
+        """Record one more loss of a microbatch, and return it times the microbatch's share."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise PipelineError(
-                f"a microbatch's loss must be one number, as a tensor; got {got}: return one from loss_fn, or from the "
-                "last stage if there is no loss_fn"
+                f"a microbatch's loss must be a tensor with one element; got {got}: return a scalar from loss_fn, or "
+                "from the last stage if there is no loss_fn"
             )
         share = self.shares[microbatch]
         weighted = (loss * share.numerator if share.numerator > 1 else loss) / share.denominator
@@ -168,27 +183,27 @@ class Stage:
         return weighted
 
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
-        """The inputs that want a gradient, and what a backward starts from: edges, each with its gradient."""
+        """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient."""
         xs, edges, losses = self.held.pop(microbatch)
         if not edges and not losses and self.shares[microbatch] and self._learns(xs):
-            what = "the loss" if self.loss_fn else f"what stage {self.index} returns"
+            output = "the loss" if self.loss_fn else f"the output of stage {self.index}"
             raise PipelineError(
-                f"{what} does not depend on the weights: something is detached, or a plain number, or not of a "
-                "floating-point dtype; if that is meant, freeze the weights with requires_grad_(False)"
+                f"{output} does not depend on the weights: something is detached, a plain number, or not of a "
+                "floating-point dtype; if this is intended, freeze the weights with requires_grad_(False)"
             )
         grads = [None] * len(edges) if dy is None else list(as_tuple(dy))[: len(edges)]
         return xs, edges + losses, grads + [None] * len(losses)
 
     def _learns(self, xs: Sequence[torch.Tensor]) -> bool:
-        """Do weights of this stage, or of a stage before it, want a gradient?"""
+        """Whether weights of this stage or of an earlier one require grad."""
         return bool(xs) or any(weight.requires_grad for weight in self.module.parameters())
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """The tensors that go into a stage or come out of it: one, or several.
+    """Return the tensor or tensors passed between two stages as a tuple.
 
     Raises:
-        PipelineError: it is something else.
+        PipelineError: `value` is neither a tensor nor a tuple of tensors.
     """
     if isinstance(value, torch.Tensor):
         return (value,)
@@ -197,7 +212,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     got = type(value).__name__
     if isinstance(value, (tuple, list)):
         got += f" of {', '.join(type(each).__name__ for each in value)}"
-    raise PipelineError(f"between stages go a tensor or a tuple of tensors; got {got}")
+    raise PipelineError(f"pass a tensor or a tuple of tensors between stages; got {got}")
 
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:

@@ -1,4 +1,4 @@
-"""The bug museum: on real ranks each bug shows what it says, what is to find it does, and the cure has none of it."""
+"""The bug museum, on real ranks: each bug shows its symptom, its detector finds it, and its cure removes it."""
 
 import inspect
 import json
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 import ppedu as pp
 from ppedu.run import Pipeline, PipelineGroup, Stage, measured
-from ppedu.run.bugs import MOST, MUSEUM
+from ppedu.run.bugs import MAX_NORM, MUSEUM
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -29,7 +29,7 @@ def samples(count):
     return torch.randn(2, count, 4, generator=torch.Generator().manual_seed(5))
 
 def factor(weight, wanted):
-    "How many times `wanted` the gradient is, and how far it is from that many times, relative to it."
+    "The factor that brings `wanted` closest to the gradient, and the relative distance that remains."
     if weight.grad is None:
         return None
     times = (weight.grad * wanted).sum() / wanted.square().sum()
@@ -40,18 +40,19 @@ STEPS = """
 def one_process(name, inputs, targets):
     "The gradients of both stages' weights, and the loss."
     first = layer(0)
-    whole = nn.Sequential(first, first) if name == "copies drift apart" else nn.Sequential(layer(0), layer(1))
+    whole = nn.Sequential(first, first) if name == "tied copies drift apart" else nn.Sequential(layer(0), layer(1))
     loss = mse_loss(whole(inputs), targets)
     loss.backward()
-    if name == "norm of its own":
-        nn.utils.clip_grad_norm_(whole.parameters(), MOST)
+    if name == "norm per stage":
+        nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
     return [part.weight.grad for part in whole], loss.item()
 
 for name in json.loads(sys.argv[1]):
     for program in (MUSEUM[name].wrong, MUSEUM[name].right):
         inputs, targets = samples(7 if name == "mean of means" else 8)
         wanted, loss = one_process(name, inputs, targets)
-        stage = Stage(layer(0 if name == "copies drift apart" else rank), rank, mse_loss if rank == ranks - 1 else None)
+        seed = 0 if name == "tied copies drift apart" else rank
+        stage = Stage(layer(seed), rank, mse_loss if rank == ranks - 1 else None)
         dist.barrier()
         time.sleep(0.5 * (name == "written after isend" and rank == 1))  # the receiver is late
         program(stage, inputs.split(2), targets.split(2), (2, 4))
@@ -62,10 +63,10 @@ for name in json.loads(sys.argv[1]):
             "losses": [each.item() for each in stage.losses.values()],
             "held": list(stage.held),
         }
-        if name in ("backward lost", "newest first on the last"):
+        if name in ("backward missing", "gradients newest first"):
             ran = measured(name, stage, PipelineGroup.world())
             said["problems"] = [str(problem) for problem in pp.check(ran.schedule)] if ran else []
-        if name == "copies drift apart":
+        if name == "tied copies drift apart":
             torch.optim.SGD([weight], lr=0.1).step()
             copies = [torch.empty_like(weight) for _ in range(ranks)]
             dist.all_gather(copies, weight.detach())
@@ -81,14 +82,14 @@ dist.barrier()
 HANG = "both send first"
 ORDERS = "warmup reversed", "warmup short by one"
 SEED = "same seed everywhere"
-TORCHS = "receives put off", "first stage frozen"
+TORCHS = "receives deferred", "first stage frozen"
 REPLICAS = "wrapped in ddp"
 QUIET = [name for name in MUSEUM if name not in (HANG, *ORDERS, SEED, *TORCHS, REPLICAS)]
 
 
 @pytest.fixture(scope="module")
 def found(ranks):
-    """What both ranks say of a wrong step, and of the right one: `found[name][0 or 1][rank]`."""
+    """The ranks' reports on the wrong step (0) and on the right one (1): `found[name][0 or 1][rank]`."""
     output = ranks(START + STEPS, 2, json.dumps(QUIET))
     said = list(zip(*([json.loads(line) for line in text.splitlines()] for text in output), strict=True))
     return {name: said[2 * place : 2 * place + 2] for place, name in enumerate(QUIET)}
@@ -100,19 +101,19 @@ def is_once(factor):
 
 
 @pytest.mark.parametrize("name", QUIET)
-def test_a_quiet_bug_shows_beside_one_process_and_its_cure_does_not(found, name):
+def test_a_silent_bug_shows_against_one_process_and_its_cure_removes_it(found, name):
     wrong, right = found[name]
     assert not all(is_once(each["factor"]) for each in wrong)
     assert all(is_once(each["factor"]) and each["held"] == [] for each in right)
     assert right[1]["loss"] == pytest.approx(1)
 
 
-def test_only_ranks_before_the_last_get_other_gradients_if_only_the_order_differs(found):
-    first, last = found["newest first on the last"][0]
+def test_a_wrong_order_of_gradients_spoils_all_ranks_but_the_last(found):
+    first, last = found["gradients newest first"][0]
     assert first["factor"][1] > 0.3 and is_once(last["factor"]) and last["loss"] == pytest.approx(1)
 
 
-def test_in_a_schedule_the_order_of_receives_is_compared_with_that_of_sends():
+def test_check_compares_the_order_of_receives_with_that_of_sends():
     lowered = pp.lower(pp.schedule("gpipe", 2, 4))
     newest = iter([action for action in lowered.orders[1] if action.op == "SEND_B"][::-1])
     last = tuple(next(newest) if action.op == "SEND_B" else action for action in lowered.orders[1])
@@ -120,52 +121,52 @@ def test_in_a_schedule_the_order_of_receives_is_compared_with_that_of_sends():
     assert "message" in {problem.kind for problem in pp.check(early)} and pp.check(lowered) == []
 
 
-def test_a_buffer_used_again_spoils_what_its_receiver_keeps_and_nothing_else(found):
-    first, last = found["one buffer for all"][0]
+def test_a_reused_receive_buffer_spoils_only_the_receivers_gradients(found):
+    first, last = found["one receive buffer"][0]
     assert is_once(first["factor"]) and last["factor"][1] > 0.3 and last["loss"] == pytest.approx(1)
 
 
-def test_who_is_late_receives_what_was_written_after_the_send(found):
+def test_a_late_receiver_gets_values_written_after_the_send(found):
     (_, wrong), (_, right) = found["written after isend"]
     assert abs(wrong["loss"] - 1) > 0.1 and right["loss"] == pytest.approx(1)
 
 
-def test_gradients_of_losses_that_nobody_divides_are_m_times_too_large(found):
+def test_gradients_of_undivided_losses_are_m_times_too_large(found):
     for each in found["loss not divided"][0]:
         assert each["factor"] == [pytest.approx(4), pytest.approx(0, abs=1e-5)]
 
 
-def test_a_mean_of_means_is_off_by_no_factor(found):
+def test_a_mean_of_means_is_off_by_no_constant_factor(found):
     wrong = found["mean of means"][0]
     assert wrong[1]["loss"] != pytest.approx(1, abs=0.01)
     assert all(each["factor"][1] > 0.01 for each in wrong)
 
 
-def test_a_microbatch_again_and_again_has_the_same_loss_again_and_again(found):
-    (_, wrong), (_, right) = found["the first again and again"]
+def test_a_repeated_microbatch_has_the_same_loss_every_time(found):
+    (_, wrong), (_, right) = found["first microbatch repeated"]
     assert len(wrong["losses"]) == 4 and len(set(wrong["losses"])) == 1 and len(set(right["losses"])) == 4
 
 
-def test_a_lost_backward_is_found_in_what_has_run_and_its_activations_stay(found):
-    wrong, right = found["backward lost"]
+def test_a_missing_backward_is_found_in_the_measured_order_and_its_activations_stay(found):
+    wrong, right = found["backward missing"]
     assert [each["held"] for each in wrong] == [[1], [1]] and wrong[1]["loss"] == pytest.approx(1)
     assert len(wrong[0]["problems"]) == 2 and all("B1 is never run" in each for each in wrong[0]["problems"])
     assert right[0]["problems"] == []
 
 
-def test_each_stage_scales_by_another_factor_if_it_goes_by_its_own_norm(found):
-    (first, off), (last, also_off) = (each["factor"] for each in found["norm of its own"][0])
+def test_clipping_by_its_own_norm_scales_each_stage_by_another_factor(found):
+    (first, off), (last, also_off) = (each["factor"] for each in found["norm per stage"][0])
     assert max(off, also_off) < 1e-5 and min(first, last) > 1.01 and abs(first - last) > 0.01
 
 
-def test_tied_copies_drift_apart_and_are_refused_once_they_have(found):
-    wrong, right = found["copies drift apart"]
+def test_tied_copies_drift_apart_and_are_then_refused(found):
+    wrong, right = found["tied copies drift apart"]
     for each in wrong:
         assert each["apart"] > 0.01 and "the tied weights on rank " in each["refused"]
     assert all(each["apart"] == 0 and "refused" not in each for each in right)
 
 
-def test_a_wrapper_of_data_parallelism_averages_one_microbatch_only(ranks):
+def test_ddp_averages_only_one_microbatch(ranks):
     output = ranks(
         START
         + """
@@ -185,12 +186,12 @@ for program in (MUSEUM["wrapped in ddp"].wrong, MUSEUM["wrapped in ddp"].right):
     assert wrong[0][1] != wrong[1][1] and right[0][1] == right[1][1]  # each replica has gradients of its own
 
 
-def test_debug_sees_what_is_written_after_it_was_sent(ranks):
+def test_debug_reports_a_tensor_overwritten_after_it_was_sent(ranks):
     ranks(
         START
         + """
 class Reused(nn.Linear):
-    "Gives the same memory again and again."
+    "Returns the same memory every time."
     memory = torch.zeros(2, 4)
 
     def forward(self, x):
@@ -212,7 +213,7 @@ assert said if rank == 1 else "what 0SEND_F0 sends was written to after it was s
     )
 
 
-def test_both_send_first_and_the_cell_tells_who_waits_for_whom(ranks):
+def test_both_send_first_hangs_and_the_error_says_which_rank_waits_for_which(ranks):
     program = (
         START
         + """
@@ -231,14 +232,14 @@ dist.barrier()
         ranks(program, 2, "wrong", timeout=3)
 
 
-def test_torchs_two_bugs_show_beside_one_process_and_their_cures_do_not(ranks, tmp_path):
+def test_torchs_two_bugs_show_against_one_process_and_their_cures_remove_them(ranks, tmp_path):
     if not version("torch").startswith("2.13"):
-        pytest.skip("they are faults of torch 2.13")
+        pytest.skip("these are bugs of torch 2.13")
     output = ranks(
         START
         + """
 inputs, targets = samples(6)
-for name in ("receives put off", "first stage frozen"):
+for name in ("receives deferred", "first stage frozen"):
     whole = nn.Sequential(*map(layer, range(4)))
     whole[0].requires_grad_(name != "first stage frozen")
     mse_loss(whole(inputs), targets).backward()
@@ -249,7 +250,7 @@ for name in ("receives put off", "first stage frozen"):
         runtime = program(modules, mse_loss, inputs, targets)
         said = {s: factor(m.weight, whole[s].weight.grad) for s, m in modules.items() if m.weight.requires_grad}
         print("said", json.dumps(said))
-        if rank == 0 and program is MUSEUM["receives put off"].wrong:
+        if rank == 0 and program is MUSEUM["receives deferred"].wrong:
             runtime._dump_csv(sys.argv[1])
 dist.barrier()
 """,
@@ -265,7 +266,7 @@ dist.barrier()
     assert [problem.kind for problem in problems] == ["message", "message"]
 
 
-def test_ranks_that_seed_alike_start_alike(ranks):
+def test_ranks_with_the_same_seed_start_equal(ranks):
     ranks(
         START
         + """
@@ -294,8 +295,8 @@ def ordered(generator, ranks, microbatches):
     return pp.Schedule("mine", pp.Placement.make("loop", ranks), microbatches, orders)
 
 
-def test_a_reversed_warmup_hangs_and_is_found_before_anything_is_started(ranks):
-    """Nobody waits to send here, so that what hangs is the order."""
+def test_a_reversed_warmup_hangs_and_check_finds_it_before_the_start(ranks):
+    """Sends are asynchronous here, so it is the order that hangs."""
     program = """
     import sys
     import torch, torch.distributed as dist
@@ -325,7 +326,7 @@ def test_a_reversed_warmup_hangs_and_is_found_before_anything_is_started(ranks):
         ranks(program, 2, "wrong", timeout=3)
 
 
-def test_a_warmup_short_by_one_is_right_and_slow(ranks):
+def test_a_warmup_short_by_one_is_correct_and_slow(ranks):
     bug = MUSEUM["warmup short by one"]
     wrong, right = (ordered(program, 4, 8) for program in (bug.wrong, bug.right))
     assert pp.check(wrong) == pp.check(right) == []
@@ -349,17 +350,19 @@ def test_a_warmup_short_by_one_is_right_and_slow(ranks):
         4,
     )[0]
     slow, fast = map(float, text.split())
-    assert slow >= 36 * 0.02 * 0.99 and slow > 1.2 * fast  # 1.64 where the machine has nothing else to do
+    assert slow >= 36 * 0.02 * 0.99 and slow > 1.2 * fast  # 1.64 on an idle machine
 
 
 # The museum itself
 
 
-def test_every_exhibit_says_all_and_fits_on_a_slide():
+def test_every_exhibit_is_complete_and_fits_on_a_slide():
     for name, bug in MUSEUM.items():
-        assert bug.title.endswith(".") and bug.symptom and bug.detector and bug.cure and bug.name == name
+        assert (
+            inspect.getdoc(bug.wrong).endswith(".") and bug.symptom and bug.detector and bug.cure and bug.name == name
+        )
         assert len(inspect.getsource(bug.wrong).partition("def ")[2].splitlines()) <= 22
-        assert f"def {bug.wrong.__name__}(" in str(bug) and "@exhibit" not in str(bug)
+        assert f"def {bug.wrong.__name__}(" in str(bug) and "@MUSEUM" not in str(bug)
 
 
 def test_the_museum_prints_as_a_table():
@@ -368,5 +371,5 @@ def test_the_museum_prints_as_a_table():
     assert [line[:27].split("  ")[0] for line in lines if line.startswith("both")] == ["both send first"]
     page = MUSEUM._repr_html_()
     assert page.count("<tr>") == len(MUSEUM) + 1 and all(f">{name}</td>" in page for name in MUSEUM)
-    with pytest.raises(pp.SettingError, match="there is no exhibit 'x'; there is: both send first, "):
+    with pytest.raises(pp.SettingError, match="unknown exhibit 'x'; available: both send first, "):
         MUSEUM["x"]

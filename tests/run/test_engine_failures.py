@@ -224,14 +224,14 @@ FAILURES = {
     ),
     "a dict between stages": (
         with_stage(0, "lambda s, x: {'x': s.a(x)}"),
-        ["PipelineError: rank 0: 0F0 failed: between stages go a tensor or a tuple of tensors; got dict", LATE, LATE],
+        ["PipelineError: rank 0: 0F0 failed: pass a tensor or a tuple of tensors between stages; got dict", LATE, LATE],
         STOPPED,
     ),
     "a tuple of more than tensors between stages": (
         with_stage(1, "lambda s, x: (s.a(x), None)"),
         [
             LATE,
-            "rank 1: 1F0 failed: between stages go a tensor or a tuple of tensors; got tuple of Tensor, NoneType",
+            "rank 1: 1F0 failed: pass a tensor or a tuple of tensors between stages; got tuple of Tensor, NoneType",
             LATE,
         ],
         STOPPED,
@@ -277,7 +277,7 @@ pipeline.step(X, Y)
         with_stage(1, "lambda s, x: s.a(x.relu_())"),
         [
             LATE,
-            "PipelineError: rank 1: 1F0 failed: stage 1 changes its input in place, .* begin with x = x.clone",
+            "PipelineError: rank 1: 1F0 failed: stage 1 changes its input in place, .* with x = x.clone",
             LATE,
         ],
         STOPPED,
@@ -335,7 +335,7 @@ pipeline.step(X, Y)
         [
             LATE,
             LATE,
-            "PipelineError: rank 2: 2F0 failed: a microbatch's loss must be one number, .* got float",
+            "PipelineError: rank 2: 2F0 failed: a microbatch's loss must be a tensor with one element; got float",
         ],
         STOPPED,
     ),
@@ -347,7 +347,7 @@ pipeline.step(X, Y)
         [
             LATE,
             LATE,
-            r"PipelineError: rank 2: 2F0 failed: .* got .*: return one from loss_fn, or from the last stage",
+            r"PipelineError: rank 2: 2F0 failed: .* got .*: return a scalar from loss_fn, or from the last stage",
         ],
         STOPPED,
     ),

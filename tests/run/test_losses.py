@@ -207,7 +207,7 @@ try:
     pipeline.step(X, Y)
     assert False
 except pp.PipelineError as error:
-    assert RANK or "rank 0: 0B0 failed: what stage 0 returns does not depend on the weights" in str(error)
+    assert RANK or "rank 0: 0B0 failed: the output of stage 0 does not depend on the weights" in str(error)
     assert RANK or " [0B0] " in str(error)
 """,
 }

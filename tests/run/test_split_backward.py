@@ -1,4 +1,4 @@
-"""The two halves of a backward are the whole one, to the last bit, and compute nothing twice. The judge is autograd."""
+"""The two halves of a backward equal autograd's full backward, bit for bit, and compute nothing twice."""
 
 import copy
 from collections import Counter
@@ -21,7 +21,7 @@ from ppedu.run.stage import Stage, as_tuple
 
 
 class Of(nn.Module):
-    """A module with these weights and modules, which computes `run(self, *inputs)`."""
+    """A module whose forward is `run(self, *inputs)` and whose attributes are `parts`: weights and modules."""
 
     def __init__(self, run, **parts):
         super().__init__()
@@ -34,7 +34,7 @@ class Of(nn.Module):
 
 
 class Cubed(torch.autograd.Function):
-    """Somebody's own, with a weight: x³·w."""
+    """A custom function with a weight: x³·w."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -74,7 +74,7 @@ def again(reentrant):
 
 
 def hooked(module):
-    """Hooks on its weights are to double their gradients; `copied` puts them there, as copies have none."""
+    """Mark a module whose weights get hooks that double their gradients. `copied` adds them: deepcopy drops hooks."""
     module.hooked = True
     return module
 
@@ -95,7 +95,7 @@ def doubled(tensor):
 
 ONE = (x(3, 4),)
 SEQUENCE = (x(2, 3, 4),)
-CASES = {}  # what a stage may be, and what comes into it
+CASES = {}  # by name: a stage's module and its inputs
 
 
 def case(name, module, *inputs, **parts):
@@ -111,8 +111,8 @@ case("outputs that are slices of one", lambda s, x: s.a(x).chunk(2, 1), a=linear
 
 case("some frozen", frozen(linears(nn.Linear(4, 4)), "0.", "2.bias"))
 case("all frozen", frozen(linears(), ""))
-case("all frozen, nothing wants a gradient", frozen(linears(), ""), x(3, 4, requires_grad=False))
-case("nothing wants a gradient", linears(), x(3, 4, requires_grad=False))
+case("all frozen, no input requires grad", frozen(linears(), ""), x(3, 4, requires_grad=False))
+case("no input requires grad", linears(), x(3, 4, requires_grad=False))
 
 case("one weight in two layers", lambda s, x: fn.linear(fn.linear(x, s.w).sin(), s.w), w=weight(4, 4))
 case("one layer three times", lambda s, x: s.a(s.a(s.a(x).sin()).sin()), a=nn.Linear(4, 4))
@@ -135,18 +135,18 @@ def in_common(s, x):
     return fn.linear(fn.linear(x, common + s.u).sin(), common * s.v)
 
 
-case("what weights have in common", in_common, u=weight(4, 4), v=weight(4, 4))
+case("a tensor computed from weights, shared by two layers", in_common, u=weight(4, 4), v=weight(4, 4))
 
 case("checkpointed", again(False), *SEQUENCE)
 case("checkpointed, reentrant", again(True), *SEQUENCE)
-case("somebody's own function", lambda s, x: s.b(Cubed.apply(s.a(x), s.w)), a=linears(), b=linears(), w=weight(4))
+case("a custom autograd function", lambda s, x: s.b(Cubed.apply(s.a(x), s.w)), a=linears(), b=linears(), w=weight(4))
 case("in place", linears(nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True)))
 case("BatchNorm", linears(nn.BatchNorm1d(4), nn.Linear(4, 4)))
 case("dropout", linears(nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5)))
 case("an LSTM", lambda s, x: (lambda y, last: (y, *last))(*s.a(x)), *SEQUENCE, a=nn.LSTM(4, 3, 2))
 case("a GRU's cells", lambda s, x: s.a(x[0], s.a(x[1])), *SEQUENCE, a=nn.GRUCell(4, 4))
 case("attention", lambda s, x: s.a(x, x, x)[0], *SEQUENCE, a=nn.MultiheadAttention(4, 2))
-case("attention to another", lambda s, x, y: s.a(x, y, y)[0], *SEQUENCE, *SEQUENCE, a=nn.MultiheadAttention(4, 2))
+case("cross-attention", lambda s, x, y: s.a(x, y, y)[0], *SEQUENCE, *SEQUENCE, a=nn.MultiheadAttention(4, 2))
 convolutions = nn.Conv2d(2, 3, 3, padding=1), nn.GroupNorm(3, 3), nn.ReLU(inplace=True), nn.ConvTranspose2d(3, 2, 2)
 case("convolutions", nn.Sequential(*convolutions), x(1, 2, 5, 5))
 
@@ -162,7 +162,7 @@ case("no input is used", lambda s, x: s.w.exp(), w=weight(4))
 case("an output of weights alone", lambda s, x: (s.a(x), s.b.weight.exp()), a=linears(), b=nn.Linear(2, 2))
 case("weights as outputs", lambda s, x: (x @ s.w, s.w, s.v), w=weight(4, 4), v=weight(2))
 case("identity", nn.Identity())
-case("an input as it came", lambda s, x, y: (s.a(x), y, x), *ONE, x(3, 4), a=linears())
+case("an output that is an input", lambda s, x, y: (s.a(x), y, x), *ONE, x(3, 4), a=linears())
 
 case("hooks on weights", nn.Sequential(hooked(nn.Linear(4, 4)), hooked(nn.LayerNorm(4))))
 case("hooks on weights used twice", lambda s, x: s.a(s.a(x).sin()), a=hooked(nn.Linear(4, 4)))
@@ -170,7 +170,7 @@ case("a hook on an activation", lambda s, x: s.b(doubled(s.a(x)).relu()), a=nn.L
 
 
 class Flops(TorchDispatchMode):
-    """Counts by kind: the operations in matrix products, as torch knows them; of an LSTM the calls."""
+    """Counts the FLOPs of matrix products by kind, as torch defines them, and the calls of an LSTM."""
 
     def __init__(self):
         super().__init__()
@@ -186,7 +186,7 @@ class Flops(TorchDispatchMode):
 
 
 def run(module, inputs, halves, microbatches=2):
-    """Each microbatch's forward, then each one's backward: the gradients and the matrix products."""
+    """Run all forwards, then all backwards in a Stage; return the gradients and the FLOPs of the backwards."""
     module = copied(module)
     torch.manual_seed(0)
     stage = Stage(module, 1)
@@ -199,13 +199,13 @@ def run(module, inputs, halves, microbatches=2):
                 stage.backward_weight(m)
         else:
             found = [stage.backward(m, grads[m]) for m in range(microbatches)]
-    assert not stage.held and not stage.left
+    assert not stage.held and not stage.weight_halves
     found = [dx if isinstance(dx, tuple) else () if dx is None else (dx,) for dx in found]
     return found, [part.grad for part in module.parameters()], flops.count
 
 
 def judge(module, inputs, microbatches=2):
-    """The same by autograd alone."""
+    """Do the same with autograd alone."""
     module = copied(module)
     torch.manual_seed(0)
     came = [tuple(fresh(inputs)) for _ in range(microbatches)]
@@ -223,7 +223,7 @@ def fresh(inputs):
 
 
 def grads_of(y):
-    """A gradient for each output that wants one, none like another."""
+    """Make a different gradient for each output that requires grad."""
     wanting = [each for each in as_tuple(y) if each.requires_grad]
     return tuple(torch.arange(1.0, 1 + y.numel()).view(y.shape) / (7 + i) for i, y in enumerate(wanting))
 
@@ -238,13 +238,13 @@ def agree(found, expected):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("halves", [False, True], ids=["whole", "halves"])
-def test_a_stages_backward_is_autograds(case, halves):
+def test_a_stages_backward_equals_autograds(case, halves):
     module, inputs = CASES[case]
     agree(run(module, inputs, halves), judge(module, inputs))
 
 
 @pytest.mark.parametrize("case", ["linears", "a transformer block", "one layer three times", "slices of one weight"])
-def test_the_second_half_has_the_products_for_the_weights_and_no_others(case):
+def test_the_second_half_computes_only_the_products_for_the_weights(case):
     module, inputs = CASES[case]
     stage = Stage(copy.deepcopy(module), 1)
     stage.begin([None], [])
@@ -254,15 +254,15 @@ def test_the_second_half_has_the_products_for_the_weights_and_no_others(case):
         stage.backward_input(0, grads_of(y))
     with Flops() as second:
         stage.backward_weight(0)
-    # A product with a weight has two of its size in the backward, one for each side.
+    # The backward of a product with a weight has two products of the same size, one in each half.
     of_weights = forward.count["aten.mm"] + forward.count["aten.addmm"]
     assert sum(second.count.values()) == first.count["aten.mm"] == of_weights > 0
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpointed_block_runs_again_once_in_the_first_half(reentrant):
+def test_a_checkpointed_block_is_recomputed_once_in_the_first_half(reentrant):
     module, forwards = again(reentrant), []
-    module.block.register_forward_pre_hook(lambda *_: forwards.append(1))  # it may stop before its end
+    module.block.register_forward_pre_hook(lambda *_: forwards.append(1))  # a recomputation may stop early
     stage = Stage(module, 1)
     stage.begin([None], [])
     y = stage.forward(0, *fresh(SEQUENCE))
@@ -273,7 +273,7 @@ def test_a_checkpointed_block_runs_again_once_in_the_first_half(reentrant):
     assert len(forwards) == 2
 
 
-def test_a_first_stage_leaves_all_to_the_second_half():
+def test_the_first_stage_leaves_everything_to_the_second_half():
     module = nn.Sequential(nn.Embedding(5, 4), *linears())
     stage = Stage(module, 0)
     stage.begin([torch.tensor([1, 4, 1])], [])
@@ -285,7 +285,7 @@ def test_a_first_stage_leaves_all_to_the_second_half():
     assert all(torch.equal(part.grad, other) for part, other in zip(module.parameters(), expected, strict=True))
 
 
-def test_what_a_stage_has_sent_is_freed_and_so_is_its_graph_while_the_second_half_runs():
+def test_outputs_are_freed_after_the_send_and_the_graph_during_the_second_half():
     layers = 5
     module, alive, saved = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)]), [], []
     for layer in module:
@@ -326,7 +326,7 @@ KINDS = {
 
 @st.composite
 def programs(draw):
-    """Steps of a random stage: what is done to which of the tensors so far, with which of the weights."""
+    """Draw a random stage: inputs, steps (operation, two earlier tensors, a weight), outputs and frozen weights."""
     inputs = draw(st.lists(st.booleans(), min_size=1, max_size=3))
     steps = []
     for number in range(draw(st.integers(1, 9))):
@@ -338,7 +338,7 @@ def programs(draw):
 
 @often(100)
 @given(programs())
-def test_a_random_stages_backward_is_autograds(program):
+def test_a_random_stages_backward_equals_autograds(program):
     inputs, steps, outputs, unwanted = program
 
     def all_steps(s, *tensors):
@@ -361,7 +361,7 @@ def test_a_random_stages_backward_is_autograds(program):
     trains = any(inputs) or len(unwanted) < len([*module.parameters()])
     if trains and not any(y.requires_grad for y in module(*fresh(came))):
         for halves in (False, True):
-            with pytest.raises(pp.PipelineError, match="what stage 1 returns does not depend on the weights"):
+            with pytest.raises(pp.PipelineError, match="the output of stage 1 does not depend on the weights"):
                 run(module, came, halves)
         return
     expected = judge(module, came)
