@@ -277,7 +277,7 @@ class Step:
         """Wait for a message that `user` requires, and let go of the sends that must have arrived before it."""
         result = message.op.value, message.stage, message.microbatch
         self._results[result] = self.messages.wait(message, user, self.pipeline.device)
-        self.messages.arrived(self.program.delivered[message])
+        self.messages.release(self.program.delivered[message])
 
     def _pop(self, result: Result) -> tuple[torch.Tensor, ...]:
         if result not in self._results:

@@ -1,17 +1,18 @@
-"""The messages of a schedule: sent without waiting, received early, waited for when their content is needed.
+"""The messages of a schedule: sent asynchronously, posted early, and waited for when their content is required.
 
-What one rank sends another arrives in the order sent, so a message needs no name: the schedule says which it is.
-The first of a kind is preceded by a header that states shapes and dtypes; from then on both sides know them. With
-`debug` each has a header, which also says what the message is, and what has been sent is looked at again once it has
-arrived: has somebody written to it in the meantime?
+Messages from one rank to another arrive in the order in which they were sent, so the schedule says which is which. The
+first message of a kind is preceded by a header with its tensors' shapes and dtypes; from then on both ranks know them.
+With `debug`, every message has a header, which also states what it is, and a checksum reveals tensors that are written
+to before they have arrived.
 """
 
 from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,12 +27,12 @@ from ppedu.run.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_lay
 
 LOG = logging.getLogger("ppedu")
 MOST_TENSORS = 8  # in one message
-MESSAGES = [Op.SEND_F, Op.SEND_B]  # a header names a kind of message by its place here
-WORDS = 4 + MOST_TENSORS * (1 + LAYOUT_SIZE)  # of a header
+MESSAGE_OPS = [Op.SEND_F, Op.SEND_B]  # a header contains an op's index in this list
+HEADER_SIZE = 4 + MOST_TENSORS * (1 + LAYOUT_SIZE)
 
 
 class Layout(NamedTuple):
-    """What a tensor in a message looks like, and whether its gradient is wanted back."""
+    """The dtype and shape of a tensor in a message, and whether the sender wants a gradient for it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -42,236 +43,252 @@ class Layout(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message on its way. Its tensors must live, unchanged, until they have arrived."""
+    """A message in flight. Its tensors, the header included, must live unchanged until they have arrived."""
 
-    work: list[dist.Work]
+    works: list[dist.Work]
     tensors: list[torch.Tensor]
-    sums: list[int]
+    checksums: list[int]  # 0 for a header; empty without `debug`
 
 
-class Coming(NamedTuple):
-    """A message on its way here."""
+class Pending(NamedTuple):
+    """A pending receive, with the tensors that it will fill."""
 
-    work: list[dist.Work]
+    works: list[dist.Work]
     tensors: list[torch.Tensor]
     layouts: list[Layout]
 
 
 class Messages:
-    """Those of one rank's step.
+    """The messages of one rank.
 
-    `layouts` of the activations are known from step to step, by the stage that makes them, its copy and a `kind`: what
-    the microbatch looks like. A gradient looks like the activation it belongs to.
+    A message's `kind` stands for the shapes of its microbatch; messages of one kind between the same stages have the
+    same layouts, which are known from the first one on.
     """
 
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
         self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
-        self.patience, self.channel = timedelta(seconds=timeout), group.channel
-        self.peers: dict[Action, int] = {}  # the rank at the other end
-        self.layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
-        self._looks: dict[tuple[Action, Hashable], list[Layout]] = {}  # the same, of each message
+        self.timeout, self.channel = timedelta(seconds=timeout), group.channel
+        self.peer = cache(self._peer)
+        self._layouts: dict[tuple[Action, Hashable], list[Layout]] = {}  # by message and kind
+        # By the stage that makes the activation, the copy of the model, and the kind.
+        self.activation_layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
         self.begin()
 
     def begin(self) -> None:
-        self._logs = LOG.isEnabledFor(logging.DEBUG)  # or the layouts would be put into words for nothing
+        """Start a step, without messages in flight."""
+        self._logs = LOG.isEnabledFor(logging.DEBUG)  # once a step: formatting layouts costs time
         self.sent: dict[Action, Sent] = {}
-        self.coming: dict[Action, Coming] = {}
+        self.pending: dict[Action, Pending] = {}
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
-        """Start to send what a forward has given, or a backward: the gradients of the inputs that want one.
+        """Start to send the result of a forward, or the gradients of a backward's inputs that want one.
 
         Raises:
-            CommunicationError: it does not look as the receiver expects.
+            CommunicationError: its layouts are not those that the receiver expects.
             PipelineError: a tensor is sparse or a DTensor.
         """
-        for tensor in tensors:
-            if tensor.layout != torch.strided or hasattr(tensor, "to_local"):
-                kind, cure = (
-                    ("DTensor", "to_local()") if hasattr(tensor, "to_local") else ("sparse tensor", "to_dense()")
-                )
-                raise PipelineError(f"only dense tensors of one rank can be sent; got a {kind}: give its {cure}")
-        found = [Layout(tensor.dtype, tuple(tensor.shape), tensor.requires_grad) for tensor in tensors]
+        found = [_layout(tensor) for tensor in tensors]
         expected = self._expected(action, kind)
-        if expected is not None and found != expected:
-            changed = [each.wants_grad for each in found] != [each.wants_grad for each in expected]
-            raise CommunicationError(
-                f"rank {self.group.rank}: {action} has {_told(found)} to send, where the receiver expects "
-                f"{_told(expected)}, as for earlier microbatches of that shape"
-                + "; whether it wants a gradient has changed, too: make a new Pipeline after (un)freezing"
-                * changed
-            )
+        if expected is None:
+            self.activation_layouts[self._key(action, kind)] = found
+        elif found != expected:
+            raise self._unexpected(action, found, expected)
         outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
-        sums = [0, *map(checksum, outgoing)] if self.debug else []  # a header has none
+        checksums = [0, *map(checksum, outgoing)] if self.debug else []
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
-        if expected is None:
-            self.layouts[self._key(action, kind)] = found
-        self._log("%s starts: %s", action, found)
-        work = [self._start(self.channel.send, tensor, action) for tensor in outgoing]
-        self.sent[action] = Sent(work, outgoing, sums)
+        if self._logs:
+            self._log("%s starts: %s", action, found)
+        peer = self.peer(action)
+        try:
+            works = [self.channel.send([tensor], peer, 0) for tensor in outgoing]
+        except RuntimeError as error:
+            raise self._failed(action, error) from error
+        self.sent[action] = Sent(works, outgoing, checksums)
 
     def receive(self, action: Action, kind: Hashable) -> None:
-        """Start to receive; `wait` hands over what has come.
+        """Post a receive; `wait` returns the tensors that arrive.
 
         Raises:
-            CommunicationError: another message comes than the schedule says, or one that looks otherwise (debug).
+            CommunicationError: with `debug`, a different message arrives than the schedule says, or another layout.
         """
         expected = self._expected(action, kind)
         if expected is None or self.debug:
-            header = torch.empty(WORDS, dtype=torch.int64, device=self.device)
-            self._finish([self._start(self.channel.recv, header, action)], action)
-            found = self._read(header.tolist(), action)
-            if expected is None:
-                expected = self.layouts[self._key(action, kind)] = found
-            if found != expected:
-                raise CommunicationError(
-                    f"rank {self.group.rank}: {action} expects {_told(expected)}, but {_told(found)} comes"
-                )
+            expected = self._receive_header(action, kind, expected)
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
-        self._log("%s is posted: %s", action, expected)
-        work = [self._start(self.channel.recv, buffer, action) for buffer in buffers]
-        self.coming[action] = Coming(work, buffers, expected)
+        if self._logs:
+            self._log("%s is posted: %s", action, expected)
+        self.pending[action] = Pending(self._post(action, buffers), buffers, expected)
 
     def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """What a receive has brought, for `user`, which needs it. Activations require grad if their maker's do.
+        """Wait for a posted receive that `user` requires, and return its tensors, on `device`.
+
+        A tensor whose sender wants a gradient is a leaf that requires grad.
 
         Raises:
-            CommunicationError: it has not come in time, or its sender is gone.
+            CommunicationError: the message has not arrived within the timeout, or its sender is gone.
         """
-        if action not in self.coming:
+        if action not in self.pending:
             raise CommunicationError(
-                f"rank {self.group.rank}: {user} waits for {action}, which has not been started or was taken before"
+                f"rank {self.group.rank}: {user} waits for {action}, which is not posted or was received before"
             )
-        coming = self.coming.pop(action)
-        self._finish(coming.work, action, user)
-        self._log("%s has arrived: %s", action, coming.layouts)
-        arrived = [tensor.to(device) for tensor in coming.tensors]
-        for tensor, layout in zip(arrived, coming.layouts, strict=True):
+        works, tensors, layouts = self.pending.pop(action)
+        self._finish(works, action, user)
+        if self._logs:
+            self._log("%s has arrived: %s", action, layouts)
+        arrived = tuple(tensor.to(device) for tensor in tensors)
+        for tensor, layout in zip(arrived, layouts, strict=True):
             tensor.requires_grad_(layout.wants_grad)
-        return tuple(arrived)
+        return arrived
 
-    def arrived(self, actions: Sequence[Action]) -> None:
-        """What these have sent may be freed: its receiver was ready for it.
+    def release(self, actions: Iterable[Action]) -> None:
+        """Let go of the tensors of these sends, waiting until they have arrived.
 
         Raises:
-            CommunicationError: as `end` does.
+            CommunicationError: a message is not received within the timeout; with `debug`, a tensor was written to.
         """
         for action in actions:
-            if action in self.sent:
-                self._arrived(action)
+            if action not in self.sent:
+                continue
+            works, tensors, checksums = self.sent.pop(action)
+            self._finish(works, action)
+            for tensor, before in zip(tensors, checksums, strict=False):
+                if before and checksum(tensor) != before:
+                    raise CommunicationError(
+                        f"rank {self.group.rank}: a tensor of {action} was written to after it was sent; "
+                        "make a new tensor instead of changing it in place"
+                    )
 
     def end(self) -> None:
-        """Return when everything sent has arrived.
+        """Wait until everything sent has arrived.
 
         Raises:
-            CommunicationError: something was not received in time, or was written to before it was (debug).
+            CommunicationError: as `release`, or a received message was never used.
         """
-        self.arrived(list(self.sent))
-        for action in self.coming:
-            raise CommunicationError(f"rank {self.group.rank}: nobody has used what {action} received")
+        self.release(list(self.sent))
+        for action in self.pending:
+            raise CommunicationError(f"rank {self.group.rank}: what {action} received was never used")
 
-    def _arrived(self, action: Action) -> None:
-        sent = self.sent.pop(action)
-        self._finish(sent.work, action)
-        for tensor, before in zip(sent.tensors, sent.sums, strict=False):
-            if before and checksum(tensor) != before:
-                raise CommunicationError(
-                    f"rank {self.group.rank}: what {action} sends was written to after it was sent; "
-                    "make a new tensor instead of changing that one in place"
-                )
+    def _peer(self, action: Action) -> int:
+        """The rank at the other end."""
+        return self.placement.route(action)[action.op in SEND]
 
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
-        """How the message looks, as far as known: that of an activation, or of the gradients wanted of it."""
-        if (action, kind) not in self._looks:
-            activation = self.layouts.get(self._key(action, kind))
+        """Return a message's layouts: an activation's, or those of the gradients it wants; None if not yet known."""
+        if (action, kind) not in self._layouts:
+            activation = self.activation_layouts.get(self._key(action, kind))
             if activation is None:
                 return None
             gradients = [each._replace(wants_grad=False) for each in activation if each.wants_grad]
-            self._looks[action, kind] = activation if action.op in (Op.SEND_F, Op.RECV_F) else gradients
-        return self._looks[action, kind]
+            self._layouts[action, kind] = activation if action.op in (Op.SEND_F, Op.RECV_F) else gradients
+        return self._layouts[action, kind]
 
     def _key(self, action: Action, kind: Hashable) -> tuple[int, int, Hashable]:
         maker = action.stage - (action.op in (Op.RECV_F, Op.SEND_B))
         return maker, self.placement.copy(action.microbatch), kind
 
-    def _start(self, how: Callable[..., Any], tensor: torch.Tensor, action: Action) -> dist.Work:
-        if action not in self.peers:
-            self.peers[action] = self.placement.route(action)[action.op in SEND]
+    def _post(self, action: Action, tensors: Sequence[torch.Tensor]) -> list[dist.Work]:
         try:
-            work: dist.Work = how([tensor], self.peers[action], 0)
+            return [self.channel.recv([tensor], self.peer(action), 0) for tensor in tensors]
         except RuntimeError as error:
             raise self._failed(action, error) from error
-        return work
 
-    def _finish(self, work: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
-        with published(lambda: self._describe_wait(action, user)):
-            for each in work:
-                try:
-                    wait(each, self.device, self.patience)
-                except RuntimeError as error:
-                    raise self._failed(action, error, user) from error
+    def _finish(self, works: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
+        try:
+            with published(lambda: self._describe_wait(action, user)):
+                for work in works:
+                    wait(work, self.device, self.timeout)
+        except RuntimeError as error:
+            raise self._failed(action, error, user) from error
 
     def _describe_wait(self, action: Action, user: Action | None) -> Wait:
-        """Describe the wait for a message, on behalf of the action `user` that needs it, for a hang report."""
-        sends = action.op in SEND
-        peer = self.group.peer(self.placement.route(action)[sends])
-        waits = f"{user}, for {action}" if user else str(action)
-        return Wait(f"{waits} {'to' if sends else 'from'} rank {peer}", "send" if sends else "receive", peer)
+        """Describe the wait for a message, on behalf of the action `user` that requires it, for a hang report."""
+        peer = self.group.peer(self.peer(action))
+        action_in_words = f"{user}, for {action}" if user else str(action)
+        if action.op in SEND:
+            return Wait(f"{action_in_words} to rank {peer}", "send", peer)
+        return Wait(f"{action_in_words} from rank {peer}", "receive", peer)
 
-    def _log(self, what: str, action: Action, layouts: Sequence[Layout]) -> None:
-        if self._logs:
-            LOG.debug(f"rank %d: {what}", self.group.rank, action, _told(layouts))
+    def _log(self, event: str, action: Action, layouts: Sequence[Layout]) -> None:
+        LOG.debug(f"rank %d: {event}", self.group.rank, action, _in_words(layouts))
 
     def _failed(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
-        peer = self.placement.route(action)[action.op in SEND]
-        what = f"{user} waits for {action}" if user else str(action)
-        why = failure(error, peer, f"within {self.patience.total_seconds():g} s")
-        return CommunicationError(f"rank {self.group.rank}: {what} ({label(action, self.placement)}): {why}")
+        subject = f"{user} waits for {action}" if user else str(action)
+        why = failure(error, self.peer(action), f"within {self.timeout.total_seconds():g} s")
+        return CommunicationError(f"rank {self.group.rank}: {subject} ({label(action, self.placement)}): {why}")
+
+    def _unexpected(self, action: Action, found: Sequence[Layout], expected: Sequence[Layout]) -> CommunicationError:
+        message = (
+            f"rank {self.group.rank}: {action} sends {_in_words(found)}, but the receiver expects "
+            f"{_in_words(expected)}, as for earlier microbatches of this shape"
+        )
+        if [each.wants_grad for each in found] != [each.wants_grad for each in expected]:
+            message += "; whether a gradient is wanted has changed, too: make a new Pipeline after (un)freezing weights"
+        return CommunicationError(message)
 
     def _header(self, action: Action, layouts: Sequence[Layout]) -> torch.Tensor:
         if len(layouts) > MOST_TENSORS:
             raise CommunicationError(
-                f"rank {self.group.rank}: {action} has {len(layouts)} tensors; at most {MOST_TENSORS}"
+                f"rank {self.group.rank}: {action} has {len(layouts)} tensors, but a message can have {MOST_TENSORS}; "
+                "return fewer from the stage"
             )
-        words = [action.stage, MESSAGES.index(action.op), action.microbatch, len(layouts)]
+        header = [action.stage, MESSAGE_OPS.index(action.op), action.microbatch, len(layouts)]
         for dtype, shape, wants_grad in layouts:
-            words += [wants_grad, *encode_layout(dtype, shape)]
-        return torch.tensor(words + [0] * (WORDS - len(words)), device=self.device)
+            header += [wants_grad, *encode_layout(dtype, shape)]
+        return torch.tensor(header + [0] * (HEADER_SIZE - len(header)), device=self.device)
 
-    def _read(self, words: list[int], action: Action) -> list[Layout]:
-        stage, message, microbatch, count = words[:4]
-        came = Action(stage, MESSAGES[message], microbatch)
-        wanted = other_end(action)
-        if came != wanted:
+    def _receive_header(self, action: Action, kind: Hashable, expected: list[Layout] | None) -> list[Layout]:
+        """Return the layouts in the header of a message, which must be `expected` if these are known."""
+        buffer = torch.empty(HEADER_SIZE, dtype=torch.int64, device=self.device)
+        self._finish(self._post(action, [buffer]), action)
+        header = buffer.tolist()
+        stage, op, microbatch, count = header[:4]
+        arrived, wanted = Action(stage, MESSAGE_OPS[op], microbatch), other_end(action)
+        if arrived != wanted:
             raise CommunicationError(
-                f"rank {self.group.rank}: {action} wants what {wanted} sends, but what {came} sends came"
+                f"rank {self.group.rank}: {action} expects the message of {wanted}, but that of {arrived} arrived"
             )
         starts = [4 + (1 + LAYOUT_SIZE) * number for number in range(count)]
-        return [Layout(*decode_layout(words[at + 1 : at + 1 + LAYOUT_SIZE]), bool(words[at])) for at in starts]
+        found = [Layout(*decode_layout(header[at + 1 : at + 1 + LAYOUT_SIZE]), bool(header[at])) for at in starts]
+        if expected is None:
+            self.activation_layouts[self._key(action, kind)] = found
+        elif found != expected:
+            raise CommunicationError(
+                f"rank {self.group.rank}: {action} expects {_in_words(expected)}, but {_in_words(found)} arrived"
+            )
+        return found
 
 
-def wait(work: dist.Work, device: torch.device, patience: timedelta) -> None:
-    """Return when what is on `device` has been sent or received.
+def wait(work: dist.Work, device: torch.device, timeout: timedelta) -> None:
+    """Wait until tensors on `device` have been sent or received.
 
     Raises:
-        RuntimeError: the other ranks have not come to it in time, or are gone.
+        RuntimeError: the timeout has passed, or the peer is gone.
     """
     if device.type == "cuda":
-        work.wait()  # a GPU's stream waits; NCCL has a watchdog of its own
+        work.wait()  # blocks the GPU's stream only; NCCL has a watchdog of its own
     else:
-        work.wait(patience)
+        work.wait(timeout)
 
 
 def other_end(action: Action) -> Action:
-    """The receive that belongs to a send, or the send to a receive."""
+    """Return the receive that matches a send, or the send that matches a receive."""
     op = Op(f"{'RECV' if action.op in SEND else 'SEND'}_{action.op[-1]}")
     return Action(action.stage + TOWARDS[action.op], op, action.microbatch)
 
 
-def _told(layouts: Sequence[Layout]) -> str:
-    return ", ".join(map(str, layouts)) or "nothing"
-
-
 def checksum(tensor: torch.Tensor) -> int:
-    """A number above 0 that tells what a tensor holds from other things that it might."""
-    return zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()) + 1  # 0 stands for none
+    """Return a number above 0 that depends on a tensor's bytes."""
+    return zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().tobytes()) + 1  # 0 stands for no checksum
+
+
+def _layout(tensor: Any) -> Layout:
+    """Return the layout of a tensor to send; raise PipelineError unless it is dense and on this rank alone."""
+    if tensor.layout != torch.strided or hasattr(tensor, "to_local"):
+        kind, cure = ("DTensor", "to_local()") if hasattr(tensor, "to_local") else ("sparse tensor", "to_dense()")
+        raise PipelineError(f"a message can only have dense tensors of one rank; got a {kind}: send its {cure}")
+    return Layout(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _in_words(layouts: Sequence[Layout]) -> str:
+    return ", ".join(map(str, layouts)) or "nothing"

@@ -207,7 +207,7 @@ try:
     said = ""
 except pp.CommunicationError as error:
     said = str(error)
-assert said if rank == 1 else "what 0SEND_F0 sends was written to after it was sent" in said, said
+assert said if rank == 1 else "a tensor of 0SEND_F0 was written to after it was sent" in said, said
 """,
         2,
     )

@@ -28,7 +28,7 @@ for name, microbatches, costs in json.loads(sys.argv[1]):
         "makespans": [first.makespan, second.makespan],
         "ends": {str(one): span.end for row in second.rows for span in row for one in span.action.singles},
         "starts": {str(one): span.start for row in second.rows for span in row for one in span.action.singles},
-        "messages": sorted({str(each) for layouts in emulation.messages.layouts.values() for each in layouts}),
+        "messages": sorted({str(layout) for row in emulation.messages.activation_layouts.values() for layout in row}),
         "losses": emulation.pipeline.losses.tolist(),
     }))
 dist.barrier()

@@ -145,7 +145,11 @@ ALL_BUT_ONE = "action.microbatch == 1 or step.default(action)"
 FAILURES = {
     "a swapped receive": (
         handled(1, "RECV_F", ALTERNATELY, debug=True),
-        [LATE, "CommunicationError: rank 1: 1RECV_F1 wants what 0SEND_F1 sends, but what 0SEND_F0 sends came", LATE],
+        [
+            LATE,
+            "CommunicationError: rank 1: 1RECV_F1 expects the message of 0SEND_F1, but that of 0SEND_F0 arrived",
+            LATE,
+        ],
         STOPPED,
     ),
     "a missing send": (
@@ -159,7 +163,11 @@ FAILURES = {
     ),
     "a missing send, debug": (
         handled(0, "SEND_F", ALL_BUT_ONE, debug=True),
-        [LATE, "CommunicationError: rank 1: 1RECV_F1 wants what 0SEND_F1 sends, but what 0SEND_F2 sends came", LATE],
+        [
+            LATE,
+            "CommunicationError: rank 1: 1RECV_F1 expects the message of 0SEND_F1, but that of 0SEND_F2 arrived",
+            LATE,
+        ],
         STOPPED,
     ),
     "a missing send of a gradient": (
@@ -169,7 +177,7 @@ FAILURES = {
     ),
     "a missing receive": (
         handled(1, "RECV_F", None),
-        [LATE, "CommunicationError: rank 1: 1F0 waits for 1RECV_F0, which has not been started", LATE],
+        [LATE, "CommunicationError: rank 1: 1F0 waits for 1RECV_F0, which is not posted", LATE],
         STOPPED,
     ),
     "a forward that gives nothing": (
@@ -188,7 +196,7 @@ FAILURES = {
             "pipeline.step(SPOILT, Y)",
         ),
         [
-            r"CommunicationError: rank 0: 0SEND_F2 has float32 \(1, 4\) to send, where the receiver expects float32",
+            r"CommunicationError: rank 0: 0SEND_F2 sends float32 \(1, 4\), but the receiver expects float32",
             LATE,
             LATE,
         ],
@@ -201,7 +209,7 @@ FAILURES = {
             "pipeline.step(SPOILT, Y)",
         ),
         [
-            r"CommunicationError: rank 0: 0SEND_F2 has float64 \(2, 4\) to send, where the receiver expects float32",
+            r"CommunicationError: rank 0: 0SEND_F2 sends float64 \(2, 4\), but the receiver expects float32",
             LATE,
             LATE,
         ],
@@ -244,7 +252,7 @@ pipeline = made(change={0: Of(lambda s, x: DTensor.from_local(s.a(x), mesh), a=l
 pipeline.step(X, Y)
 """,
         [
-            "PipelineError: rank 0: 0SEND_F0 failed: only dense tensors of one rank can be sent; got a DTensor",
+            "PipelineError: rank 0: 0SEND_F0 failed: a message can only have dense tensors of one rank; got a DTensor",
             LATE,
             LATE,
         ],
@@ -253,7 +261,7 @@ pipeline.step(X, Y)
     "a sparse tensor between stages": (
         with_stage(0, "lambda s, x: s.a(x).to_sparse()"),
         [
-            "PipelineError: rank 0: 0SEND_F0 failed: only dense tensors .* got a sparse tensor: give its to_dense",
+            "PipelineError: rank 0: 0SEND_F0 failed: a message can only .* got a sparse tensor: send its to_dense",
             LATE,
             LATE,
         ],
@@ -477,7 +485,7 @@ if rank == 0:
 pipeline.step(X, Y)
 """,
         [
-            "CommunicationError: rank 0: 0SEND_F0 has .* make a new Pipeline after \\(un\\)freezing",
+            "CommunicationError: rank 0: 0SEND_F0 sends .* make a new Pipeline after \\(un\\)freezing",
             LATE,
             LATE,
         ],
@@ -516,7 +524,7 @@ pipeline = made("gpipe", change={0: Reused()}, debug=True)
 pipeline.step(X, Y)
 """,
         [
-            "CommunicationError: rank 0: what 0SEND_F0 sends was written to after it was sent; make a new tensor",
+            "CommunicationError: rank 0: a tensor of 0SEND_F0 was written to after it was sent; make a new tensor",
             LATE,
             LATE,
         ],
