@@ -203,7 +203,8 @@ class GradientSync:
                 same_sharding.setdefault(sharding, []).append(grad.coalesce().values() if grad.is_sparse else grad)
         norms: list[Any] = [get_total_norm(grads) for grads in same_sharding.values()]
         whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in norms]
-        return torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
+        total: torch.Tensor = torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
+        return total
 
     def _exchange_with(self, peer: int, mine: torch.Tensor, is_first: bool) -> torch.Tensor:
         return _exchange_with(mine, peer, is_first, self.group, self.timeout)

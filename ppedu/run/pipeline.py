@@ -236,7 +236,7 @@ class Pipeline:
                 "learning rate, and look for a division by zero"
             )
         clip_grads_with_norm_(nn.ModuleList(self.gradients.modules.values()).parameters(), max_norm, norm)
-        return norm.item()
+        return float(norm)
 
     def _run(
         self,
