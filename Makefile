@@ -14,7 +14,7 @@ UNIT := not slow and not ($(PROCESSES))
 # A worker for each core needs no threads of its own.
 PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
-.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint bench lessons pictures hooks \
+.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint lint-types bench lessons pictures hooks \
   dist chromium clean
 
 lab: .venv/.lab
@@ -64,9 +64,19 @@ lint: .venv/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/oxlint --deny-warnings ppedu/view
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-types; \
+	  else echo "Not checked: the types in ppedu/view/js. Checking them needs npm: apt-get install npm"; fi
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_*.yml
 	$(BIN)/pre-commit validate-config
+
+# TypeScript reads the types of the widgets' script in its JSDoc comments.
+lint-types: node_modules/.package-lock.json
+	node_modules/.bin/tsc
+
+node_modules/.package-lock.json: package-lock.json
+	npm ci --no-audit --no-fund
+	@touch $@
 
 # Run lint and the formatter before every commit.
 hooks: .venv/.test
@@ -101,7 +111,7 @@ chromium:
 	  || echo "The tests in a browser need Chromium and are skipped without it: apt-get install chromium libatomic1"
 
 clean:
-	rm -rf .venv artifacts dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv node_modules artifacts dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 
 .venv/.%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \

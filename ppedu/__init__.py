@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
     if name == "doctor":
         return import_module("ppedu.cli.checkup").doctor
     if name in ("compare", "differences"):
-        return getattr(import_module("ppedu.view.shown"), name)
+        return getattr(import_module("ppedu.view.interactive"), name)
     if name in ("explore", "puzzle"):
         return getattr(import_module(f"ppedu.view.{name}"), name)
     if name in ("give_back", "show_live"):

@@ -24,16 +24,16 @@ def plot(timeline: Timeline, ax: Axes | None, **options: Any) -> Axes:
 
 def show(timeline: Timeline, outline: Timeline | None) -> Any:
     """Return the interactive widget of a timeline. See `Timeline.show`."""
-    from ppedu.view.shown import view
+    from ppedu.view.interactive import display
 
-    return view(timeline, outline)
+    return display(timeline, outline)
 
 
 def bundle(subject: Schedule | Timeline) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the MIME bundle with which a notebook displays a schedule or a timeline."""
-    from ppedu.view.shown import bundle
+    from ppedu.view.interactive import mime_bundle
 
-    return bundle(subject)
+    return mime_bundle(subject)
 
 
 def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -52,6 +52,6 @@ def require_savable(path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> Timeline:
     """Read a timeline from a trace. See `Timeline.load`."""
-    from ppedu.view.trace import load
+    from ppedu.view.perfetto import load
 
     return load(path)

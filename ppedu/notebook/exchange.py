@@ -19,7 +19,7 @@ from typing import Any
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count
-from ppedu.view.trace import trace
+from ppedu.view.perfetto import chrome_trace
 
 FOLDER = "PPEDU_RUN"  # the environment variable that tells a rank its run's folder
 FIGURE = "\x1b_ppedu:{}\x1b\\"  # stands, on a line of its own, for a picture in the run's folder
@@ -82,7 +82,7 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
     folder = Path(os.environ[FOLDER])
     finite = [number if math.isfinite(number) else None for number in numbers]
     state = json.dumps({"losses": finite, "steps": int(steps)})
-    for name, text in zip(WATCHED, (trace(timeline), state), strict=True):
+    for name, text in zip(WATCHED, (chrome_trace(timeline), state), strict=True):
         part = folder / f"{name}.part"
         write_private(part, text.encode())
         part.rename(folder / name)

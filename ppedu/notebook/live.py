@@ -10,12 +10,12 @@ from IPython.display import DisplayHandle
 from ppedu.core.errors import PipelineError
 from ppedu.core.validate import require_count
 from ppedu.notebook.exchange import WATCHED
-from ppedu.view.data import Data
-from ppedu.view.shown import Panel, Shown
-from ppedu.view.trace import load
+from ppedu.view.interactive import Interactive
+from ppedu.view.model import Data, Panel
+from ppedu.view.perfetto import load
 
 
-class LiveRun(Shown):
+class LiveRun(Interactive):
     """The loss and the last step of a training that goes on in the ranks of a cell."""
 
     kind = "live"
@@ -53,7 +53,7 @@ class LiveRun(Shown):
         self._handle.update(self)
 
     def panels(self) -> list[Panel]:
-        return [(self.timeline, {})]
+        return [Panel(self.timeline)]
 
     def state(self) -> Data:
         return {**super().state(), "losses": self._losses, "steps": self._steps}

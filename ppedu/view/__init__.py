@@ -1,7 +1,9 @@
-"""Timelines as pictures, as files and as widgets. May import core and zoo; large imports only where they are needed.
+"""Timelines as pictures, pages, trace files and widgets.
 
-palette (colours), label (text from users), plot (matplotlib), trace and html (files); data (what the browser is sent),
-shown (what a cell shows), explore and puzzle, and the browser's side of all of it: widgets.js and widgets.css.
+`model` computes what a panel contains: boxes, gaps, curves, numbers. Every front end reads it: `plot` (matplotlib),
+`html` (pages), `perfetto` (traces), and `interactive`, `explore` and `puzzle` with the scripts in `js` (widgets).
+`look` holds colours and row geometry, `label` makes any text drawable. Imports core, zoo and board; matplotlib and
+anywidget only where they are needed.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from typing import TYPE_CHECKING
 from ppedu.core.errors import SettingError
 from ppedu.core.files import require_writable, write_bytes
 from ppedu.core.timeline import Timeline
-from ppedu.view.trace import load_all, trace
+from ppedu.view.model import Panel
+from ppedu.view.perfetto import chrome_trace, load_all
 
 if TYPE_CHECKING:
-    from ppedu.view.shown import Shown
+    from ppedu.view.interactive import Interactive
 
 __all__ = ["load_all", "require_savable", "save"]
 
@@ -25,42 +28,41 @@ ENDINGS = (".json", ".html", ".svg", ".png", ".pdf")
 
 
 def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str]) -> None:
-    """Write a timeline to `path`; see `Timeline.save`. A .json file holds several: a measured run and its simulation.
+    """Write a timeline to `path`; see `Timeline.save`. A .json file can hold several, such as a run and its simulation.
 
     Raises:
-        SettingError: the file cannot hold this number of timelines, or its ending is not known.
+        SettingError: the file cannot hold this number of timelines, or its ending is unknown.
         PipelineError: the file cannot be written.
     """
-    given = list(timelines) if isinstance(timelines, Iterable) else [timelines]
-    if not all(isinstance(each, Timeline) for each in given):
+    every = list(timelines) if isinstance(timelines, Iterable) else [timelines]
+    if not all(isinstance(each, Timeline) for each in every):
         raise SettingError(f"save takes timelines, such as simulate(schedule); got {timelines!r}")
     ending = require_savable(path)
-    if not given or (len(given) > 1 and ending != ".json"):
-        raise SettingError(f"{str(path)!r} cannot hold {len(given)} timelines; save one, or several in a .json file")
-    from ppedu.view.shown import Shown
+    if not every or (len(every) > 1 and ending != ".json"):
+        raise SettingError(f"{str(path)!r} cannot hold {len(every)} timelines; save one, or several in a .json file")
+    from ppedu.view.interactive import Interactive
 
-    save_shown(Shown(*((each, {}) for each in given)), path)
+    save_interactive(Interactive(*map(Panel, every)), path)
 
 
-def save_shown(shown: Shown, path: str | os.PathLike[str]) -> None:
-    """Write timelines to `path` as they are shown: under each other, a comparison with its table. See `Shown.save`.
+def save_interactive(shown: Interactive, path: str | os.PathLike[str]) -> None:
+    """Write timelines to `path` as they are shown: under each other, a comparison with its table.
 
     Raises:
-        SettingError: the ending is not known.
+        SettingError: the ending is unknown, or a picture needs matplotlib, which is not installed.
         PipelineError: the file cannot be written.
     """
     ending = require_savable(path)
     if ending == ".json":
-        content = trace(*(timeline for timeline, _ in shown.panels())).encode()
+        content = chrome_trace(*(panel.timeline for panel in shown.panels())).encode()
     elif ending == ".html":
         from ppedu.view.html import page
 
         content = page(shown).encode()
     else:
         from ppedu.view.plot import picture
-        from ppedu.view.shown import plotted
 
-        content = picture(plotted(shown.panels()), ending[1:])
+        content = picture(shown.stack, ending[1:])
     write_bytes(path, content)
 
 

@@ -1,4 +1,4 @@
-"""`explore`: a schedule's settings as controls; the timeline updates immediately."""
+"""`explore`: a schedule's settings as controls. The timeline updates immediately."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
-from ppedu.view.data import Data
-from ppedu.view.shown import Panel, Shown
+from ppedu.view.interactive import Interactive
+from ppedu.view.model import Data, Panel
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
 from ppedu.zoo.registry import options_of
 
-# name, label, least, most, step
+# Controls: name, label, least, most, step.
 SIZES = (("ranks", "ranks", 1, 16, 1), ("microbatches", "microbatches", 1, 64, 1), ("chunks", "chunks", 1, 4, 1))
 COSTS = (
     ("forward", "F takes", "0.5", "4", "0.5"),
@@ -34,7 +34,7 @@ COSTS = (
     ("latency", "latency", "0", "2", "0.1"),
     ("overlap", "a pair saves", "0", "0.5", "0.05"),
 )
-MEMORY = ("memory", "memory cap", 0, 32, 1)  # 0: none
+MEMORY = ("memory", "memory cap", 0, 32, 1)  # 0: no cap
 START = {
     "chunks": 2, "forward": 1, "backward": 2, "weight": Fraction(1, 2), "latency": 0, "overlap": 0, "memory": 0,
     "costs": None,
@@ -43,27 +43,27 @@ START = {
 Settings = dict[str, Any]
 
 
-class Explore(Shown):
-    """Controls for a schedule's size and costs, and its timeline. `settings` is what they stand at."""
+class Explore(Interactive):
+    """A schedule's timeline, with controls for its size and costs. `settings` holds their values."""
 
     kind = "explore"
 
     def __init__(self, settings: Settings):
         super().__init__()
         self.settings = settings
-        self.shown = settings  # the last that were possible
+        self.shown = settings  # the last that were valid
         self.timeline = _timeline(settings)
         self._turns = count()
-        self.wrong = ""
+        self.wrong = ""  # why `settings` are invalid
         self.offers: list[tuple[str, Settings]] = []
 
     @property
     def schedule(self) -> Schedule:
-        """What is shown."""
+        """The schedule that is shown."""
         return self.timeline.schedule
 
     def panels(self) -> list[Panel]:
-        return [(self.timeline, {"cap": self.shown["memory"] or None})]
+        return [Panel(self.timeline, cap=self.shown["memory"] or None)]
 
     def set(self, **changes: Any) -> None:
         """Change settings. If they are invalid, keep the last valid view, explain why, and offer the nearest valid.
@@ -82,11 +82,11 @@ class Explore(Shown):
         self.settings = settings
         self.refresh()
 
-    def told(self, message: dict[str, Any]) -> Data | None:
+    def handle(self, message: dict[str, Any]) -> Data | None:
         match message:
             case {"set": dict(changes)}:
                 self._change(changes)
-            case {"ahead": dict(changes)}:  # the state with other settings, sent before a control is moved there
+            case {"ahead": dict(changes)}:  # the browser prefetches the state for the slider's next values
                 other = copy(self)
                 other._widgets = []
                 other._change(changes)
@@ -102,7 +102,7 @@ class Explore(Shown):
             "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else self._note(),
             "offers": [[label, {name: str(value) for name, value in change.items()}] for label, change in self.offers],
             "code": self.code(),
-            "turn": next(self._turns),  # every question gets an answer, also where nothing has changed
+            "turn": next(self._turns),  # makes every state new, so that every request is answered
         }
 
     def _note(self) -> str:
@@ -112,7 +112,7 @@ class Explore(Shown):
         return f"{bubble} {self._over_limit()}".rstrip()
 
     def _over_limit(self) -> str:
-        """Return the sentence that reports the rank that holds most, if that is over the memory cap."""
+        """Return a sentence about the rank with the highest peak if that exceeds the memory cap, otherwise ""."""
         peaks, cap = self.timeline.peak_activations, self.shown["memory"]
         if not cap or max(peaks) <= cap:
             return ""
@@ -120,7 +120,7 @@ class Explore(Shown):
         return f"Rank {rank} holds {pretty(peaks[rank])} activations, over the limit of {pretty(cap)}."
 
     def code(self) -> str:
-        """Return the Python code that makes what is shown."""
+        """Return Python code that reproduces the timeline."""
         sizes = "".join(f", {key}={value!r}" for key, value in _sizes(self.shown).items())
         costs = ", ".join(f"{key}={_literal(value)}" for key, value in _cost_settings(self.shown).items())
         return f"s = pp.schedule({self.shown['schedule']!r}{sizes})\nt = pp.simulate(s, pp.Costs({costs}))\nt.show()"
@@ -129,32 +129,32 @@ class Explore(Shown):
 def explore(
     name: str = "1f1b", ranks: int = 4, microbatches: int = 8, *, costs: Costs | None = None, **settings: Any
 ) -> Explore:
-    """Show a schedule with controls for everything that decides its timeline.
+    """Show a schedule with controls for everything that determines its timeline.
 
         explore("zb-h1", ranks=4, microbatches=8, latency=0.2)
 
-    costs: costs of your own, one per stage for example. They replace the controls for costs, and stay the same while
-        schedule and sizes change; where they do not fit the number of stages, the nearest sizes that fit are offered.
-    settings: where the other controls start: chunks, forward, backward, weight (W's part of the backward, 0 to 1),
-        latency, overlap (what an overlapped pair saves, 0 to 0.5) and memory (the most activations that a rank may
-        hold; 0 for no limit).
+    costs: replace the controls for costs, for example with one cost per stage. They stay the same while schedule and
+        sizes change; if they do not fit the number of stages, the widget offers the nearest sizes that they fit.
+    settings: the start values of the other controls: chunks, forward, backward, weight (W's part of the backward, 0 to
+        1), latency, overlap (the part of its time that an overlapped pair saves, 0 to 0.5) and memory (the most
+        activations that a rank may hold; 0 for no limit).
 
     Raises:
-        SettingError: there is no such schedule or control, or the settings cannot work together.
+        SettingError: there is no such schedule or control, or the settings exclude each other.
     """
-    given: Settings = {"schedule": name, "ranks": ranks, "microbatches": microbatches, **settings}
+    chosen: Settings = {"schedule": name, "ranks": ranks, "microbatches": microbatches, **settings}
     if costs is not None:
-        given["costs"] = costs
+        chosen["costs"] = costs
         if twice := [key for key, *_ in COSTS if key in settings]:
-            raise SettingError(f"costs already decides {', '.join(twice)}; give either costs or these")
-    return Explore({**START, **{key: _value(key, value) for key, value in given.items()}})
+            raise SettingError(f"costs already determines {', '.join(twice)}; pass either costs or these")
+    return Explore({**START, **{key: _value(key, value) for key, value in chosen.items()}})
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return a setting's value, from what the caller or the browser gives.
+    """Return the value of a setting, parsed if it comes from the browser as text.
 
     Raises:
-        SettingError: there is no such setting, or the value is not one that it can have.
+        SettingError: there is no such setting, or it cannot have this value.
     """
     if name == "costs":
         if not isinstance(value, Costs):
@@ -162,25 +162,24 @@ def _value(name: str, value: Any) -> Any:
         return value
     if name == "schedule":
         if not isinstance(value, str) or value not in schedules():
-            raise SettingError(f"there is no schedule called {value!r}; there is: {', '.join(schedules())}")
+            raise SettingError(f"unknown schedule {value!r}; available: {', '.join(schedules())}")
         return value
     limits = {key: (least, most) for key, _, least, most, _ in (*SIZES, *COSTS, MEMORY)}
     if name not in limits:
-        raise SettingError(f"there is no control called {name!r}; there is: schedule, {', '.join(limits)}")
+        raise SettingError(f"unknown control {name!r}; available: schedule, {', '.join(limits)}")
     least, most = (Fraction(limit) for limit in limits[name])
     exact: Any = None
     with suppress(ArgumentTypeError):
         exact = number(str(value))
     whole = name in [key for key, *_ in (*SIZES, MEMORY)]
     if exact is None or not least <= exact <= most or (whole and not isinstance(exact, int)):
-        raise SettingError(
-            f"{name} is a {'whole ' * whole}number from {pretty(least)} to {pretty(most)}; got {value!r}"
-        )
+        wanted = f"a {'whole ' * whole}number from {pretty(least)} to {pretty(most)}"
+        raise SettingError(f"{name} must be {wanted}; got {value!r}")
     return exact
 
 
 def _sizes(settings: Settings) -> dict[str, int]:
-    """Return the sizes and options that the schedule is made with."""
+    """Return the arguments of `schedule`: sizes, and options that this schedule takes."""
     options = options_of(settings["schedule"])
     sizes = {name: settings[name] for name in ("ranks", "microbatches")}
     if "chunks" in options:
@@ -191,7 +190,7 @@ def _sizes(settings: Settings) -> dict[str, int]:
 
 
 def _cost_settings(settings: Settings) -> dict[str, Any]:
-    """Return the fields of Costs that are not the default."""
+    """Return the fields of Costs that differ from the default."""
     if own := settings["costs"]:
         return {each.name: value for each in fields(Costs) if (value := getattr(own, each.name)) != each.default}
     forward, backward = settings["forward"], settings["backward"]
@@ -202,16 +201,16 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
         costs["overlap"] = (forward + backward) * (1 - settings["overlap"])
     if settings["latency"]:
         costs["latency"] = settings["latency"]
-    # Exactly, and then as the code for it says it: fractions would be exact to the end, and slow.
+    # Computed exactly and then rounded, so that `code` shows the same numbers. Fractions would make simulating slow.
     return {name: int(cost) if cost == int(cost) else float(cost) for name, cost in costs.items()}
 
 
 def _timeline(settings: Settings) -> Timeline:
-    return simulate(*_possible(settings))
+    return simulate(*_schedule_and_costs(settings))
 
 
-def _possible(settings: Settings) -> tuple[Schedule, Costs]:
-    """Return the schedule and the costs.
+def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
+    """Return the schedule and the costs of these settings.
 
     Raises:
         PipelineError: the schedule does not exist in this size, or the costs do not fit its stages.
@@ -225,15 +224,15 @@ def _possible(settings: Settings) -> tuple[Schedule, Costs]:
 
 
 def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
-    """Yield the next smaller and larger value of each size with which the settings are possible."""
-    takes = _sizes(settings)
+    """Yield a label and a change for the nearest smaller and larger value of each size that makes `settings` valid."""
+    sizes = _sizes(settings)
     for name, label, least, most, _ in SIZES:
-        if name not in takes:
+        if name not in sizes:
             continue
-        for way in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
-            for value in way:
+        for values in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
+            for value in values:
                 try:
-                    _possible({**settings, name: value})
+                    _schedule_and_costs({**settings, name: value})
                 except PipelineError:
                     continue
                 yield f"{value} {label}", {name: value}
@@ -241,7 +240,7 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
 
 
 def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
-    """Yield the controls that mean something to the schedule; the one that is shown has the actions it is made of."""
+    """Yield the controls that affect the selected schedule. Those for W and pairs depend on the actions of `shown`."""
     name = settings["schedule"]
     options = options_of(name)
     actions = [action for order in shown.orders for action in order] if shown.name == name else []
@@ -260,7 +259,7 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
 
 
 def _written(value: Any) -> str:
-    """Return a number as a slider and Python read it: 1, 0.5."""
+    """Return a number as sliders and Python read it: 1, 0.5."""
     return f"{float(value):.10g}"
 
 

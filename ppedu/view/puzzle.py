@@ -1,8 +1,7 @@
-"""`puzzle`: a schedule made by hand on a board. The board itself, which knows nothing of pages, is in `ppedu.board`."""
+"""`puzzle`: a widget to make a schedule by hand. The rules are in `ppedu.board`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ppedu.board.levels import LEVELS, Level, level
@@ -11,17 +10,17 @@ from ppedu.core.errors import PipelineError
 from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
-from ppedu.view.data import Data
-from ppedu.view.shown import Panel, Shown
+from ppedu.view.interactive import Interactive
+from ppedu.view.model import Data, Panel
 
 READY = (
-    "This is an ordinary schedule. pp.check, pp.simulate and pp.export take it, and on real ranks "
-    "pp.run.Pipeline runs it."
+    "It is an ordinary schedule: pass it to pp.check, pp.simulate and pp.export, or run it on real ranks with "
+    "pp.run.Pipeline."
 )
 
 
-class Puzzle(Shown):
-    """A board to be filled by clicking. `schedule` is what is on it: when complete, an ordinary schedule."""
+class Puzzle(Interactive):
+    """A board to fill by clicking. `schedule` holds the actions that are placed."""
 
     kind = "puzzle"
 
@@ -31,28 +30,27 @@ class Puzzle(Shown):
 
     def _open(self, level: Level) -> None:
         self.level, self.board = level, level.board()
-        self._trays = [self._left(rank) for rank in range(self.board.ranks)]  # of each rank, the actions on its buttons
-        self._say("Place an action: it goes to the end of its rank's order.")
+        self._trays = [self._left(rank) for rank in range(self.board.ranks)]  # the actions on each rank's buttons
+        self._report("Click an action to append it to its rank's order.")
 
-    def _say(self, note: str, tone: str = "ok", rank: int = 0) -> None:
+    def _report(self, note: str, tone: str = "ok", rank: int = 0) -> None:
         self._note, self._tone, self._rank = note[0].upper() + note[1:], tone, rank
 
     @property
     def schedule(self) -> Schedule:
-        """What is placed, as an ordinary schedule."""
+        """The actions that are placed, as an ordinary schedule."""
         return self.board.schedule
 
     @property
     def timeline(self) -> Timeline:
-        """When the ranks do what is placed."""
+        """The timeline of the actions that are placed."""
         return self.board.timeline
 
     def panels(self) -> list[Panel]:
         par = self.level.par.makespan
-        title = f"{self.level.title} (par {pretty(par)})"
-        return [(self.timeline, {"cap": self.board.memory, "until": par, "title": title})]
+        return [Panel(self.timeline, f"{self.level.title} (par {pretty(par)})", cap=self.board.memory, until=par)]
 
-    def told(self, message: dict[str, Any]) -> Data | None:
+    def handle(self, message: dict[str, Any]) -> Data | None:
         board, before = self.board, [self._left(rank) for rank in range(self.board.ranks)]
         try:
             match message:
@@ -60,10 +58,20 @@ class Puzzle(Shown):
                     self._open(level(name))
                 case {"place": str(action)}:
                     self._place(action)
-                case {"do": str(name)} if name in self._acts:
-                    self._acts[name]()
+                case {"do": "undo"}:
+                    self._report(f"Undone: {_list(board.undo())}.")
+                case {"do": "redo"}:
+                    self._report(f"Redone: {_list(board.redo())}.")
+                case {"do": "reset"}:
+                    board.reset()
+                    self._report("The board is empty; redo brings the actions back.")
+                case {"do": "hint"}:
+                    self._report(f"{board.hint()} can be placed next.")
+                case {"do": "finish"}:
+                    board.finish()
+                    self._report(f"{board.verdict()} {READY}", "done")
         except PipelineError as error:
-            self._say(f"{error}.", "no", self._rank)
+            self._report(f"{error}.", "no", self._rank)
         if self.board is board:
             for rank in range(board.ranks):
                 self._arrange(rank, before[rank])
@@ -75,38 +83,11 @@ class Puzzle(Shown):
         single = placed.singles[0]
         self._rank = self.board.placement.rank(single.stage, single.microbatch)
         if self.board.complete:
-            self._say(f"{self.board.verdict()} {READY}", "done", self._rank)
+            self._report(f"{self.board.verdict()} {READY}", "done", self._rank)
         elif stuck := self.board.stuck:
-            self._say(f"{stuck}.", "no", self._rank)
+            self._report(f"{stuck}.", "no", self._rank)
         else:
-            self._say(f"{action} runs {pretty(start)}–{pretty(end)} on rank {self._rank}.", "ok", self._rank)
-
-    @property
-    def _acts(self) -> dict[str, Callable[[], None]]:
-        return {
-            "undo": self._undo,
-            "redo": self._redo,
-            "reset": self._reset,
-            "hint": self._hint,
-            "finish": self._finish,
-        }
-
-    def _undo(self) -> None:
-        self._say(f"Taken back: {_list(self.board.undo())}.")
-
-    def _redo(self) -> None:
-        self._say(f"Placed again: {_list(self.board.redo())}.")
-
-    def _reset(self) -> None:
-        self.board.reset()
-        self._say("Everything is taken back; redo brings it back.")
-
-    def _hint(self) -> None:
-        self._say(f"{self.board.hint()} can be next.")
-
-    def _finish(self) -> None:
-        self.board.finish()
-        self._say(f"{self.board.verdict()} {READY}", "done")
+            self._report(f"{action} runs {pretty(start)}–{pretty(end)} on rank {self._rank}.", "ok", self._rank)
 
     def state(self) -> Data:
         board = self.board
@@ -129,14 +110,14 @@ class Puzzle(Shown):
         }
 
     def _left(self, rank: int) -> list[Action]:
-        """Return what a rank has left to place, and the pairs that it could place now."""
+        """Return the actions that a rank has left to place, and the overlapped pairs that it can place now."""
         return [*self.board.left(rank), *(action for action in self.board.choices(rank) if action.parts)]
 
     def _arrange(self, rank: int, before: list[Action]) -> None:
-        """Update the buttons of a rank after a move; `before` it, these actions were left.
+        """Update the buttons of a rank after a move. `before` lists the actions that were left before it.
 
-        No button takes the place of one that was clicked, or a second click there would place something else. So what
-        has been placed keeps its button, disabled; that of a pair is given up at the move after.
+        An action that was placed keeps its button, disabled, so that an accidental second click cannot place another
+        action. The button of a pair becomes free one move later.
         """
         tray, left = self._trays[rank], self._left(rank)
         new = [action for action in left if action not in tray]
@@ -149,14 +130,14 @@ class Puzzle(Shown):
         tray += new[len(unused) :]
 
     def code(self) -> str:
-        """The Python that makes what is on the board."""
+        """Return Python code that makes the schedule on the board."""
         rows = "\n".join(f'    "{" ".join(map(str, order))}",' for order in self.schedule.orders)
-        placement, many = self.schedule.placement, self.schedule.microbatches
-        made = f"pp.Placement.make({placement.name!r}, {placement.ranks}, {placement.chunks}, {many})"
+        placement, microbatches = self.schedule.placement, self.schedule.microbatches
+        made = f"pp.Placement.make({placement.name!r}, {placement.ranks}, {placement.chunks}, {microbatches})"
         return (
             f"orders = [\n{rows}\n]\n"
             "orders = tuple(tuple(map(pp.Action.parse, order.split())) for order in orders)\n"
-            f"s = pp.Schedule('mine', {made}, {many}, orders)\n"
+            f"s = pp.Schedule('mine', {made}, {microbatches}, orders)\n"
             "pp.check(s)  # []"
         )
 
@@ -166,17 +147,17 @@ def _list(actions: tuple[Action, ...]) -> str:
 
 
 def _button(action: Action, free: bool) -> list[Any]:
-    """Return what is sent on a click, the label, the ops that give the colours, and whether it can be clicked."""
+    """Return the text to send on a click, the label, the ops that color the button, and whether it is enabled."""
     return [str(action), " + ".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
 
 
 def puzzle(name: str = "first") -> Puzzle:
-    """Show a board on which to make a schedule by hand, an action at a time.
+    """Show a board on which to make a schedule by hand, one action at a time.
 
-    board = puzzle("1f1b")
-    board.schedule
+        board = puzzle("1f1b")
+        board.schedule
 
-    name: the level it begins with, one of `ppedu.board.levels.LEVELS`.
+    name: the level to start with, one of `ppedu.board.levels.LEVELS`.
 
     Raises:
         SettingError: there is no such level.

@@ -18,8 +18,8 @@ from playwright.sync_api import expect
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
-from ppedu.view.palette import COLORS, DARKER, LIGHTER
-from ppedu.view.shown import HERE
+from ppedu.view.look import COLORS, DARKER, LIGHTER
+from ppedu.view.script import script, style
 
 F1B = pp.simulate(pp.schedule("1f1b", 4, 8))
 DUAL = pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2), latency=Fraction(1, 4)))
@@ -60,11 +60,10 @@ def visit(chromium, tmp_path):
 
 
 def bare(states):
-    script, style = ((HERE / name).read_text() for name in ("widgets.js", "widgets.css"))
-    return f"""<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>widgets</title>
-<style>:root {{ color-scheme: light dark; }} body {{ background: Canvas; font-family: sans-serif; }} {style}</style>
+    css = ":root { color-scheme: light dark; } body { background: Canvas; font-family: sans-serif; }" + style("widgets")
+    return f"""<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>widgets</title><style>{css}</style>
 <main><h1>widgets</h1></main>
-<script type="module">{script}
+<script type="module">{script()}
 for (const state of {json.dumps(states)}) mount(document.querySelector("main"), state);</script></html>"""
 
 
@@ -72,10 +71,10 @@ def widgets():
     """What each kind of widget shows, in its several moods."""
     refused, solved = pp.puzzle("1f1b"), pp.puzzle("dualpipe")
     for action in ("0F0", "2B0"):
-        refused.told({"place": action})
-    solved.told({"do": "finish"})
+        refused.handle({"place": action})
+    solved.handle({"do": "finish"})
     impossible = pp.explore("zb-h1", latency=0.2, memory=2)
-    impossible.told({"set": {"schedule": "dualpipe", "ranks": "5"}})
+    impossible.handle({"set": {"schedule": "dualpipe", "ranks": "5"}})
     live = {**F1B.show().state(), "kind": "live", "losses": [3.1, 2.7, 2.5], "steps": 10}
     shown = [
         pp.compare("gpipe", "1f1b", "zb-v"), pp.explore("dualpipe"), impossible, refused, solved,

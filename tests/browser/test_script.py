@@ -13,10 +13,9 @@ import pytest
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
-from ppedu.view.data import LOOK, panel
-from ppedu.view.palette import COLORS, NAMES
-from ppedu.view.plot import Box, _shade
-from ppedu.view.shown import HERE
+from ppedu.view.look import COLORS, DARKER, LIGHTER, LOOK, NAMES
+from ppedu.view.model import Panel, Stack
+from ppedu.view.script import script, style
 
 LOAD = """async script => {
   window.script = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
@@ -37,11 +36,20 @@ def page(chromium):
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
     errors = []
     page.on("pageerror", lambda error: errors.append(error))
-    page.set_content(f"<style>{(HERE / 'widgets.css').read_text()}</style><main></main>")
-    page.evaluate(LOAD, (HERE / "widgets.js").read_text())
+    page.set_content(f"<style>{style('widgets')}</style><main></main>")
+    page.evaluate(LOAD, script())
     yield page
     page.close()
     assert not errors
+
+
+def stack(*timelines):
+    return Stack([Panel(each) for each in timelines]).state()
+
+
+def panel(timeline):
+    (data,) = stack(timeline)["panels"]
+    return data
 
 
 def spans(timeline):
@@ -105,7 +113,7 @@ def test_the_script_finds_a_microbatchs_journey(page, timeline):
 SENTENCE = re.compile(
     r"(?P<name>\w+): (?P<what>.+) of microbatch (?P<m>\d+) in stage (?P<stage>\d+), on rank (?P<rank>\d+), "
     r"(?P<start>\S+)–(?P<end>\S+?)(?P<unit> m?s)?(?P<half>, overlapped)?\. "
-    r"Needs (?P<needs>.+); needed by (?P<users>.+)\. While it runs, rank (?P=rank) holds (?P<held>\S+)\."
+    r"Requires (?P<needs>.+); required by (?P<users>.+)\. While it runs, rank (?P=rank) holds (?P<held>\S+)\."
 )
 
 
@@ -177,11 +185,11 @@ def test_ticks_are_steps_of_one_two_or_five_that_fill_their_range(page):
 
 PICTURES = """([data, width, views, look]) => {
   const timeline = new script.Timeline(JSON.parse(data));
-  const palette = new script.Palette(look, "op", timeline.stages, timeline.chunks);
-  const most = Math.max(...timeline.memory.flatMap(([, values]) => values));
+  const palette = new script.Palette(timeline.data, "op");
+  const most = Math.max(...timeline.data.memory.flatMap(([, values]) => values));
   const main = document.querySelector("main");
   const all = views.map(view => {
-    const layout = new script.Layout(timeline, width, view ?? { left: 0, right: timeline.makespan });
+    const layout = new script.Layout(timeline, look, width, view ?? { left: 0, right: timeline.data.makespan });
     const context = new script.SvgContext(width, layout.height);
     script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most });
     main.innerHTML = context.text();
@@ -230,12 +238,12 @@ def test_no_words_of_a_picture_cover_others_or_are_cut_off(page, timeline, width
 
 def test_the_number_on_a_box_can_be_read_on_its_colour(page):
     pairs = page.evaluate(
-        """look => ["op", "microbatch", "stage"].flatMap(by => [..."FBIW"].flatMap(op => {
-          const palette = new script.Palette(look, by, 32, 4);
+        """data => ["op", "microbatch", "stage"].flatMap(by => [..."FBIW"].flatMap(op => {
+          const palette = new script.Palette(data, by);
           const of = k => palette.of(op, k % 32, k % 32, k >> 5);
           return [...Array(128).keys()].map(k => [of(k).fill, of(k).ink]);
         }))""",
-        LOOK,
+        panel(pp.simulate(pp.schedule("interleaved", 8, 8, chunks=4))),
     )
 
     def luminance(colour):
@@ -298,8 +306,8 @@ def test_a_chart_puts_its_points_where_the_axes_say_and_no_label_over_another(pa
         assert len(points) > 6 or {p["name"] for p in points} <= labels
 
 
-FIGURE = """([data, does, look]) => {
-  const figure = new script.Figure(document.querySelector("main"), look);
+FIGURE = """([data, does]) => {
+  const figure = new script.Figure(document.querySelector("main"), data.look);
   figure.update(data);
   const seen = does.map(([what, ...given]) => {
     figure[what](...given);
@@ -325,7 +333,7 @@ def test_zooming_and_moving_stay_within_the_timeline(page):
             ])
         )  # fmt: skip
     left, right = 0, end
-    views = page.evaluate(FIGURE, [[panel(timeline)], does, LOOK])
+    views = page.evaluate(FIGURE, [stack(timeline), does])
     for (what, *given), (now, until, _) in zip(does, views, strict=True):
         assert -1e-9 <= now < until <= end + 1e-9
         width = until - now
@@ -343,9 +351,9 @@ def test_zooming_and_moving_stay_within_the_timeline(page):
 def test_a_step_goes_to_the_next_time_at_which_anything_begins_or_ends(page):
     pair = CASES[0], CASES[1]  # stacked, on one axis
     times = sorted({time for timeline in pair for *_, start, end in spans(timeline) for time in (start, end)})
-    forth = page.evaluate(FIGURE, [list(map(panel, pair)), [["step", 1]] * (len(times) + 1), LOOK])
+    forth = page.evaluate(FIGURE, [stack(*pair), [["step", 1]] * (len(times) + 1)])
     assert [time for *_, time in forth] == [*times, times[-1]]
-    back = page.evaluate(FIGURE, [list(map(panel, pair)), [["step", -1]] * len(times), LOOK])
+    back = page.evaluate(FIGURE, [stack(*pair), [["step", -1]] * len(times)])
     assert [time for *_, time in back] == [*times[-2::-1], 0]
 
 
@@ -359,7 +367,7 @@ MOUNT = """async ([states, times]) => {
     built.update(states[k % states.length]);
     built.figure.play();
     await frame();
-    built.destroy();
+    built.figure.destroy();
     const painted = holder.firstChild.dataset.painted;
     await frame();
     if (holder.firstChild.dataset.painted !== painted) throw Error("it goes on after its end");
@@ -391,29 +399,34 @@ def test_a_widget_of_131072_boxes_is_painted(page):
     """Functions called with as many arguments overflow the stack."""
     state = pp.simulate(pp.schedule("gpipe", 64, 1024)).show().state()
     (panel_,) = state["panels"]
-    assert len(panel_["needs"]) == 131_072
+    assert len(panel_["sources"]) == 131_072
     forward, backward = page.evaluate(PIXELS, [json.dumps(state), [(0, 500.5), (31, 2500.5)]])
     assert forward[2] > forward[0] + 50 and backward[1] > backward[0] + 50, "blue and green"
 
 
 def test_a_hundred_chunks_have_the_shades_that_the_static_picture_gives_them(page):
     found = page.evaluate(
-        """look => {
-          const palette = new script.Palette(look, "op", 100, 100);
+        """data => {
+          const palette = new script.Palette(data, "op");
           return [..."FBIW"].flatMap(op => [0, 1].flatMap(m =>
             [...Array(100).keys()].map(chunk => palette.of(op, 0, m, chunk).rgb)));
         }""",
-        LOOK,
+        panel(pp.simulate(pp.schedule("interleaved", 1, 1, chunks=100))),
     )
-    expected = [_shade(Box(0, 0, 0, 0, op, m, k / 99, 0)) for op in COLORS for m in (0, 1) for k in range(100)]
+    expected = []
+    for color in COLORS.values():
+        channels = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+        for lighter in (0, LIGHTER):
+            for dark in ([c * (1 - DARKER * k / 99) for c in channels] for k in range(100)):
+                expected.append([c + (255 - c) * lighter for c in dark])
     assert len({tuple(each) for each in found}) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert one == pytest.approx([255 * channel for channel in other], abs=0.01)
+        assert one == pytest.approx(other, abs=0.01)
 
 
-OVER = """async ([panels, view, time, places, look]) => {
-  const figure = new script.Figure(document.querySelector("main"), look);
-  figure.update(panels);
+OVER = """async ([data, view, time, places]) => {
+  const figure = new script.Figure(document.querySelector("main"), data.look);
+  figure.update(data);
   Object.assign(figure, { view, time });
   figure.paint();
   const layout = figure.layout(0), context = figure.panels[0].over.getContext("2d");
@@ -426,41 +439,42 @@ OVER = """async ([panels, view, time, places, look]) => {
 
 @pytest.mark.parametrize("left, right", [(0, 33), (10, 20), (20, 33), (30, 33), (3, 4)])
 def test_what_comes_after_the_moment_is_faded_in_every_view(page, left, right):
-    data = panel(pp.simulate(pp.schedule("1f1b", 4, 8)))
+    data = stack(pp.simulate(pp.schedule("1f1b", 4, 8)))
     places = [left + (right - left) * (k + 0.5) / 40 for k in range(40)]
-    found = page.evaluate(OVER, [[data], {"left": left, "right": right}, 12, places, LOOK])
+    found = page.evaluate(OVER, [data, {"left": left, "right": right}, 12, places])
     for place, alpha in zip(places, found, strict=True):
         if abs(place - 12) > (right - left) / 100:
             assert bool(alpha) == (place > 12), place
 
 
 def test_new_timelines_are_shown_whole_and_not_from_the_last_ones_moment(page):
-    panels = [panel(pp.simulate(pp.schedule(name, 4, 8))) for name in ("1f1b", "zb-v")]
+    states = [stack(pp.simulate(pp.schedule(name, 4, 8))) for name in ("1f1b", "zb-v")]
     playing = page.evaluate(
-        """([panels, look]) => {
-          const figure = new script.Figure(document.querySelector("main"), look);
-          figure.update([panels[0]]);
+        """([first, second]) => {
+          const figure = new script.Figure(document.querySelector("main"), first.look);
+          figure.update(first);
           figure.step(1);
           figure.play();
-          figure.update([panels[1]]);
+          figure.update(second);
           const found = [figure.time, figure.playing];
           figure.destroy();
           document.querySelector("main").replaceChildren();
           return found;
         }""",
-        [panels, LOOK],
+        states,
     )
     assert playing == [None, None]
 
 
 def test_odd_names_are_part_of_a_well_formed_svg_and_fit_into_it(page):
     odd = "a\0 \x1b <b>& \ud800 $\\frac{$ " + "x" * 200
-    data = {**panel(CASES[0]), "title": odd, "source": odd, "unit": odd}
+    (data,) = Stack([Panel(CASES[0], title=odd)]).state()["panels"]
+    data["axis"] = "time, <b>& $\\frac{$ " + "x" * 200
     (drawn,) = page.evaluate(
         """([data, look]) => {
           const timeline = new script.Timeline(JSON.parse(data));
-          const palette = new script.Palette(look, "op", timeline.stages, timeline.chunks);
-          const layout = new script.Layout(timeline, 1200, { left: 0, right: timeline.makespan });
+          const palette = new script.Palette(timeline.data, "op");
+          const layout = new script.Layout(timeline, look, 1200, { left: 0, right: timeline.data.makespan });
           const context = new script.SvgContext(1200, layout.height);
           script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
           return [context.text()];
@@ -469,7 +483,7 @@ def test_odd_names_are_part_of_a_well_formed_svg_and_fit_into_it(page):
     )
     texts = [each.text for each in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
     assert sum(each.startswith("a\N{REPLACEMENT CHARACTER} ") for each in texts) == 1
-    assert sum(each.startswith("time, a\N{REPLACEMENT CHARACTER} ") for each in texts) == 1
+    assert sum(each.startswith("time, <b>& $") for each in texts) == 1
 
 
 CLICKS = """([before, after]) => {
@@ -481,7 +495,7 @@ CLICKS = """([before, after]) => {
   click(); // before the answer
   built.update(after);
   click();
-  built.destroy();
+  built.figure.destroy();
   document.querySelector("main").replaceChildren();
   return sent;
 }"""
@@ -489,9 +503,9 @@ CLICKS = """([before, after]) => {
 
 def test_clicks_at_one_place_of_the_board_place_one_action(page):
     board = pp.puzzle("gpipe")
-    board.told({"place": "0F0"})
+    board.handle({"place": "0F0"})
     before = board.state()
-    board.told({"place": "0F1"})
+    board.handle({"place": "0F1"})
     assert page.evaluate(CLICKS, [before, board.state()]) == ["0F1"]
 
 
@@ -501,7 +515,7 @@ PIXELS = """async ([state, places]) => {
   const { figure } = built, layout = figure.layout(0), context = figure.panels[0].base.getContext('2d');
   const found = places.map(([rank, time]) =>
     [...context.getImageData(layout.x(time), layout.y(rank, 0.36), 1, 1).data].slice(0, 3));
-  built.destroy();
+  built.figure.destroy();
   document.querySelector('main').replaceChildren();
   return found;
 }"""
@@ -510,14 +524,15 @@ PIXELS = """async ([state, places]) => {
 def test_very_many_boxes_have_the_colours_of_few(page):
     timeline = pp.simulate(pp.schedule("gpipe", 4, 800))
     state = timeline.show().state()
-    assert len(state["panels"][0]["needs"]) == 6400, "more than are drawn as rectangles"
+    assert len(state["panels"][0]["sources"]) == 6400, "more than are drawn as rectangles"
     gaps = [(gap.rank, (gap.start + gap.end) / 2) for gap in timeline.gaps() if gap.end - gap.start > 8]
     places = [(0, 400.5), (3, 400.5), (0, 2000.5), (3, 1500.5)]
     assert gaps
     found = page.evaluate(PIXELS, [json.dumps(state), [*places, *gaps]])
     shades = {
         op: page.evaluate(
-            "([look, op]) => [0, 1].map(m => new script.Palette(look, 'op', 4, 1).of(op, 0, m, 0).rgb)", [LOOK, op]
+            "([data, op]) => [0, 1].map(m => new script.Palette(data, 'op').of(op, 0, m, 0).rgb)",
+            [state["panels"][0], op],
         )
         for op in "FB"
     }

@@ -47,7 +47,7 @@ def test_a_timeline_says_what_is_pointed_at_and_nothing_moves(notebook):
             panel.hover(position=place(widget, timeline, rank, float(start + end) / 2))
             assert line.inner_text() == f"{why}."
     panel.hover(position=place(widget, timeline, 2, 2.5))
-    assert "Needs 1F0 (rank 1); needed by 2B0, 3F0 (rank 3)." in line.inner_text()
+    assert "Requires 1F0 (rank 1); required by 2B0, 3F0 (rank 3)." in line.inner_text()
     picture(page, "show")
     assert widget.bounding_box()["height"] == height and fits(page)
 
@@ -61,12 +61,14 @@ def test_a_timeline_says_what_is_pointed_at_and_nothing_moves(notebook):
 def test_a_timeline_is_played_stepped_zoomed_and_driven_by_keys(notebook):
     page = notebook([SHOW])
     widget, panel, line = (page.locator(each) for each in (".ppedu", ".ppedu-panel", ".ppedu-line"))
-    page.get_by_role("button", name="to the start").click()
-    page.get_by_role("button", name="a step on").click()
+    page.get_by_role("button", name="go to the start").click()
+    page.get_by_role("button", name="step forward").click()
     for key in ("Enter", "Space"):  # the notebook has keys of its own, which must not come before
-        page.get_by_role("button", name="a step on").press(key)
-    assert line.inner_text().startswith("At 3: rank 0 0F3, rank 1 1F2, rank 2 2F1, rank 3 3F0. Held: 4, 3, 2, 1.")
-    page.get_by_role("button", name="a step back").click()
+        page.get_by_role("button", name="step forward").press(key)
+    assert line.inner_text().startswith(
+        "At 3: rank 0 0F3, rank 1 1F2, rank 2 2F1, rank 3 3F0. Activations held: 4, 3, 2, 1."
+    )
+    page.get_by_role("button", name="step back").click()
     assert line.inner_text().startswith("At 2: rank 0 0F2")
     page.get_by_role("button", name="play").click()
     page.get_by_role("button", name="pause").wait_for()
@@ -87,7 +89,7 @@ def test_a_timeline_is_played_stepped_zoomed_and_driven_by_keys(notebook):
     page.keyboard.press("Home")
     page.keyboard.press("Escape")
     assert line.inner_text().startswith("Point at an action")
-    page.get_by_text("in words").click()
+    page.get_by_text("orders as text").click()
     words = page.locator(".ppedu-words pre", has_text="rank 3: ")
     assert "rank 3: 3F0 3–4, 3B0 4–6, " in words.inner_text().replace("\u00a0", " ").replace("\u2060", "")
 
@@ -119,7 +121,7 @@ def test_every_control_of_explore_changes_what_is_shown(notebook):
         wait()
     code = "s = pp.schedule('dualpipe', ranks=6, microbatches=12)\nt = pp.simulate(s, pp.Costs(forward=1.5, "
     code += "backward=2.5, weight=1, overlap=3.2, latency=0.3))\nt.show()"
-    shown = page.get_by_role("group", name="the code for what is shown")
+    shown = page.get_by_role("group", name="the code for this timeline")
     assert shown.inner_text() == code
     assert "Rank 0 holds 7 activations, over the limit of 6." in note.inner_text()
     picture(page, "explore")
@@ -187,9 +189,9 @@ def test_a_level_is_solved_by_clicking_and_wrong_moves_are_refused(notebook):
     place("0F3", "With 0F3, rank 0 would hold 4 activations; the limit is 3")
     picture(page, "puzzle_refused")
     for act, said in (
-        ("undo", "Taken back: 0F2"),
-        ("redo", "Placed again: 0F2"),
-        ("reset", "Everything"),
+        ("undo", "Undone: 0F2"),
+        ("redo", "Redone: 0F2"),
+        ("reset", "The board is empty"),
         ("hint", "0F0 can"),
     ):
         page.get_by_role("button", name=act, exact=True).click()
@@ -198,7 +200,7 @@ def test_a_level_is_solved_by_clicking_and_wrong_moves_are_refused(notebook):
     for rank, index in par.replay.steps[:-1]:
         place(str(par.orders[rank][index]), f"{par.orders[rank][index]} runs")
     place(str(par.orders[0][-1]), "24 slots: that is par")
-    assert "This is an ordinary schedule." in note.inner_text() and fits(page)
+    assert "It is an ordinary schedule" in note.inner_text() and fits(page)
     picture(page, "puzzle_solved")
     assert "pp.check(s)  # []" in page.get_by_role("group", name="the code for this schedule").inner_text()
 
@@ -302,7 +304,7 @@ def test_a_figure_stays_when_the_kernel_has_gone(notebook):
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.get_by_text(re.compile("No Kernel")).first.wait_for()
     assert page.locator(".ppedu").is_visible()
-    page.get_by_role("button", name="a step on").click()
+    page.get_by_role("button", name="step forward").click()
     assert page.locator(".ppedu-line").inner_text().startswith("At 0: rank 0 0F0")
 
 

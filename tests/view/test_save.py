@@ -11,8 +11,9 @@ from matplotlib import pyplot
 
 import ppedu as pp
 from ppedu import Costs, PipelineError, SettingError, simulate
+from ppedu.view.interactive import static_picture
 from ppedu.view.label import encodable, label
-from ppedu.view.shown import still
+from ppedu.view.model import Panel, Stack
 
 TIMELINE = simulate(pp.schedule("1f1b", 4, 8))
 STARTS = {".svg": b"<?xml", ".png": b"\x89PNG\r\n", ".pdf": b"%PDF-"}
@@ -41,7 +42,7 @@ def test_a_comparison_is_a_trace_of_all_its_timelines(tmp_path):
     compared = pp.compare("gpipe", "1f1b")
     compared.save(tmp_path / "x.json")
     assert [each.schedule for each in pp.view.load_all(tmp_path / "x.json")] == [
-        timeline.schedule for timeline, _ in compared.panels()
+        panel.timeline.schedule for panel in compared.panels()
     ]
 
 
@@ -135,7 +136,7 @@ def test_odd_names_units_titles_and_sources_do_not_break_a_picture(tmp_path, end
         for name in "xy":
             ElementTree.parse(tmp_path / f"{name}.svg")
     elif not ending:
-        assert still([(timeline, {"title": FORBIDDEN})])["image/png"]
+        assert static_picture(Stack([Panel(timeline, FORBIDDEN)]))["image/png"]
 
 
 @given(st.text(st.characters(exclude_categories=[])))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import ppedu as pp
 from ppedu import Action, Costs, ParseError, PipelineError, Placement, Schedule, SettingError, Span, Timeline, simulate
-from ppedu.view.trace import trace
+from ppedu.view.perfetto import chrome_trace
 
 SMALL = simulate(pp.schedule("1f1b", 2, 2))
 
@@ -224,7 +224,7 @@ def test_a_measured_run_and_its_simulation_are_saved_in_one_file(tmp_path):
 
 def test_one_timeline_is_loaded_from_a_file_that_holds_one(tmp_path):
     pp.view.save((each for each in [SMALL, SMALL]), tmp_path / "x.json")
-    with pytest.raises(ParseError, match=r"holds 2 timelines; ppedu.view.load_all gives a list"):
+    with pytest.raises(ParseError, match=r"holds 2 timelines; ppedu.view.load_all returns all of them"):
         Timeline.load(tmp_path / "x.json")
 
 
@@ -361,7 +361,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["ranks", "ppedu", "ph"]), inner),
     max_leaves=5,
 )
-SAVED = [json.loads(trace(SMALL)), json.loads(trace(TIMELINES["chunked"], SMALL))]
+SAVED = [json.loads(chrome_trace(SMALL)), json.loads(chrome_trace(TIMELINES["chunked"], SMALL))]
 
 OF_ANY_SIZE = st.fixed_dictionaries({"ranks": NUMBERS, "chunks": NUMBERS, "microbatches": NUMBERS}).map(
     lambda sizes: {**SAVED[0], "ppedu": [{**SAVED[0]["ppedu"][0], **sizes}]}

@@ -9,7 +9,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.board.levels import LEVELS
-from ppedu.view import shown
+from ppedu.view import interactive
 
 
 def made_by(code):
@@ -31,18 +31,20 @@ def test_a_timeline_too_large_for_a_picture_is_left_as_text():
 
 
 def test_what_is_shown_needs_anywidget_and_a_timeline_does_without(monkeypatch):
-    monkeypatch.setattr(shown, "in_notebook", lambda: True)
+    monkeypatch.setattr(interactive, "in_notebook", lambda: True)
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    shown._widget_class.cache_clear()
+    interactive._widget_class.cache_clear()
     timeline = pp.simulate(pp.schedule("1f1b", 2, 2))
-    with pytest.raises(pp.SettingError, match=r"this needs anywidget; pip install 'ppedu\[lab\]'"):
+    with pytest.raises(
+        pp.SettingError, match=r"widgets need anywidget, which is not installed; pip install 'ppedu\[lab\]'"
+    ):
         timeline.show()._repr_mimebundle_()
     assert "image/png" in timeline._repr_mimebundle_()[0]
 
 
 def test_an_outline_is_sent_beside_its_timeline():
     timeline = pp.simulate(pp.schedule("1f1b", 2, 2))
-    assert len(timeline.show(outline=timeline).state()["panels"][0]["outline"]["needs"]) == 8
+    assert len(timeline.show(outline=timeline).state()["panels"][0]["outline"]["sources"]) == 8
 
 
 def test_timelines_on_one_axis_have_one_unit():
@@ -68,13 +70,13 @@ def test_the_code_of_what_is_explored_makes_it(name):
 
 def test_what_is_impossible_is_explained_and_what_is_near_is_offered():
     controls = pp.explore("dualpipe", 4, 8)
-    controls.told({"set": {"ranks": "5"}})
+    controls.handle({"set": {"ranks": "5"}})
     state = controls.state()
     assert state["wrong"] and state["note"].startswith("dualpipe needs an even number of ranks; got 5")
     assert controls.schedule.ranks == 4 and made_by(controls.code())["s"] == controls.schedule, "what is shown stays"
     assert dict(controls.offers) == {"4 ranks": {"ranks": 4}}
     for _, change in state["offers"]:
-        controls.told({"set": change})
+        controls.handle({"set": change})
         assert not controls.wrong
 
 
@@ -84,7 +86,7 @@ def test_what_is_impossible_is_explained_and_what_is_near_is_offered():
 )
 def test_every_offer_is_possible(name, sizes):
     controls = pp.explore(name, 4, 8)
-    controls.told({"set": sizes})
+    controls.handle({"set": sizes})
     offers = list(controls.offers)
     assert controls.wrong and offers
     for _, change in offers:
@@ -97,11 +99,11 @@ def test_every_offer_is_possible(name, sizes):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"name": "zb-9"}, "there is no schedule called 'zb-9'; there is: naive"),
-        ({"ranks": 0}, "ranks is a whole number from 1 to 16; got 0"),
-        ({"ranks": 2.5}, "ranks is a whole number from 1 to 16; got 2.5"),
-        ({"latency": "much"}, "latency is a number from 0 to 2; got 'much'"),
-        ({"colour": 1}, "there is no control called 'colour'; there is: schedule, ranks"),
+        ({"name": "zb-9"}, "unknown schedule 'zb-9'; available: naive"),
+        ({"ranks": 0}, "ranks must be a whole number from 1 to 16; got 0"),
+        ({"ranks": 2.5}, "ranks must be a whole number from 1 to 16; got 2.5"),
+        ({"latency": "much"}, "latency must be a number from 0 to 2; got 'much'"),
+        ({"colour": 1}, "unknown control 'colour'; available: schedule, ranks"),
     ],
 )
 def test_a_control_that_cannot_be_is_refused(settings, message):
@@ -154,7 +156,7 @@ def test_what_cannot_be_shown_is_refused(name, wrong):
 def test_costs_that_fit_one_schedule_alone_are_refused_with_what_to_do():
     costs = pp.Costs(forward=[1, 2, 3, 4])
     with pytest.raises(
-        pp.SettingError, match=r"^zb-v: 4 costs for 8 stages; .*simulate each schedule with costs of its"
+        pp.SettingError, match=r"^zb-v: 4 costs for 8 stages; .*simulate each schedule with its own costs"
     ) as e:
         pp.compare("1f1b", "zb-v", costs=costs)
     assert "a single number" in str(e.value)
@@ -169,7 +171,7 @@ def test_costs_of_ones_own_stay_while_the_sizes_change():
     assert controls.timeline == pp.simulate(pp.schedule("1f1b", 4, 8), costs)
     names = {control["name"] for control in controls.state()["controls"]}
     assert names == {"schedule", "ranks", "microbatches", "memory"}
-    controls.told({"set": {"microbatches": "6", "schedule": "gpipe"}})
+    controls.handle({"set": {"microbatches": "6", "schedule": "gpipe"}})
     assert controls.timeline == pp.simulate(pp.schedule("gpipe", 4, 6), costs)
     made = made_by(controls.code())["t"]
     assert made.schedule == controls.schedule and made.makespan == pytest.approx(float(controls.timeline.makespan))
@@ -178,14 +180,14 @@ def test_costs_of_ones_own_stay_while_the_sizes_change():
 def test_sizes_that_do_not_fit_the_costs_are_explained_and_those_that_do_are_offered():
     controls = pp.explore("zb-v", 4, 8, costs=pp.Costs(forward=[1] * 8, overlap=[2] * 8, activation=[1] * 8))
     for change, offer in (({"ranks": "6"}, {"ranks": 4}), ({"schedule": "1f1b", "ranks": "4"}, {"ranks": 8})):
-        controls.told({"set": change})
+        controls.handle({"set": change})
         assert "8 costs for" in controls.wrong and [each for _, each in controls.offers] == [offer]
         controls.set(**offer)
         assert not controls.wrong and controls.schedule.stages == 8
     for field in ("activation", "overlap"):
         with pytest.raises(pp.SettingError, match="3 costs for 4 stages"):
             pp.explore(costs=pp.Costs(**{field: [1, 2, 3]}))
-    with pytest.raises(pp.SettingError, match="costs already decides latency; give either costs or these"):
+    with pytest.raises(pp.SettingError, match="costs already determines latency; pass either costs or these"):
         pp.explore(costs=pp.Costs(), latency=1)
 
 
@@ -204,7 +206,7 @@ def test_messages_that_the_widget_would_not_send_change_nothing(shown_):
 
     before = state()
     for message in NONSENSE:
-        shown_._hear(None, message, [])
+        shown_._receive(None, message, [])
         assert state() == before, message
 
 
@@ -225,7 +227,7 @@ def test_of_an_attempt_that_is_not_legal_as_much_is_shown_as_runs():
     attempt = pp.Schedule("attempt", right.placement, 2, orders)
     found = pp.differences(right, attempt)
     first, second = found.state()["panels"]
-    assert len(first["needs"]) == 8 and len(second["needs"]) == 3 and found.second
+    assert len(first["sources"]) == 8 and len(second["sources"]) == 3 and found.second
 
 
 def test_a_level_is_solved_by_its_par_and_its_code_is_an_ordinary_schedule():
@@ -234,7 +236,7 @@ def test_a_level_is_solved_by_its_par_and_its_code_is_an_ordinary_schedule():
         par = level.par.schedule
         for rank, index in par.replay.steps:
             if index >= (level.given or [0] * par.ranks)[rank]:
-                board.told({"place": str(par.orders[rank][index])})
+                board.handle({"place": str(par.orders[rank][index])})
                 assert board.state()["tone"] != "no", board.state()["note"]
         state = board.state()
         assert state["tone"] == "done" and "that is par" in state["note"]
@@ -252,11 +254,11 @@ def test_no_button_takes_the_place_of_one_that_was_clicked(name):
             [(rank, place) for rank, tray in enumerate(before) for place, (*_, free) in enumerate(tray) if free]
         )
         action, placed = before[rank][place][0], board.board.moves
-        board.told({"place": action})
+        board.handle({"place": action})
         if board.board.moves == placed:  # refused
-            board.told({"do": "hint"})
+            board.handle({"do": "hint"})
             action = board.state()["note"].split()[0]
-            board.told({"place": action})
+            board.handle({"place": action})
             before = []
         for tray, old in zip(board.state()["trays"], before, strict=False):
             for one, other in zip(tray, old, strict=False):
@@ -268,27 +270,27 @@ def test_no_button_takes_the_place_of_one_that_was_clicked(name):
 
 def test_a_wrong_move_is_refused_and_changes_nothing():
     board = pp.puzzle("two-ranks")
-    board.told({"place": "0F0"})
+    board.handle({"place": "0F0"})
     before = board.schedule
-    board.told({"place": "0B0"})
+    board.handle({"place": "0B0"})
     assert board.state()["tone"] == "no" and "0B0 needs 1B0, which has not been placed yet" in board.state()["note"]
     for nonsense in ({"place": "x"}, {"do": "fly"}, {"level": "no"}, {"place": "9F9"}):
-        board.told(nonsense)
+        board.handle(nonsense)
         assert board.schedule == before
 
 
 def test_undo_redo_reset_hint_and_finish_do_what_they_say():
     board = pp.puzzle("1f1b")
-    board.told({"do": "hint"})
+    board.handle({"do": "hint"})
     hint = board.state()["note"].split()[0]
-    board.told({"place": hint})
+    board.handle({"place": hint})
     assert board.state()["tone"] == "ok"
-    board.told({"do": "undo"})
+    board.handle({"do": "undo"})
     assert not any(board.schedule.orders)
-    board.told({"do": "redo"})
+    board.handle({"do": "redo"})
     assert str(board.schedule.orders[0][0]) == hint
-    board.told({"do": "finish"})
+    board.handle({"do": "finish"})
     assert pp.check(board.schedule) == [] and board.state()["can"] == ["undo", "redo", "reset"]
-    board.told({"do": "reset"})
-    board.told({"level": "first"})
+    board.handle({"do": "reset"})
+    board.handle({"level": "first"})
     assert board.level.name == "first" and json.dumps(board.state())

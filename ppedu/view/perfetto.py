@@ -1,13 +1,14 @@
-"""Timelines as a Chrome trace: ui.perfetto.dev and chrome://tracing open it, and it can be read back.
+"""Timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing open and `load` reads back.
 
-The format is the Trace Event Format's JSON object. Each timeline is a process; each of its ranks has a track for what
-it computes, one for its messages and sharding, and a counter of the activations that it holds. An arrow leads from each
-result to the action on another rank that needs it. What the format has no word for stands under the key "ppedu".
+The format is the JSON object of the Trace Event Format. Each timeline is a process. Each of its ranks has a track for
+compute actions, a track for messages and sharding, and a counter of the activations that it holds. An arrow leads from
+each result to the action on another rank that requires it. The key "ppedu" holds what the format cannot express.
 
-A slice is named as torch.distributed.pipelining names it for torch.profiler, PP:2F0, and is of the same kind there:
-"ph" is "X", "ts" and "dur" count microseconds. To see a run of torch beside one of ours, join the "traceEvents" of the
-files; torch writes one for each rank. Two things must be changed in torch's: "ts" counts from a time long past, so take
-the "ts" of the first PP slice of all ranks off each, down to 0; and no two files may have a "pid" in common.
+Slices have the name and form that torch.distributed.pipelining gives them in torch.profiler: the name is PP:2F0, "ph"
+is "X", and "ts" and "dur" count microseconds. To see a run of torch beside one of ppedu's, join the "traceEvents" of
+the files; torch writes a file per rank. Two changes to torch's events are required. Their "ts" counts from a distant
+moment, so subtract the smallest "ts" of all PP slices and set what is then negative to 0. And each file needs "pid"s of
+its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any
 
 from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
-from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import ParseError, PipelineError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
@@ -29,32 +29,33 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
 from ppedu.core.validate import require_size
+from ppedu.view.model import Panel
 
-MICROSECONDS = 1_000_000  # the trace counts in these; a unit of simulated time becomes a second
-# Viewers count whole nanoseconds, and drop a slice that, so rounded, overlaps the next. An eighth of a microsecond is
-# 125 of them, and exact as a float.
+MICROSECONDS = 1_000_000  # per second; a unit of simulated time without a name counts as a second
+# Viewers round to whole nanoseconds, and drop a slice that then overlaps the next one. Multiples of an eighth of a
+# microsecond are whole nanoseconds, and exact as floats.
 TICK = 0.125
 
 PREFIX = "PP:"
 PER_STAGE = ("forward", "backward", "input", "weight", "overlap", "activation")
-TRACKS = ("", " communication")  # of each rank: what it computes, and the rest
+TRACKS = ("", " communication")  # of each rank: compute actions, and everything else
 
 Event = dict[str, Any]
 
 
-def trace(*timelines: Timeline) -> str:
-    """The text of the trace file; each timeline's times count from its start."""
+def chrome_trace(*timelines: Timeline) -> str:
+    """Return the text of the trace file. The times of each timeline count from its start."""
     arrows = count()
     events: list[Event] = []
     for pid, timeline in enumerate(timelines, 1):
         events += _ranks(timeline, pid, f"{timeline.source} rank" if len(timelines) > 1 else "rank")
-        events += _messages(timeline, pid, arrows)
+        events += _messages(Panel(timeline), pid, arrows)
     about = [_about(timeline) for timeline in timelines]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "ppedu": about})
 
 
 def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Event]:
-    """What each rank does and holds."""
+    """Yield the slices of each rank's actions and the counters of its activations."""
     name = f"{timeline.source} {timeline.schedule.name}"
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -65,43 +66,42 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Event]:
             yield {**thread, "name": "thread_sort_index", "args": {"sort_index": _tid(rank, track)}}
         for action, start, end in row:
             track = 0 if action.computes else 1
-            ts, over = _microseconds(timeline, start), _microseconds(timeline, end)
-            # What takes no time, as simulated messages do, is a mark on its track.
+            ts, over = _microseconds(start - timeline.start), _microseconds(end - timeline.start)
+            # An action that takes no time, such as a simulated message, is a mark on its track.
             shape = {"ph": "i", "s": "t"} if track and ts == over else {"ph": "X", "dur": over - ts}
             place = {"pid": pid, "tid": _tid(rank, track), "ts": ts}
             yield {"name": f"{PREFIX}{action}", "cat": action.op, **place, **shape}
-        # Of several values at one time only the last: an activation given back as another is taken makes no dip.
-        held = {_microseconds(timeline, time): float(value) for time, value in timeline.memory(rank)}
-        counter = f"{label} {rank:0{len(str(len(timeline.rows) - 1))}} activations"  # viewers sort them by name
+        # Only the last of several values at one time: releasing one activation and storing another is not a dip.
+        held = {_microseconds(time - timeline.start): float(value) for time, value in timeline.memory(rank)}
+        counter = f"{label} {rank:0{len(str(len(timeline.rows) - 1))}} activations"  # viewers sort counters by name
         for ts, value in held.items():
             yield {"ph": "C", "name": counter, "pid": pid, "ts": ts, "args": {"held": value}}
 
 
-def _messages(timeline: Timeline, pid: int, arrows: Iterator[int]) -> Iterator[Event]:
-    """An arrow from the end of each action to the start of the one on another rank that needs its result."""
-    computed = [(rank, span) for rank, row in enumerate(timeline.rows) for span in row if span.action.computes]
-    made = {result: at for at in computed for result in produces(at[1].action)}
-    for rank, (action, start, _) in computed:
-        for need in requires(action, timeline.schedule.placement):
-            if need in made and made[need][0] != rank:
-                source, maker = made[need]
+def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Event]:
+    """Yield an arrow from the end of each action to the start of the one on another rank that requires its result."""
+    for box, sources in zip(panel.boxes, panel.sources, strict=True):
+        for source in (panel.boxes[index] for index in sources):
+            if source.rank != box.rank:
                 arrow = {"name": "message", "cat": "message", "id": next(arrows), "pid": pid}
-                # An arrow begins in the slice that is there at its time; at a slice's end that is the next one.
-                left, right = (_microseconds(timeline, time) for time in (maker.start, maker.end))
-                yield {**arrow, "ph": "s", "tid": _tid(source), "ts": max(left, right - TICK)}
-                yield {**arrow, "ph": "f", "bp": "e", "tid": _tid(rank), "ts": _microseconds(timeline, start)}
+                # An arrow is attached to the slice that contains its time, so it must begin before its slice ends.
+                begin = max(_microseconds(source.start), _microseconds(source.end) - TICK)
+                yield {**arrow, "ph": "s", "tid": _tid(source.rank), "ts": begin}
+                yield {**arrow, "ph": "f", "bp": "e", "tid": _tid(box.rank), "ts": _microseconds(box.start)}
 
 
 def _tid(rank: int, track: int = 0) -> int:
-    """The number of a rank's track: 10 or 11 for rank 0. Viewers take 0 for the process itself."""
+    """Return the number of a rank's track: 10 or 11 for rank 0. To viewers, 0 is the process itself."""
     return 10 * (rank + 1) + track
 
 
-def _microseconds(timeline: Timeline, time: Any) -> float:
-    return round(float(time - timeline.start) * MICROSECONDS / TICK) * TICK
+def _microseconds(time: Any) -> float:
+    """Return a time in whole ticks."""
+    return round(float(time) * MICROSECONDS / TICK) * TICK
 
 
 def _about(timeline: Timeline) -> dict[str, object]:
+    """Return the schedule's size and costs, which `_timeline` reads."""
     schedule, costs = timeline.schedule, timeline.costs
 
     def floats(cost: Any) -> list[float] | None:
@@ -123,21 +123,21 @@ def _about(timeline: Timeline) -> dict[str, object]:
 
 
 def load(path: str | os.PathLike[str]) -> Timeline:
-    """Return the timeline in a trace file that `trace` made; its times are floats, counted from its start.
+    """Return the timeline in a trace file of `chrome_trace`. Its times are floats, counted from its start.
 
     Raises:
         PipelineError: the file cannot be read.
-        ParseError: the file is not such a trace, or holds several timelines.
+        ParseError: the file is not a trace of ppedu's, or holds several timelines.
     """
     timelines = load_all(path)
     if len(timelines) != 1:
         held = plural(len(timelines), "timeline")
-        raise ParseError(f"{str(path)!r} holds {held}; ppedu.view.load_all gives a list of them")
+        raise ParseError(f"{str(path)!r} holds {held}; ppedu.view.load_all returns all of them")
     return timelines[0]
 
 
 def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
-    """Return the timelines in a trace file, in the order in which `trace` was given them; otherwise as `load`."""
+    """Return all timelines in a trace file, in the order in which they were saved. Raises what `load` raises."""
     try:
         text = named(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -160,7 +160,7 @@ def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
 
 
 def _whole(digits: str) -> int:
-    """Return the number, unless it is too large to be computed with beside floats."""
+    """Return the number. Raise OverflowError if it is too large for a float."""
     number = int(digits)
     float(number)  # raises OverflowError
     return number
@@ -169,26 +169,26 @@ def _whole(digits: str) -> int:
 def _placement(about: dict[str, Any]) -> Placement:
     """Return the placement of a saved timeline.
 
-    Its stages must be as many as the file lists: a few digits in a file must not fill the memory.
+    The sizes in the file are checked before anything is built, so that a few digits cannot fill the memory.
     """
     require_size(about["ranks"], about["chunks"], about["microbatches"])
     if about["placement"] == "custom":
         return Placement.custom(about["holders"])
     stages = len(about["holders"])
     if about["ranks"] * about["chunks"] != stages:
-        raise ParseError(f"{about['ranks']} ranks of {about['chunks']} chunks do not hold {stages} stages")
+        raise ParseError(f"{about['ranks']} ranks of {about['chunks']} chunks cannot hold {stages} stages")
     return Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
 
 
 def _timeline(about: dict[str, Any], placement: Placement, rows: list[list[Span]]) -> Timeline:
-    """Return the timeline of these rows that `_about` described."""
+    """Return the timeline with these rows; `about` is what `_about` returned for it."""
     for name in ("schedule", "unit", "source"):
         if not isinstance(about[name], str):
             raise ParseError(f"{name} must be text; got {about[name]!r}")
     for single in (single for row in rows for span in row for single in span.action.singles):
         if single.stage >= placement.stages or single.microbatch >= about["microbatches"]:
             raise ParseError(
-                f"{single} is not among {placement.stages} stages and {about['microbatches']} microbatches"
+                f"{single} is not one of {placement.stages} stages and {about['microbatches']} microbatches"
             )
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule(about["schedule"], placement, about["microbatches"], orders)

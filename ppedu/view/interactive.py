@@ -1,0 +1,272 @@
+"""Timelines in a notebook's cell: interactive where there is a kernel, a picture everywhere else.
+
+Python sends numbers and sentences (`model`), and the browser draws them (`script`). The objects here are not widgets
+themselves. Each creates a widget when it is displayed and closes it when it disappears from the page, so that running
+a cell again leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from ppedu.core.actions import SEND
+from ppedu.core.costs import Costs
+from ppedu.core.differences import differences as find_differences
+from ppedu.core.errors import PipelineError, ScheduleError, SettingError
+from ppedu.core.lower import lower
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import simulate, simulate_partial
+from ppedu.core.timeline import Timeline
+from ppedu.view.model import Data, Panel, Stack, require_outline
+from ppedu.view.script import script, style
+from ppedu.zoo import schedule
+
+__all__ = ["Comparison", "Difference", "Interactive", "compare", "differences", "display", "mime_bundle"]
+
+MOST_DRAWN = 5000  # actions; a picture of more takes seconds, and its boxes are narrower than a pixel
+
+
+@cache
+def _widget_class() -> type:
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        raise SettingError(f"widgets need {error.name}, which is not installed; pip install 'ppedu[lab]'") from None
+
+    class Widget(anywidget.AnyWidget):
+        """The browser's side of an Interactive. Its state is JSON, because traitlets would walk through a dict."""
+
+        _esm = script()
+        _css = style("widgets")
+        state = traitlets.Unicode().tag(sync=True)
+
+    return Widget
+
+
+class Interactive:
+    """Timelines under each other, on one time axis, which respond to the mouse and the keyboard.
+
+    A subclass with controls overrides `panels` to return its current timelines and `handle` to respond to clicks.
+    """
+
+    kind = "show"  # the class in controls.js that displays it
+
+    def __init__(self, *panels: Panel) -> None:
+        self._panels = list(panels)
+        self._widgets: list[Any] = []  # those that are on a page
+
+    def panels(self) -> list[Panel]:
+        """Return what is shown, from top to bottom."""
+        return self._panels
+
+    @property
+    def stack(self) -> Stack:
+        """The panels, on one time axis."""
+        return Stack(self.panels())
+
+    def state(self) -> Data:
+        """Return everything that the browser needs."""
+        return {"kind": self.kind, **self.stack.state()}
+
+    def text(self) -> str:
+        """Return the timelines as text, for a terminal."""
+        return "\n\n".join(panel.timeline.text() for panel in self.panels())
+
+    def handle(self, message: dict[str, Any]) -> Data | None:
+        """Act on a message from the browser, and return the answer if the message needs one."""
+        return None
+
+    def refresh(self) -> None:
+        """Send the current state to every page that displays this."""
+        if self._widgets:
+            state = json.dumps(self.state())
+            for widget in self._widgets:
+                widget.state = state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timelines to a file, in the format of its ending.
+
+        .html: a page with the timelines, their numbers and orders. It needs neither a kernel nor a network, and leaves
+            out controls that need a kernel.
+        .svg .png .pdf: a picture of the timelines under each other. Needs matplotlib.
+        .json: a trace of the timelines, as `Timeline.save` writes it.
+
+        Raises:
+            SettingError: the ending is none of these, or a picture needs matplotlib, which is not installed.
+            PipelineError: the file cannot be written.
+        """
+        from ppedu.view import save_interactive
+
+        save_interactive(self if self.kind in ("show", "compare") else Interactive(*self.panels()), path)
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
+        static = {"text/plain": self.text(), **static_picture(self.stack)}
+        if not in_notebook():
+            return static, {}
+        widget = _widget_class()(state=json.dumps(self.state()))
+        widget.on_msg(self._receive)
+        self._widgets.append(widget)
+        data, metadata = widget._repr_mimebundle_()
+        return {**data, **static}, metadata
+
+    def _receive(self, widget: Any, message: Any, _: Any) -> None:
+        """Handle a message from the browser. Messages that the widget's own script would not send are ignored."""
+        if not isinstance(message, dict):
+            return
+        if not message.get("gone"):
+            with suppress(PipelineError):
+                if answer := self.handle(message):
+                    widget.send(answer)
+        elif widget in self._widgets:
+            self._widgets.remove(widget)
+            widget.layout.close()
+            widget.close()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+
+def static_picture(stack: Stack) -> Data:
+    """Return a picture for pages without a kernel; nothing if drawing would take seconds or matplotlib is missing."""
+    if sum(len(row) for panel in stack.panels for row in panel.timeline.rows) > MOST_DRAWN:
+        return {}
+    try:
+        from ppedu.view.plot import png
+    except SettingError:
+        return {}
+    return {"image/png": base64.b64encode(png(stack)).decode()}
+
+
+def in_notebook() -> bool:
+    """Return whether a kernel is running that can show widgets. PPEDU_STILL=1 in the environment turns widgets off."""
+    if os.environ.get("PPEDU_STILL"):
+        return False
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def display(timeline: Timeline, outline: Timeline | None = None) -> Interactive:
+    """Return an interactive timeline; see `Timeline.show`."""
+    require_outline(outline, timeline.schedule.ranks)
+    return Interactive(Panel(timeline, outline=outline))
+
+
+class Comparison(Interactive):
+    """Timelines with a table of their numbers and a chart of bubble against memory."""
+
+    kind = "compare"
+
+    def rows(self) -> list[tuple[str, Any, float, Any, int]]:
+        """Return a row per timeline: the schedule's name, makespan, bubble, peak memory and number of messages."""
+        timelines = [panel.timeline for panel in self.panels()]
+        return [
+            (each.schedule.name, each.makespan, each.bubble, max(each.peak_activations), _messages(each.schedule))
+            for each in timelines
+        ]
+
+    def state(self) -> Data:
+        table, points = [["schedule", "makespan", "bubble", "peak memory", "messages"]], []
+        for panel, (name, _, bubble, peak, messages) in zip(self.panels(), self.rows(), strict=True):
+            table.append([name, *panel.numbers.values(), str(messages)])
+            points.append([name, float(peak), bubble])
+        return {**super().state(), "table": table, "points": points}
+
+
+def _messages(made: Schedule) -> int:
+    """Return the number of messages that the ranks send each other."""
+    lowered = made if made.lowered else lower(made)
+    return sum(action.op in SEND for order in lowered.orders for action in order)
+
+
+def compare(
+    *schedules: str | Schedule | Timeline, ranks: int = 4, microbatches: int = 8, costs: Costs | None = None
+) -> Comparison:
+    """Show schedules on one time axis, with their bubble, memory and messages.
+
+        compare("gpipe", "1f1b", "zb-h1", ranks=4, microbatches=8, costs=Costs(latency=0.1))
+
+    schedules: registered names, Schedules or Timelines. `ranks` and `microbatches` apply to the names.
+    costs: apply to everything that is not a Timeline yet. Costs per stage fit only schedules with that number of
+        stages; to compare other schedules, simulate each with its own costs.
+
+    Raises:
+        SettingError: there is nothing to compare, an argument has the wrong type, or sizes or costs do not fit.
+        ScheduleError: a schedule is not legal.
+    """
+    if not schedules:
+        raise SettingError('name what to compare, as in compare("gpipe", "1f1b")')
+    _require_costs("compare", costs)
+    return Comparison(*(Panel(_timeline(each, ranks, microbatches, costs)) for each in schedules))
+
+
+def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
+    """Return the timeline of a name, a schedule or a timeline."""
+    if not isinstance(compared, str | Schedule | Timeline):
+        raise SettingError(f"compare takes the name of a schedule, a Schedule or a Timeline; got {compared!r}")
+    if isinstance(compared, Timeline):
+        return compared
+    made = schedule(compared, ranks, microbatches) if isinstance(compared, str) else compared
+    try:
+        return simulate(made, costs)
+    except SettingError as error:
+        raise SettingError(
+            f"{made.name}: {error}; or simulate each schedule with its own costs and compare the timelines"
+        ) from None
+
+
+def _require_costs(caller: str, costs: Any) -> None:
+    """Raise SettingError unless `costs` is None or Costs."""
+    if not (costs is None or isinstance(costs, Costs)):
+        raise SettingError(f"{caller} takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
+
+
+class Difference(Interactive):
+    """Two schedules with the actions marked that differ.
+
+    `first` and `second` name these actions, each as a rank and a position in its order.
+    """
+
+    def __init__(self, one: Timeline, other: Timeline):
+        self.first, self.second = find_differences(one.schedule, other.schedule)
+        super().__init__(Panel(one, marks=self.first), Panel(other, marks=self.second))
+
+
+def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Costs | None = None) -> Difference:
+    """Show two schedules, with the actions marked that are not in both or not in the same order.
+
+    A schedule that is not legal is shown up to the point where its ranks deadlock.
+
+    Raises:
+        SettingError: an argument is neither a schedule nor a timeline, the numbers of ranks differ, or `costs` do not
+            fit.
+    """
+    _require_costs("differences", costs)
+    for each in (one, other):
+        if not isinstance(each, Schedule | Timeline):
+            raise SettingError(
+                f"differences takes two schedules or timelines, such as schedule('1f1b', 4, 8); got {each!r}"
+            )
+    return Difference(
+        *(simulate_partial(each, costs or Costs()) if isinstance(each, Schedule) else each for each in (one, other))
+    )
+
+
+def mime_bundle(shown: Schedule | Timeline) -> tuple[Data, Data]:
+    """Return what Jupyter displays for a timeline, or for a schedule simulated with the default costs."""
+    try:
+        timeline = simulate(shown) if isinstance(shown, Schedule) else shown
+    except ScheduleError as error:
+        return {"text/plain": str(error)}, {}
+    try:
+        return display(timeline)._repr_mimebundle_()
+    except SettingError:  # anywidget is not installed
+        return {"text/plain": timeline.text(), **static_picture(Stack([Panel(timeline)]))}, {}

@@ -1,0 +1,935 @@
+// @ts-check
+// The last of three files that Python joins into one ES module: a figure of timelines with its toolbar, and the widgets
+// around it. There is no framework and no network: Jupyter loads the module through anywidget (the default export), and
+// a saved page calls `mount`. Python computes; the module draws what it is sent and sends back what is clicked.
+
+import { Timeline, pretty } from "./model.js";
+import { Layout, Palette, SvgContext, chart, paint, paintOver, svgElement } from "./painting.js";
+
+/**
+ * @typedef {import("./model.js").Gap} Gap
+ * @typedef {import("./model.js").Look} Look
+ * @typedef {import("./model.js").Op} Op
+ * @typedef {import("./model.js").Panel} Panel
+ * @typedef {import("./model.js").Stack} Stack
+ * @typedef {import("./model.js").View} View
+ * @typedef {import("./painting.js").ColorBy} ColorBy
+ * @typedef {import("./painting.js").Style} Style
+ * @typedef {{ panel: number, i?: number, gap?: Gap }} Focus the box or gap under the pointer or the keyboard
+ * @typedef {{ holder: HTMLElement, base: HTMLCanvasElement, over: HTMLCanvasElement, painted: unknown[] }} Place
+ * @typedef {(message: Record<string, any>) => void} Send
+ *
+ * @typedef {object} Control
+ * @property {string} name
+ * @property {string} label
+ * @property {string} value
+ * @property {string[]} [choices]
+ * @property {string} [min]
+ * @property {string} [max]
+ * @property {string} [step]
+ *
+ * @typedef {Stack & { table: string[][], points: [string, number, number][] }} CompareState
+ * @typedef {Stack & { losses: (number | null)[], steps: number }} LiveState
+ *
+ * @typedef {object} Settings
+ * @property {Control[]} controls
+ * @property {string} note
+ * @property {[string, Record<string, string>][]} offers
+ * @property {boolean} wrong
+ * @property {boolean} over
+ * @property {string} code
+ * @typedef {Stack & Settings} ExploreState
+ *
+ * @typedef {object} Board
+ * @property {[string, string][]} levels
+ * @property {string} level
+ * @property {string[]} can
+ * @property {string} goal
+ * @property {string} note
+ * @property {string} tone
+ * @property {number} rank
+ * @property {[string, string, string, boolean][][]} trays
+ * @property {string} code
+ * @typedef {Stack & Board} PuzzleState
+ */
+
+/**
+ * Create an element. Attributes that begin with "on" are event handlers; false and null leave an attribute out.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Record<string, any>} attributes
+ * @param {(Node | string)[]} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
+function element(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children);
+  return node;
+}
+
+/**
+ * @param {Node | string} label
+ * @param {string} title
+ * @param {() => void} click
+ * @param {Record<string, any>} attributes
+ */
+const button = (label, title, click, attributes = {}) =>
+  element("button", { type: "button", title, "aria-label": title, onclick: click, ...attributes }, label);
+
+const ICONS = {
+  start: "M1 1h2v10h-2zM11 1v10l-7-5z",
+  back: "M10 1v10l-8-5z",
+  play: "M2 1v10l8-5z",
+  pause: "M2 1h3v10h-3zM7 1h3v10h-3z",
+  forward: "M1 1v10l7-5zM9 1h2v10h-2z",
+};
+
+/**
+ * A drawn sign for a button. Fonts may lack these signs, or color them.
+ * @param {keyof typeof ICONS} name
+ */
+function icon(name) {
+  const attributes = { viewBox: "0 0 12 12", width: 12, height: 12, "aria-hidden": "true", fill: "currentColor" };
+  return svgElement("svg", attributes, svgElement("path", { d: ICONS[name] }));
+}
+
+/**
+ * @param {string} name
+ * @param {Blob} content
+ */
+function download(name, content) {
+  const address = URL.createObjectURL(content);
+  element("a", { href: address, download: name }).click();
+  URL.revokeObjectURL(address);
+}
+
+const HELP =
+  "Point at an action or a gap for details. Click an action to follow its microbatch. Drag to move, Ctrl and wheel to " +
+  "zoom. Keys: arrows, +, −, Space, Enter.";
+const THEME = ["class", "style", "theme", "data-theme", "data-jp-theme-light", "data-jp-theme-name"];
+
+/** Timelines under each other on one time axis, with a toolbar, a line of explanation and a legend. */
+export class Figure {
+  /** @type {Timeline[]} */
+  timelines = [];
+  /** @type {(Timeline | null)[]} */
+  outlines = [];
+  /** @type {Place[]} */
+  panels = [];
+  view = { left: 0, right: 0 };
+  end = 0;
+  most = 0;
+  /** @type {[string, string][]} */
+  legend = [];
+  /** @type {ColorBy} */
+  by = "op";
+  path = false;
+  frame = 0;
+  /** @type {{ timer?: ReturnType<typeof setTimeout>, frame?: number } | null} */
+  playing = null;
+  /** @type {number | null} the moment of playing; null: everything is shown */
+  time = null;
+  /** @type {Focus | null} */
+  current = null;
+  /** @type {{ panel: number, microbatch: number } | null} the journey that is shown, and in which timeline */
+  chosen = null;
+
+  /**
+   * @param {HTMLElement} root
+   * @param {Look} look
+   */
+  constructor(root, look) {
+    this.root = root;
+    this.look = look;
+    this.playButton = button(icon("play"), "play", () => this.toggle());
+    this.stack = element("div", { class: "ppedu-stack" });
+    this.line = element("p", { class: "ppedu-line", "aria-live": "polite" });
+    this.words = element("pre", { tabindex: "0", role: "group", "aria-label": "orders" });
+    this.table = element("details", { class: "ppedu-words" }, element("summary", {}, "orders as text"), this.words);
+    this.table.addEventListener("toggle", () => this.spell());
+    this.key = element("div", { class: "ppedu-legend" });
+    root.append(this.toolbar(), this.stack, this.line, element("div", { class: "ppedu-foot" }, this.key, this.table));
+    this.redraw = () => this.draw();
+    this.watch = new ResizeObserver(this.redraw);
+    this.watch.observe(this.stack);
+    this.themes = new MutationObserver(this.redraw);
+    for (const node of [document.documentElement, document.body])
+      this.themes.observe(node, { attributes: true, attributeFilter: THEME });
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.scheme.addEventListener("change", this.redraw);
+  }
+
+  destroy() {
+    this.pause();
+    this.watch.disconnect();
+    this.themes.disconnect();
+    this.scheme.removeEventListener("change", this.redraw);
+    cancelAnimationFrame(this.frame);
+  }
+
+  toolbar() {
+    const color = element("select", {
+      "aria-label": "colour by",
+      onchange: () => this.set({ by: /** @type {ColorBy} */ (color.value) }),
+    });
+    for (const each of ["op", "microbatch", "stage"]) color.append(element("option", { value: each }, `colour: ${each}`));
+    const path = element("input", { type: "checkbox", onchange: () => this.set({ path: path.checked }) });
+    const space = () => element("span", { class: "ppedu-space" });
+    return element(
+      "div",
+      { class: "ppedu-bar", role: "toolbar", "aria-label": "timeline" },
+      button(icon("start"), "go to the start", () => this.step(-Infinity)),
+      button(icon("back"), "step back", () => this.step(-1)),
+      this.playButton,
+      button(icon("forward"), "step forward", () => this.step(1)),
+      space(),
+      button("+", "zoom in", () => this.zoom(0.5)),
+      button("−", "zoom out", () => this.zoom(2)),
+      button("whole", "show the whole timeline", () => this.whole()),
+      space(),
+      color,
+      element("label", {}, path, " critical path"),
+      space(),
+      button("SVG", "save as SVG", () => this.saveSvg()),
+      button("PNG", "save as PNG", () => this.savePng()),
+    );
+  }
+
+  /**
+   * Show these timelines. The visible part of the time axis stays, if the new axis contains it.
+   * @param {Stack} state
+   */
+  update({ panels, end, most, legend }) {
+    const zoomed = this.view.left > 0 || this.view.right < this.end;
+    this.timelines = panels.map((data) => new Timeline(data));
+    this.outlines = panels.map(({ outline }) => outline && new Timeline(outline));
+    this.end = end || 1;
+    this.most = most;
+    this.legend = legend;
+    if (!zoomed || this.view.left >= this.end) this.view = { left: 0, right: this.end };
+    this.current = null;
+    if (this.chosen && !(this.chosen.microbatch < panels[this.chosen.panel]?.microbatches)) this.chosen = null;
+    if (this.playing) this.pause();
+    this.time = null; // it was a moment of other timelines
+    while (this.panels.length > panels.length) this.panels.pop()?.holder.remove();
+    while (this.panels.length < panels.length) this.panels.push(this.panel(this.panels.length));
+    this.panels.forEach(({ holder }, n) => holder.setAttribute("aria-label", panels[n].summary));
+    this.explain();
+    this.spell();
+    this.paint(); // now and not with the next frame, because a learner who moves a slider waits for it
+  }
+
+  /**
+   * Create the place of a timeline, with what the mouse and the keyboard do there.
+   * @param {number} n
+   * @returns {Place}
+   */
+  panel(n) {
+    const [base, over] = [element("canvas"), element("canvas")];
+    const attributes = { class: "ppedu-panel", tabindex: "0", role: "application", "aria-roledescription": "timeline" };
+    const holder = element("div", attributes, base, over);
+    /** @param {MouseEvent} event */
+    const at = (event) => {
+      const { left, top } = holder.getBoundingClientRect();
+      return { x: event.clientX - left, y: event.clientY - top };
+    };
+    /** @type {{ x: number, view: View, moved: boolean } | null} */
+    let grabbed = null;
+    holder.addEventListener("pointerdown", (event) => {
+      grabbed = { x: event.clientX, view: { ...this.view }, moved: false };
+    });
+    holder.addEventListener("pointermove", (event) => {
+      if (!grabbed || !event.buttons) return this.point(n, at(event));
+      const { x, view, moved } = grabbed;
+      const far = event.clientX - x;
+      if (Math.abs(far) > 3 && !moved) {
+        grabbed.moved = true;
+        holder.setPointerCapture(event.pointerId);
+      }
+      if (grabbed.moved) this.lookAt(view.left - far / this.layout(n).scale, view.right - view.left);
+    });
+    holder.addEventListener("pointerup", (event) => {
+      const click = grabbed && !grabbed.moved;
+      grabbed = null;
+      if (!click) return;
+      this.point(n, at(event));
+      this.choose();
+    });
+    holder.addEventListener("pointerleave", () => {
+      if (!grabbed?.moved) this.set({ current: null });
+    });
+    /** @param {WheelEvent} event */
+    const turn = (event) => {
+      if (!event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey) return; // the page scrolls
+      event.preventDefault();
+      if (event.shiftKey) this.lookAt(this.view.left + (event.deltaY + event.deltaX) / this.layout(n).scale);
+      else this.zoom(Math.exp(event.deltaY / 300), this.layout(n).time(at(event).x));
+    };
+    holder.addEventListener("wheel", turn, { passive: false });
+    holder.addEventListener("keydown", (event) => this.press(event, n));
+    holder.addEventListener("focus", () => this.explain());
+    this.stack.append(holder);
+    return { holder, base, over, painted: [] };
+  }
+
+  /** @param {number} n */
+  layout(n) {
+    return new Layout(this.timelines[n], this.look, this.stack.clientWidth, this.view);
+  }
+
+  /** @param {Partial<Pick<Figure, "by" | "path" | "time" | "current" | "chosen">>} changes */
+  set(changes) {
+    Object.assign(this, changes);
+    this.explain();
+    this.draw();
+  }
+
+  /**
+   * Focus the box or gap at a position of a panel.
+   * @param {number} n
+   * @param {{ x: number, y: number }} position
+   */
+  point(n, { x, y }) {
+    const [timeline, layout] = [this.timelines[n], this.layout(n)];
+    const row = (y - layout.top) / layout.rowHeight;
+    const [rank, time] = [Math.floor(row), layout.time(x)];
+    /** @type {Focus | null} */
+    let current = null;
+    if (rank >= 0 && rank < timeline.data.ranks && x >= layout.left && x <= layout.right) {
+      const i = timeline.at(rank, time, row - rank < layout.middle);
+      const gap = timeline.gaps.find((each) => each.rank === rank && each.start <= time && time < each.end);
+      if (i >= 0) current = { panel: n, i };
+      else if (gap) current = { panel: n, gap };
+    }
+    const { panel, i, gap } = this.current ?? {};
+    if (current?.i !== i || current?.gap !== gap || current?.panel !== panel) this.set({ current });
+  }
+
+  /** Show the journey of the focused box's microbatch. Hide the journey that is shown if it is the same. */
+  choose() {
+    const { panel = 0, i } = this.current ?? {};
+    const microbatch = i === undefined ? -1 : this.timelines[panel].boxes.microbatch[i];
+    const again = microbatch === this.chosen?.microbatch && panel === this.chosen?.panel;
+    this.set({ chosen: microbatch < 0 || again ? null : { panel, microbatch } });
+  }
+
+  /** Write the line below the timelines. */
+  explain() {
+    const { panel = 0, i, gap } = this.current ?? {};
+    if (gap) this.line.textContent = `${gap.why}.`;
+    else if (i !== undefined) this.line.textContent = this.timelines[panel].describe(i, this.look.names);
+    else if (this.chosen) this.line.textContent = this.timelines[this.chosen.panel].tell(this.chosen.microbatch);
+    else if (this.time !== null) this.line.textContent = this.timelines[0].moment(this.time);
+    else this.line.textContent = HELP;
+  }
+
+  /** Write the orders as text, once a reader has opened them. */
+  spell() {
+    if (this.table.open) this.words.textContent = this.timelines.map((timeline) => timeline.spell()).join("\n");
+  }
+
+  /**
+   * @param {KeyboardEvent} event
+   * @param {number} n
+   */
+  press(event, n) {
+    const { key } = event;
+    const { boxes } = this.timelines[n];
+    const i = this.current?.panel === n ? this.current.i : undefined;
+    if (key.startsWith("Arrow")) this.move(key, n, i);
+    else if (["+", "=", "-"].includes(key))
+      this.zoom(key === "-" ? 2 : 0.5, i === undefined ? undefined : (boxes.start[i] + boxes.end[i]) / 2);
+    else if (key === "Home") this.whole();
+    else if (key === " ") this.toggle();
+    else if (key === "Enter") this.choose();
+    else if (key === "Escape") this.set({ chosen: null, current: null, time: null });
+    else return;
+    event.preventDefault();
+  }
+
+  /**
+   * Move the focus from box `i` to the next box in the direction of an arrow key, or to the first one.
+   * @param {string} arrow
+   * @param {number} n
+   * @param {number} [i]
+   */
+  move(arrow, n, i) {
+    const timeline = this.timelines[n];
+    const { rank, start, end } = timeline.boxes;
+    let next = 0;
+    if (i !== undefined && ["ArrowUp", "ArrowDown"].includes(arrow)) {
+      const other = rank[i] + (arrow === "ArrowUp" ? -1 : 1);
+      const there = other >= 0 && other < timeline.data.ranks;
+      next = there ? Math.min(timeline.after(other, start[i]), timeline.rows[other + 1] - 1) : i;
+    } else if (i !== undefined) {
+      next = i + (arrow === "ArrowLeft" ? -1 : 1);
+      if (rank[next] !== rank[i]) next = i;
+    }
+    if (next < 0 || next >= timeline.count) return;
+    this.set({ current: { panel: n, i: next } });
+    const width = this.view.right - this.view.left;
+    if (start[next] < this.view.left || end[next] > this.view.right) this.lookAt(start[next] - width / 2, width);
+  }
+
+  /** @param {number} left */
+  lookAt(left, width = this.view.right - this.view.left) {
+    const most = Math.min(width, this.end);
+    const from = Math.max(0, Math.min(left, this.end - most));
+    this.view = { left: from, right: from + most };
+    this.draw();
+  }
+
+  /** @param {number} factor */
+  zoom(factor, around = (this.view.left + this.view.right) / 2) {
+    const before = this.view.right - this.view.left;
+    const width = Math.max(this.end / 5000, before * factor);
+    this.lookAt(around - (around - this.view.left) * (width / before), width);
+  }
+
+  whole() {
+    this.view = { left: 0, right: this.end };
+    this.set({ time: null, chosen: null });
+  }
+
+  /**
+   * Go to the next or previous time at which an action starts or ends.
+   * @param {number} by 1, -1, or -Infinity for the start
+   */
+  step(by) {
+    this.pause();
+    const now = this.time ?? (by > 0 ? -1 : this.end);
+    const every = this.timelines.flatMap(({ boxes }) => [...boxes.start, ...boxes.end]);
+    const times = [...new Set(every)].toSorted((a, b) => a - b);
+    const later = times.find((each) => each > now + 1e-9) ?? this.end;
+    const before = times.findLast((each) => each < now - 1e-9) ?? 0;
+    this.set({ time: by === -Infinity ? 0 : by > 0 ? later : before });
+  }
+
+  toggle() {
+    if (this.playing) this.pause();
+    else this.play();
+  }
+
+  play() {
+    if (this.time === null || this.time >= this.end) this.time = 0;
+    const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    const seconds = Math.min(20, Math.max(4, this.end / 4)); // for the whole timeline
+    const [begun, from] = [performance.now(), this.time];
+    this.labelPlayButton("pause");
+    this.line.setAttribute("aria-live", "off"); // or a screen reader would speak without end
+    const advance = () => {
+      const passed = (performance.now() - begun) / 1000;
+      const time = Math.min(this.end, from + (this.end * passed) / seconds);
+      this.set({ time });
+      if (time >= this.end) this.pause();
+      else this.playing = calm ? { timer: setTimeout(advance, 700) } : { frame: requestAnimationFrame(advance) };
+    };
+    advance();
+  }
+
+  pause() {
+    if (this.playing) {
+      clearTimeout(this.playing.timer);
+      cancelAnimationFrame(this.playing.frame ?? 0);
+    }
+    this.playing = null;
+    this.labelPlayButton("play");
+    this.line.setAttribute("aria-live", "polite");
+  }
+
+  /** @param {"play" | "pause"} name what a click on the button does */
+  labelPlayButton(name) {
+    this.playButton.replaceChildren(icon(name));
+    for (const attribute of ["title", "aria-label"]) this.playButton.setAttribute(attribute, name);
+  }
+
+  /** Paint with the next frame, once for all changes until then. */
+  draw() {
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      this.paint();
+    });
+  }
+
+  /**
+   * @param {number} n
+   * @returns {Style}
+   */
+  style(n) {
+    const [ink, paper] = [getComputedStyle(this.root).color, behind(this.root)];
+    const palette = new Palette(this.timelines[n].data, this.by);
+    return { palette, look: this.look, ink, paper, outline: this.outlines[n], most: this.most };
+  }
+
+  paint() {
+    const width = this.stack.clientWidth;
+    if (!width || !this.timelines.length) return;
+    this.panels.forEach((place, n) => {
+      const [timeline, layout, style] = [this.timelines[n], this.layout(n), this.style(n)];
+      const { left, right } = this.view;
+      place.holder.style.height = `${layout.height}px`;
+      const { ink, paper } = style;
+      const painted = [timeline, width, layout.height, left, right, this.by, ink, paper, this.most, devicePixelRatio];
+      if (painted.some((each, k) => each !== place.painted[k])) {
+        paint(fitted(place.base, width, layout.height), timeline, layout, style);
+        place.painted = painted;
+      }
+      const { i: box, gap } = (this.current?.panel === n && this.current) || {};
+      const microbatch = this.chosen?.microbatch ?? null;
+      const highlight = { microbatch, path: this.path, time: this.time, box, gap };
+      paintOver(fitted(place.over, width, layout.height), timeline, layout, style, highlight);
+    });
+    this.describeColors();
+    this.root.dataset.painted = `${1 + Number(this.root.dataset.painted ?? 0)}`;
+  }
+
+  /** Write the legend, which contains only what the picture contains. */
+  describeColors() {
+    const state = JSON.stringify([this.by, this.legend]);
+    if (this.key.dataset.state === state) return;
+    this.key.dataset.state = state;
+    const { colors, memory, mark } = this.look;
+    /** @type {Record<string, string>} */
+    const swatches = {
+      copy: "border:1px solid",
+      outline: "border:1px solid",
+      memory: `background:${memory}`,
+      cap: "border-top:1px solid;height:0",
+      mark: `border:2px solid ${mark}`,
+    };
+    for (const [op, color] of Object.entries(colors)) swatches[op] = `background:${color}`;
+    const hidden = this.by === "op" ? [] : ["chunk", ...Object.keys(colors)];
+    const entries = this.legend
+      .filter(([key]) => !hidden.includes(key))
+      .map(([key, words]) => element("span", {}, ...(swatches[key] ? [element("i", { style: swatches[key] })] : []), words));
+    if (this.by !== "op") entries.unshift(element("span", {}, `one hue per ${this.by}; backwards are darker`));
+    this.key.replaceChildren(...entries);
+  }
+
+  /** The name of a saved file. */
+  get name() {
+    const names = this.timelines.map(({ data }) => data.heading.split(",")[0].replace(/[^\w-]+/g, "-").slice(0, 60));
+    return names.join("-and-");
+  }
+
+  saveSvg() {
+    let y = 0;
+    const parts = this.timelines.map((timeline, n) => {
+      const layout = this.layout(n);
+      const context = new SvgContext(layout.width, layout.height, n);
+      paint(context, timeline, layout, this.style(n));
+      y += layout.height;
+      return context.text().replace("<svg ", `<svg y="${y - layout.height}" `);
+    });
+    const size = `width="${this.stack.clientWidth}" height="${y}"`;
+    const text = `<svg xmlns="http://www.w3.org/2000/svg" ${size}>${parts.join("")}</svg>`;
+    download(`${this.name}.svg`, new Blob([text], { type: "image/svg+xml" }));
+  }
+
+  savePng() {
+    const layouts = this.timelines.map((_, n) => this.layout(n));
+    const canvas = element("canvas");
+    const context = fitted(canvas, this.stack.clientWidth, layouts.reduce((sum, { height }) => sum + height, 0), 2);
+    this.timelines.forEach((timeline, n) => {
+      paint(context, timeline, layouts[n], this.style(n));
+      context.translate(0, layouts[n].height);
+    });
+    canvas.toBlob((content) => content && download(`${this.name}.png`, content));
+  }
+}
+
+/**
+ * Give a canvas this size on the page, sharp on any screen, and return its context.
+ * @param {HTMLCanvasElement} canvas
+ * @param {number} width
+ * @param {number} height
+ */
+function fitted(canvas, width, height, ratio = devicePixelRatio) {
+  const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
+  if (canvas.width !== across || canvas.height !== down) {
+    Object.assign(canvas, { width: across, height: down });
+    Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+  }
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}
+
+/**
+ * The color behind a node.
+ * @param {HTMLElement | null} node
+ */
+function behind(node) {
+  for (; node; node = node.parentElement) {
+    const color = getComputedStyle(node).backgroundColor;
+    if (color && color !== "transparent" && !color.endsWith(", 0)")) return color;
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "#1e1e1e" : "#ffffff";
+}
+
+// ----------------------------------------------------------------------------------------------------------- widgets
+
+/**
+ * A widget builds itself below a root element and returns this.
+ * @typedef {object} Widget
+ * @property {Figure} figure
+ * @property {(state: any) => void} update show another state
+ * @property {(answer: any) => void} [receive] handle a message from Python
+ */
+
+/** @param {number} value */
+const percent = (value) => `${+(100 * value).toFixed(1)}%`;
+
+/**
+ * Timelines and nothing else.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @returns {Widget}
+ */
+function show(root, look) {
+  const figure = new Figure(root, look);
+  return { figure, update: (/** @type {Stack} */ state) => figure.update(state) };
+}
+
+/**
+ * Timelines, a table of their numbers, and a chart of bubble against memory.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @returns {Widget}
+ */
+function compare(root, look) {
+  const figure = new Figure(root, look);
+  const below = element("div", { class: "ppedu-numbers" });
+  root.append(below);
+
+  /**
+   * @param {"th" | "td"} tag
+   * @param {string[]} cells
+   */
+  function line(tag, cells) {
+    const [first, ...rest] = cells;
+    const scope = tag === "th" ? "col" : null;
+    const heading = element("th", { scope: scope ?? "row" }, first);
+    return element("tr", {}, heading, ...rest.map((cell) => element(tag, { scope }, cell)));
+  }
+
+  /** @param {CompareState} state */
+  function update(state) {
+    figure.update(state);
+    const [head, ...rows] = state.table;
+    const body = element("tbody", {}, ...rows.map((row) => line("td", row)));
+    const points = state.points.map(([name, peak, bubble]) => ({ name, x: peak, y: bubble }));
+    const axes = { x: { label: "peak memory", format: pretty }, y: { label: "bubble", format: percent } };
+    below.replaceChildren(element("table", {}, element("thead", {}, line("th", head)), body), chart(points, axes));
+  }
+  return { figure, update };
+}
+
+/**
+ * Code with a button that copies it.
+ * @param {string} label
+ */
+function code(label) {
+  const text = element("pre", { tabindex: "0", role: "group", "aria-label": label });
+  const copy = button("copy", "copy the code", async () => {
+    await navigator.clipboard?.writeText(text.textContent ?? "").catch(() => null);
+    getSelection()?.selectAllChildren(text); // where the clipboard is not accessible, Ctrl+C copies the selection
+    copy.textContent = "copied";
+    setTimeout(() => (copy.textContent = "copy"), 1500);
+  });
+  return { holder: element("div", { class: "ppedu-code" }, text, copy), text };
+}
+
+/**
+ * A schedule's settings as controls, its timeline, and the code for it.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @param {Send} send
+ * @returns {Widget}
+ */
+function explore(root, look, send) {
+  const settings = element("div", { class: "ppedu-settings" });
+  const note = element("p", { class: "ppedu-note", role: "status" });
+  root.append(settings, note);
+  const figure = new Figure(root, look);
+  const { holder, text } = code("the code for this timeline");
+  root.append(holder);
+  /** @type {Map<string, { input: HTMLInputElement | HTMLSelectElement, output: HTMLOutputElement }>} */
+  const inputs = new Map();
+  /** @type {Record<string, string> | null} */
+  let waiting = null; // changes to send after the next answer
+  let busy = false; // a request is in flight
+  // The states for a slider's next values are requested in advance, because the kernel may be far away.
+  /** @type {Map<string, string | null>} */
+  const ahead = new Map();
+  let active = ""; // the slider in use
+  let lookingAhead = false; // a request in advance is in flight
+
+  /**
+   * Send a change. One request is in flight at a time; changes made in the meantime are merged into the next one.
+   * @param {Record<string, string>} change
+   */
+  function ask(change) {
+    waiting = { ...waiting, ...change };
+    if (busy) return;
+    busy = true;
+    send({ set: waiting });
+    waiting = null;
+  }
+
+  /**
+   * Respond to a slider. A state that is known in advance is shown at once; the change is sent in any case.
+   * @param {string} name
+   * @param {string} value
+   */
+  function move(name, value) {
+    write(name, value);
+    const known = ahead.get(key());
+    if (known) display(JSON.parse(known));
+    ask({ [name]: value });
+  }
+
+  /** The values of all controls, as a key of `ahead`. */
+  function key(change = {}) {
+    const values = [...inputs].map(([name, { input }]) => [name, input.value]);
+    return JSON.stringify({ ...Object.fromEntries(values), ...change });
+  }
+
+  /** Request the state for the nearest value of the active slider that is not known yet, unless that is much work. */
+  function lookAhead() {
+    const input = inputs.get(active)?.input;
+    if (busy || lookingAhead || !(input instanceof HTMLInputElement)) return;
+    for (let far = 1; far <= Math.min(4, 10_000 / figure.timelines[0].count); far++) {
+      for (const way of [far, -far]) {
+        const next = +(+input.value + way * +input.step).toFixed(9); // 0.3 and not 0.30000000000000004
+        const wanted = key({ [active]: `${next}` });
+        if (next < +input.min || next > +input.max || ahead.has(wanted)) continue;
+        lookingAhead = true;
+        send({ ahead: JSON.parse(wanted) });
+        return;
+      }
+    }
+  }
+
+  /**
+   * Keep a state that was requested in advance; null means that its settings are invalid.
+   * @param {{ ahead: Record<string, string>, state: string | null }} answer
+   */
+  function receive(answer) {
+    lookingAhead = false;
+    ahead.set(JSON.stringify(answer.ahead), answer.state);
+    if (ahead.size > 24) ahead.delete([...ahead.keys()][0]);
+    lookAhead();
+  }
+
+  /** @param {ExploreState} state */
+  function update(state) {
+    busy = false;
+    if (!waiting || !ahead.get(key())) display(state); // otherwise a newer state is already shown
+    if (waiting) ask({});
+    lookAhead();
+  }
+
+  /** @param {ExploreState} state */
+  function display(state) {
+    for (const each of state.controls) control(each);
+    for (const label of settings.querySelectorAll("label"))
+      label.hidden = !state.controls.some(({ name }) => name === label.dataset.name);
+    const offers = state.offers.map(([label, change]) => button(label, label, () => ask(change)));
+    note.replaceChildren(state.note, ...offers);
+    note.classList.toggle("ppedu-wrong", state.wrong || state.over);
+    figure.stack.classList.toggle("ppedu-stale", state.wrong);
+    figure.update(state);
+    text.textContent = state.code;
+  }
+
+  /** @param {Control} control */
+  function control({ name, label, value, choices, min, max, step }) {
+    const { input } = inputs.get(name) ?? create(name, label, choices);
+    if (!choices) Object.assign(input, { min, max, step });
+    if (waiting && name in waiting) return; // the learner has moved it since
+    if (input.value !== value) input.value = value;
+    if (!choices) write(name, value);
+  }
+
+  /**
+   * Create a menu of choices, or a slider.
+   * @param {string} name
+   * @param {string} label
+   * @param {string[]} [choices]
+   */
+  function create(name, label, choices) {
+    const input = choices
+      ? element("select", { "aria-label": label, onchange: () => ask({ [name]: input.value }) })
+      : element("input", { "aria-label": label, type: "range", oninput: () => move(name, input.value) });
+    if (choices) input.append(...choices.map((each) => element("option", { value: each }, each)));
+    const activate = () => {
+      active = name;
+      lookAhead();
+    };
+    for (const kind of ["pointerenter", "focus", "input"]) input.addEventListener(kind, activate);
+    const created = { input, output: element("output") };
+    inputs.set(name, created);
+    settings.append(element("label", { "data-name": name }, element("span", {}, label), input, created.output));
+    return created;
+  }
+
+  /**
+   * Write the value of a slider beside it.
+   * @param {string} name
+   * @param {string} value
+   */
+  function write(name, value) {
+    const zero = { memory: "none", overlap: "nothing" }[name] ?? value;
+    Object.assign(inputs.get(name)?.output ?? {}, { textContent: +value ? value : zero });
+  }
+
+  return { figure, update, receive };
+}
+
+/**
+ * A board on which to make a schedule by hand.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @param {Send} send
+ * @returns {Widget}
+ */
+function puzzle(root, look, send) {
+  const levels = element("select", { "aria-label": "level", onchange: () => send({ level: levels.value }) });
+  const names = { undo: "undo", redo: "redo", reset: "reset", hint: "hint", finish: "finish it for me" };
+  const commands = Object.entries(names).map(([name, title]) => button(name, title, () => send({ do: name })));
+  const goal = element("p", { class: "ppedu-goal" });
+  const note = element("p", { class: "ppedu-note", role: "status" });
+  const trays = element("div", { class: "ppedu-trays", role: "group", "aria-label": "actions left to place" });
+  root.append(element("div", { class: "ppedu-bar" }, levels, ...commands), goal, trays, note);
+  const figure = new Figure(root, look);
+  const { holder, text } = code("the code for this schedule");
+  root.append(holder);
+  let placing = ""; // the action that was sent; a second click before the answer must not place another one
+
+  /** @param {string} action */
+  function place(action) {
+    if (placing === action) return;
+    placing = action;
+    send({ place: action });
+  }
+
+  /**
+   * @param {Board["trays"][0]} tray
+   * @param {number} rank
+   */
+  function trayOf(tray, rank) {
+    const buttons = tray.map(([action, label, ops, enabled]) => {
+      const colors = ops.split("+").map((op) => look.colors[/** @type {Op} */ (op)]);
+      const style = `border-color:${colors[0]};border-right-color:${colors[colors.length - 1]}`;
+      const attributes = { "data-place": action, "data-rank": rank, style, disabled: !enabled };
+      return button(label, `place ${action}`, () => place(action), attributes);
+    });
+    const done = buttons.every(({ disabled }) => disabled) ? [element("em", {}, "done")] : [];
+    const attributes = { class: "ppedu-tray", role: "group", "aria-label": `rank ${rank}` };
+    return element("div", attributes, element("span", {}, `rank ${rank}`), ...buttons, ...done);
+  }
+
+  /** @param {PuzzleState} state */
+  function update(state) {
+    placing = "";
+    if (levels.options.length !== state.levels.length)
+      levels.replaceChildren(...state.levels.map(([name, title]) => element("option", { value: name }, title)));
+    levels.value = state.level;
+    for (const command of commands) command.disabled = !state.can.includes(command.textContent ?? "");
+    goal.textContent = state.goal;
+    note.textContent = state.note;
+    note.className = `ppedu-note ppedu-${state.tone}`;
+    const page = /** @type {Document | ShadowRoot} */ (trays.getRootNode());
+    const focused = page.activeElement instanceof HTMLElement ? page.activeElement.dataset.place : undefined;
+    trays.replaceChildren(...state.trays.map(trayOf));
+    if (focused) {
+      // The keyboard's focus stays on its action, or moves to an action that is left on the same rank.
+      const left = [...trays.querySelectorAll("button")].filter(({ disabled }) => !disabled);
+      const same = left.find(({ dataset }) => dataset.place === focused);
+      (same ?? left.find(({ dataset }) => dataset.rank === `${state.rank}`) ?? commands[0]).focus();
+    }
+    figure.update(state);
+    holder.hidden = !state.code;
+    text.textContent = state.code;
+  }
+  return { figure, update };
+}
+
+/**
+ * A training run: its progress, the timeline of its last step, and its loss.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @returns {Widget}
+ */
+function live(root, look) {
+  const progress = element("progress", { "aria-label": "steps" });
+  const status = element("span", { role: "status" });
+  root.append(element("div", { class: "ppedu-bar" }, progress, status));
+  const figure = new Figure(root, look);
+  const curve = element("div");
+  root.append(curve);
+  const axes = { x: { label: "step", format: pretty, whole: true }, y: { label: "loss", format: pretty } };
+
+  /** @param {LiveState} state */
+  function update(state) {
+    const { losses, steps } = state;
+    figure.update(state);
+    Object.assign(progress, { max: steps, value: losses.length });
+    const last = losses[losses.length - 1]?.toFixed(3) ?? "not a number";
+    status.textContent = `step ${losses.length} of ${steps}, loss ${last}`;
+    const points = losses.flatMap((loss, step) => (loss === null ? [] : [{ x: step + 1, y: loss }]));
+    curve.replaceChildren(chart(points, { ...axes, line: true, width: 900, height: 160 }));
+  }
+  return { figure, update };
+}
+
+/** @type {Record<string, (root: HTMLElement, look: Look, send: Send) => Widget>} */
+const KINDS = { show, compare, explore, puzzle, live };
+
+/**
+ * Build the widget that a state describes below an element. Python receives what `send` is called with.
+ * @param {HTMLElement} target
+ * @param {Stack & { kind: string }} state
+ * @param {Send} send
+ */
+export function mount(target, state, send = () => {}) {
+  const root = element("div", { class: "ppedu" });
+  root.addEventListener("keydown", (event) => {
+    // The notebook has shortcuts of its own for keys without a modifier.
+    if (!event.ctrlKey && !event.metaKey && !event.altKey && !event.shiftKey) event.stopPropagation();
+  });
+  target.append(root);
+  const widget = KINDS[state.kind](root, state.look, send);
+  widget.update(state);
+  return widget;
+}
+
+/**
+ * Display a widget in Jupyter, and return the function that removes it.
+ * @param {{ model: any, el: HTMLElement }} view
+ */
+function render({ model, el }) {
+  const state = () => JSON.parse(model.get("state"));
+  /** @type {Widget | null} */
+  let widget = mount(el, state(), (message) => model.send(message));
+  const update = () => widget?.update(state());
+  const receive = (/** @type {any} */ answer) => widget?.receive?.(answer);
+  model.on("change:state", update);
+  model.on("msg:custom", receive);
+  return () => {
+    model.off("change:state", update);
+    model.off("msg:custom", receive);
+    widget?.figure.destroy();
+    widget = null;
+    el.replaceChildren(); // Jupyter keeps the element of a view that is gone, so leave nothing in it
+    model.send({ gone: true });
+  };
+}
+
+export default { render };

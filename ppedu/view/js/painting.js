@@ -1,0 +1,692 @@
+// @ts-check
+// The second of three files that Python joins into one ES module: timelines painted on a canvas or as SVG, and charts.
+
+import { largest } from "./model.js";
+
+/**
+ * @typedef {import("./model.js").Color} Color
+ * @typedef {import("./model.js").Look} Look
+ * @typedef {import("./model.js").Op} Op
+ * @typedef {import("./model.js").Panel} Panel
+ * @typedef {import("./model.js").Timeline} Timeline
+ * @typedef {import("./model.js").View} View
+ * @typedef {"op" | "microbatch" | "stage"} ColorBy
+ * @typedef {{ rgb: Color, fill: string, ink: string }} Shade the fill of a box and the color of the number on it
+ * @typedef {CanvasRenderingContext2D | SvgContext} Context
+ * @typedef {[number, number, number, number]} Rectangle left, top, width and height
+ *
+ * @typedef {object} Style how a timeline is painted
+ * @property {Palette} palette
+ * @property {Look} look
+ * @property {string} ink
+ * @property {string} paper
+ * @property {number} most the activations that fill a memory strip
+ * @property {Timeline | null} [outline]
+ */
+
+const MARGIN = { left: 62, right: 66, top: 26, bottom: 26 };
+const NARROW = 600; // up to this width the heading has a line of its own, above the numbers
+const LINE = 16;
+const FONT = "system-ui, sans-serif";
+const MANY = 5000; // boxes in view
+
+// ------------------------------------------------------------------------------------------------------------ colors
+
+/** @param {Color} color */
+const luminance = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
+
+/**
+ * @param {number} degrees
+ * @param {number} light
+ * @returns {Color}
+ */
+function hue(degrees, light) {
+  /** @param {number} offset */
+  const channel = (offset) => {
+    const k = (offset + degrees / 30) % 12;
+    return 255 * (light - 0.5 * Math.min(light, 1 - light) * Math.max(-1, Math.min(k - 3, 9 - k, 1)));
+  };
+  return [channel(0), channel(8), channel(4)];
+}
+
+/** The shades of a timeline's boxes, for each way to color them. */
+export class Palette {
+  /**
+   * @param {Pick<Panel, "shades" | "stages">} data
+   * @param {ColorBy} by
+   */
+  constructor({ shades, stages }, by) {
+    this.shades = shades;
+    this.stages = stages;
+    this.by = by;
+    /** @type {Map<number, Shade>} */
+    this.known = new Map();
+  }
+
+  /**
+   * @param {Op} op
+   * @param {number} stage
+   * @param {number} microbatch
+   * @param {number} chunk
+   */
+  of(op, stage, microbatch, chunk) {
+    const which = this.by === "op" ? 2 * chunk + (microbatch % 2) : this.by === "microbatch" ? microbatch : stage;
+    const key = which * 4 + "FBIW".indexOf(op);
+    let shade = this.known.get(key);
+    if (!shade) {
+      const rgb = this.mix(op, which);
+      const fill = `rgb(${rgb.map(Math.round).join(",")})`;
+      shade = { rgb, fill, ink: luminance(rgb) < 0.54 ? "#ffffff" : "#16302a" };
+      this.known.set(key, shade);
+    }
+    return shade;
+  }
+
+  /**
+   * @param {Op} op
+   * @param {number} which the microbatch, the stage, or the shade of the op
+   */
+  mix(op, which) {
+    if (this.by === "op") return this.shades[op][which >> 1][which % 2];
+    // Neighboring microbatches are far apart, neighboring stages close; backwards are darker than forwards.
+    const degrees = this.by === "microbatch" ? (which * 137.5) % 360 : (which * 300) / Math.max(1, this.stages);
+    return hue(degrees, { F: 0.66, B: 0.42, I: 0.5, W: 0.34 }[op]);
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------------- SVG
+
+/** @param {string | number} value */
+const escaped = (value) =>
+  `${typeof value === "number" ? +value.toFixed(2) : value}`.replace(/[&<"]/g, (c) => `&#${c.charCodeAt(0)};`);
+
+/** The part of a canvas's context that `paint` uses, written as SVG. */
+export class SvgContext {
+  globalAlpha = 1;
+  lineWidth = 1;
+  fillStyle = "";
+  strokeStyle = "";
+  font = "";
+  textAlign = "start";
+  textBaseline = "alphabetic";
+  path = "";
+  /** @type {string[]} */
+  parts = [];
+
+  /**
+   * @param {number} width
+   * @param {number} height
+   * @param {number} number tells the clip paths of several pictures in one file apart
+   */
+  constructor(width, height, number = 0) {
+    this.width = width;
+    this.height = height;
+    this.number = number;
+  }
+  /**
+   * @param {string} name
+   * @param {Record<string, string | number>} attributes
+   * @param {string} text
+   */
+  tag(name, attributes, text = "") {
+    const all = this.globalAlpha < 1 ? { ...attributes, opacity: `${this.globalAlpha}` } : attributes;
+    const written = Object.entries(all).map(([key, each]) => ` ${key}="${escaped(each)}"`).join("");
+    this.parts.push(text ? `<${name}${written}>${escaped(text)}</${name}>` : `<${name}${written}/>`);
+  }
+  get size() {
+    return parseFloat(this.font.replace("bold ", ""));
+  }
+  /** @param {Rectangle} rectangle */
+  fillRect(...[x, y, width, height]) {
+    this.tag("rect", { x, y, width, height, fill: this.fillStyle });
+  }
+  /** @param {Rectangle} rectangle */
+  strokeRect(...[x, y, width, height]) {
+    this.tag("rect", { x, y, width, height, fill: "none", stroke: this.strokeStyle, "stroke-width": this.lineWidth });
+  }
+  /**
+   * @param {string} text
+   * @param {number} x
+   * @param {number} y
+   */
+  fillText(text, x, y) {
+    const down = this.textBaseline === "middle" ? 0.35 * this.size : 0;
+    const anchor = { center: "middle", right: "end" }[this.textAlign] ?? "start";
+    const weight = this.font.startsWith("bold") ? "bold" : "normal";
+    const type = { "font-size": this.size, "font-family": FONT, "font-weight": weight, "text-anchor": anchor };
+    this.tag("text", { x, y: y + down, ...type, fill: this.fillStyle }, text);
+  }
+  /**
+   * An upper estimate, because the viewer's font is unknown.
+   * @param {string} text
+   */
+  measureText(text) {
+    return { width: 0.7 * this.size * text.length };
+  }
+  beginPath() {
+    this.path = "";
+  }
+  /**
+   * @param {number} x
+   * @param {number} y
+   */
+  moveTo(x, y) {
+    this.path += `M${x.toFixed(2)} ${y.toFixed(2)}`;
+  }
+  /**
+   * @param {number} x
+   * @param {number} y
+   */
+  lineTo(x, y) {
+    this.path += `L${x.toFixed(2)} ${y.toFixed(2)}`;
+  }
+  /** @param {Rectangle} rectangle */
+  rect(...[x, y, width, height]) {
+    this.path += `M${x} ${y}h${width}v${height}h${-width}z`;
+  }
+  fill() {
+    this.tag("path", { d: this.path, fill: this.fillStyle });
+  }
+  clip() {
+    const id = `c${this.number}`;
+    this.parts.push(`<clipPath id="${id}"><path d="${this.path}"/></clipPath><g clip-path="url(#${id})">`);
+  }
+  save() {}
+  restore() {
+    this.parts.push("</g>"); // of `clip`
+  }
+  text() {
+    const [width, height] = [this.width, this.height];
+    const size = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
+    return `<svg xmlns="http://www.w3.org/2000/svg" ${size}>${this.parts.join("")}</svg>`;
+  }
+}
+
+// --------------------------------------------------------------------------------------------------------- timelines
+
+/**
+ * Steps of 1, 2 or 5 times a power of ten, about as many as wanted.
+ * @param {number} left
+ * @param {number} right
+ */
+export function ticks(left, right, wanted = 10) {
+  const rough = (right - left) / wanted || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = ([1, 2, 5].find((each) => each * power >= rough * 0.999) ?? 10) * power;
+  const found = [];
+  for (let k = Math.ceil(left / step - 1e-9); k * step <= right + step * 1e-9; k++) found.push(+(k * step).toPrecision(10));
+  return found;
+}
+
+/** The geometry of one timeline on the page. */
+export class Layout {
+  /**
+   * @param {Timeline} timeline
+   * @param {Look} look
+   * @param {number} width
+   * @param {View} view
+   */
+  constructor(timeline, look, width, view) {
+    const { ranks } = timeline.data;
+    this.row = look.row;
+    this.boxes = timeline.boxes;
+    this.width = width;
+    this.view = view;
+    this.rowHeight = ranks <= 4 ? 46 : ranks <= 8 ? 38 : Math.max(8, Math.floor(420 / ranks));
+    this.left = MARGIN.left;
+    this.right = width - MARGIN.right;
+    this.top = MARGIN.top + (width < NARROW ? LINE : 0);
+    this.bottom = this.top + this.rowHeight * ranks;
+    this.height = this.bottom + MARGIN.bottom;
+    this.scale = (this.right - this.left) / (view.right - view.left || 1);
+  }
+  /** @param {number} time */
+  x(time) {
+    return this.left + (time - this.view.left) * this.scale;
+  }
+  /**
+   * @param {number} rank
+   * @param {number} part of the rank's row, from 0 at its top to 1
+   */
+  y(rank, part) {
+    return this.top + (rank + part) * this.rowHeight;
+  }
+  /** @param {number} x */
+  time(x) {
+    return this.view.left + (x - this.left) / this.scale;
+  }
+  /** The middle of a rank's boxes: above it is the first half of an overlapped pair. */
+  get middle() {
+    return (this.row.top + this.row.bottom) / 2;
+  }
+  /**
+   * @param {number} i
+   * @returns {Rectangle}
+   */
+  box(i) {
+    const { rank, start, end, part } = this.boxes;
+    const left = this.x(start[i]);
+    const top = part[i] === 2 ? this.middle : this.row.top;
+    const height = (part[i] === 1 ? this.middle : this.row.bottom) - top;
+    return [left, this.y(rank[i], top), this.x(end[i]) - left, height * this.rowHeight];
+  }
+  /**
+   * Let only what lies on the time axis be painted, until the context is restored.
+   * @param {Context} context
+   */
+  clip(context) {
+    context.save();
+    context.beginPath();
+    context.rect(this.left, 0, this.right - this.left, this.height);
+    context.clip();
+  }
+}
+
+/**
+ * Paint a timeline: ranks, heading, axis, memory, boxes and outlines.
+ * @param {Context} context
+ * @param {Timeline} timeline
+ * @param {Layout} layout
+ * @param {Style} style
+ */
+export function paint(context, timeline, layout, style) {
+  const { width, height, rowHeight, left, right, top, bottom, view } = layout;
+  const { ink, outline } = style;
+  const { data } = timeline;
+  context.fillStyle = style.paper;
+  context.fillRect(0, 0, width, height);
+
+  context.textBaseline = "middle";
+  context.font = `${Math.max(8, Math.min(11, rowHeight * 0.8))}px ${FONT}`;
+  context.fillStyle = ink;
+  context.textAlign = "right";
+  const every = rowHeight < 11 ? Math.ceil(11 / rowHeight) : 1;
+  for (let rank = 0; rank < data.ranks; rank += every) context.fillText(`rank ${rank}`, left - 8, layout.y(rank, layout.middle));
+  context.font = `12px ${FONT}`;
+  context.fillText(data.numbers, width - 8, top - 14);
+  const room = width - 24 - left - (top > MARGIN.top ? 0 : context.measureText(data.numbers).width);
+  context.font = `bold 12px ${FONT}`;
+  context.textAlign = "left";
+  context.fillText(shortened(context, data.heading, room), left, 12);
+
+  context.textAlign = "center";
+  context.font = `11px ${FONT}`;
+  const axis = shortened(context, data.axis, width / 3);
+  const end = width - 8 - context.measureText(axis).width - 6; // of the space for ticks
+  for (const time of ticks(view.left, view.right, Math.min(10, (right - left) / 60))) {
+    const x = layout.x(time);
+    context.globalAlpha = 0.18;
+    context.fillRect(Math.round(x), top, 1, bottom - top);
+    context.globalAlpha = 0.8;
+    if (x + context.measureText(`${time}`).width / 2 < end) context.fillText(`${time}`, x, bottom + 11);
+  }
+  context.globalAlpha = 1;
+  context.textAlign = "right";
+  context.fillText(axis, width - 8, bottom + 11);
+
+  layout.clip(context);
+  paintMemory(context, timeline, layout, style);
+  paintBoxes(context, timeline, layout, style, timeline.visible(view));
+  if (outline) {
+    context.strokeStyle = ink;
+    context.lineWidth = 1;
+    const outlined = new Layout(outline, style.look, width, view);
+    for (let i = 0; i < outline.count; i++) context.strokeRect(...outlined.box(i));
+  }
+  context.restore();
+
+  if (rowHeight >= 20) {
+    context.font = `10px ${FONT}`;
+    context.textAlign = "left";
+    context.fillStyle = ink;
+    data.peaks.forEach((peak, rank) => context.fillText(`peak ${peak}`, right + 6, layout.y(rank, 0.82)));
+  }
+}
+
+/**
+ * The text, cut to fit.
+ * @param {Context} context
+ * @param {string} text
+ * @param {number} room
+ */
+function shortened(context, text, room) {
+  let kept = text;
+  while (kept.length > 1 && context.measureText(kept).width > room) kept = `${kept.slice(0, -2)}…`;
+  return kept;
+}
+
+/**
+ * @param {Context} context
+ * @param {Timeline} timeline
+ * @param {Layout} layout
+ * @param {Style} style
+ */
+function paintMemory(context, timeline, layout, { look, most, ink }) {
+  const { memory, makespan, cap, until } = timeline.data;
+  const { view } = layout;
+  const unit = ((look.row.floor - look.row.strip) * layout.rowHeight) / (most || 1);
+  memory.forEach(([times, values], rank) => {
+    const floor = layout.y(rank, look.row.floor);
+    context.fillStyle = look.memory;
+    context.beginPath();
+    let begun = false;
+    for (let k = 0; k < times.length && times[k] < view.right; k++) {
+      const end = k + 1 < times.length ? times[k + 1] : makespan;
+      if (end < view.left) continue;
+      const y = floor - unit * Math.min(values[k], most);
+      if (!begun) context.moveTo(layout.x(times[k]), floor);
+      begun = true;
+      context.lineTo(layout.x(times[k]), y);
+      context.lineTo(layout.x(end), y);
+    }
+    context.lineTo(layout.x(Math.min(makespan, view.right)), floor);
+    context.fill();
+    if (cap !== null) {
+      context.fillStyle = largest(values) > cap ? look.mark : ink;
+      const [begin, end] = [layout.x(0), layout.x(Math.max(makespan, until))];
+      context.fillRect(begin, floor - unit * cap, end - begin, 1);
+    }
+  });
+}
+
+/**
+ * The space left between neighboring boxes.
+ * @param {number} width
+ */
+const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
+
+/**
+ * Paint some boxes of a timeline, with their numbers where they fit.
+ * @param {Context} context
+ * @param {Timeline} timeline
+ * @param {Layout} layout
+ * @param {Style} style
+ * @param {number[]} boxes
+ */
+function paintBoxes(context, timeline, layout, { palette, ink, look }, boxes) {
+  const { op, stage, microbatch, chunk, copy, mark } = timeline.boxes;
+  /** @type {Map<Shade, number[]>} */
+  const shades = new Map(); // painted shade by shade, because changing the fill takes longer than a box
+  for (const i of boxes) {
+    const shade = palette.of(op[i], stage[i], microbatch[i], chunk[i]);
+    const those = shades.get(shade);
+    if (those) those.push(i);
+    else shades.set(shade, [i]);
+  }
+  if (boxes.length > MANY && !(context instanceof SvgContext)) paintPixels(context, timeline, layout, shades);
+  else paintRectangles(context, timeline, layout, shades);
+  for (const i of [...shades.values()].flat()) {
+    if (!copy[i] && !mark[i]) continue;
+    const [x, y, width, height] = layout.box(i);
+    context.strokeStyle = mark[i] ? look.mark : ink;
+    context.lineWidth = mark[i] ? 2.5 : 1;
+    if (mark[i]) context.strokeRect(x + 1, y + 1, width - 3, height - 2);
+    else if (width > 2) context.strokeRect(x + 0.5, y + 0.5, width - 2, height - 1);
+  }
+}
+
+/**
+ * Paint very many boxes, which have no space for numbers. A pixel takes the mean of the boxes that it covers, and each
+ * rank's row is one row of pixels, stretched. Filling as many rectangles would take several times as long.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Timeline} timeline
+ * @param {Layout} layout
+ * @param {Map<Shade, number[]>} shades
+ */
+function paintPixels(context, timeline, layout, shades) {
+  const { rank, start, end, part } = timeline.boxes;
+  const ratio = context.canvas.width / layout.width;
+  const [from, to] = [layout.left * ratio, layout.right * ratio].map(Math.round);
+  const width = to - from;
+  const halves = part.some(Boolean) ? 2 : 1; // a line of pixels for each half of an overlapped pair
+  const lines = halves * timeline.data.ranks;
+  const sums = new Float32Array(width * lines * 4);
+  for (const [{ rgb }, boxes] of shades) {
+    for (const i of boxes) {
+      const [begin, over] = [layout.x(start[i]), layout.x(end[i])];
+      const left = Math.max(0, begin * ratio - from);
+      const right = Math.min(width, (over - gapOf(over - begin)) * ratio - from);
+      for (let half = 0; half < halves; half++) {
+        if (halves === 2 && part[i] && part[i] !== half + 1) continue;
+        for (let pixel = Math.floor(left); pixel < right; pixel++) {
+          const covered = Math.min(pixel + 1, right) - Math.max(pixel, left);
+          const at = ((rank[i] * halves + half) * width + pixel) * 4;
+          for (let channel = 0; channel < 3; channel++) sums[at + channel] += rgb[channel] * covered;
+          sums[at + 3] += covered;
+        }
+      }
+    }
+  }
+  const rows = document.createElement("canvas");
+  Object.assign(rows, { width, height: lines });
+  const small = /** @type {CanvasRenderingContext2D} */ (rows.getContext("2d"));
+  const image = small.createImageData(width, lines);
+  for (let at = 0; at < sums.length; at += 4) {
+    const covered = sums[at + 3];
+    if (!covered) continue;
+    for (let channel = 0; channel < 3; channel++) image.data[at + channel] = sums[at + channel] / covered;
+    image.data[at + 3] = 255 * Math.min(1, covered);
+  }
+  small.putImageData(image, 0, 0);
+  context.imageSmoothingEnabled = false;
+  const { top, bottom } = layout.row;
+  const height = ((bottom - top) / halves) * layout.rowHeight;
+  for (let line = 0; line < lines; line++) {
+    const y = layout.y(Math.floor(line / halves), top) + (line % halves) * height;
+    context.drawImage(rows, 0, line, width, 1, from / ratio, y, width / ratio, height);
+  }
+}
+
+/**
+ * @param {Context} context
+ * @param {Timeline} timeline
+ * @param {Layout} layout
+ * @param {Map<Shade, number[]>} shades
+ */
+function paintRectangles(context, timeline, layout, shades) {
+  const { part, microbatch } = timeline.boxes;
+  const digits = `${timeline.data.microbatches - 1}`.length; // of boxes with one width, all are numbered or none
+  for (const [{ fill, ink }, boxes] of shades) {
+    context.fillStyle = fill;
+    for (const i of boxes) {
+      const [x, y, width, height] = layout.box(i);
+      const gap = gapOf(width);
+      context.fillRect(x, y, Math.max(width - gap, 0.3), part[i] === 1 ? height - gap : height);
+    }
+    context.fillStyle = ink;
+    context.textAlign = "center";
+    let font = "";
+    for (const i of boxes) {
+      const [x, y, width, height] = layout.box(i);
+      const size = Math.min(11, height * 0.8, (width - 2) / (0.6 * digits));
+      if (size < 7) continue;
+      const wanted = `${size.toFixed(1)}px ${FONT}`;
+      if (font !== wanted) context.font = font = wanted; // setting a font is slow
+      context.fillText(`${microbatch[i]}`, x + (width - 1) / 2, y + height / 2);
+    }
+  }
+}
+
+/**
+ * @typedef {object} Highlight what lies over the picture of one timeline
+ * @property {number | null} microbatch whose journey is shown
+ * @property {boolean} path whether the critical path is shown
+ * @property {number | null} time the moment up to which the timeline is played
+ * @property {number | undefined} box
+ * @property {import("./model.js").Gap | undefined} gap
+ */
+
+/**
+ * Paint the journey, the critical path, the moment of playing, and the box or gap in focus.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Timeline} timeline
+ * @param {Layout} layout
+ * @param {Style} style
+ * @param {Highlight} highlight
+ */
+export function paintOver(context, timeline, layout, style, { microbatch, path, time, box, gap }) {
+  const { rank } = timeline.boxes;
+  const { sources } = timeline.data;
+  context.clearRect(0, 0, layout.width, layout.height);
+  layout.clip(context);
+  /** @param {number} from */
+  const fade = (from) => {
+    context.globalAlpha = 0.78;
+    context.fillStyle = style.paper;
+    context.fillRect(Math.max(0, from), layout.top, layout.width, layout.bottom - layout.top);
+    context.globalAlpha = 1;
+  };
+  /**
+   * @param {number} from
+   * @param {number} to
+   */
+  const connect = (from, to) => {
+    const [x1, y1, width, height1] = layout.box(from);
+    const [x2, y2, , height2] = layout.box(to);
+    context.beginPath();
+    context.moveTo(x1 + width, y1 + height1 / 2);
+    context.lineTo(x2, y2 + height2 / 2);
+    context.stroke();
+  };
+  /**
+   * @param {number} i
+   * @param {number} line
+   */
+  const ring = (i, line) => {
+    const [x, y, width, height] = layout.box(i);
+    context.lineWidth = line;
+    context.strokeRect(x, y, Math.max(1, width - 1), height);
+  };
+  context.strokeStyle = style.ink;
+  context.lineWidth = 1.3;
+  if (microbatch !== null) {
+    fade(0);
+    const journey = timeline.journey(microbatch);
+    paintBoxes(context, timeline, layout, style, journey);
+    for (const i of journey) for (const source of sources[i]) if (rank[source] !== rank[i]) connect(source, i);
+  }
+  if (path) {
+    const critical = timeline.data.path;
+    critical.forEach((i) => ring(i, 2));
+    critical.slice(1).forEach((i, k) => rank[i] !== rank[critical[k]] && connect(critical[k], i));
+  }
+  if (time !== null) {
+    const x = layout.x(time);
+    fade(x);
+    context.fillStyle = style.ink;
+    context.fillRect(x - 0.5, layout.top, 1.5, layout.bottom - layout.top);
+  }
+  if (box !== undefined) {
+    ring(box, 2.5);
+    for (const source of sources[box]) {
+      ring(source, 1.5);
+      connect(source, box);
+    }
+    context.setLineDash([4, 3]);
+    for (const user of timeline.users[box]) {
+      ring(user, 1);
+      connect(box, user);
+    }
+  }
+  if (gap) {
+    context.lineWidth = 1.5;
+    context.setLineDash([4, 3]);
+    const [x, y] = [layout.x(gap.start), layout.y(gap.rank, layout.row.top)];
+    context.strokeRect(x, y, layout.x(gap.end) - x - 1, (layout.row.bottom - layout.row.top) * layout.rowHeight);
+  }
+  context.setLineDash([]);
+  context.restore();
+}
+
+// ------------------------------------------------------------------------------------------------------------ charts
+
+/**
+ * @param {string} tag
+ * @param {Record<string, string | number>} attributes
+ * @param {(Node | string)[]} children
+ */
+export function svgElement(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, `${value}`);
+  node.append(...children);
+  return node;
+}
+
+/**
+ * @typedef {{ x: number, y: number, name?: string }} Point
+ * @typedef {{ label: string, format: (value: number) => string, whole?: boolean }} Axis
+ */
+
+/**
+ * A small chart: points with names, or a line through them.
+ * @param {Point[]} points
+ * @param {{ x: Axis, y: Axis, line?: boolean, width?: number, height?: number }} options
+ */
+export function chart(points, { x, y, line = false, width = 420, height = 220 }) {
+  const [left, right, top, bottom] = [58, 14, 12, 36];
+  const most = { x: largest(points.map((p) => p.x)) * 1.12 || 1, y: largest(points.map((p) => p.y)) * 1.15 || 1 };
+  /** @param {number} value */
+  const across = (value) => left + (value / most.x) * (width - left - right);
+  /** @param {number} value */
+  const up = (value) => height - bottom - (value / most.y) * (height - top - bottom);
+  const values = points.map((p) => `${p.name ? `${p.name}: ` : ""}${x.format(p.x)}, ${y.format(p.y)}`).join("; ");
+  const name = `${y.label} against ${x.label}. ${values}`;
+  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, class: "ppedu-chart", role: "img", "aria-label": name });
+  svg.style.maxWidth = `${width}px`;
+  /**
+   * @param {number} from
+   * @param {number} down
+   * @param {string} content
+   */
+  const text = (from, down, content, anchor = "start") =>
+    svg.append(svgElement("text", { x: from, y: down, "text-anchor": anchor }, content));
+  for (const value of ticks(0, most.x)) {
+    if (!Number.isInteger(value) && x.whole) continue;
+    svg.append(svgElement("line", { x1: across(value), x2: across(value), y1: top, y2: height - bottom, class: "ppedu-grid" }));
+    text(across(value), height - bottom + 14, x.format(value), "middle");
+  }
+  for (const value of ticks(0, most.y).filter((_, k) => k % 2 === 0)) {
+    svg.append(svgElement("line", { x1: left, x2: width - right, y1: up(value), y2: up(value), class: "ppedu-grid" }));
+    text(left - 6, up(value) + 4, y.format(value), "end");
+  }
+  text(width - right, height - 4, x.label, "end");
+  text(4, top - 1, y.label);
+  if (line) {
+    const d = points.map((p, k) => `${k ? "L" : "M"}${across(p.x)} ${up(p.y)}`).join("");
+    svg.append(svgElement("path", { d, class: "ppedu-curve" }));
+    return svg;
+  }
+  /** @type {Map<string, Point[]>} */
+  const groups = new Map(); // points at the same place, which share a label
+  for (const p of points) {
+    const key = `${Math.round(across(p.x) / 4)},${Math.round(up(p.y) / 4)}`;
+    groups.set(key, [...(groups.get(key) ?? []), p]);
+  }
+  const taken = [...groups.values()].map(([p]) => {
+    const [cx, cy] = [across(p.x), up(p.y)];
+    return { left: cx - 5, top: cy - 5, right: cx + 5, bottom: cy + 5 };
+  });
+  taken.push({ left: 0, top: 0, right: left, bottom: height }); // the axes
+  taken.push({ left: 0, top: height - bottom + 6, right: width, bottom: height });
+  for (const group of groups.values()) {
+    const [cx, cy] = [across(group[0].x), up(group[0].y)];
+    svg.append(svgElement("circle", { cx, cy, r: 4.5, class: "ppedu-point" }));
+    const names = group.map((p) => p.name).join(", ");
+    const size = names.length * 6.6;
+    // The label goes to the right or the left of its point, or above or below, where it covers nothing.
+    const spots = [4, 17, -9, 30, -22, 43].flatMap((down) =>
+      [cx + 9, cx - 9 - size].map((from) => ({ left: from, top: cy + down - 11, right: from + size, bottom: cy + down + 2 })),
+    );
+    const spot = spots.find(
+      (box) =>
+        box.right <= width - 6 &&
+        box.top >= 0 &&
+        !taken.some((o) => box.left < o.right && o.left < box.right && box.top < o.bottom && o.top < box.bottom),
+    );
+    if (!spot) continue;
+    taken.push(spot);
+    const before = spot.right < cx;
+    text(before ? spot.right : spot.left, spot.bottom - 2, names, before ? "end" : "start");
+  }
+  return svg;
+}

@@ -1,0 +1,242 @@
+"""A timeline as every front end draws it. Matplotlib, pages, widgets and traces read their boxes here.
+
+Needs only the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ppedu.core.actions import COMPUTE, Action, Op
+from ppedu.core.dependencies import produces, requires
+from ppedu.core.errors import SettingError
+from ppedu.core.garbage import without_gc
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.timeline import Span, Timeline
+from ppedu.view.label import encodable
+from ppedu.view.look import COLORS, LOOK, NAMES, shade
+
+Data = dict[str, Any]  # what `json.dumps` can write
+
+
+class Box(NamedTuple):
+    """A compute action or one half of an overlapped pair. Times count from the timeline's start."""
+
+    rank: int
+    start: float
+    end: float
+    op: Op
+    stage: int
+    microbatch: int
+    chunk: int  # 0 for the first stage that the rank holds
+    copy: int  # 1 for the second copy of the model in a bidirectional placement
+    part: int  # 1 or 2 for a half of an overlapped pair, otherwise 0
+    mark: int  # 1 where the action is marked
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One timeline and how it is drawn.
+
+    title: replaces the schedule's name and size.
+    outline: a timeline with the same number of ranks, drawn over this one as outlines.
+    cap: the most activations that a rank may hold, drawn as a line in the memory strips.
+    marks: actions to mark, each as a rank and a position in its order.
+    until: a time that the axis must reach.
+    """
+
+    timeline: Timeline
+    title: str | None = None
+    outline: Timeline | None = None
+    cap: Any = None
+    marks: Collection[tuple[int, int]] = ()
+    until: Any = 0
+
+    @cached_property
+    def heading(self) -> str:
+        """The title, with the source of the times where they were not simulated.
+
+        A title of one's own may leave out that a run was measured, but not that it was emulated.
+        """
+        schedule, source = self.timeline.schedule, self.timeline.source
+        named = self.title or f"{schedule.name}, {schedule.size}"
+        return f"{named}, {source}" if source == "emulated" or (source != "simulated" and not self.title) else named
+
+    @cached_property
+    def numbers(self) -> dict[str, str]:
+        """Makespan, bubble and peak memory, formatted."""
+        timeline = self.timeline
+        return {
+            "makespan": pretty(timeline.makespan, timeline.costs.unit),
+            "bubble": f"{timeline.bubble:.1%}",
+            "peak memory": pretty(max(timeline.peak_activations)),
+        }
+
+    @cached_property
+    def boxes(self) -> list[Box]:
+        """The boxes of all compute actions, rank after rank, in the order in which they run."""
+        return _boxes(self._floats, set(self.marks))
+
+    @cached_property
+    def sources(self) -> list[list[int]]:
+        """For each box, the indices of the boxes whose results it requires."""
+        placement = self.timeline.schedule.placement
+        actions = [Action(box.stage, box.op, box.microbatch) for box in self.boxes]
+        maker = {result: index for index, action in enumerate(actions) for result in produces(action)}
+        return [[maker[result] for result in requires(action, placement) if result in maker] for action in actions]
+
+    @cached_property
+    def gaps(self) -> list[tuple[int, Any, Any, str]]:
+        """The idle times: rank, start, end and the reason."""
+        zero = self._floats.start
+        return [(rank, start - zero, end - zero, why) for rank, start, end, why in self._floats.gaps()]
+
+    @cached_property
+    def path(self) -> list[int]:
+        """The boxes of the critical path; an overlapped pair is represented by its first half."""
+        drawn = self._floats
+        first: list[list[int]] = [[] for _ in drawn.rows]
+        for index, box in enumerate(self.boxes):
+            if box.part < 2:
+                first[box.rank].append(index)
+        return [first[rank][place] for rank, place in drawn.reasons.critical_path(drawn.costs.latency)]
+
+    @cached_property
+    def memory(self) -> list[tuple[list[float], list[float]]]:
+        """Each rank's memory as a step curve: times, and the activations held from each time on."""
+        zero = self._floats.start
+        curves = map(self.timeline.memory, range(self.timeline.schedule.ranks))
+        return [([float(time) - zero for time, _ in curve], [float(held) for _, held in curve]) for curve in curves]
+
+    @cached_property
+    def end(self) -> float:
+        """The last time on the axis."""
+        makespans = [each.makespan for each in (self.timeline, self.outline) if each]
+        return max(map(float, (self.until, *makespans)))
+
+    @cached_property
+    def _floats(self) -> Timeline:
+        """The same timeline without fractions, which are slow. Times that were equal stay equal."""
+        timeline = self.timeline
+        if not any(isinstance(span.end, Fraction) for row in timeline.rows for span in row):
+            return timeline
+        rows = tuple(
+            tuple(Span(action, float(start), float(end)) for action, start, end in row) for row in timeline.rows
+        )
+        return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=float(timeline.costs.latency)))
+
+    def state(self, factor: int, unit: str) -> Data:
+        """Return what the browser draws, with times multiplied by `factor` and boxes in columns."""
+
+        def clock(times: Iterable[Any]) -> list[Any]:
+            return [round(time * factor, 9) for time in times]
+
+        timeline, schedule = self.timeline, self.timeline.schedule
+        columns = dict(zip(Box._fields, map(list, zip(*self.boxes, strict=True)), strict=False))
+        boxes: Data = {name: columns.get(name, []) for name in Box._fields}
+        chunks = range(schedule.chunks)
+        gaps = ([rank, *clock((start, end)), why] for rank, start, end, why in self.gaps)
+        return {
+            "heading": encodable(self.heading),
+            "summary": timeline.summary(),
+            "axis": encodable(f"time, {unit}" if unit else "time"),
+            "unit": unit,
+            "ranks": schedule.ranks,
+            "stages": schedule.stages,
+            "microbatches": schedule.microbatches,
+            "makespan": round((self._floats.end - self._floats.start) * factor, 9),
+            "numbers": encodable("    ".join(f"{name} {number}" for name, number in self.numbers.items())),
+            "boxes": boxes | {"start": clock(boxes["start"]), "end": clock(boxes["end"])},
+            "sources": self.sources,
+            "shades": {op: [[_bytes(shade(op, m, k, len(chunks))) for m in (0, 1)] for k in chunks] for op in COLORS},
+            "gaps": [gap for gap in gaps if gap[2] > gap[1]],  # rounding may leave nothing of a gap between floats
+            "memory": [[clock(times), held] for times, held in self.memory],
+            "peaks": list(map(pretty, timeline.peak_activations)),
+            "until": float(self.until * factor),
+            "cap": None if self.cap is None else float(self.cap),
+            "path": self.path,
+            "outline": self.outline and Panel(self.outline).state(factor, unit),
+        }
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Panels under each other, on one time axis and with one scale for memory."""
+
+    panels: Sequence[Panel]
+
+    @cached_property
+    def end(self) -> float:
+        """The last time on the axis."""
+        return max(panel.end for panel in self.panels)
+
+    @cached_property
+    def most(self) -> float:
+        """The activations that fill a memory strip: the highest peak or cap."""
+        return float(max(max(panel.cap or 0, *panel.timeline.peak_activations) for panel in self.panels))
+
+    @cached_property
+    def legend(self) -> dict[str, str]:
+        """What the colors and lines mean that occur in the panels. The keys are ops and names of lines and shades."""
+        placements = [panel.timeline.schedule.placement for panel in self.panels]
+        ops = {box.op for panel in self.panels for box in panel.boxes}
+        outlines = [panel.outline.source for panel in self.panels if panel.outline]
+        words: dict[str, Any] = {
+            **{op: op in ops and NAMES[op] for op in COLORS},
+            "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
+            "copy": any(each.copies > 1 for each in placements) and "second copy",
+            "memory": "activations held",
+            "outline": outlines and f"outlined: {outlines[0]}",
+            "cap": any(panel.cap is not None for panel in self.panels) and "memory limit",
+            "mark": any(panel.marks for panel in self.panels) and "differs",
+        }
+        return {key: each for key, each in words.items() if each}
+
+    def state(self) -> Data:
+        """Return what the browser draws, in the unit in which the longest timeline is easy to read."""
+        timelines = [each for panel in self.panels for each in (panel.timeline, panel.outline) if each]
+        factor, unit = max(timelines, key=lambda each: each.makespan).readable
+        return {
+            "look": LOOK,
+            "end": round(self.end * factor, 9),
+            "most": self.most,
+            "legend": list(self.legend.items()),
+            "panels": [panel.state(factor, unit) for panel in self.panels],
+        }
+
+
+def require_outline(outline: Any, ranks: int) -> None:
+    """Raise SettingError unless `outline` is None or a timeline with this number of ranks."""
+    if outline is None or (isinstance(outline, Timeline) and outline.schedule.ranks == ranks):
+        return
+    wanted = f"a timeline of {plural(ranks, 'rank')}, such as simulate(schedule)"
+    raise SettingError(f"outline must be {wanted}; got {outline!r}")
+
+
+@without_gc
+def _boxes(timeline: Timeline, marked: set[tuple[int, int]]) -> list[Box]:
+    """Return the boxes of a timeline."""
+    placement, zero = timeline.schedule.placement, timeline.start
+    copies, split = placement.copies, placement.split
+    chunks = [[holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders]
+    boxes: list[Box] = []
+    for rank, row in enumerate(timeline.rows):
+        for step, (action, start, end) in enumerate(row):
+            if not action.computes:
+                continue
+            left, right, mark = start - zero, end - zero, int((rank, step) in marked)
+            for part, (stage, op, m, _) in enumerate(action.singles, 1):
+                if op not in COMPUTE:
+                    continue
+                copy = int(copies > 1 and m >= split)  # what Placement.copy returns, without a call
+                half = part if action.parts else 0
+                boxes.append(Box(rank, left, right, op, stage, m, chunks[copy][stage], copy, half, mark))
+    return boxes
+
+
+def _bytes(color: tuple[float, float, float]) -> list[float]:
+    return [round(255 * channel, 2) for channel in color]

@@ -1,0 +1,25 @@
+"""The browser's part of the widgets: one script and one style sheet, without a build step."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FILES = ("model", "painting", "controls")  # each imports only from those before it
+_IMPORTS = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
+_JSDOC = re.compile(r"^ */\*\*(?:(?!\*/).)*\*/\n", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def script() -> str:
+    """Return the files in `js` as one ES module: joined, without their JSDoc and their imports from each other."""
+    files = ((HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in FILES)
+    return "\n".join(_IMPORTS.sub("", _JSDOC.sub("", text)) for text in files)
+
+
+@cache
+def style(name: str) -> str:
+    """Return a style sheet: "widgets", or the "page" around a widget."""
+    return (HERE / f"{name}.css").read_text(encoding="utf-8")

@@ -1,0 +1,128 @@
+"""The model of a panel, against its timeline and against dependencies written down here a second time."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+import ppedu as pp
+from ppedu.view.model import Panel, Stack
+
+CASES = [
+    pp.simulate(pp.schedule("1f1b", 4, 6)),
+    pp.simulate(pp.schedule("zb-v", 3, 6), pp.Costs(latency=Fraction(1, 3))),
+    pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2))),
+    pp.simulate(pp.lower(pp.schedule("interleaved", 2, 4))),
+]
+each_case = pytest.mark.parametrize("timeline", CASES, ids=lambda t: t.schedule.name)
+
+
+def state(timeline, **options):
+    """What the browser is sent of one timeline."""
+    (data,) = Stack([Panel(timeline, **options)]).state()["panels"]
+    return data
+
+
+def label(box):
+    return f"{box.stage}{box.op}{box.microbatch}"
+
+
+@each_case
+def test_every_action_is_a_box_at_its_time(timeline):
+    expected = [
+        (rank, str(single), float(start), float(end))
+        for rank in range(timeline.schedule.ranks)
+        for action, start, end in timeline.spans(rank)
+        for single in action.singles
+        if single.op in ("F", "B", "I", "W")
+    ]
+    found = [(box.rank, label(box), box.start, box.end) for box in Panel(timeline).boxes]
+    assert [each[:2] for each in found] == [each[:2] for each in expected]
+    assert all(a[2:] == pytest.approx(b[2:]) for a, b in zip(found, expected, strict=True))
+
+
+@each_case
+def test_a_box_has_the_chunk_the_copy_and_the_half_of_its_action(timeline):
+    placement = timeline.schedule.placement
+    halves = {
+        str(single): half if action.parts else 0
+        for order in timeline.schedule.orders
+        for action in order
+        for half, single in enumerate(action.singles, 1)
+    }
+    for box in Panel(timeline).boxes:
+        assert (box.chunk, box.copy) == (placement.chunk(box.stage, box.microbatch), placement.copy(box.microbatch))
+        assert box.part == halves[label(box)]
+
+
+@each_case
+def test_a_box_names_the_boxes_that_it_requires(timeline):
+    panel = Panel(timeline)
+    last = timeline.schedule.stages - 1
+    gradient = {(box.stage, box.microbatch): label(box) for box in panel.boxes if box.op in "BI"}
+    for box, found in zip(panel.boxes, panel.sources, strict=True):
+        stage, op, m = box.stage, box.op, box.microbatch
+        expected = {
+            "F": {f"{stage - 1}F{m}"} if stage else set(),
+            "W": {f"{stage}I{m}"},
+        }.get(op, {f"{stage}F{m}"} | ({gradient[stage + 1, m]} if stage < last else set()))
+        assert {label(panel.boxes[source]) for source in found} == expected
+
+
+@each_case
+def test_boxes_and_gaps_together_fill_the_time_of_a_rank(timeline):
+    panel = Panel(timeline)
+    for rank in range(timeline.schedule.ranks):
+        own = {(box.start, box.end) for box in panel.boxes if box.rank == rank}
+        gaps = {(start, end) for at, start, end, _ in panel.gaps if at == rank}
+        pieces = sorted(own | gaps)
+        assert pieces[0][0] == 0 and pieces[-1][1] == pytest.approx(float(timeline.makespan))
+        assert all(left[1] == right[0] for left, right in pairwise(pieces))
+
+
+@each_case
+def test_a_gap_has_the_reason_that_why_idle_gives(timeline):
+    gaps = state(timeline)["gaps"]
+    assert gaps
+    for rank, start, end, why in gaps:
+        assert why == timeline.why_idle(rank, (start + end) / 2)
+
+
+@each_case
+def test_path_memory_and_numbers_are_those_of_the_timeline(timeline):
+    panel = Panel(timeline, cap=3)
+    path = [[str(single) for single in span.action.singles] for _, span in timeline.critical_path()]
+    assert [label(panel.boxes[i]) for i in panel.path] == [first for first, *_ in path]
+    for rank, (times, values) in enumerate(panel.memory):
+        steps = zip(*timeline.memory(rank), strict=True)
+        assert [times, values] == [pytest.approx(list(map(float, each))) for each in steps]
+    data = state(timeline, cap=3)
+    assert data["makespan"] == pytest.approx(float(timeline.makespan)) and data["cap"] == 3
+    assert panel.numbers["bubble"] == f"{timeline.bubble:.1%}" and f"bubble {timeline.bubble:.1%}" in data["numbers"]
+
+
+@each_case
+def test_the_browser_is_sent_the_boxes_in_columns(timeline):
+    columns, boxes = state(timeline)["boxes"], Panel(timeline).boxes
+    for box, row in zip(boxes, zip(*columns.values(), strict=True), strict=True):
+        assert row[:3] == pytest.approx(box[:3]) and row[3:] == box[3:]
+
+
+def test_times_below_one_second_are_sent_in_milliseconds():
+    data = state(pp.simulate(pp.schedule("gpipe", 2, 2), pp.Costs(forward=0.01, unit="s")))
+    assert data["unit"] == "ms" and data["boxes"]["end"][0] == 10 and data["makespan"] == 90
+    assert "makespan 90 ms" in data["numbers"] and "ms" in data["gaps"][0][3] and data["axis"] == "time, ms"
+
+
+def test_marked_boxes_are_those_at_the_given_places():
+    panel = Panel(pp.simulate(pp.schedule("gpipe", 2, 2)), marks=[(0, 1), (1, 2)])
+    assert [label(box) for box in panel.boxes if box.mark] == ["0F1", "1B0"]
+
+
+def test_the_legend_names_what_any_of_the_panels_contains():
+    one, other = (Panel(pp.simulate(pp.schedule(name, 4, 8))) for name in ("zb-h1", "1f1b"))
+    assert list(Stack([one, other]).legend) == ["F", "B", "I", "W", "memory"]
+    assert list(Stack([other]).legend) == ["F", "B", "memory"]
+    marked = Panel(other.timeline, outline=other.timeline, cap=3, marks=[(0, 0)])
+    assert list(Stack([marked]).legend) == ["F", "B", "memory", "outline", "cap", "mark"]
+    assert {"chunk", "copy"} <= Stack([Panel(CASES[2]), Panel(CASES[3])]).legend.keys()
