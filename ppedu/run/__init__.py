@@ -6,11 +6,13 @@ Read the modules in this order:
     stage, split_backward     a piece of the model; its backward in two halves
     loops                     the training step of three schedules, written out by hand
     tiny                      any schedule, in fifty lines
-    engine                    any schedule, with all that real training needs; its parts are batch, messages,
-                              gradients, sharded and clock
-    emulate                   the engine with stages that sleep instead of computing
+    pipeline, interpreter, control    any schedule, with all that real training needs: the public class, the loop over
+                              the actions, and what ranks agree on. batch, messages, gradients, sharded and clock
+                              are its parts
+    emulate                   a pipeline whose stages sleep instead of computing
     gpt, data, train, checkpoint      the toy model, its text, and a training run that can be resumed
-    pointer, bugs             beside loops: the same step in nanotron's style, and a museum of wrong ones
+    pointer                   the steps of loops, in the style of nanotron
+    museum, bugs              a museum of steps with typical mistakes
 """
 
 from typing import Any

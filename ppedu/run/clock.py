@@ -1,7 +1,7 @@
-"""When actions start and end: on the CPU by its clock, on a GPU by events, so that nothing waits to be measured.
+"""Measures when actions start and end: on the CPU with its clock, on a GPU with events, which do not block it.
 
-All processes of a machine have one monotonic clock. Where ranks are on several machines, each finds out by how much its
-own differs from rank 0's, to within half of the fastest message's way there and back.
+All processes of a machine share one monotonic clock. If the ranks run on several machines, each rank measures how far
+its clock is from rank 0's, with an error of at most half the fastest round trip of a message.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
 from ppedu.run.comm import PipelineGroup
 
-ROUNDS = 10  # of asking another machine for its time
+ROUND_TRIPS = 10  # that measure the offset between two machines' clocks
 
 
 class Clock:
-    """Notes what a rank does. Times are seconds of the machine's monotonic clock, the same for all its processes.
+    """Records when a rank's actions start and end, in seconds of the machine's monotonic clock.
 
-    One that does not run notes nothing: on some machines it takes microseconds to ask for the time.
+    device: on which the actions run.
+    runs: False turns the clock off, because reading the time takes microseconds on some machines.
     """
 
     def __init__(self, device: torch.device, runs: bool = True):
@@ -36,25 +37,25 @@ class Clock:
         self._noted: list[tuple[Action, Any, Any]] = []
 
     def note(self, action: Action, start: Any) -> None:
-        """`action` took from `start`, which `now` has given, until now."""
+        """Record that `action` ran from `start`, a result of `now`, until now."""
         if self._runs:
             self._noted.append((action, start, self.now()))
 
     def spans(self) -> list[Span]:
-        """What has been noted, first to last. On a GPU it waits until all of that has run."""
+        """Return what has been recorded, in order. On a GPU, wait until all of it has run."""
         if self._device.type != "cuda":
             return [Span(*each) for each in self._noted]
         last = self.now()
         torch.cuda.synchronize(self._device)
         now = time.monotonic()
 
-        def seconds(event: Any) -> float:
-            return now - event.elapsed_time(last) / 1000
+        def seconds(event: torch.cuda.Event) -> float:
+            return now - float(event.elapsed_time(last)) / 1000
 
         return [Span(action, seconds(start), seconds(end)) for action, start, end in self._noted]
 
     def now(self) -> Any:
-        """The time; on a GPU, an event that will have it."""
+        """Return the current time; on a GPU, an event that will contain it; None if the clock is off."""
         if not self._runs:
             return None
         if self._device.type != "cuda":
@@ -65,13 +66,13 @@ class Clock:
 
 
 def machine() -> int:
-    """A number that tells machines, or their starts, apart."""
+    """Return a number that identifies this machine since its last boot."""
     boot = Path("/proc/sys/kernel/random/boot_id")  # of Linux
     return zlib.crc32(boot.read_bytes() if boot.exists() else platform.node().encode())
 
 
 def offset(group: PipelineGroup, machines: Sequence[int]) -> float:
-    """What to add to this rank's clock to have rank 0's, in seconds; all ranks must call it.
+    """Return the seconds to add to this rank's clock to get rank 0's. All ranks must call it.
 
     machines: each rank's `machine()`.
     """
@@ -79,7 +80,7 @@ def offset(group: PipelineGroup, machines: Sequence[int]) -> float:
     for rank in range(1, group.size):
         if machines[rank] == machines[0] or group.rank not in (0, rank):
             continue
-        for _ in range(ROUNDS):
+        for _ in range(ROUND_TRIPS):
             theirs = torch.zeros(1, dtype=torch.float64, device=group.device)
             if group.rank == 0:
                 dist.recv(theirs, group.peer(rank), group.process_group)
@@ -95,7 +96,7 @@ def offset(group: PipelineGroup, machines: Sequence[int]) -> float:
 
 
 def timeline(schedule: Schedule, rows: Sequence[Sequence[Span]], source: str = "measured") -> Timeline:
-    """What all ranks have noted, as a Timeline in seconds that begins with the first action."""
+    """Return the recorded spans of all ranks as a Timeline in seconds, which starts at 0 with the first action."""
     zero = min(row[0].start for row in rows if row)
     shifted = tuple(tuple(Span(action, start - zero, end - zero) for action, start, end in row) for row in rows)
     return Timeline(schedule, shifted, Costs(unit="s"), source)

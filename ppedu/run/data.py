@@ -1,4 +1,4 @@
-"""Text to train on, without a download: the documentation topics that come with every Python."""
+"""Text to train on without a download: the documentation topics that are part of every Python."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 
 from ppedu.core.errors import PipelineError, SettingError
 
-# The default text's alphabet. The topics differ between versions of Python, even in the characters that occur in them;
-# with this alphabet a model has the same size on all versions, and its tokens mean the same.
+# The alphabet of the default text. The topics of different Python versions contain different characters. With a fixed
+# alphabet, a model has the same size on all versions, and its tokens have the same meaning.
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 ALPHABET = ["\n", *map(chr, range(ord(" "), ord("~") + 1)), UNKNOWN]
 
 
 class Text:
-    """A text as a sequence of characters, each a token; `characters` lists the alphabet.
+    """A text as a sequence of tokens, one per character. `characters` is the alphabet: token n is `characters[n]`.
 
-    path: a UTF-8 text file, whose alphabet is the characters in it. The default is Python's own documentation topics,
-        at least 400,000 characters: printable ASCII and newlines, and one replacement character for everything else.
+    path: a UTF-8 text file, whose alphabet is the set of its characters. The default is Python's documentation topics,
+        at least 400,000 characters of printable ASCII and newlines, with one replacement character for all others.
 
     Raises:
         PipelineError: the file cannot be read.
@@ -35,26 +35,27 @@ class Text:
             try:
                 text = Path(path).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise PipelineError(f"cannot read the text {str(path)!r}: {error}") from error
+                raise PipelineError(f"cannot read the text {str(path)!r}: {error}; name a UTF-8 text file") from error
             if not text:
-                raise SettingError(f"the text {str(path)!r} is empty")
+                raise SettingError(f"the text {str(path)!r} is empty; name a file with text in it")
         self.characters = list(ALPHABET) if path is None else sorted(set(text))
         number = {character: token for token, character in enumerate(self.characters)}
         self.tokens = torch.tensor([number[character] for character in text])
 
     def batch(self, size: int, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """`size` random excerpts of `length` tokens, and the token that follows each: two (size, length) tensors.
+        """Return inputs and targets of shape (size, length): random excerpts, and the same shifted by one token.
 
         The same seed gives the same batch on every rank.
 
         Raises:
-            SettingError: the text is too short for an excerpt.
+            SettingError: the text has fewer than `length + 1` characters.
         """
-        room = len(self.tokens) - length
-        if room < 1:
+        starts = len(self.tokens) - length
+        if starts < 1:
             raise SettingError(
-                f"the text has {len(self.tokens)} characters; excerpts of {length} need at least {length + 1}"
+                f"excerpts of {length} characters need a text of at least {length + 1}; this one has "
+                f"{len(self.tokens)}: take a longer text or a smaller context"
             )
-        starts = torch.randint(room, (size, 1), generator=torch.Generator().manual_seed(seed))
-        places = starts + torch.arange(length)
-        return self.tokens[places], self.tokens[places + 1]
+        first = torch.randint(starts, (size, 1), generator=torch.Generator().manual_seed(seed))
+        positions = first + torch.arange(length)
+        return self.tokens[positions], self.tokens[positions + 1]

@@ -1,4 +1,4 @@
-"""A toy GPT, cut into stages by layers. A stage's weights are a slice of the whole model's, names and values."""
+"""A toy GPT that can be cut into stages. A stage's weights have the names and values they have in the whole model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ Part = TypeVar("Part", bound=nn.Module)
 class GPTConfig:
     """The size of a GPT.
 
-    vocabulary: number of tokens. context: longest sequence. layers: transformer blocks. width: of the
-    residual stream, a multiple of `heads`. tied: the head's weights are those of the token embedding (arXiv
-    1608.05859).
+    vocabulary: the number of different tokens.
+    context: the length of the longest sequence, in tokens.
+    layers: the number of transformer blocks.
+    heads: the number of attention heads in each block.
+    width: of the residual stream, a multiple of `heads`.
+    tied: the head uses the weights of the token embedding (arXiv 1608.05859).
 
     Raises:
-        SettingError: a number is below 1, or the width cannot be shared among the heads.
+        SettingError: a number is below 1, or `width` is not a multiple of `heads`.
     """
 
     vocabulary: int
@@ -42,23 +45,23 @@ class GPTConfig:
             require_count(name, getattr(self, name))
         if self.width % self.heads:
             raise SettingError(
-                f"width {self.width} cannot be shared among {self.heads} heads; take a multiple of {self.heads}"
+                f"width must be a multiple of the {self.heads} heads, such as {self.heads * 8}; got {self.width}"
             )
 
     def ties(self, stages: int) -> list[Tie]:
-        """The weights that are one, for a `Pipeline` of so many stages: its `tied`."""
+        """Return the pairs of tied weights in a model of `stages` stages: the argument `tied` of `Pipeline`."""
         return [((0, "embedding.token.weight"), (stages - 1, "head.linear.weight"))] if self.tied else []
 
 
 class GPT(nn.Module):
-    """A GPT, or the stage of one that holds the blocks `layers`.
+    """A GPT, or the stage of a GPT that holds the blocks `layers`.
 
-    The stage with the first block also holds the embedding, the one with the last block the head. Blocks
-    keep their number in the whole model: `layers.2.…` is the same weight on whichever rank it lives. Each
-    part is initialised from `seed` and its own place, so that a stage starts as the slice it is.
+    The stage with the first block also holds the embedding, the stage with the last block the head. Blocks keep their
+    number in the whole model, so `layers.2.…` names the same weight on every rank. Each part is initialized from `seed`
+    and its position, so that a stage starts with exactly the weights of its slice of the whole model.
 
-    Takes tokens, int64 of shape (batch, length), or, from the second stage on, activations of shape
-    (batch, length, width). Returns activations, or logits of shape (batch, length, vocabulary).
+    The first stage takes tokens, int64 of shape (batch, length); later stages take activations of shape (batch, length,
+    width). The last stage returns logits of shape (batch, length, vocabulary), earlier ones activations.
     """
 
     def __init__(self, config: GPTConfig, layers: range | None = None, seed: int = 0):
@@ -66,30 +69,30 @@ class GPT(nn.Module):
         require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
         layers = range(config.layers) if layers is None else layers
 
-        def part(place: int, make: Callable[[GPTConfig], Part]) -> Part:
+        def part(position: int, make: Callable[[GPTConfig], Part]) -> Part:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed * 100_003 + place)
+                torch.manual_seed(seed * 100_003 + position)
                 return make(config)
 
         self.embedding = part(0, Embedding) if layers.start == 0 else None
         self.layers = nn.ModuleDict({str(layer): part(1 + layer, Block) for layer in layers})
         self.head = part(1 + config.layers, Head) if layers.stop == config.layers else None
         if config.tied and self.head:
-            # Without the embedding here, an equal weight of its own, which `Pipeline` keeps so.
+            # On a stage without the embedding, the head gets an equal copy, and `Pipeline(tied=…)` keeps both equal.
             embedding = self.embedding or part(0, Embedding)
             self.head.linear.weight = embedding.token.weight
 
     @classmethod
     def stage(cls, config: GPTConfig, stage: int, stages: int, seed: int = 0) -> GPT:
-        """Stage number `stage` of `stages`; the blocks are shared out evenly.
+        """Return stage number `stage` of a GPT whose blocks are divided evenly among `stages` stages.
 
         Raises:
-            SettingError: there are more stages than blocks, or there is no such stage.
+            SettingError: `stages` exceeds the number of blocks, or `stage` is not below `stages`.
         """
         require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
         pieces = evenly(config.layers, stages)
         if require_count("stage", stage, least=0) >= stages:
-            raise SettingError(f"there is no stage {stage}; the stages are 0 to {stages - 1}")
+            raise SettingError(f"stage must be from 0 to {stages - 1}; got {stage}")
         return cls(config, pieces[stage], seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +103,7 @@ class GPT(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens, and where they stand, to activations."""
+    """The sum of a token embedding and a position embedding."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -110,13 +113,13 @@ class Embedding(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        out: torch.Tensor = self.token(tokens) + self.position(places)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        out: torch.Tensor = self.token(tokens) + self.position(positions)
         return out
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a two-layer perceptron, each added to what came in."""
+    """Causal self-attention and a two-layer perceptron, each with a residual connection."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -133,11 +136,12 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_2(x))
+        out: torch.Tensor = x + self.mlp(self.norm_2(x))
+        return out
 
 
 class Head(nn.Module):
-    """Activations to logits."""
+    """A layer norm and a linear layer that computes logits."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -150,5 +154,5 @@ class Head(nn.Module):
 
 
 def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of the logits, (batch, length, vocabulary), for the tokens that follow, (batch, length)."""
+    """Return the mean cross-entropy of logits (batch, length, vocabulary) for target tokens (batch, length)."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

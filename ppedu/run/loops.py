@@ -1,14 +1,14 @@
 """Training steps written out by hand, to be read aloud: naive, GPipe and 1F1B.
 
-Each one runs forwards and backwards for all microbatches of a batch and leaves the gradients in `.grad`.
+Each runs the forwards and backwards of all microbatches of a batch and adds the gradients to `.grad`.
 All take the same arguments:
 
     stage: this rank's `Stage`.
     inputs, targets: the batch cut into microbatches of equal size; the first stage reads `inputs`, the last `targets`.
-    shape: of the activation that travels between stages, for one microbatch.
-    group: the ranks of the pipeline; by default the whole world.
+    shape: of one microbatch's activation between two stages.
+    group: the ranks of the pipeline; by default all ranks of the program.
 
-They return the mean loss on the last rank, and 0 on the others.
+They return the mean loss on the last rank, and 0 on the other ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def naive_step(
     shape: Sequence[int],
     group: PipelineGroup | None = None,
 ) -> torch.Tensor:
-    """One microbatch at a time, all the way down and all the way back."""
+    """Run one microbatch at a time, forward through all stages and back."""
     stage.begin(inputs, targets)
     for m in range(len(inputs)):
         x = communicate("recv_forward", shapes=shape, group=group)
@@ -55,7 +55,7 @@ def gpipe_step(
     shape: Sequence[int],
     group: PipelineGroup | None = None,
 ) -> torch.Tensor:
-    """All forwards, then all backwards (GPipe, arXiv 1811.06965)."""
+    """Run all forwards, then all backwards (GPipe, arXiv 1811.06965)."""
     stage.begin(inputs, targets)
     for m in range(len(inputs)):
         x = communicate("recv_forward", shapes=shape, group=group)
@@ -76,7 +76,7 @@ def one_f_one_b_step(
     shape: Sequence[int],
     group: PipelineGroup | None = None,
 ) -> torch.Tensor:
-    """Warm up, then a forward and a backward in turn, then drain (1F1B, arXiv 2006.09503)."""
+    """Run warm-up forwards, then one forward and one backward in turn, then the cooldown (1F1B, arXiv 2006.09503)."""
     group = group or PipelineGroup.world()
     microbatches = len(inputs)
     warmup = min(group.size - group.rank - 1, microbatches)
@@ -91,7 +91,7 @@ def one_f_one_b_step(
         x = communicate("recv_forward", shapes=shape, group=group)
     for m in range(warmup, microbatches):
         y = stage.forward(m, x)
-        # The rank after has a gradient for us while we have an activation for it: swap them.
+        # This rank has an activation for the next one, which has a gradient for this one: swap them.
         dy = bidirectional_communicate("send_fwd_recv_bwd", y, shape, group=group)
         dx = stage.backward(m - warmup, dy)
         if m < microbatches - 1:
@@ -114,10 +114,10 @@ LOOPS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def measured(name: str, stage: Stage, group: PipelineGroup) -> Timeline | None:
-    """The last step of all ranks as a Timeline, on rank 0 of the group; None on the others.
+    """Return the measured Timeline of the last step on rank 0 of the group, None on the other ranks.
 
-    Times are in seconds, counted from the first action. All ranks must call it. They must run on one machine:
-    its monotonic clock is the same for every process.
+    name: of the timeline's schedule. All ranks must call it. Times are seconds since the first action. The ranks must
+    run on one machine, whose processes share a monotonic clock.
     """
     rows: list[list[Span]] | None = [[] for _ in range(group.size)] if group.rank == 0 else None
     if group.size == 1:

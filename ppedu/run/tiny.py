@@ -49,7 +49,7 @@ def run_schedule(
     schedule: compute actions alone, or lowered by `pp.lower`.
     modules: the stages that this rank holds, by number.
     inputs, targets: the batch cut into microbatches of equal size; the first stage reads `inputs`, the last `targets`.
-    shape: of the activation that travels between stages, for one microbatch.
+    shape: of one microbatch's activation between two stages.
     loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar.
 
     Returns the mean loss on the rank that holds the last stage, and 0 on the others.

@@ -1,7 +1,7 @@
-"""One clock for all ranks, also where they are on machines whose clocks differ."""
+"""All ranks share one clock, even if their machines' clocks differ."""
 
 
-def test_a_rank_on_another_machine_is_measured_by_the_clock_of_rank_0(ranks):
+def test_a_rank_on_another_machine_uses_the_clock_of_rank_0(ranks):
     ranks(
         """
         import time
@@ -12,7 +12,7 @@ def test_a_rank_on_another_machine_is_measured_by_the_clock_of_rank_0(ranks):
         dist.init_process_group("gloo")
         rank, size = dist.get_rank(), dist.get_world_size()
         real = time.monotonic
-        if rank:  # each machine started at another time
+        if rank:  # as on machines that booted at different times
             time.monotonic = lambda: real() + 1000 * rank
             clock.machine = lambda: rank
         config = GPTConfig(vocabulary=11, context=64, layers=6, heads=2, width=32)

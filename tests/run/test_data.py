@@ -1,4 +1,4 @@
-"""The text that is trained on."""
+"""The text to train on, and its batches."""
 
 import string
 from pydoc_data import topics
@@ -38,24 +38,24 @@ def test_tokens_are_the_characters_of_the_file(tmp_path):
     assert len(set(text.characters)) == len(text.characters)
 
 
-def test_targets_are_the_inputs_one_on(default):
+def test_targets_are_the_inputs_shifted_by_one(default):
     inputs, targets = default.batch(5, 20, seed=1)
     assert inputs.shape == targets.shape == (5, 20) and inputs.dtype == torch.int64
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_excerpts_are_in_the_text(default):
+def test_excerpts_are_part_of_the_text(default):
     whole = "".join(default.characters[token] for token in default.tokens.tolist())
     for row in torch.cat(default.batch(8, 30, seed=2)):
         assert "".join(default.characters[token] for token in row) in whole
 
 
-def test_the_seed_decides_the_batch(default):
+def test_the_seed_determines_the_batch(default):
     once, again, other = (torch.stack(default.batch(4, 16, seed=seed)) for seed in (3, 3, 4))
     assert torch.equal(once, again) and not torch.equal(once, other)
 
 
-def test_a_batch_leaves_the_random_numbers_alone(default):
+def test_a_batch_does_not_change_the_random_state(default):
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -63,7 +63,7 @@ def test_a_batch_leaves_the_random_numbers_alone(default):
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_an_excerpt_may_be_the_whole_text_but_for_the_last_target(tmp_path):
+def test_an_excerpt_may_be_the_whole_text_except_its_last_character(tmp_path):
     (tmp_path / "text").write_text("abc")
     inputs, targets = Text(tmp_path / "text").batch(2, 2, seed=0)
     assert inputs.tolist() == [[0, 1]] * 2 and targets.tolist() == [[1, 2]] * 2
@@ -72,7 +72,9 @@ def test_an_excerpt_may_be_the_whole_text_but_for_the_last_target(tmp_path):
 @pytest.mark.parametrize("length", [3, 64])
 def test_a_text_too_short_for_an_excerpt_is_refused(tmp_path, length):
     (tmp_path / "text").write_text("abc")
-    with pytest.raises(SettingError, match=f"has 3 characters; excerpts of {length} need at least {length + 1}"):
+    with pytest.raises(
+        SettingError, match=f"excerpts of {length} characters need a text of at least {length + 1}; this one has 3"
+    ):
         Text(tmp_path / "text").batch(1, length, seed=0)
 
 

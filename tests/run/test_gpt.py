@@ -1,4 +1,4 @@
-"""The toy GPT: stages are slices of it, and its parts are what torch's own modules are."""
+"""The toy GPT: its stages are slices of the whole model, and its block equals torch's own module."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def tokens(batch=3, seed=0):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_stages_are_slices_of_the_whole_by_name_and_value(stages):
+def test_stages_have_the_names_and_values_of_the_whole_model(stages):
     whole = GPT(CONFIG, seed=5).state_dict()
     pieces = [GPT.stage(CONFIG, stage, stages, seed=5).state_dict() for stage in range(stages)]
     assert [name for piece in pieces for name in piece] == list(whole)
@@ -26,14 +26,14 @@ def test_stages_are_slices_of_the_whole_by_name_and_value(stages):
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_stages_in_a_row_compute_what_the_whole_does(stages):
+def test_chained_stages_compute_the_output_of_the_whole_model(stages):
     x = tokens()
     for stage in range(stages):
         x = GPT.stage(CONFIG, stage, stages)(x)
     assert torch.equal(x, GPT(CONFIG)(tokens()))
 
 
-def test_the_first_stage_embeds_and_the_last_gives_logits():
+def test_the_first_stage_embeds_and_the_last_returns_logits():
     first, last = GPT.stage(CONFIG, 0, 2), GPT.stage(CONFIG, 1, 2)
     assert first(tokens()).shape == (3, 8, 16)
     assert last(torch.zeros(3, 8, 16)).shape == (3, 8, 13)
@@ -46,42 +46,42 @@ def test_more_stages_than_layers_are_refused(stages):
 
 
 @pytest.mark.parametrize("stages", [0, -1, 1.5])
-def test_a_number_of_stages_is_a_whole_number_above_0(stages):
+def test_the_number_of_stages_must_be_a_positive_integer(stages):
     with pytest.raises(SettingError, match="stages must be"):
         GPT.stage(CONFIG, 0, stages)
 
 
 @pytest.mark.parametrize("stage", [-1, 2])
-def test_a_stage_that_there_is_not_is_refused(stage):
+def test_a_stage_out_of_range_is_refused(stage):
     with pytest.raises(SettingError, match="stage"):
         GPT.stage(CONFIG, stage, 2)
 
 
 @pytest.mark.parametrize("name", ["vocabulary", "context", "layers", "heads", "width"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, "4", None, True])
-def test_every_size_is_a_whole_number_above_0(name, value):
+def test_every_size_must_be_a_positive_integer(name, value):
     with pytest.raises(SettingError, match=f"{name} must be"):
         GPTConfig(**{"vocabulary": 13, name: value})
 
 
-def test_a_width_that_the_heads_cannot_share_is_refused():
-    with pytest.raises(SettingError, match="width 10 cannot be shared among 4 heads"):
+def test_a_width_that_is_not_a_multiple_of_the_heads_is_refused():
+    with pytest.raises(SettingError, match="width must be a multiple of the 4 heads, such as 32; got 10"):
         GPTConfig(13, heads=4, width=10)
 
 
-def test_the_seed_decides_the_weights():
+def test_the_seed_determines_the_weights():
     same, other = GPT(CONFIG, seed=1).state_dict(), GPT(CONFIG, seed=2).state_dict()
     assert all(torch.equal(weight, same[name]) for name, weight in GPT(CONFIG, seed=1).state_dict().items())
     assert not torch.equal(same["embedding.token.weight"], other["embedding.token.weight"])
 
 
-def test_no_two_layers_start_alike():
+def test_all_layers_start_with_different_weights():
     whole = GPT(CONFIG)
     firsts = [layer.attention.weight for layer in whole.layers.values()]
     assert not any(torch.equal(a, b) for i, a in enumerate(firsts) for b in firsts[:i])
 
 
-def test_making_a_model_leaves_the_random_numbers_alone():
+def test_building_a_model_does_not_change_the_random_state():
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -89,7 +89,7 @@ def test_making_a_model_leaves_the_random_numbers_alone():
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_a_block_is_torchs_transformer_layer():
+def test_a_block_equals_torchs_transformer_layer():
     ours = Block(CONFIG).double()
     theirs = nn.TransformerEncoderLayer(
         16, 2, dim_feedforward=64, dropout=0, activation="gelu", batch_first=True, norm_first=True
@@ -110,7 +110,7 @@ def test_a_block_is_torchs_transformer_layer():
     assert torch.allclose(ours(x), theirs(x, src_mask=mask, is_causal=True), rtol=0, atol=1e-12)
 
 
-def test_a_logit_does_not_see_what_comes_after():
+def test_a_logit_does_not_depend_on_later_tokens():
     model, before, after = GPT(CONFIG), tokens(1), tokens(1)
     after[0, 5:] = (after[0, 5:] + 1) % 13
     one, other = model(before), model(after)
@@ -118,7 +118,7 @@ def test_a_logit_does_not_see_what_comes_after():
     assert not torch.allclose(one[0, 5:], other[0, 5:], rtol=0, atol=1e-3)
 
 
-def test_the_loss_is_the_mean_surprise_at_the_next_token():
+def test_the_loss_is_the_mean_cross_entropy_of_the_next_token():
     logits, targets = torch.rand(3, 8, 13), tokens()
     surprises = [
         -logits[row, place].softmax(0)[targets[row, place]].log().item() for row in range(3) for place in range(8)

@@ -1,4 +1,4 @@
-"""The hand-written training steps, against autograd on one process and against torch's own pipelining."""
+"""The hand-written training steps, compared with autograd on one process and with torch's own pipelining."""
 
 import functools
 import inspect
@@ -19,9 +19,6 @@ from ppedu.run import GPT, LOOPS, GPTConfig, Stage, next_token_loss
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 config = GPTConfig(vocabulary=11, context=8, layers=int(sys.argv[1]), heads=2, width=16)
-
-def told(tensor):
-    return None if tensor is None else tensor.tolist()
 
 for microbatches in map(int, sys.argv[2:]):
     tokens = torch.randint(11, (2 * microbatches, 9), generator=torch.Generator().manual_seed(3))
@@ -65,7 +62,7 @@ CASES = [(size, loop, count) for size, counts in MICROBATCHES.items() for loop i
 
 @pytest.fixture(scope="module")
 def reports(ranks):
-    """`reports(size, loop, microbatches)`: what each rank says of that step. One launch for each size."""
+    """`reports(size, loop, microbatches)` returns each rank's report on that step. One launch for each size."""
 
     @functools.cache
     def launched(size):
@@ -82,28 +79,28 @@ def reports(ranks):
 
 
 @pytest.mark.parametrize(("size", "loop", "microbatches"), CASES)
-def test_gradients_are_those_of_one_process_to_the_last_bit(reports, size, loop, microbatches):
+def test_gradients_equal_those_of_one_process_bit_for_bit(reports, size, loop, microbatches):
     found = reports(size, loop, microbatches)
     assert [report["wrong"] for report in found] == [[]] * size
-    # … and every weight of the model has been looked at, on one rank.
+    # Every weight of the model has been compared, on exactly one rank.
     weights = [name for report in found for name in report["weights"]]
     assert sorted(weights) == sorted(set(weights)) and {name.split(".")[1] for name in weights} >= set("01234")
 
 
 @pytest.mark.parametrize(("size", "loop", "microbatches"), CASES)
-def test_gradients_are_those_of_the_whole_batch_at_once(reports, size, loop, microbatches):
+def test_gradients_are_those_of_the_undivided_batch(reports, size, loop, microbatches):
     assert [report["unlike the whole batch"] for report in reports(size, loop, microbatches)] == [[]] * size
 
 
 @pytest.mark.parametrize(("size", "loop", "microbatches"), CASES)
-def test_the_loss_is_returned_on_the_last_rank_alone(reports, size, loop, microbatches):
+def test_only_the_last_rank_returns_the_loss(reports, size, loop, microbatches):
     for rank, report in enumerate(reports(size, loop, microbatches)):
         assert report["loss"] == report["expected loss"]
         assert (report["loss"] > 0) == (rank == size - 1)
 
 
 @pytest.mark.parametrize(("size", "loop", "microbatches"), CASES)
-def test_the_order_is_the_schedules(reports, size, loop, microbatches):
+def test_actions_run_in_the_order_of_the_schedule(reports, size, loop, microbatches):
     orders = [report["order"] for report in reports(size, loop, microbatches)]
     if loop in pp.schedules():
         assert orders == [list(map(str, order)) for order in pp.schedule(loop, size, microbatches).orders]
@@ -116,7 +113,7 @@ def test_nothing_stays_in_flight(reports, size, loop, microbatches):
     assert [report["held"] for report in reports(size, loop, microbatches)] == [[]] * size
 
 
-def test_the_loops_are_those_the_lessons_name():
+def test_the_loops_have_the_names_used_in_the_lessons():
     assert list(LOOPS) == ["naive", "gpipe", "1f1b"] and {"gpipe", "1f1b"} <= set(pp.schedules())
 
 

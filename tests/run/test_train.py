@@ -242,7 +242,7 @@ REFUSED = {
     "no lr": ({"lr": None}, "lr must be above 0; got None"),
     "clip 0": ({"clip": 0.0}, "clip must be above 0; got 0.0"),
     "dtype": ({"dtype": "float16"}, "dtype must be float32 or bfloat16; got 'float16'"),
-    "width": ({"width": 65}, "width 65 cannot be shared among 4 heads"),
+    "width": ({"width": 65}, "width must be a multiple of the 4 heads, such as 32; got 65"),
     "dtype list": ({"dtype": ["float32"]}, r"dtype must be float32 or bfloat16; got \['float32'\]"),
     "options": ({"options": "chunks=2"}, "options must be a dict .* got 'chunks=2'"),
     "text": ({"text": []}, r"a file is named by text or by a Path; got \[\]"),

@@ -128,7 +128,7 @@ REFUSED = {
     "unknown ending": (["--out", "timeline.txt"], "end it in .json"),
     "no text": (["--text", "nowhere.txt"], "cannot read the text 'nowhere.txt'"),
     "empty text": (["--text", "empty.txt"], "the text 'empty.txt' is empty"),
-    "short text": (["--text", "short.txt"], "the text has 5 characters; excerpts of 64 need at least 65"),
+    "short text": (["--text", "short.txt"], "excerpts of 64 characters need a text of at least 65; this one has 5"),
     "huge seed": (["--seed", "9" * 30], "seed"),
 }
 
