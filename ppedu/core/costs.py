@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, Op
 from ppedu.core.errors import SettingError
-from ppedu.core.numeric import Number, plain, ratio
+from ppedu.core.numeric import Number, Ticks, plain, ratio
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
 
@@ -158,7 +158,7 @@ class Clock(NamedTuple):
     alone: dict[Op, list[Any]]  # by stage
     paired: dict[Op, list[Any]]  # what an action adds to the pair that it is part of
     latency: Any
-    scale: int
+    ticks: Ticks
 
     @classmethod
     def of(cls, schedule: Schedule, costs: Costs) -> Clock:
@@ -168,28 +168,18 @@ class Clock(NamedTuple):
         if costs.overlap is not None:
             half = [ratio(time, 2) for time in costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)]
             paired = dict.fromkeys(alone, half)
-        times = [*alone.values(), *paired.values(), [costs.latency]]
-        if not all(isinstance(time, Rational) for each in times for time in each):
-            return cls(alone, paired, costs.latency, 1)
-        scale = math.lcm(*(Fraction(time).denominator for each in times for time in each))
+        ticks = Ticks(chain(*alone.values(), *paired.values(), [costs.latency]))
 
-        def ticks(table: dict[Op, list[Any]]) -> dict[Op, list[Any]]:
-            return {op: [int(time * scale) for time in each] for op, each in table.items()}
+        def counted(times: dict[Op, list[Any]]) -> dict[Op, list[Any]]:
+            return {op: [ticks.count(time) for time in each] for op, each in times.items()}
 
-        return cls(ticks(alone), ticks(paired), int(costs.latency * scale), scale)
+        return cls(counted(alone), counted(paired), ticks.count(costs.latency), ticks)
 
     def duration(self, action: Action) -> Any:
         """Return the ticks that an action takes; messages and sharding take none."""
         if action.parts:
             return sum(self.paired[part.op][part.stage] for part in action.parts)
         return self.alone[action.op][action.stage] if action.op in self.alone else 0
-
-    def times(self, ticks: Sequence[Any]) -> Sequence[Any]:
-        """Return ticks as times in the unit of the costs."""
-        if self.scale == 1:
-            return ticks
-        shown = {tick: plain(Fraction(tick, self.scale)) for tick in set(ticks)}  # the same few come again and again
-        return [shown[tick] for tick in ticks]
 
 
 def _python(value: Any) -> Any:

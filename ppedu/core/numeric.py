@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from fractions import Fraction
 from numbers import Rational
 from typing import Any
@@ -30,3 +32,30 @@ def pretty(number: Any, unit: str = "") -> str:
         number, unit = number * 1000, "ms"
     text = f"{float(number):.4g}" if abs(number) < 10000 else f"{float(number):,.0f}"
     return f"{text} {unit}".strip()
+
+
+class Ticks:
+    """The largest unit of which all of some exact numbers are whole multiples: `per_one` ticks make 1.
+
+    Whole numbers are exact and fast, fractions exact and slow. If a float is among the numbers, all are left as they
+    are, and a tick is 1.
+    """
+
+    def __init__(self, numbers: Iterable[Any]):
+        numbers = list(numbers)
+        self.exact = all(isinstance(number, Rational) for number in numbers)
+        self.per_one = math.lcm(*(Fraction(number).denominator for number in numbers)) if self.exact else 1
+        self._numbers: dict[int, Any] = {}
+
+    def count(self, number: Any) -> Any:
+        """Return how many ticks a number is."""
+        return int(number * self.per_one) if self.exact else number
+
+    def numbers(self, counts: Iterable[Any]) -> list[Any]:
+        """Return the number for each count of ticks."""
+        counts = list(counts)
+        if self.per_one == 1:
+            return counts
+        for count in set(counts) - self._numbers.keys():
+            self._numbers[count] = plain(Fraction(count, self.per_one))
+        return [self._numbers[count] for count in counts]

@@ -92,6 +92,9 @@ class _Inspection:
         parts = [block.parts for block in numbered.blocks]
         ranks = [block.rank for block in numbered.blocks]
         for index, number in enumerate(numbered.orders[rank]):
+            if ranks[number // size] == rank and not seen[number]:  # not for pairs, which no rank has to run
+                seen[number] = True
+                continue
             for part, distance in enumerate(parts[number // size]):
                 single = number + distance
                 if ranks[single // size] != rank or seen[single]:
@@ -126,18 +129,27 @@ class _Inspection:
 
     def _sharding(self, rank: int) -> Iterator[Problem]:
         """Weights that are not gathered, or twice; gradients that are reduced too early, or twice."""
-        if self.numbered.sharding not in self.numbered.orders[rank]:
+        numbered, order = self.numbered, self.schedule.orders[rank]
+        blocks = [number // numbered.microbatches for number in numbered.orders[rank]]
+        sharding = numbered.sharding // numbered.microbatches
+        if sharding not in blocks:
             return
-        order = self.schedule.orders[rank]
-        gathers = any(action.op in (Op.UNSHARD, Op.RESHARD) for action in order)  # otherwise weights are not sharded
-        last = {single.stage: i for i, action in enumerate(order) for single in action.singles if single.op in COMPUTE}
-        gathered: set[int] = set()
+        singles = {block: numbered.blocks[block].sample.singles for block in set(blocks)}
+        stages = {block: [each.stage for each in some if each.op in COMPUTE] for block, some in singles.items()}
+        last: dict[int, int] = {}  # the last index at which a rank computes with a stage
+        for block, index in dict(zip(blocks, range(len(blocks)), strict=True)).items():
+            last |= {stage: max(index, last.get(stage, index)) for stage in stages[block]}
+        sharded_weights = any(action.op in (Op.UNSHARD, Op.RESHARD) for action in order)
+        gathered = set() if sharded_weights else set(last)
         reduced: set[int] = set()
-        for index, action in enumerate(order):
+        for index, block in enumerate(blocks):
+            if block != sharding and gathered.issuperset(stages[block]):
+                continue
+            action = order[index]
             stage, op = action.stage, action.op
-            sharded = [part.stage for part in action.singles if part.op in COMPUTE and part.stage not in gathered]
-            if gathers and sharded:
-                why = f"computes with sharded weights; {sharded[0]}UNSHARD must come first"
+            if block != sharding:
+                first = next(stage for stage in stages[block] if stage not in gathered)
+                why = f"computes with sharded weights; {first}UNSHARD must come first"
             elif op == Op.UNSHARD and stage in gathered:
                 why = "is needless: the weights are gathered already"
             elif op == Op.RESHARD and stage not in gathered:

@@ -50,7 +50,7 @@ def reorder(timeline: Timeline) -> Timeline:
         list_schedule(tasks, tasks.needed_by_with_forwards_in_order(), longest_path_first),  # never gets stuck
     ]
     ticks, started = min(attempt for attempt in attempts if attempt)
-    if Fraction(ticks, tasks.clock.scale) >= timeline.makespan:
+    if Fraction(ticks, tasks.clock.ticks.per_one) >= timeline.makespan:
         return timeline
     orders: list[list[Action]] = [[] for _ in compute]
     for task in started:

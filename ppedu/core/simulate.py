@@ -63,8 +63,9 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
         free[rank] = end
         starts[rank].append(start)
         ends[rank].append(end)
+    times = clock.ticks.numbers
     rows = tuple(
-        tuple(map(Span, order, clock.times(began), clock.times(ended)))
+        tuple(map(Span, order, times(began), times(ended)))
         for order, began, ended in zip(schedule.orders, starts, ends, strict=True)
     )
     return Timeline(schedule, rows, costs)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import display
-from ppedu.core.actions import Action, Op
+from ppedu.core.actions import Action
 from ppedu.core.errors import SettingError
-from ppedu.core.numeric import Number, plain, pretty, ratio
+from ppedu.core.numeric import Number, Ticks, plain, pretty, ratio
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.validate import require_rank
 
@@ -125,7 +125,9 @@ class Timeline:
     @cached_property
     def peak_activations(self) -> tuple[Any, ...]:
         """The most memory that each rank's activations take at any time, in units of `costs.activation`."""
-        return tuple(max(value for _, value in steps) for steps in self._held)
+        changes = (self._memory_changes(rank)[1] for rank in range(self.schedule.ranks))
+        peaks = [max(accumulate(each, initial=0)) for each in changes]
+        return tuple(map(plain, self._weights[1].numbers(peaks)))
 
     @cached_property
     def reasons(self) -> Reasons:
@@ -189,33 +191,33 @@ class Timeline:
         Raises:
             SettingError: there is no such rank.
         """
-        return list(self._held[require_rank(rank, self.schedule.ranks)])
+        times, changes = self._memory_changes(require_rank(rank, self.schedule.ranks))
+        held = self._weights[1].numbers(accumulate(changes, initial=0))
+        return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
-    def _held(self) -> list[list[tuple[Any, Any]]]:
-        """`memory` of each rank."""
-        weighs = self.costs.per_stage(self.costs.activation, self.schedule.stages, self.schedule.ranks)
+    def _weights(self) -> tuple[dict[str, list[Any]], Ticks]:
+        """How much memory an op takes in each stage, below 0 where it gives it back, in ticks."""
+        weights = self.costs.per_stage(self.costs.activation, self.schedule.stages, self.schedule.ranks)
         kept = self.costs.weight_memory
-        gives_back = {Op.B: 1, Op.I: 1 - kept, Op.W: kept}
-        every = []
-        for row in self.rows:
-            held: Any = 0
-            steps = [(self.start, held)]
-            # A rank does one thing at a time, so its spans are in the order of time already.
-            for action, start, end in row:
-                taken: Number = 0
-                given: Number = 0
-                for stage, op, _, _ in action.parts or (action,):
-                    if op == Op.F:
-                        taken += weighs[stage]
-                    elif op in gives_back:
-                        given += weighs[stage] * gives_back[op]
-                for time, change in ((start, taken), (end, -given)):
-                    if change:
-                        held += change
-                        steps.append((time, plain(held)))
-            every.append(steps)
-        return every
+        shares: dict[str, Number] = {"F": 1, "B": -1, "I": kept - 1, "W": -kept}
+        changes = {op: [weight * share for weight in weights] for op, share in shares.items()}
+        ticks = Ticks(chain(*changes.values()))
+        return {op: [ticks.count(change) for change in each] for op, each in changes.items()}, ticks
+
+    def _memory_changes(self, rank: int) -> tuple[list[Any], list[Any]]:
+        """The times at which the memory of a rank's activations changes, and by how many ticks."""
+        weights, _ = self._weights
+        times, changes = [], []
+        # A rank does one thing at a time, so its spans are in the order of time already.
+        for action, start, end in self.rows[rank]:
+            parts = reversed(action.parts) if action.op == "OVERLAP_B_F" else action.parts or (action,)  # forward first
+            for stage, op, _, _ in parts:
+                change = weights[op][stage] if op in weights else 0
+                if change:
+                    times.append(start if change > 0 else end)
+                    changes.append(change)
+        return times, changes
 
     def text(self, width: int = 128) -> str:
         """Return the timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
