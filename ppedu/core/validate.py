@@ -10,8 +10,8 @@ from typing import Any
 from ppedu.core.errors import SettingError
 
 
-def require_instance(name: str, value: Any, kind: type, such_as: str) -> None:
-    """Raise SettingError unless `value` is a `kind`."""
+def require_instance(name: str, value: Any, kind: Any, such_as: str) -> None:
+    """Raise SettingError unless `value` is a `kind`: a class, or a tuple of classes."""
     if not isinstance(value, kind):
         raise SettingError(f"{name} must be {such_as}; got {value!r}")
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_structure, tree_unflatten
 
 from ppedu.core.errors import SettingError
+from ppedu.core.validate import require_instance
 
 # The dimension to cut along, or None to give the whole tensor to each microbatch; or these, nested like the batch.
 Dims = Any
@@ -46,23 +48,13 @@ class Batching:
     reduction: str = "mean"
 
     def __post_init__(self) -> None:
-        nested = (int, Mapping, tuple, list, type(None))
-        fits = {
-            "input_dims": (
-                self.input_dims is None or isinstance(self.input_dims, Mapping),
-                "a dict, such as {0: 1} or {'mask': None}",
-            ),
-            "target_dim": (isinstance(self.target_dim, nested), "a dimension, such as 1, or None"),
-            "output_dim": (isinstance(self.output_dim, nested), "a dimension, such as 1"),
-            "count": (self.count is None or callable(self.count), "a function of a microbatch's targets"),
-            "reduction": (
-                isinstance(self.reduction, str) and self.reduction in ("mean", "sum"),
-                "'mean' or 'sum'",
-            ),
-        }
-        for name, (valid, expected) in fits.items():
-            if not valid:
-                raise SettingError(f"{name} must be {expected}; got {getattr(self, name)!r}")
+        dims = (int, Mapping, tuple, list, NoneType)
+        require_instance("input_dims", self.input_dims, (Mapping, NoneType), "a dict, such as {0: 1} or {'mask': None}")
+        require_instance("target_dim", self.target_dim, dims, "a dimension, such as 1, or None")
+        require_instance("output_dim", self.output_dim, dims, "a dimension, such as 1")
+        require_instance("count", self.count, (Callable, NoneType), "a function of a microbatch's targets")
+        if self.reduction not in ["mean", "sum"]:
+            raise SettingError(f"reduction must be 'mean' or 'sum'; got {self.reduction!r}")
 
     def input_dim(self, name: int | str) -> Dims:
         return 0 if self.input_dims is None else self.input_dims.get(name, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,7 +64,7 @@ class HeldStage(NamedTuple):
         }
 
     def differences(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-        """Return the tensors that differ between holders: by name, a sentence that states two such holders."""
+        """Return the names of the tensors that differ between holders, each with a sentence that names two holders."""
         if not tensors:
             return {}
         rows = self.gather(torch.tensor([checksum(tensor.detach()) for tensor in tensors.values()])).t().tolist()
@@ -81,7 +82,7 @@ class GradientSync:
     replicas: the ranks that hold the same stages in other pipelines. timeout: how long to wait for another rank.
 
     Raises:
-        SettingError: a tied weight does not exist.
+        SettingError: `ties` are not pairs of weights of the model.
     """
 
     def __init__(
@@ -93,9 +94,11 @@ class GradientSync:
         replicas: dist.ProcessGroup | None,
         timeout: timedelta,
     ):
+        _require_ties(ties)
         self.placement, self.stages, self.ties = placement, stages, list(ties)
         self.group, self.replicas, self.timeout = group, replicas, timeout
         self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
+        self.replica_device = "cuda" if replicas is not None and dist.get_backend(replicas) == "nccl" else "cpu"
         self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
         self.find_shared()
@@ -106,10 +109,9 @@ class GradientSync:
 
     def find_shared(self) -> None:
         """Find the weights and stages with several holders; before each step, as the caller may replace weights."""
-        modules = self.modules
-        self.tied = _tied(self.placement, modules, self.ties, self.group.rank)
-        self.shared = _copied(self.placement, modules, self.group.rank) + self.tied
-        self.held = _held_stages(self.placement, modules, self.group, self.replicas, self.timeout)
+        self.tied = list(self._tied_weights())
+        self.shared = [*self._copied_weights(), *self.tied]
+        self.held = list(self._held_stages())
 
     def initial_differences(self) -> list[str]:
         """Return a sentence for each weight, buffer and tie that is not equal on all of its holders."""
@@ -129,7 +131,7 @@ class GradientSync:
             found += {**each.differences("weight", whole), **each.differences("buffer", buffers)}.values()
         for weights_here, partners, peer, is_first in self.tied:
             mine = _checksums(weights_here)
-            theirs = _checksums(partners) if partners else self._exchange_with(peer, mine, is_first)[int(is_first)]
+            theirs = _checksums(partners) if partners else self._exchange_with(peer, is_first, mine)[int(is_first)]
             if not torch.equal(mine, theirs):
                 found.append(f"the tied weights on rank {self.group.rank} and rank {peer} are not the same")
         return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
@@ -147,7 +149,7 @@ class GradientSync:
         if self.replicas is None:
             return
         weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
-        total = _flatten(weights).to(_device(self.replicas))
+        total = _flatten(weights).to(self.replica_device)
         work = dist.all_reduce(total, group=self.replicas, async_op=True)
 
         def finish() -> None:
@@ -170,7 +172,7 @@ class GradientSync:
                 total = mine + _flatten(partners)
                 _unflatten(partners, total)
             else:
-                one, other = self._exchange_with(peer, mine, is_first)
+                one, other = self._exchange_with(peer, is_first, mine)
                 total = (one + other).to(mine.device)
             _unflatten(weights, total)
         for each in self.held:
@@ -182,9 +184,24 @@ class GradientSync:
         """Return the sum of a number over all replicas; the number itself without replicas."""
         if self.replicas is None:
             return value
-        value = value.to(_device(self.replicas), copy=True)
+        value = value.to(self.replica_device, copy=True)
         wait(dist.all_reduce(value, group=self.replicas, async_op=True), value.device, self.timeout)
         return value.cpu()
+
+    def loss_weights(self, counts: Sequence[int], reduction: str, is_last: bool) -> list[Fraction]:
+        """Return the weight of each microbatch's loss in the batch's loss.
+
+        counts: how much each microbatch counts in a mean. reduction: "mean" or "sum". is_last: for the last stage,
+        whose weights depend on the counts in all replicas.
+
+        Losses and gradients are averaged over the replicas afterwards, which the weights make up for.
+        """
+        if reduction == "sum":
+            return [Fraction(self.replica_count)] * len(counts)
+        if not is_last:
+            return [Fraction(count, sum(counts)) for count in counts]
+        total = int(self.sum_over_replicas(torch.tensor(sum(counts))))
+        return [Fraction(count * self.replica_count, total) for count in counts]
 
     def norm(self) -> torch.Tensor:
         """Return this rank's part of the gradients' norm, a float64 scalar: a shared weight counts at one holder only.
@@ -206,74 +223,81 @@ class GradientSync:
         total: torch.Tensor = torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
         return total
 
-    def _exchange_with(self, peer: int, mine: torch.Tensor, is_first: bool) -> torch.Tensor:
-        return _exchange_with(mine, peer, is_first, self.group, self.timeout)
+    def _stages_with_two_holders(self) -> Iterator[tuple[int, list[int]]]:
+        """Yield the stages of this rank of which another rank has a copy, each with both ranks."""
+        for stage in sorted(self.stages):  # in the same order on both ranks
+            holders = [copy[stage] for copy in self.placement.holders]
+            if len(set(holders)) > 1:
+                yield stage, holders
+
+    def _copied_weights(self) -> Iterator[SharedWeights]:
+        for stage, holders in self._stages_with_two_holders():
+            weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
+            is_first = holders[0] == self.group.rank
+            yield SharedWeights(weights, [], holders[is_first], is_first)
+
+    def _tied_weights(self) -> Iterator[SharedWeights]:
+        """Yield the tied weights of this rank, in the order of `ties`, which is the same on all ranks."""
+        rank, placement = self.group.rank, self.placement
+        for tie in self.ties:
+            for copy in placement.holders:
+                holders = [copy[stage] if 0 <= stage < placement.stages else -1 for stage, _ in tie]
+                here = [self._weight(*end) for end, holder in zip(tie, holders, strict=True) if holder in (rank, -1)]
+                is_first = holders[0] == rank
+                if len(here) == 2 and here[0] is not here[1]:
+                    yield SharedWeights(here[:1], here[1:], rank, is_first)
+                elif len(here) == 1:
+                    yield SharedWeights(here, [], holders[is_first], is_first)
+
+    def _weight(self, stage: int, name: str) -> nn.Parameter:
+        modules = self.modules
+        try:
+            return modules[stage].get_parameter(name)
+        except (KeyError, AttributeError):
+            known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
+            raise SettingError(
+                f"cannot tie {name!r} of stage {stage}, which has no such weight; its weights are: {known}"
+            ) from None
+
+    def _held_stages(self) -> Iterator[HeldStage]:
+        """Yield the stages of this rank that other ranks hold, too: copies within the schedule, then replicas."""
+        for stage, holders in self._stages_with_two_holders():
+            is_first = holders[0] == self.group.rank
+            gather = partial(self._exchange_with, holders[is_first], is_first)
+            yield HeldStage(stage, self.stages[stage].module, [f"rank {rank}" for rank in holders], gather)
+        if self.replicas is not None and self.replica_count > 1:
+            names = [f"global rank {rank}" for rank in dist.get_process_group_ranks(self.replicas)]
+            for stage, module in sorted(self.modules.items()):
+                yield HeldStage(stage, module, names, self._gather_replicas)
+
+    def _exchange_with(self, peer: int, is_first: bool, mine: torch.Tensor) -> torch.Tensor:
+        """Return this rank's row and that of `peer`, shape (2, length), in the same order on both."""
+        mine = mine.to(self.group.device)
+        theirs = torch.empty_like(mine)
+        for request in start_swap(mine, theirs, peer, self.group):
+            wait(request, self.group.device, self.timeout)
+        return torch.stack([mine, theirs] if is_first else [theirs, mine])
+
+    def _gather_replicas(self, mine: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all replicas, shape (replicas, length)."""
+        mine = mine.to(self.replica_device)
+        rows = [torch.empty_like(mine) for _ in range(self.replica_count)]
+        wait(dist.all_gather(rows, mine, group=self.replicas, async_op=True), mine.device, self.timeout)
+        return torch.stack(rows)
 
 
-def _copied(placement: Placement, modules: Mapping[int, nn.Module], rank: int) -> list[SharedWeights]:
-    """The weights of the stages of which another rank holds a copy."""
-    return [
-        SharedWeights(
-            [weight for weight in modules[stage].parameters() if weight.requires_grad],
-            [],
-            holders[holders[0] == rank],
-            holders[0] == rank,
+def _require_ties(ties: Any) -> None:
+    def is_end(end: Any) -> bool:
+        return isinstance(end, (tuple, list)) and [type(part) for part in end] == [int, str]
+
+    valid = isinstance(ties, (tuple, list)) and all(
+        isinstance(tie, (tuple, list)) and len(tie) == 2 and all(map(is_end, tie)) for tie in ties
+    )
+    if not valid:
+        raise SettingError(
+            "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by its "
+            f"stage and its name there; got {ties!r}"
         )
-        for stage, holders in _stages_with_two_holders(placement, rank)
-    ]
-
-
-def _tied(
-    placement: Placement, modules: Mapping[int, nn.Module], ties: Sequence[Tie], rank: int
-) -> list[SharedWeights]:
-    """The tied weights of `rank`, in the order of `ties`, which is the same on all ranks."""
-    found = []
-    for tie in ties:
-        for copy in placement.holders:
-            holders = [copy[stage] if 0 <= stage < placement.stages else -1 for stage, _ in tie]
-            here = [_weight(modules, *tie[end]) for end in (0, 1) if holders[end] in (rank, -1)]
-            is_first = holders[0] == rank
-            if len(here) == 2 and here[0] is not here[1]:
-                found.append(SharedWeights(here[:1], here[1:], rank, is_first))
-            elif len(here) == 1:
-                found.append(SharedWeights(here, [], holders[is_first], is_first))
-    return found
-
-
-def _held_stages(
-    placement: Placement,
-    modules: Mapping[int, nn.Module],
-    group: PipelineGroup,
-    replicas: dist.ProcessGroup | None,
-    timeout: timedelta,
-) -> list[HeldStage]:
-    """The stages of this rank that other ranks hold, too: first copies within the schedule, then replicas."""
-    found = []
-    for stage, holders in _stages_with_two_holders(placement, group.rank):
-        is_first = holders[0] == group.rank
-        gather = partial(_exchange_with, peer=holders[is_first], is_first=is_first, group=group, timeout=timeout)
-        found.append(HeldStage(stage, modules[stage], [f"rank {rank}" for rank in holders], gather))
-    if replicas is not None and dist.get_world_size(replicas) > 1:
-        ranks = [f"global rank {rank}" for rank in dist.get_process_group_ranks(replicas)]
-        gather = partial(_gather_replicas, replicas=replicas, timeout=timeout)
-        found += [HeldStage(stage, modules[stage], ranks, gather) for stage in sorted(modules)]
-    return found
-
-
-def _stages_with_two_holders(placement: Placement, rank: int) -> Iterator[tuple[int, list[int]]]:
-    """The stages of `rank` that another rank holds, too, each with both ranks."""
-    for stage in range(placement.stages):
-        holders = [copy[stage] for copy in placement.holders]
-        if rank in holders and len(set(holders)) > 1:
-            yield stage, holders
-
-
-def _weight(modules: Mapping[int, nn.Module], stage: int, name: str) -> nn.Parameter:
-    try:
-        return modules[stage].get_parameter(name)
-    except (KeyError, AttributeError):
-        known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
-        raise SettingError(f"cannot tie {name!r} of stage {stage}: no such weight; the stage has: {known}") from None
 
 
 def _average_buffers(held: HeldStage) -> None:
@@ -305,30 +329,6 @@ def _first_different(values: Sequence[int]) -> int:
 
 def _checksums(weights: Sequence[nn.Parameter]) -> torch.Tensor:
     return torch.tensor([checksum(_local(weight)) for weight in weights])
-
-
-def _exchange_with(
-    mine: torch.Tensor, peer: int, is_first: bool, group: PipelineGroup, timeout: timedelta
-) -> torch.Tensor:
-    """This rank's row and that of `peer`, shape (2, length), in the same order on both."""
-    mine = mine.to(group.device)
-    theirs = torch.empty_like(mine)
-    for request in start_swap(mine, theirs, peer, group):
-        wait(request, group.device, timeout)
-    return torch.stack([mine, theirs] if is_first else [theirs, mine])
-
-
-def _gather_replicas(mine: torch.Tensor, replicas: dist.ProcessGroup, timeout: timedelta) -> torch.Tensor:
-    """The rows of all replicas, shape (replicas, length)."""
-    mine = mine.to(_device(replicas))
-    rows = [torch.empty_like(mine) for _ in range(dist.get_world_size(replicas))]
-    wait(dist.all_gather(rows, mine, group=replicas, async_op=True), mine.device, timeout)
-    return torch.stack(rows)
-
-
-def _device(replicas: dist.ProcessGroup) -> str:
-    """The device from which a process group sends."""
-    return "cpu" if dist.get_backend(replicas) == "gloo" else "cuda"
 
 
 def _local(tensor: Any) -> torch.Tensor:

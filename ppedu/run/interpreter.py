@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
@@ -14,6 +14,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.profiler import record_function
 
 from ppedu.core.actions import COMMUNICATION, RECEIVE, Action, F, Op
@@ -328,3 +329,16 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def evaluation_mode(modules: Iterable[nn.Module], enabled: bool) -> Iterator[None]:
+    """If `enabled`, put all modules and their parts in evaluation mode, and at the end back in the mode of each."""
+    before = {part: part.training for module in modules for part in module.modules()} if enabled else {}
+    for part in before:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in before.items():
+            part.training = mode

@@ -11,12 +11,11 @@ A step is run by `interpreter`, which reads the schedule; `control` is what rank
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from fractions import Fraction
 from functools import cached_property
+from types import NoneType
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from ppedu.run.batch import Batch, Batching
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.control import Control, Rows
 from ppedu.run.gradients import GradientSync, Tie
-from ppedu.run.interpreter import METHODS, Handler, Program, Step
+from ppedu.run.interpreter import METHODS, Handler, Program, Step, evaluation_mode
 from ppedu.run.messages import Messages
 from ppedu.run.sharded import Shards, is_sharded, storage
 from ppedu.run.stage import Loss, Stage
@@ -99,8 +98,11 @@ class Pipeline:
     ):
         require_schedule("Pipeline", schedule)
         schedule.validate()
-        _require_settings(loss_fn, replicas, batching, autocast, timeout)
-        _require_ties(tied)
+        require_instance("loss_fn", loss_fn, (Callable, NoneType), "a function of an output and a target")
+        require_instance("replicas", replicas, (dist.ProcessGroup, NoneType), "a process group")
+        require_instance("batching", batching, Batching, "a Batching, such as Batching(output_dim=1)")
+        require_instance("autocast", autocast, (torch.dtype, NoneType), "a dtype, such as torch.bfloat16")
+        _require_timeout(timeout)
         self.group = PipelineGroup.of(group)
         if self.group.size != schedule.ranks:
             raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {self.group.size}")
@@ -259,15 +261,16 @@ class Pipeline:
         targets = () if call == "forward" else batch.targets or [None] * microbatches
         for stage in self.stages.values():
             is_last = stage is self.last
+            counts = batch.counts if is_last and batch.counts else sizes if all(sizes) else [1] * microbatches
             with self.control.required_for(f"start {call}"):
-                weights = self._loss_weights(sizes, batch.counts, is_last) if targets else []
+                weights = self.gradients.loss_weights(counts, self.batching.reduction, is_last) if targets else []
             keep = outputs and is_last
             stage.begin(batch.inputs, targets, weights, loss_kwargs=loss_kwargs, outputs=keep, timed=False)
         program = self.program if training else self.forwards
         step = Step(self, program, batch, kinds, training)
         rows = self.control.post(1 + microbatches + 2 * program.longest, torch.float64, f"start {call}")
         try:
-            with _modes(self.stages.values(), training), torch.set_grad_enabled(training):
+            with evaluation_mode(self.gradients.modules.values(), not training), torch.set_grad_enabled(training):
                 step.run()
                 with self.control.required_for("synchronize the gradients"):
                     step.finish()
@@ -323,21 +326,6 @@ class Pipeline:
         self.offset = clock.offset(self.group, [row[0] for row in rows])
         self._prepared = True
 
-    def _loss_weights(self, sizes: Sequence[int], counts: Sequence[int], is_last: bool) -> list[Fraction]:
-        """Return the factor of each microbatch's loss in the batch's loss.
-
-        Losses and gradients are averaged over the replicas afterwards. The factors make up for that if the replicas'
-        losses are to be summed, or if their batches have different counts.
-        """
-        replicas = self.gradients.replica_count
-        if self.batching.reduction == "sum":
-            return [Fraction(replicas)] * self.schedule.microbatches
-        weights = counts if is_last and counts else sizes if all(sizes) else [1] * self.schedule.microbatches
-        if not is_last:
-            return [Fraction(weight, sum(weights)) for weight in weights]
-        whole = int(self.gradients.sum_over_replicas(torch.tensor(sum(weights))))
-        return [Fraction(weight * replicas, whole) for weight in weights]
-
     def _exchange_results(self, step: Step, rows: Rows) -> None:
         """Give every rank the losses, and the times of all actions."""
         microbatches = self.schedule.microbatches
@@ -378,39 +366,9 @@ def _own_loss(output: Any, target: Any) -> Any:
     return output
 
 
-def _require_settings(loss_fn: Any, replicas: Any, batching: Any, autocast: Any, timeout: Any) -> None:
-    fits = {
-        "loss_fn": (loss_fn is None or callable(loss_fn), "a function of an output and a target", loss_fn),
-        "replicas": (replicas is None or isinstance(replicas, dist.ProcessGroup), "a process group", replicas),
-        "batching": (isinstance(batching, Batching), "a Batching, such as Batching(output_dim=1)", batching),
-        "autocast": (
-            autocast is None or isinstance(autocast, torch.dtype),
-            "a dtype, such as torch.bfloat16",
-            autocast,
-        ),
-        "timeout": (
-            isinstance(timeout, (int, float)) and 0 < timeout <= MOST_SECONDS,
-            f"a number of seconds above 0, at most {MOST_SECONDS}",
-            timeout,
-        ),
-    }
-    for name, (valid, expected, value) in fits.items():
-        if not valid:
-            raise SettingError(f"{name} must be {expected}; got {value!r}")
-
-
-def _require_ties(ties: Any) -> None:
-    def is_end(end: Any) -> bool:
-        return isinstance(end, (tuple, list)) and [type(part) for part in end] == [int, str]
-
-    valid = isinstance(ties, (tuple, list)) and all(
-        isinstance(tie, (tuple, list)) and len(tie) == 2 and all(map(is_end, tie)) for tie in ties
-    )
-    if not valid:
-        raise SettingError(
-            "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by its "
-            f"stage and its name there; got {ties!r}"
-        )
+def _require_timeout(timeout: Any) -> None:
+    if not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_SECONDS:
+        raise SettingError(f"timeout must be a number of seconds above 0, at most {MOST_SECONDS}; got {timeout!r}")
 
 
 def _as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], rank: int) -> dict[int, Stage]:
@@ -428,16 +386,3 @@ def _as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int],
             raise SettingError(f"stage {number} must be a torch module; got {type(module).__name__}")
         stages[number] = module if isinstance(module, Stage) else Stage(module, number)
     return stages
-
-
-@contextmanager
-def _modes(stages: Iterable[Stage], training: bool) -> Iterator[None]:
-    """In an evaluation, put all modules in evaluation mode, and back in the mode of each at the end."""
-    before = {} if training else {part: part.training for stage in stages for part in stage.module.modules()}
-    for part in before:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, mode in before.items():
-            part.training = mode
