@@ -79,7 +79,11 @@ class Odd:
         raise KeyError("odd")
 
 
-@pytest.mark.parametrize("value", [iter(lambda: 0, 1), open, lambda: 0, Odd(), [[Odd()]]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [iter(lambda: 0, 1), open, lambda: 0, Odd(), [[Odd()]]],
+    ids=["iterator", "builtin", "lambda", "object", "nested"],
+)
 def test_what_can_be_given_back_arrives_and_the_rest_is_refused(tmp_path, monkeypatch, value):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
