@@ -124,11 +124,6 @@ class Step:
         if torch.autograd._profiler_enabled():  # without a profiler, record_function costs 10 µs an action
             self._run = {op: partial(_recorded, run) for op, run in self._run.items()}
 
-    @property
-    def outputs(self) -> dict[int, Any]:
-        """What the last stage has returned, by microbatch; empty if outputs are not wanted or it is on another rank."""
-        return self.pipeline.last.outputs if self.pipeline.last else {}
-
     def run(self) -> None:
         """Run the program."""
         self.messages.begin()

@@ -102,7 +102,8 @@ class Pipeline:
         require_instance("replicas", replicas, (dist.ProcessGroup, NoneType), "a process group")
         require_instance("batching", batching, Batching, "a Batching, such as Batching(output_dim=1)")
         require_instance("autocast", autocast, (torch.dtype, NoneType), "a dtype, such as torch.bfloat16")
-        _require_timeout(timeout)
+        if not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_SECONDS:
+            raise SettingError(f"timeout must be a number of seconds above 0, at most {MOST_SECONDS}; got {timeout!r}")
         self.group = PipelineGroup.of(group)
         if self.group.size != schedule.ranks:
             raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {self.group.size}")
@@ -116,10 +117,9 @@ class Pipeline:
         self.device = next(iter(self.stages.values())).device
         self.batching, self.autocast, self.seed = batching, autocast, seed
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
-        self.control = Control(self.group, timedelta(seconds=timeout))
-        self.gradients = GradientSync(
-            schedule.placement, self.stages, tied, self.group, replicas, timedelta(seconds=timeout)
-        )
+        limit = timedelta(seconds=timeout)
+        self.control = Control(self.group, limit)
+        self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit)
         self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
@@ -175,8 +175,8 @@ class Pipeline:
             CommunicationError: another rank has failed, has been given a different batch, or exceeds the timeout.
             PipelineError: a stage has failed, or a loss is not finite.
         """
-        step = self._run("step", inputs, targets, keywords, outputs, loss_kwargs)
-        return (self.loss, self._join(step)) if outputs else self.loss
+        found = self._run("step", inputs, targets, keywords, outputs, loss_kwargs)
+        return (self.loss, found) if outputs else self.loss
 
     def eval(
         self,
@@ -188,8 +188,8 @@ class Pipeline:
         **keywords: Any,
     ) -> Any:
         """Return the batch's loss, without gradients and with modules in evaluation mode; otherwise as `step`."""
-        step = self._run("eval", inputs, targets, keywords, outputs, loss_kwargs)
-        return (self.loss, self._join(step)) if outputs else self.loss
+        found = self._run("eval", inputs, targets, keywords, outputs, loss_kwargs)
+        return (self.loss, found) if outputs else self.loss
 
     def forward(self, inputs: Any = None, **keywords: Any) -> Any:
         """Return the model's outputs for a batch, as in `eval`; None on a rank without the last stage.
@@ -198,7 +198,7 @@ class Pipeline:
         with an entry for each microbatch. If two ranks hold the last stage, each returns the outputs of its own
         microbatches.
         """
-        return self._join(self._run("forward", inputs, None, keywords, outputs=True))
+        return self._run("forward", inputs, None, keywords, outputs=True)
 
     @property
     def timeline(self) -> Timeline:
@@ -248,7 +248,8 @@ class Pipeline:
         keywords: Mapping[str, Any],
         outputs: bool = False,
         loss_kwargs: dict[str, Any] | None = None,
-    ) -> Step:
+    ) -> Any:
+        """Run a batch, and return the model's outputs, if they are wanted and this rank has them."""
         training, microbatches = call == "step", self.schedule.microbatches
         if loss_kwargs is not None:
             require_instance("loss_kwargs", loss_kwargs, dict, "a dict of keywords for loss_fn")
@@ -282,7 +283,8 @@ class Pipeline:
         self.steps += training
         if call != "forward":
             self._require_finite()
-        return step
+        found = self.last.outputs if self.last else {}  # by microbatch
+        return self.batching.join([found[m] for m in sorted(found)]) if found else None
 
     def _require_usable(self) -> None:
         if self.control.failure:
@@ -356,19 +358,10 @@ class Pipeline:
         if not math.isfinite(self.loss):
             raise PipelineError(f"another replica has a loss of {self.loss.item()}; its own error says in which action")
 
-    def _join(self, step: Step) -> Any:
-        outputs = step.outputs
-        return self.batching.join([outputs[m] for m in sorted(outputs)]) if outputs else None
-
 
 def _own_loss(output: Any, target: Any) -> Any:
     """The loss of a last stage that returns it."""
     return output
-
-
-def _require_timeout(timeout: Any) -> None:
-    if not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_SECONDS:
-        raise SettingError(f"timeout must be a number of seconds above 0, at most {MOST_SECONDS}; got {timeout!r}")
 
 
 def _as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], rank: int) -> dict[int, Stage]:
@@ -379,10 +372,5 @@ def _as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int],
             f"rank {rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
             "give a module for each, such as {0: module}; see pp.run.local_stages"
         )
-    stages = {}
-    for number in numbers:
-        module = modules[number]
-        if not isinstance(module, (Stage, nn.Module)):
-            raise SettingError(f"stage {number} must be a torch module; got {type(module).__name__}")
-        stages[number] = module if isinstance(module, Stage) else Stage(module, number)
-    return stages
+    found = {number: modules[number] for number in numbers}
+    return {number: each if isinstance(each, Stage) else Stage(each, number) for number, each in found.items()}

@@ -1,9 +1,9 @@
-"""Weights that are sharded over replicas: each rank keeps a slice of them, and gathers the rest when it computes.
+"""Parameter sharding over replicas: each rank stores a slice of every weight, and gathers the rest to compute.
 
-The slices are those of torch's `fully_shard` (the third stage of ZeRO, arXiv 1910.02054, §5.3). Left to itself that
-gathers a module's weights for every forward and backward, and reduces their gradients after every backward: in a
-pipeline, for every microbatch. Here the schedule says when. UNSHARD gathers the weights of a stage, RESHARD frees
-them, and REDUCE_GRAD averages the gradients of all microbatches over the replicas, once.
+The slices are those of torch's `fully_shard` (the third stage of ZeRO, arXiv 1910.02054, §5.3). By itself, that gathers
+a module's weights for every forward and backward, and reduces their gradients after every backward: in a pipeline, for
+every microbatch. Here the schedule says when. UNSHARD gathers the weights of a stage, RESHARD frees them, and
+REDUCE_GRAD averages the gradients of all microbatches over the replicas, once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ppedu.core.schedule import Schedule
 if TYPE_CHECKING:
     from torch.distributed.fsdp import UnshardHandle
 
-WHOLE, SHARDED, IN_PARTS, WRAPPED = 0, 1, 2, 3  # how the weights of a stage are kept
+WHOLE, SHARDED, IN_PARTS, WRAPPED = 0, 1, 2, 3  # how a rank stores the weights of a stage
 
 
 def storage(modules: Mapping[int, nn.Module]) -> list[int]:
-    """For each way to store weights, a stage of this rank that does so, or -1. Frozen stages do not count.
+    """Return one stage for each way of storing weights (WHOLE, SHARDED, IN_PARTS, WRAPPED); -1 if there is none.
 
-    modules: all stages of the rank, by number.
+    modules: all stages of the rank, by number. Those without trainable weights do not count.
     """
     found = [-1, -1, -1, -1]
     for stage, module in modules.items():
@@ -44,53 +44,59 @@ def storage(modules: Mapping[int, nn.Module]) -> list[int]:
 
 
 def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
-    """Return whether the stages of a pipeline are sharded. `rows[rank]` is what `storage` returns there.
+    """Return whether the stages of a pipeline are sharded.
+
+    rows: what `storage` returns on each rank.
 
     Raises:
-        SettingError: one is sharded in parts only, or some are sharded and others are not, or one is in a wrapper that
-            synchronizes its gradients after every backward, or after the first.
+        SettingError: a stage is in a wrapper that synchronizes after the wrong backward; only parts of a stage are
+            sharded; or some stages are sharded and others are not.
     """
-    found = [(how, stage, rank) for rank, row in enumerate(rows) for how, stage in enumerate(row) if stage >= 0]
-    where = {how: f"stage {stage} on rank {rank}" for how, stage, rank in found}
-    for how, stage, _ in found:
-        if how == WRAPPED:
-            raise SettingError(
-                f"stage {stage} is wrapped in DistributedDataParallel; give the plain module and "
-                "Pipeline(replicas=group): such a wrapper synchronizes after the wrong backward"
-            )
+    where = {
+        how: f"stage {stage} on rank {rank}"
+        for rank, row in enumerate(rows)
+        for how, stage in enumerate(row)
+        if stage >= 0
+    }
+    if WRAPPED in where:
+        raise SettingError(
+            f"{where[WRAPPED]} is in a wrapper, such as DistributedDataParallel, that synchronizes gradients after the "
+            "wrong backward; give the plain module and Pipeline(replicas=group)"
+        )
     if IN_PARTS in where:
         raise SettingError(
-            f"{where[IN_PARTS]} has parts that are sharded, but is not sharded itself, so that its other weights "
-            "would not be averaged over the replicas; call fully_shard on the whole stage too, after its parts"
+            f"{where[IN_PARTS]} has parts that are sharded, but is not sharded itself, so that the gradients of its "
+            "other weights would not be averaged; call fully_shard on the whole stage too, after its parts"
         )
     if SHARDED in where and WHOLE in where:
         raise SettingError(
-            f"{where[WHOLE]} is not sharded, but {where[SHARDED]} is, so that only the gradients of that one would be "
-            "averaged over the replicas; call fully_shard on every stage, or on none"
+            f"{where[WHOLE]} is not sharded, but {where[SHARDED]} is, so that only the gradients of the latter would "
+            "be averaged; call fully_shard on every stage, or on none"
         )
     return SHARDED in where
 
 
 class Shards:
-    """The sharded stages of one rank: gathers, frees and reduces them when told to, and at no other time.
+    """Gathers, frees and reduces the sharded stages of one rank, when the schedule says so and at no other time.
 
-    modules: all stages of the rank, by number. In those that are sharded, fully_shard no longer acts by itself.
-    Gradients are whole, and this replica's own, until `reduce_grad`. Other replicas are waited for as long as the
-    process group of their mesh allows.
+    modules: all stages of the rank, by number. In sharded ones, fully_shard no longer acts by itself.
+
+    Until `reduce_grad`, gradients are not sharded, and are this replica's own. The timeout for other replicas is that
+    of their mesh's process group.
     """
 
     def __init__(self, modules: Mapping[int, nn.Module], rank: int):
         self.rank = rank
         self.parts = {stage: parts for stage, module in modules.items() if (parts := _parts(module))}
         self._finish = {stage: _finisher(parts[0]) for stage, parts in self.parts.items()}
-        self._coming: dict[int, list[UnshardHandle | None]] = {}
+        self._gathering: dict[int, list[UnshardHandle | None]] = {}
         self._gathered: set[int] = set()
         self._unreduced: set[int] = set()
-        self._settled: set[int] = set()  # where gradients are added up in `.grad` all the time
+        self._settled: set[int] = set()  # stages whose gradients are added up in `.grad` already
         for stage, parts in self.parts.items():
             parts[0].set_reshard_after_forward(False)
             parts[0].set_reshard_after_backward(False)
-            for part in parts:  # a part has nothing to gather ahead for another: all are gathered
+            for part in parts:  # all parts are gathered, so none needs to prefetch another
                 part.set_modules_to_backward_prefetch([part])
             self.reshard(stage)
 
@@ -122,16 +128,16 @@ class Shards:
     def unshard(self, stage: int) -> None:
         """Start to gather the weights of `stage`."""
         if stage in self.parts:
-            self._coming[stage] = [part.unshard(async_op=True) for part in self.parts[stage]]
+            self._gathering[stage] = [part.unshard(async_op=True) for part in self.parts[stage]]
 
     def wait(self, action: Action) -> None:
-        """Return when the weights that `action` works with are gathered.
+        """Wait until the weights of an action's stages are gathered.
 
         Raises:
-            PipelineError: nobody has started to.
+            PipelineError: `unshard` has not been called.
         """
         for stage in {single.stage for single in action.singles} & self.parts.keys():
-            self._arrive(stage)
+            self._complete(stage)
             if stage not in self._gathered:
                 raise PipelineError(
                     f"the weights of stage {stage} are sharded; {stage}UNSHARD must come first, and a handler for it "
@@ -141,16 +147,16 @@ class Shards:
                 self._unreduced.add(stage)
 
     def reshard(self, stage: int) -> None:
-        """Free the weights of `stage`, but for the slices that stay."""
-        self._arrive(stage)  # or they would still come
+        """Free the gathered weights of `stage`; this rank's slices stay."""
+        self._complete(stage)  # a gather in flight would undo this
         self._gathered.discard(stage)
         for part in self.parts.get(stage, ()):
             part.reshard()
 
     def end_backward(self, stage: int) -> None:
-        """Tell the module of `stage` that a backward has ended, where it could not see that itself.
+        """Tell the module of `stage` that a W has ended, which fully_shard does not notice by itself.
 
-        Gradients of low precision are then added up in the one that they are reduced in, as after other backwards.
+        It then adds low-precision gradients up in the precision of their reduction, as after other backwards.
         """
         if stage in self.parts and stage not in self._settled:
             self._finish[stage]()
@@ -175,10 +181,10 @@ class Shards:
             self._unreduced.discard(action.stage)
 
     def end(self) -> None:
-        """Free what a step has left gathered: when the next one starts, the weights are others.
+        """Free all gathered weights at the end of a step, since the optimizer is about to change them.
 
         Raises:
-            PipelineError: a stage's gradients are not reduced.
+            PipelineError: a stage's gradients have not been reduced.
         """
         for stage in self.parts:
             self.reshard(stage)
@@ -188,15 +194,16 @@ class Shards:
                 f"a handler for {stage}REDUCE_GRAD must call step.default(action)"
             )
 
-    def _arrive(self, stage: int) -> None:
-        if stage in self._coming:
-            for handle in self._coming.pop(stage):
+    def _complete(self, stage: int) -> None:
+        """Wait for the gather of `stage`, if one is in flight."""
+        if stage in self._gathering:
+            for handle in self._gathering.pop(stage):
                 if handle is not None:
                     handle.wait()
             self._gathered.add(stage)
 
 
-# What torch can put around a module, or make of it, each as its module in torch and its name there.
+# Classes of torch around a module, or that it has become, each by its module in torch and its name.
 FULLY_SHARDED = [("torch.distributed.fsdp", "FSDPModule")]
 WRAPPERS = [
     ("torch.nn.parallel", "DistributedDataParallel"),
@@ -206,29 +213,29 @@ WRAPPERS = [
 
 
 def _parts(module: nn.Module, kinds: Sequence[tuple[str, str]] = FULLY_SHARDED) -> list[Any]:
-    """The modules in `module`, itself first, that are of one of `kinds`."""
-    # They take long to import. Where nobody has imported them, nothing is of their kind.
+    """Return the modules in `module`, itself first, that are of one of `kinds`."""
+    # These classes take long to import. As long as they are not imported, they have no instances.
     known = tuple(getattr(sys.modules[place], name) for place, name in kinds if place in sys.modules)
     return [part for part in module.modules() if isinstance(part, known)]
 
 
 def _replicas(module: nn.Module) -> set[int]:
-    """The global ranks that the weights of `module` are sharded over; none if it has no weights."""
+    """Return the global ranks over which the weights of `module` are sharded."""
     meshes = {weight.device_mesh for weight in module.parameters() if hasattr(weight, "device_mesh")}
     return {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
 
 
 def _finisher(root: Any) -> Callable[[], None]:
-    """What makes the module `root` do what it does when a backward through it ends.
+    """Return a function that makes the sharded module `root` do its work at the end of a backward.
 
-    It sees that a backward starts, at its output, and then waits for autograd to be done; but not the backwards that
-    start inside of it, for the weights alone. So this is a forward through the module and its backward, which pass
-    by all of its layers: a method of its own that counts as a forward, and gives back what it gets.
+    fully_shard does that work when a backward that went through the module's output is done. It misses backwards that
+    start inside the module, for the weights only. The function therefore runs a forward and a backward that skip all
+    layers: through a method that fully_shard treats as a forward, and that returns its argument.
     """
     from torch.distributed.fsdp import register_fsdp_forward_method
 
-    root.passing_by = MethodType(lambda self, x: x.clone(), root)
-    register_fsdp_forward_method(root, "passing_by")
+    root.skip_layers = MethodType(lambda self, x: x.clone(), root)
+    register_fsdp_forward_method(root, "skip_layers")
     root.set_requires_gradient_sync(False)
     root.set_is_last_backward(False)
-    return lambda: root.passing_by(torch.zeros((), requires_grad=True)).backward()
+    return lambda: root.skip_layers(torch.zeros((), requires_grad=True)).backward()

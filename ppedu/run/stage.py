@@ -34,7 +34,7 @@ class Stage:
     """
 
     def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None):
-        require_instance("a stage's module", module, nn.Module, "a torch.nn.Module")
+        require_instance(f"the module of stage {index}", module, nn.Module, "a torch.nn.Module")
         self.module = module
         self.index = index
         self.loss_fn = loss_fn

@@ -909,7 +909,7 @@ def test_orders_that_would_go_wrong_are_refused_before_anything_is_sent():
         ({0: nn.Identity()}, "rank 0 holds the stages 0, 1; got 0: give a module for each"),
         ({0: nn.Identity(), 1: nn.Identity(), 2: nn.Identity()}, "rank 0 holds the stages 0, 1; got 0, 1, 2: give"),
         ([nn.Identity()], "rank 0 holds the stages 0, 1; got [Identity()]: give a module for each"),
-        ({0: nn.Identity(), 1: abs}, "stage 1 must be a torch module; got builtin_function_or_method"),
+        ({0: nn.Identity(), 1: abs}, "the module of stage 1 must be a torch.nn.Module; got <built-in function abs>"),
     ],
 )
 def test_stages_that_are_not_those_of_the_rank_are_refused(stages, why):

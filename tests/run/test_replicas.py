@@ -168,8 +168,8 @@ for name in ("gpipe", "zb-h1"):
         assert len(lines) == 8
         for line in lines:
             assert line.startswith(
-                "SettingError: stage 1 is wrapped in DistributedDataParallel; give the plain module and "
-                "Pipeline(replicas=group)"
+                "SettingError: stage 1 on rank 1 is in a wrapper, such as DistributedDataParallel, that synchronizes "
+                "gradients after the wrong backward; give the plain module and Pipeline(replicas=group)"
             )
 
 
