@@ -1,4 +1,4 @@
-"""The puzzle's levels, from one microbatch on two ranks to DualPipe's middle. Published schedules set their par."""
+"""The puzzle's levels, from one microbatch on two ranks to the middle of DualPipe. Published schedules set the par."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from ppedu.zoo import schedule
 
 @dataclass(frozen=True)
 class Level:
-    """A board to be completed in as little time as a published schedule.
+    """A board to complete in the time of a published schedule, its par.
 
-    name, title, goal: what to type, what to read above the board, and what is wanted, in a sentence or two.
-    published, ranks, microbatches: the schedule that sets par. Whether backwards are split and whether there are pairs
-        is as in it.
-    costs: what the actions take.
-    capped: no rank may hold more activations than the most that a rank holds in par.
-    given: how many of par's first actions are on the board from the start, for each rank.
+    name, title, goal: the argument of `level`, the heading above the board, and the task in a sentence or two.
+    published, ranks, microbatches: the schedule that sets the par; backwards are split, and pairs allowed, as in it.
+    costs: the times of the actions.
+    capped: whether the memory is limited to the largest peak of activations in par.
+    given: for each rank, the number of actions of par that are on the board from the start.
     """
 
     name: str
@@ -39,16 +38,16 @@ class Level:
 
     @cached_property
     def par(self) -> Timeline:
-        """The published schedule, simulated: `par.makespan` is the time to reach, `par.schedule` reaches it."""
+        """The timeline of the published schedule: `par.makespan` is the time to reach."""
         return simulate(schedule(self.published, self.ranks, self.microbatches), self.costs)
 
     @property
     def memory(self) -> Number | None:
-        """The most activations that a rank may hold; None where there is no limit."""
+        """The most activations that a rank may hold, or None for no limit."""
         return max(self.par.peak_activations) if self.capped else None
 
     def board(self) -> Board:
-        """A fresh board."""
+        """Return a new board of this level."""
         par = self.par.schedule
         actions = [action for order in par.orders for action in order]
         ops = {single.op for action in actions for single in action.singles}
@@ -66,7 +65,7 @@ class Level:
         )
 
 
-# Where a rank holds two stages, a share's forward takes two slots, so that a stage's takes one.
+# For two stages on a rank: the forward of a rank's share takes two slots, so that of a stage takes one.
 _HALVES = Costs(forward=2, backward=4)
 
 LEVELS = {
@@ -75,48 +74,48 @@ LEVELS = {
         Level(
             "first",
             "One microbatch, two ranks",
-            "The forward goes down the ranks, the backward comes back up. Place all of it.",
+            "The forward goes down the ranks, and the backward comes back up. Place all four actions.",
             *("naive", 2, 1),
         ),
         Level(
             "two-ranks",
             "Several microbatches",
-            "While one rank works on a microbatch, the other can work on the next. Leave as little idle as you can.",
+            "While one rank works on a microbatch, the other can work on the next. Keep both as busy as you can.",
             *("gpipe", 2, 3),
         ),
         Level(
             "gpipe",
             "GPipe: three ranks, as much memory as you like",
-            "All the forwards, then all the backwards, is one way. Which idle time can no order avoid?",
+            "All forwards, then all backwards, is one way. Which idle time can no order avoid?",
             *("gpipe", 3, 4),
         ),
         Level(
             "1f1b",
             "1F1B: the same time in less memory",
-            "A rank may not hold the activations of all microbatches. As soon as a backward can run, let it: it makes "
-            "room for the next forward.",
+            "A rank may not hold the activations of all microbatches. Run each backward as soon as it can run: it "
+            "frees the memory for the next forward.",
             *("1f1b", 3, 6),
             capped=True,
         ),
         Level(
             "interleaved",
             "Interleaving: two stages on each rank",
-            "Every microbatch comes by twice. The ranks wait for half as long at the start and at the end.",
+            "Every microbatch visits each rank twice. The ranks wait half as long at the start and at the end.",
             *("interleaved", 2, 4),
             costs=_HALVES,
         ),
         Level(
             "fill",
             "Filling the bubble with W",
-            "A backward is in two halves: the rank before waits for I, and nobody for W. Put W where a rank would be "
-            "idle, in the memory of 1F1B.",
+            "Backwards are split: the previous rank waits for I, and no rank waits for W. Put W where a rank would be "
+            "idle, within the memory of 1F1B.",
             *("zb-h1", 3, 4),
             capped=True,
         ),
         Level(
             "v",
             "A V: down the ranks and back up",
-            "The first rank has the first stage and the last, so its backward can start without waiting for others.",
+            "The first rank holds the first stage and the last, so its backward can start without waiting for others.",
             *("zb-v", 2, 3),
             costs=_HALVES,
             capped=True,
@@ -124,7 +123,7 @@ LEVELS = {
         Level(
             "dualpipe",
             "DualPipe: two streams meet",
-            "Microbatches come in from both ends. The beginning is there; a forward and a backward placed as a pair "
+            "Microbatches enter from both ends. The first actions are given. A forward and a backward placed as a pair "
             "take less time than one after the other.",
             *("dualpipe", 4, 8),
             costs=Costs(overlap=2),
@@ -136,11 +135,11 @@ LEVELS = {
 
 
 def level(name: str) -> Level:
-    """The level called `name`.
+    """Return the level called `name`.
 
     Raises:
-        SettingError: there is none.
+        SettingError: there is no such level.
     """
     if not isinstance(name, str) or name not in LEVELS:
-        raise SettingError(f"there is no level called {name!r}; there is: {', '.join(LEVELS)}")
+        raise SettingError(f"unknown level {name!r}; available: {', '.join(LEVELS)}")
     return LEVELS[name]

@@ -160,10 +160,10 @@ def test_what_is_left_and_what_is_placed_are_the_whole_work(position):
 REFUSALS = [
     ("2X0", "'2X0' is not an action; an action is a stage, an op and a microbatch"),
     (None, "None is not an action"),
-    ("0SEND_F0", "0SEND_F0 is not placed by hand: lowering adds the messages, and gathers the weights"),
-    ("0UNSHARD", "0UNSHARD is not placed by hand"),
+    ("0SEND_F0", "0SEND_F0 cannot be placed: lowering adds messages and sharding actions"),
+    ("0UNSHARD", "0UNSHARD cannot be placed"),
     ("4F0", "4F0: there is no stage 4; the stages are 0 to 3"),
-    ("0F4", "0F4: there is no microbatch 4; they are 0 to 3"),
+    ("0F4", "0F4: there is no microbatch 4; the microbatches are 0 to 3"),
     ("0F0", "0F0 has already been placed (rank 0, position 0)"),
     (F(2, 1), "2F1 needs 1F1, which has not been placed yet (rank 1)"),
     ("1B0", "1B0 needs 2B0, which has not been placed yet (rank 0)"),
@@ -187,12 +187,12 @@ def test_every_refusal_says_why():
 @pytest.mark.parametrize(
     ("split", "placed", "action", "words"),
     [
-        (False, "0F0", "0I0", "0I0: a backward is in one piece here, 0B0"),
-        (True, "0F0", "0B0", "0B0: a backward is in two halves here, 0I0 and 0W0"),
+        (False, "0F0", "0I0", "0I0: backwards are not split on this board; place 0B0"),
+        (True, "0F0", "0B0", "0B0: backwards are split on this board; place 0I0 and 0W0"),
         (True, "0F0", "0W0", "0W0 needs 0I0, which has not been placed yet (rank 0)"),
         (None, "0F0 1F0 1B0", "1W0", "1W0 is half of 1B0, which has already been placed (rank 1, position 1)"),
         (None, "0F0 1F0 1B0", "1I0", "1I0 is half of 1B0, which has already been placed (rank 1, position 1)"),
-        (None, "0F0 1F0 1I0", "1B0", "half of it, 1I0, has already been placed (rank 1, position 1)"),
+        (None, "0F0 1F0 1I0", "1B0", "half of 1B0, 1I0, has already been placed (rank 1, position 1)"),
         (None, "0F0", "(1F0;1B0)OVERLAP_F_B", "1B0 needs 1F0, which runs at the same time (rank 1)"),
         (None, "0F0 1F0", "(0F1;1B0)OVERLAP_F_B", "stage 0 is held by rank 0, and stage 1 by rank 1"),
         (None, "0F0 1F0", "(1B0;1F1)OVERLAP_B_F", "a pair is a forward and then a full backward, such as (0F1;3B0)"),
@@ -314,9 +314,9 @@ def test_there_is_a_way_to_finish_if_and_only_if_there_is_any_and_the_advice_lea
         board.finish()
         assert board.complete
         return
-    with pytest.raises(ScheduleError, match=r"from here no order stays within .* to the end; undo") as caught:
+    with pytest.raises(ScheduleError, match=r"no order can be completed from here within .*; undo") as caught:
         board.finish()
-    back = int(re.search(r"undo (\d+) actions?, and let other forwards go first", str(caught.value))[1])
+    back = int(re.search(r"undo (\d+) actions? and place other forwards first", str(caught.value))[1])
     assert board.stuck is None or board.stuck.endswith(str(caught.value).partition("; ")[2])
     for _ in range(back):
         assert not can_end(board)
@@ -350,7 +350,7 @@ def test_a_board_that_is_stuck_says_what_is_full_and_how_far_to_go_back():
     assert board.stuck is None
     board.place("1F1")
     full = "with 2F0, rank 0 would hold 1.5 activations; the limit is 1"
-    assert board.stuck == f"no rank can place anything: {full}; undo 3 actions, and let other forwards go first"
+    assert board.stuck == f"no rank can place an action: {full}; undo 3 actions and place other forwards first"
     board.reset()
     board.finish()
     assert board.complete and board.stuck is None
@@ -411,9 +411,9 @@ LOOP = Placement.make("loop", 2)
 @pytest.mark.parametrize(
     ("settings", "error", "words"),
     [
-        ({"placement": "loop"}, SettingError, "a board has a placement"),
+        ({"placement": "loop"}, SettingError, "placement must be a Placement, such as"),
         ({"microbatches": 0}, SettingError, "microbatches must be at least 1"),
-        ({"costs": 3}, SettingError, "a board has costs"),
+        ({"costs": 3}, SettingError, "costs must be Costs, such as"),
         ({"memory": float("inf")}, SettingError, "memory must be a number of activations, or None"),
         ({"memory": "4"}, SettingError, "memory must be a number of activations, or None"),
         ({"split": "IW"}, SettingError, "split must be True, False, or None"),
@@ -422,12 +422,16 @@ LOOP = Placement.make("loop", 2)
         (
             {"placement": Placement.make("loop", 2, 2), "memory": 1, "start": ["0F0", "0F1"]},
             ScheduleError,
-            "from here no order stays within 1 activation to the end; undo 1 action",
+            "no order can be completed from here within 1 activation; undo 1 action",
         ),
         ({"par": "1f1b"}, SettingError, "par takes a schedule"),
-        ({"par": pp.schedule("1f1b", 2, 3)}, SettingError, "another placement or other microbatches"),
+        (
+            {"par": pp.schedule("1f1b", 2, 3)},
+            SettingError,
+            "par must have the placement and the microbatches of the board",
+        ),
         ({"par": pp.schedule("gpipe", 2, 2), "memory": 1}, SettingError, "par cannot be placed .* with 0F1, rank 0"),
-        ({"par": pp.schedule("zb-h1", 2, 2)}, SettingError, "par cannot be placed .* in one piece here"),
+        ({"par": pp.schedule("zb-h1", 2, 2)}, SettingError, "par cannot be placed .* backwards are not split"),
     ],
 )
 def test_a_board_that_cannot_work_is_refused(settings, error, words):
@@ -525,5 +529,5 @@ def test_the_levels_ask_for_more_and_more():
 
 @pytest.mark.parametrize("name", ["nothing", None, ["first"]])
 def test_a_level_that_is_not_there_is_refused_with_those_that_are(name):
-    with pytest.raises(SettingError, match=r"there is no level called .*; there is: first, two-ranks, gpipe"):
+    with pytest.raises(SettingError, match=r"unknown level .*; available: first, two-ranks, gpipe"):
         level(name)
