@@ -169,7 +169,7 @@ def test_every_public_name_is_called():
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("ignore")
-def test_a_wrong_argument_is_taken_or_refused(name):
+def test_a_wrong_argument_works_or_is_refused(name):
     function, *right = CALLS[name]
     function(*right)
     raw = []
@@ -256,24 +256,24 @@ def test_a_wrong_type_is_refused(call, error):
 
 
 @pytest.mark.parametrize("text", ["0F0,0B0,0F1000000,0B1000000", "0F0,0F111111111", "0F0,999999999B0"])
-def test_a_typo_in_a_csv_is_named_at_once(tmp_path, text):
+def test_a_typo_in_a_large_csv_is_reported_quickly(tmp_path, text):
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(ParseError, match=r"but has \d actions?"):
         Schedule.from_csv(tmp_path / "x.csv")
 
 
-def test_blank_lines_at_the_end_of_a_csv_are_no_ranks(tmp_path):
+def test_blank_lines_at_the_end_of_a_csv_are_not_ranks(tmp_path):
     (tmp_path / "x.csv").write_text("0F0,0B0\n\n\n")
     assert Schedule.from_csv(tmp_path / "x.csv").ranks == 1
 
 
 @pytest.mark.parametrize("microbatches", [True, "1", -1])
-def test_the_number_of_microbatches_meant_is_a_number(tmp_path, microbatches):
+def test_an_expected_number_of_microbatches_must_be_a_number(tmp_path, microbatches):
     (tmp_path / "x.csv").write_text("0F0,0B0")
     with pytest.raises(SettingError):
         Schedule.from_csv(tmp_path / "x.csv", microbatches=microbatches)
 
 
-def test_fit_keeps_what_an_activation_weighs():
+def test_fit_keeps_the_memory_of_an_activation():
     run = pp.simulate(pp.schedule("1f1b", 2, 3), Costs(activation=7))
     assert pp.simulate(run.schedule, Costs.fit(run)).peak_activations == run.peak_activations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ppedu.core.errors import SettingError
 
-FOLDER = "ppedu-lessons"  # where they are copied by default
+FOLDER = "ppedu-lessons"  # the default target
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -21,22 +21,22 @@ def open_lessons(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     first = copy_lessons(folder)
     if options.no_open:
-        print(f"to open them: cd {shlex.quote(str(folder))} && jupyter lab {first}")
+        print(f"To open them: cd {shlex.quote(str(folder))} && jupyter lab {first}")
     elif find_spec("jupyterlab") is None:
-        raise SettingError("opening them needs jupyterlab; pip install 'ppedu[lab]'")
+        raise SettingError("JupyterLab is not installed; pip install 'ppedu[lab]'")
     else:
         sys.stdout.flush()
         command = [sys.executable, "-m", "jupyterlab", *lab_options(first), *options.lab]
         os.chdir(folder)
-        os.execv(sys.executable, command)  # Ctrl-C is then for JupyterLab alone
+        os.execv(sys.executable, command)  # replaces this process, so that Ctrl-C reaches JupyterLab alone
     return 0
 
 
 def lab_options(notebook: str) -> list[str]:
-    """Return JupyterLab's options to open `notebook`, a file in its own folder.
+    """Return the options with which JupyterLab opens `notebook`, a file in its working directory.
 
-    As root, as in most containers, JupyterLab has to be allowed to run. Without a display it cannot open a browser, and
-    prints the address instead: that of the notebook, because it is the default.
+    JupyterLab refuses to run as root, the user of most containers, unless allowed. Without a display it cannot open a
+    browser, and prints the address of the notebook instead.
     """
     options = [f"--LabApp.default_url=/lab/tree/{notebook}"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -47,15 +47,15 @@ def lab_options(notebook: str) -> list[str]:
 
 
 def copy_lessons(folder: Path) -> str:
-    """Copy the lessons into `folder`, all but those that are there already, and return the name of the first.
+    """Copy the lessons that do not exist in `folder` yet, and return the name of the first lesson.
 
     Raises:
-        SettingError: this installation holds no lessons, or the folder cannot be written to.
+        SettingError: this installation contains no lessons, or the folder cannot be written to.
     """
     installed, cloned = PACKAGE / "lessons", PACKAGE.parent / "notebooks"
     lessons = sorted((installed if installed.is_dir() else cloned).glob("*.ipynb"))
     if not lessons:
-        raise SettingError(f"there are no lessons in {installed} nor in {cloned}; install ppedu again")
+        raise SettingError(f"there are no lessons in {installed} or {cloned}; reinstall ppedu")
     changed = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,15 +67,18 @@ def copy_lessons(folder: Path) -> str:
                 changed.append(lesson.name)
     except OSError as error:
         raise SettingError(f"cannot copy the lessons to {folder}: {error.strerror}; choose another folder") from None
-    print(f"the lessons are in {folder}")
+    print(f"The lessons are in {folder}.")
     if changed:
-        print(f"left as they are there, not overwritten: {', '.join(changed)}")
-        print("for fresh ones choose another folder: python -m ppedu lessons FOLDER")
+        print(f"Kept, because you have changed them: {', '.join(changed)}")
+        print("For fresh copies choose another folder: python -m ppedu lessons FOLDER")
     return lessons[0].name
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file whole or not at all: a part of one, left by a full disk, would pass for the learner's own work."""
+    """Copy a file whole or not at all.
+
+    A partial copy, left by a full disk, would later be kept as if the learner had changed it.
+    """
     part = target.with_name(f".{target.name}.part")
     try:
         shutil.copyfile(source, part)

@@ -24,32 +24,35 @@ from ppedu.zoo.options import number, option
 
 Options = argparse.Namespace
 
-RANKS, MICROBATCHES = 4, 8  # where the command line does not say
+RANKS, MICROBATCHES = 4, 8  # the defaults
 COSTS = {
-    "forward": "time of a forward through a rank's share of the model (default: 1)",
-    "backward": "of a backward (default: twice the forward)",
-    "input": "of a backward for the input (default: half the backward)",
-    "weight": "of a backward for the weights (default: what is left of the backward)",
-    "overlap": "of an overlapped pair (default: the sum of its parts)",
-    "latency": "from the end of an action to the start of one on another rank that needs it (default: 0)",
+    "forward": "time of F, the forward through a rank's share of the model (default: 1)",
+    "backward": "time of B, the full backward (default: twice the forward)",
+    "input": "time of I, the backward for the input (default: half the backward)",
+    "weight": "time of W, the backward for the weights (default: the backward minus I)",
+    "overlap": "time of an overlapped pair (default: the sum of its parts)",
+    "latency": "time of a message from one rank to another (default: 0)",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+    """Run a command and return its exit code.
+
+    arguments: the words after `python -m ppedu`, by default those of this process.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments[:1] == ["train"]:  # its options are those of a module that needs torch
+        if arguments[:1] == ["train"]:  # its parser is in a module that needs torch
             return train_on_ranks(arguments[1:])
         options = _parser().parse_args(arguments)
         code: int = options.run(options)
-        print(end="", flush=True)  # while a closed pipe can still be met
+        print(end="", flush=True)  # raises BrokenPipeError here, if at all
         return code
     except PipelineError as error:
         print(f"ppedu: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader, such as `head`, has had enough. At its end Python would try once more to write the rest.
+        # The reader, such as `head`, has closed the pipe. Python flushes stdout again when it exits: redirect it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
@@ -57,77 +60,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    every = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m ppedu",
         description="Learn, design and check pipeline parallelism.",
         epilog="Example: python -m ppedu draw interleaved -r 4 -m 8 -o chunks=3",
     )
-    commands = every.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    which = argparse.ArgumentParser(add_help=False)
-    which.add_argument("schedule", metavar="SCHEDULE", help="a name that `list` shows, or a .csv file")
-    which.add_argument("-r", "--ranks", type=int, metavar="N", help=f"ranks (default: {RANKS}, or those of the file)")
-    which.add_argument(
+    of_schedule = argparse.ArgumentParser(add_help=False)
+    of_schedule.add_argument("schedule", metavar="SCHEDULE", help="a name printed by `list`, or a .csv file")
+    of_schedule.add_argument("-r", "--ranks", type=int, metavar="N", help=f"ranks (default: {RANKS}, or the file's)")
+    of_schedule.add_argument(
         "-m", "--microbatches", type=int, metavar="N", help=f"microbatches (default: {MICROBATCHES}, or the file's)"
     )
-    which.add_argument(
+    of_schedule.add_argument(
         "-o",
         "--option",
         type=option,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the schedule, as `list` shows them: -o chunks=3; may be repeated",
+        help="an option of the schedule, such as -o chunks=3; `list` prints them; may be repeated",
     )
-    which.add_argument("--placement", help="of a .csv file's stages: loop, v or bidirectional (default: loop)")
+    of_schedule.add_argument("--placement", help="placement of a .csv file: loop, v or bidirectional (default: loop)")
 
     costs = argparse.ArgumentParser(add_help=False)
-    times = costs.add_argument_group("times", "whole numbers, decimals or fractions, such as 1/3; all are exact")
+    times = costs.add_argument_group("times", "whole numbers, decimals or fractions such as 1/3, all computed exactly")
     for name, meaning in COSTS.items():
         times.add_argument(f"--{name}", type=number, metavar="TIME", help=meaning)
 
     def add(name: str, run: Callable[..., int], *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=run.__doc__, description=run.__doc__, parents=parents)
-        made.set_defaults(run=run)
-        return made
+        command = commands.add_parser(name, help=run.__doc__, description=run.__doc__, parents=parents)
+        command.set_defaults(run=run)
+        return command
 
     add("list", _list)
-    draw = add("draw", _draw, which, costs)
-    draw.add_argument("--save", metavar="FILE", help="write a .svg, .png, .pdf, .html or .json (a trace) instead")
-    add("check", _check, which)
-    add("simulate", _simulate, which, costs)
-    export = add("export", _export, which, costs)
+    draw = add("draw", _draw, of_schedule, costs)
+    draw.add_argument("--save", metavar="FILE", help="write a .svg, .png, .pdf, .html or .json (trace) file instead")
+    add("check", _check, of_schedule)
+    add("simulate", _simulate, of_schedule, costs)
+    export = add("export", _export, of_schedule, costs)
+    export.add_argument("--lower", choices=["early", "late"], help="add sends, and receives posted early or late")
     export.add_argument(
-        "--lower", choices=["early", "late"], help="with sends and receives, the receives posted early or late"
+        "--torch", action="store_true", help="use only the actions that torch.distributed.pipelining can load"
     )
-    export.add_argument("--torch", action="store_true", help="in the words that torch.distributed.pipelining knows")
-    export.add_argument("--save", metavar="FILE", help="write a .csv or .json (a trace of the simulation) instead")
+    export.add_argument("--save", metavar="FILE", help="write a .csv or .json (trace of the simulation) file instead")
     lessons = add("lessons", open_lessons)
     lessons.add_argument(
         "folder",
         metavar="FOLDER",
         nargs="?",
         default=FOLDER,
-        help=f"where to copy them; files of these names stay as they are (default: {FOLDER})",
+        help=f"where to copy them; existing files are kept (default: {FOLDER})",
     )
-    lessons.add_argument("--no-open", action="store_true", help="copy them only")
+    lessons.add_argument("--no-open", action="store_true", help="only copy them")
     lessons.add_argument(
-        "--lab", type=shlex.split, default=[], metavar="OPTIONS", help='for JupyterLab, such as --lab="--port=9999"'
+        "--lab",
+        type=shlex.split,
+        default=[],
+        metavar="OPTIONS",
+        help='options for JupyterLab, such as --lab="--port=9999"',
     )
     add("doctor", _doctor)
     commands.add_parser("train", help=train_on_ranks.__doc__, add_help=False)
-    return every
+    return parser
 
 
 def _schedule(options: Options) -> Schedule:
-    """The schedule that the command line names."""
+    """Return the schedule that the command line names."""
     name, ranks, microbatches = options.schedule, options.ranks, options.microbatches
     if name.lower().endswith(".csv"):
         if ranks is not None or options.option:
-            raise SettingError(f"{name!r} itself says what each rank does; leave out -r and -o")
+            raise SettingError(f"the ranks and options of {name!r} are those of the file; leave out -r and -o")
         return Schedule.from_csv(name, options.placement or "loop", microbatches)
     if options.placement is not None:
-        raise SettingError(f"{name!r} has a placement of its own; --placement is for .csv files")
+        raise SettingError(f"the placement of {name!r} is fixed; leave out --placement, which is for .csv files")
     ranks = RANKS if ranks is None else ranks
     microbatches = MICROBATCHES if microbatches is None else microbatches
     return schedule(name, ranks, microbatches, **dict(options.option))
@@ -155,13 +162,13 @@ def _draw(options: Options) -> int:
 
 
 def _check(options: Options) -> int:
-    """list everything that makes a schedule illegal"""
-    made = _schedule(options)
-    if elsewhere := suggest_placement(made):
-        print(elsewhere)
+    """report everything that makes a schedule illegal"""
+    chosen = _schedule(options)
+    if suggestion := suggest_placement(chosen):
+        print(suggestion)
     else:
-        print(*made.problems or ["legal"], sep="\n")
-    return int(bool(made.problems))
+        print(*chosen.problems or ["legal"], sep="\n")
+    return int(bool(chosen.problems))
 
 
 def _simulate(options: Options) -> int:
@@ -179,28 +186,30 @@ def _simulate(options: Options) -> int:
 
 
 def _export(options: Options) -> int:
-    """write a schedule as CSV, a line for each rank"""
-    made = _schedule(options)
-    made.validate()
+    """write a schedule as CSV, one line for each rank"""
+    chosen = _schedule(options)
+    chosen.validate()
     if options.lower is not None:
-        made = lower(made, receive=options.lower)
+        chosen = lower(chosen, receive=options.lower)
     to_csv = to_torch if options.torch else Schedule.to_csv
     ending = None if options.save is None else named(options.save).suffix.lower()
     if ending is None:
-        print(to_csv(made), end="")
+        print(to_csv(chosen), end="")
     elif ending == ".csv":
-        to_csv(made, options.save)
+        to_csv(chosen, options.save)
     elif ending == ".json":
-        simulate(made, _costs(options)).save(options.save)
+        simulate(chosen, _costs(options)).save(options.save)
     else:
-        raise SettingError(f"cannot export to {options.save!r}; end it in .csv or .json (draw --save makes pictures)")
+        raise SettingError(
+            f"cannot export to {options.save!r}; end it in .csv or .json, or use draw --save for pictures"
+        )
     return 0
 
 
 def _doctor(_: Options) -> int:
-    """look whether this machine is ready for the lessons"""
+    """check whether this machine can run the lessons"""
     from ppedu.cli.checkup import doctor
 
-    found = doctor()
-    print(found)
-    return int(not found.ok)
+    report = doctor()
+    print(report)
+    return int(not report.ok)

@@ -16,16 +16,16 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
     """train a toy GPT on several ranks of this machine"""
     from ppedu.notebook.pool import RankPool
 
-    with _ended_by_interrupts():
+    with _interrupts_exit():
         from ppedu.run import train
 
-    own = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
-    own.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
-    known, settings = own.parse_known_args(arguments)
-    every = train.parser(prog="python -m ppedu train", parents=[own])
+    launcher = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
+    launcher.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
+    known, settings = launcher.parse_known_args(arguments)
+    parser = train.parser(prog="python -m ppedu train", parents=[launcher])
     require_count("the number of ranks", known.nproc_per_node)
-    # What cannot work is reported before any rank is started, so once and in one line.
-    train.require_saved(train.prepare(every.parse_args(arguments), known.nproc_per_node))
+    # Validate before any rank starts, so that an error is reported once and in one line.
+    train.require_saved(train.prepare(parser.parse_args(arguments), known.nproc_per_node))
 
     def write(_: int, piece: bytes) -> None:
         sys.stdout.buffer.write(piece)
@@ -40,10 +40,10 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def _ended_by_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end this process at once: while torch is imported, a KeyboardInterrupt can get lost."""
+def _interrupts_exit() -> Iterator[None]:
+    """Let Ctrl-C end this process at once: torch's import can swallow a KeyboardInterrupt."""
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # such as in the background of a shell, where they are ignored
+    if before is not signal.default_int_handler:  # a shell ignores interrupts in the background
         yield
         return
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))

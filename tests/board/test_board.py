@@ -100,7 +100,7 @@ def allowed(board, action):
 
 @given(positions)
 @often(40)
-def test_what_is_accepted_is_what_the_rules_allow_and_choices_are_all_of_it(position):
+def test_accepted_actions_are_those_the_rules_allow_and_choices_lists_them_all(position):
     board, dice, most = position
     play(board, dice, most)
     actions = alphabet(board)
@@ -114,7 +114,7 @@ def test_what_is_accepted_is_what_the_rules_allow_and_choices_are_all_of_it(posi
 
 @given(positions)
 @often(60)
-def test_no_board_is_ever_out_of_order_or_deadlocked_and_its_times_are_those_of_the_ticking_clock(position):
+def test_no_position_is_out_of_order_or_deadlocked_and_times_are_those_of_the_stepper(position):
     board, dice, most = position
     play(board, dice, most)
     assert {problem.kind for problem in pp.check(board.schedule)} <= {"missing"}
@@ -131,7 +131,7 @@ def test_no_board_is_ever_out_of_order_or_deadlocked_and_its_times_are_those_of_
 
 @given(boards(), dice)
 @often(30)
-def test_a_complete_board_is_an_ordinary_schedule_within_its_memory(board, dice):
+def test_a_complete_board_is_a_legal_schedule_within_its_memory(board, dice):
     play(board, dice)
     assert board.complete == (pp.check(board.schedule) == [])
     assert board.complete == (not any(board.left(rank) for rank in range(board.ranks)))
@@ -144,7 +144,7 @@ def test_a_complete_board_is_an_ordinary_schedule_within_its_memory(board, dice)
 
 @given(positions)
 @often(40)
-def test_what_is_left_and_what_is_placed_are_the_whole_work(position):
+def test_left_and_placed_actions_are_all_the_work(position):
     board, dice, most = position
     play(board, dice, most)
     left = [action for rank in range(board.ranks) for action in board.left(rank)]
@@ -173,7 +173,7 @@ REFUSALS = [
 ]
 
 
-def test_every_refusal_says_why():
+def test_every_refusal_states_the_reason():
     board = Board(Placement.make("loop", 2, 2), 4, memory=2)
     lay(board, "0F0 0F1 0F2 1F0 2F0")
     before = board.moves
@@ -212,13 +212,13 @@ def test_choices_are_forwards_then_backwards_then_pairs_low_microbatches_first()
     assert " ".join(map(str, board.choices(0))) == f"0F1 0F2 0B0 0I0 {pairs}"
 
 
-def test_memory_in_decimals_is_counted_as_it_is_written():
+def test_decimal_memory_is_counted_exactly():
     board = Board(Placement.make("loop", 1), 4, Costs(activation=0.1), memory=0.3)
     lay(board, "0F0 0F1 0F2")
     assert board.why_not("0F3") == "with 0F3, rank 0 would hold 0.4 activations; the limit is 0.3"
 
 
-def test_half_of_a_backward_gives_back_what_the_weights_do_not_need():
+def test_an_input_backward_releases_the_memory_that_w_does_not_need():
     board = Board(Placement.make("loop", 1), 2, Costs(weight_memory=0.4), memory=1.5, split=True)
     lay(board, "0F0")
     assert board.why_not("0F1") == "with 0F1, rank 0 would hold 2 activations; the limit is 1.5"
@@ -228,7 +228,7 @@ def test_half_of_a_backward_gives_back_what_the_weights_do_not_need():
 
 @given(positions)
 @often(40)
-def test_when_an_action_could_start_is_when_it_starts(position):
+def test_could_start_is_the_time_at_which_the_placed_action_starts(position):
     board, dice, most = position
     play(board, dice, most)
     for action in [action for rank in range(board.ranks) for action in board.choices(rank)]:
@@ -237,7 +237,7 @@ def test_when_an_action_could_start_is_when_it_starts(position):
         board.undo()
 
 
-def test_placing_tells_when_the_action_runs():
+def test_place_returns_the_span_of_the_action():
     board = Board(Placement.make("loop", 2), 1, Costs(latency=2))
     assert board.place("0F0") == (F(0, 0), 0, 1)
     assert board.place(F(1, 0)) == (F(1, 0), 3, 4)
@@ -248,7 +248,7 @@ def test_placing_tells_when_the_action_runs():
 
 @given(boards(), dice, st.lists(st.sampled_from(["place"] * 4 + ["undo", "redo", "finish", "reset"]), max_size=30))
 @often(40)
-def test_undo_and_redo_go_through_the_very_same_positions(board, dice, commands):
+def test_undo_and_redo_restore_the_same_positions(board, dice, commands):
     def look():
         return board.schedule, board.timeline, [board.choices(rank) for rank in range(board.ranks)], board.moves
 
@@ -274,7 +274,7 @@ def test_undo_and_redo_go_through_the_very_same_positions(board, dice, commands)
         assert look() == seen[now]
 
 
-def test_what_a_board_starts_with_cannot_be_undone():
+def test_given_actions_cannot_be_undone():
     board = Board(Placement.make("loop", 2), 2, start=["0F0", F(1, 0)])
     board.place("1B0")
     assert board.undo() == (B(1, 0),) and board.undo() == ()
@@ -308,7 +308,7 @@ def can_end(board):
 
 @given(boards(splits=[False], capped=True), dice, st.integers(0, 12))
 @often(50)
-def test_there_is_a_way_to_finish_if_and_only_if_there_is_any_and_the_advice_leads_back_to_it(board, dice, most):
+def test_finish_works_if_and_only_if_it_is_possible_and_the_advice_restores_a_possible_position(board, dice, most):
     play(board, dice, most)
     if can_end(board):
         board.finish()
@@ -326,7 +326,7 @@ def test_there_is_a_way_to_finish_if_and_only_if_there_is_any_and_the_advice_lea
 
 @given(positions)
 @often(30)
-def test_finishing_completes_any_position_within_its_memory_and_a_hint_is_its_first_action(position):
+def test_finish_completes_any_position_within_its_memory_and_hint_is_its_first_action(position):
     board, dice, most = position
     placed = play(board, dice, most)
     try:
@@ -344,7 +344,7 @@ def test_finishing_completes_any_position_within_its_memory_and_a_hint_is_its_fi
     assert board.memory is None or max(board.timeline.peak_activations) <= board.memory
 
 
-def test_a_board_that_is_stuck_says_what_is_full_and_how_far_to_go_back():
+def test_a_stuck_board_reports_the_full_rank_and_how_many_actions_to_undo():
     board = Board(Placement.make("loop", 2, 2), 3, memory=1)
     lay(board, "0F0 0F1 1F0")
     assert board.stuck is None
@@ -358,7 +358,7 @@ def test_a_board_that_is_stuck_says_what_is_full_and_how_far_to_go_back():
 
 @given(st.sampled_from(["two-ranks", "interleaved", "fill", "v"]), dice, st.integers(0, 20))
 @often(20)
-def test_wherever_a_level_has_got_to_it_can_be_finished_or_goes_back(name, dice, most):
+def test_any_position_of_a_level_can_be_finished_after_enough_undos(name, dice, most):
     board = level(name).board()
     play(board, dice, most)
     while True:
@@ -372,7 +372,7 @@ def test_wherever_a_level_has_got_to_it_can_be_finished_or_goes_back(name, dice,
 
 
 @pytest.mark.parametrize("name", ["first", "two-ranks", "gpipe", "1f1b", "interleaved", "v"])
-def test_finishing_is_as_good_as_the_published_schedule_without_knowing_it(name):
+def test_finish_without_par_is_as_fast_as_the_published_schedule(name):
     chosen, known = level(name), level(name).board()
     board = Board(known.placement, known.microbatches, known.costs, known.memory, known.split)
     board.finish()
@@ -382,7 +382,7 @@ def test_finishing_is_as_good_as_the_published_schedule_without_knowing_it(name)
 # --- verdict, par, settings -------------------------------------------------------------------------------------
 
 
-def test_the_verdict_compares_with_par_and_names_the_wait_that_costs_most():
+def test_the_verdict_compares_with_par_and_names_the_costliest_wait():
     board = Board(Placement.make("loop", 2), 2, memory=2, par=pp.schedule("1f1b", 2, 2))
     assert board.verdict() == "8 actions left to place"
     lay(board, "0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1")
@@ -398,7 +398,7 @@ def test_the_verdict_compares_with_par_and_names_the_wait_that_costs_most():
     assert better.verdict() == "9 ms: better than par, which is 12 ms. No rank holds more than 2 activations."
 
 
-def test_pairs_that_were_not_used_are_not_blamed_on_a_wait():
+def test_unused_pairs_are_not_reported_as_a_wait():
     """F+B is 3, a pair is 1; a lone rank never waits."""
     board = Board(Placement.make("loop", 1), 2, Costs(overlap=1), pairs=True, par=pp.schedule("1f1b-overlap", 1, 2))
     lay(board, "0F0 0B0 0F1 0B1")
@@ -434,7 +434,7 @@ LOOP = Placement.make("loop", 2)
         ({"par": pp.schedule("zb-h1", 2, 2)}, SettingError, "par cannot be placed .* backwards are not split"),
     ],
 )
-def test_a_board_that_cannot_work_is_refused(settings, error, words):
+def test_invalid_settings_of_a_board_are_refused(settings, error, words):
     with pytest.raises(error, match=words):
         Board(**{"placement": LOOP, "microbatches": 2, **settings})
 
@@ -515,7 +515,7 @@ def test_a_level_is_solved_by_the_published_orders_in_at_most_48_actions(name):
     assert board.schedule.orders == par.orders
 
 
-def test_the_levels_ask_for_more_and_more():
+def test_levels_have_increasing_difficulty():
     assert list(LEVELS) == ["first", "two-ranks", "gpipe", "1f1b", "interleaved", "fill", "v", "dualpipe"]
     assert all(name == each.name and each.title and each.goal for name, each in LEVELS.items())
     one_f, fill = level("1f1b"), level("fill")
@@ -528,6 +528,6 @@ def test_the_levels_ask_for_more_and_more():
 
 
 @pytest.mark.parametrize("name", ["nothing", None, ["first"]])
-def test_a_level_that_is_not_there_is_refused_with_those_that_are(name):
+def test_an_unknown_level_is_refused_with_the_available_ones(name):
     with pytest.raises(SettingError, match=r"unknown level .*; available: first, two-ranks, gpipe"):
         level(name)

@@ -45,7 +45,7 @@ def process(*arguments, **options):
 # --- what each command does -------------------------------------------------------------------------------------
 
 
-def test_list_prints_what_schedules_prints(told):
+def test_list_prints_the_table_of_schedules(told):
     assert told("list") == (0, f"{pp.schedules()}\n", "")
 
 
@@ -58,13 +58,13 @@ def test_draw_prints_the_timeline_as_wide_as_the_terminal(told, monkeypatch):
 
 
 @pytest.mark.parametrize("ending", [".json", ".svg"])
-def test_draw_saves_what_the_ending_says(told, folder, ending):
+def test_draw_saves_the_format_of_the_file_ending(told, folder, ending):
     assert told("draw", "1f1b", "-r", "2", "-m", "2", "--save", f"x{ending}") == (0, "", "")
     pp.simulate(pp.schedule("1f1b", 2, 2)).save(folder / f"y{ending}")
     assert (folder / f"x{ending}").read_bytes() == (folder / f"y{ending}").read_bytes()
 
 
-def test_simulate_prints_the_numbers_and_a_line_for_each_rank(told):
+def test_simulate_prints_the_totals_and_a_line_for_each_rank(told):
     code, output, _ = told("simulate", "1f1b")
     title, *lines = output.splitlines()
     lines = [line.split() for line in lines]
@@ -89,26 +89,26 @@ def test_simulate_prints_the_numbers_and_a_line_for_each_rank(told):
         ("v.CSV --placement v", 6),
     ],
 )
-def test_times_and_options_are_those_of_the_schedule(told, arguments, makespan):
+def test_times_and_options_reach_the_schedule(told, arguments, makespan):
     code, output, error = told("simulate", *arguments.split())
     assert (code, error) == (0, "")
     assert output.splitlines()[1].split() == ["makespan", f"{float(makespan):.4g}"]
 
 
-def test_check_says_legal(told):
+def test_check_prints_legal_for_a_legal_schedule(told):
     assert told("check", "legal.csv") == (0, "legal\n", "")
     assert told("check", "legal.csv", "-m", "2") == (0, "legal\n", "")
     assert told("check", "v.CSV", "--placement", "v") == (0, "legal\n", "")
     assert told("check", "dualpipe", "-r", "4", "-m", "8") == (0, "legal\n", "")
 
 
-def test_check_prints_each_problem_on_a_line_and_ends_with_1(told, folder):
+def test_check_prints_a_line_for_each_problem_and_exits_with_1(told, folder):
     problems = pp.check(pp.Schedule.from_csv(folder / "illegal.csv"))
     assert len(problems) >= 3
     assert told("check", "illegal.csv") == (1, "".join(f"{problem}\n" for problem in problems), "")
 
 
-def test_check_names_the_placement_that_was_meant(told):
+def test_check_suggests_the_placement_that_fits(told):
     code, output, _ = told("check", "v.CSV")
     assert code == 1 and output.count("\n") == 1 and "with 'v' the same orders are" in output
     assert "--placement v" in output
@@ -116,7 +116,7 @@ def test_check_names_the_placement_that_was_meant(told):
     assert code == 1 and "--placement v" in error
 
 
-def test_export_writes_what_is_read_back(told, folder):
+def test_an_exported_csv_can_be_read_back(told, folder):
     made = pp.schedule("zb-v", 4, 8)
     assert told("export", "zb-v") == (0, made.to_csv(), "")
     assert told("export", "zb-v", "--save", "x.csv") == (0, "", "")
@@ -128,12 +128,12 @@ def test_export_writes_what_is_read_back(told, folder):
 
 
 @pytest.mark.parametrize("receive", ["early", "late"])
-def test_export_adds_the_messages(told, receive):
+def test_export_with_lower_adds_messages(told, receive):
     made = pp.schedule("1f1b", 4, 8)
     assert told("export", "1f1b", "--lower", receive) == (0, pp.lower(made, receive=receive).to_csv(), "")
 
 
-def test_export_for_torch_has_no_words_that_torch_lacks(told):
+def test_export_for_torch_contains_only_actions_of_torch(told):
     code, output, _ = told("export", "interleaved-overlap", "-o", "backward_first=True", "--torch")
     assert code == 0 and output and "OVERLAP" not in output
 
@@ -150,7 +150,7 @@ BAD = {
     "draw interleaved -o rank=2": "the schedule 'interleaved' takes",
     "draw interleaved -o chunks=0": "chunks must be at least 1",
     "draw interleaved -o chunks=1/2": "chunks must be a whole number",
-    "draw 1f1b --placement v": "'1f1b' has a placement of its own",
+    "draw 1f1b --placement v": "the placement of '1f1b' is fixed",
     "draw 1f1b --save x.txt": "cannot save a timeline as 'x.txt'; end it in .json, .html, .svg",
     "draw 1f1b --save nowhere/x.svg": "cannot write 'nowhere/x.svg'",
     "export 1f1b --save x.svg": "cannot export to 'x.svg'; end it in .csv or .json",
@@ -158,21 +158,21 @@ BAD = {
     "check nowhere.csv": "cannot read 'nowhere.csv'",
     "check odd.csv": "'odd.csv', line 1, cell 1: '0F0x' is not an action",
     "check legal.csv -m 3": "'legal.csv' has microbatches 0 to 1, which is 2, not 3",
-    "check legal.csv -r 2": "'legal.csv' itself says what each rank does; leave out -r and -o",
+    "check legal.csv -r 2": "the ranks and options of 'legal.csv' are those of the file; leave out -r and -o",
     "check legal.csv -o chunks=2": "leave out -r and -o",
     "check legal.csv --placement ring": "there is no placement called 'ring'",
 }
 
 
 @pytest.mark.parametrize("arguments", BAD)
-def test_what_cannot_work_is_told_in_one_line_and_ends_with_1(told, arguments):
+def test_an_invalid_setting_prints_one_line_and_exits_with_1(told, arguments):
     code, output, error = told(*arguments.split())
     assert (code, output, error.count("\n")) == (1, "", 1)
     assert error.startswith("ppedu: ") and BAD[arguments] in error
 
 
 @pytest.mark.parametrize("command", ["draw", "simulate", "export"])
-def test_an_illegal_schedule_is_not_drawn_nor_exported(told, command):
+def test_an_illegal_schedule_is_neither_drawn_nor_exported(told, command):
     code, output, error = told(command, "illegal.csv")
     assert (code, output) == (1, "") and "is not legal:\n  rank 0, position" in error
 
@@ -194,13 +194,13 @@ USAGE = {
 
 
 @pytest.mark.parametrize("arguments", USAGE)
-def test_a_command_line_that_is_not_one_gets_the_usage_and_2(told, arguments):
+def test_an_invalid_command_line_prints_the_usage_and_exits_with_2(told, arguments):
     code, output, error = told(*arguments.split())
     assert (code, output) == (2, "")
     assert error.startswith("usage: python -m ppedu") and USAGE[arguments] in error
 
 
-def test_the_help_names_the_commands_and_their_settings(told):
+def test_the_help_lists_commands_and_settings(told):
     code, output, _ = told("--help")
     assert code == 0
     for command in ("list", "draw", "check", "simulate", "export", "train"):
@@ -213,20 +213,20 @@ def test_the_help_names_the_commands_and_their_settings(told):
 # --- the real command -------------------------------------------------------------------------------------------
 
 
-def test_the_command_ends_with_its_code_and_without_traceback():
+def test_the_process_exits_with_the_code_and_no_traceback():
     assert process("check", "legal.csv").stdout == "legal\n"
     refused = process("draw", "nope")
     assert (refused.returncode, refused.stdout) == (1, "") and refused.stderr.startswith("ppedu: unknown schedule")
 
 
-def test_a_terminal_that_knows_few_characters_gets_a_drawing_of_them():
+def test_drawing_works_in_a_terminal_with_a_small_character_set():
     drawn = process("draw", "1f1b", "-r", "2", "-m", "2", env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (drawn.returncode, drawn.stderr) == (0, "")
     assert "rank 1 ?   F0 B0" in drawn.stdout
 
 
 @pytest.mark.parametrize("arguments", ["check 1f1b", "export 1f1b -r 64 -m 400"], ids=["little", "much"])
-def test_a_reader_that_has_gone_ends_the_command_quietly(arguments):
+def test_a_closed_pipe_ends_the_command_without_an_error(arguments):
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
@@ -245,7 +245,7 @@ assert not {"torch", "numpy", "matplotlib", "IPython"} & set(sys.modules)
 """
 
 
-def test_the_standard_library_is_enough_for_all_but_pictures():
+def test_all_commands_but_pictures_need_only_the_standard_library():
     commands = [
         *["list", "draw 1f1b", "check 1f1b", "simulate 1f1b"],
         "export 1f1b --lower early",

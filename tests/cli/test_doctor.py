@@ -1,4 +1,4 @@
-"""`pp.doctor()` says whether a machine is ready, and never raises; each machine here lacks something."""
+"""`pp.doctor()` reports whether a machine is ready, and never raises. Each machine here lacks something."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def found(monkeypatch):
     """`found(name, …)`: the check of that name, on a machine where torch is not asked and no rank is started."""
 
     def look(name, answer=READY, ranks=lambda *_, **__: None):
-        monkeypatch.setattr(checkup, "_ask_torch", lambda: answer)
+        monkeypatch.setattr(checkup, "_query_torch", lambda: answer)
         monkeypatch.setattr("ppedu.notebook.pool.RankPool.run", ranks)
         checks = {check.name: check for check in doctor().checks}
         assert all("\n" not in check.text for check in checks.values())
@@ -47,7 +47,7 @@ def command(**environment):
     return subprocess.run(words, capture_output=True, text=True, env=os.environ | environment, timeout=120)
 
 
-def test_this_machine_is_ready_and_nothing_of_the_checkup_is_left_behind(marked):
+def test_this_machine_is_ready_and_no_process_remains(marked):
     began = time.time()
     done = command(CHECKUP=f"of-{os.getpid()}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -55,18 +55,18 @@ def test_this_machine_is_ready_and_nothing_of_the_checkup_is_left_behind(marked)
     assert [line.split()[:2] for line in lines[:8]] == [
         ["ok", name] for name in ("Python", "torch", "cores", "memory", "GPUs", "ranks", "matplotlib", "widgets")
     ]
-    seconds = float(re.search(r"2 were started and added up their numbers, in (\S+) s", done.stdout)[1])
+    seconds = float(re.search(r"2 ranks started and summed their numbers in (\S+) s", done.stdout)[1])
     assert 0 < seconds < time.time() - began
     assert lines[-2:] == ["This machine is ready.", "loaded:"]
     assert not marked(f"CHECKUP=of-{os.getpid()}")
 
 
-def test_without_torch_it_says_how_to_get_it_and_the_command_fails(tmp_path):
+def test_missing_torch_is_reported_with_the_command_that_installs_it(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     done = command(PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (1, "")
     assert "!   torch       not installed; pip install 'ppedu[run]'" in done.stdout
-    assert "!   ranks       none without torch" in done.stdout
+    assert "!   ranks       not started, because torch is missing" in done.stdout
     assert len(re.findall(r"^!", done.stdout, re.MULTILINE)) == 2 and "Not ready" in done.stdout
 
 
@@ -77,7 +77,7 @@ def test_without_torch_it_says_how_to_get_it_and_the_command_fails(tmp_path):
         (["2.4.1+cu121", "[true, []]"], "", "2.4.1+cu121 is too old; pip install 'ppedu[run]'"),
     ],
 )
-def test_a_torch_that_does_not_work_or_is_too_old_is_to_be_installed_again(found, lines, error, says):
+def test_a_broken_or_outdated_torch_is_reported(found, lines, error, says):
     check = found("torch", checkup._Answer(lines, error))
     assert not check.ok and says in check.text
 
@@ -87,25 +87,29 @@ def test_a_torch_that_does_not_work_or_is_too_old_is_to_be_installed_again(found
     [
         (["2.13.0", "[true, []]"], "", "none found; the lessons need none"),
         (["2.13.0+cpu", "[false, []]"], "", "this is its CPU build; the lessons need none"),
-        (["2.13.0", '[true, ["H200", "H200"]]'], "", "2: H200; a rank asks for its own with pp.run.place()"),
-        (["2.13.0"], "RuntimeError: no driver", "torch cannot say (RuntimeError: no driver); the lessons need none"),
+        (["2.13.0", '[true, ["H200", "H200"]]'], "", "2: H200; pp.run.place() returns the one of a rank"),
+        (
+            ["2.13.0"],
+            "RuntimeError: no driver",
+            "torch failed to list them (RuntimeError: no driver); the lessons need none",
+        ),
     ],
 )
-def test_with_and_without_gpus_all_is_well(found, lines, error, says):
+def test_gpus_are_optional(found, lines, error, says):
     check = found("GPUs", checkup._Answer(lines, error))
     assert check.ok and check.text.endswith(says)
 
 
-def test_a_torch_that_hangs_at_its_gpus_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(checkup, "SECONDS", 0.5)
-    monkeypatch.setattr(checkup, "ASK_TORCH", "import time; print('2.13.0', flush=True); time.sleep(60)")
-    assert checkup._ask_torch() == checkup._Answer(["2.13.0"], "no answer after 0.5 s")
+def test_a_torch_that_hangs_while_listing_gpus_times_out(monkeypatch):
+    monkeypatch.setattr(checkup, "TIMEOUT", 0.5)
+    monkeypatch.setattr(checkup, "TORCH_QUERY", "import time; print('2.13.0', flush=True); time.sleep(60)")
+    assert checkup._query_torch() == checkup._Answer(["2.13.0"], "no answer after 0.5 s")
 
 
 @pytest.mark.parametrize(
     ("limit", "bound", "cores"), [("50000 100000", 8, "0.5"), ("300000 100000", 2, "2"), ("max 100000", 12, "12")]
 )
-def test_cores_are_those_this_process_may_use(found, monkeypatch, limit, bound, cores):
+def test_cores_respect_the_affinity_and_the_quota(found, monkeypatch, limit, bound, cores):
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda p, *a, **k: limit if p.name == "cpu.max" else read(p, *a, **k))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(bound)), raising=False)
@@ -114,14 +118,14 @@ def test_cores_are_those_this_process_may_use(found, monkeypatch, limit, bound, 
 
 
 @pytest.mark.parametrize(("free", "own", "ok"), [(900, 200, True), (900, 100, False), (None, 100, True)])
-def test_what_the_kernel_has_itself_counts_as_free(found, monkeypatch, free, own, ok):
+def test_memory_of_this_process_counts_as_free(found, monkeypatch, free, own, ok):
     monkeypatch.setattr(resources, "free_memory", lambda: free and free << 20)
     monkeypatch.setattr(resources, "memory", lambda process: own << 20)
     check = found("memory")
     assert check.ok == ok and ("shut down other notebooks" in check.text) != ok
 
 
-def test_elsewhere_than_on_linux_it_says_where_ranks_can_be_started(found, monkeypatch):
+def test_an_unsupported_system_is_reported_with_an_alternative(found, monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     check = found("ranks")
     assert not check.ok and "in WSL" in check.text
@@ -134,11 +138,11 @@ def test_elsewhere_than_on_linux_it_says_where_ranks_can_be_started(found, monke
             RankError("rank 0 failed:\nline 5\nRuntimeError: no route\n(rank 1 failed afterwards)"),
             "RuntimeError: no route; proc",
         ),
-        (PermissionError(13, "not allowed", "/tmp/x"), "not allowed: '/tmp/x'; there must be"),
-        (KeyError("x"), "could not be looked at: 'x'"),
+        (PermissionError(13, "not allowed", "/tmp/x"), "not allowed: '/tmp/x'; allow this user to start processes"),
+        (KeyError("x"), "could not be checked: 'x'"),
     ],
 )
-def test_ranks_that_cannot_be_started_are_told_of_and_not_raised(found, error, says):
+def test_errors_from_starting_ranks_are_reported_and_not_raised(found, error, says):
     def fail(*_, **__):
         raise error
 
@@ -146,7 +150,7 @@ def test_ranks_that_cannot_be_started_are_told_of_and_not_raised(found, error, s
     assert not check.ok and says in check.text
 
 
-def test_packages_that_are_missing_are_named(found, monkeypatch):
+def test_missing_packages_are_named(found, monkeypatch):
     there = checkup.version
 
     def version(name):
@@ -161,13 +165,13 @@ def test_packages_that_are_missing_are_named(found, monkeypatch):
     assert found("matplotlib").ok
 
 
-def test_one_thing_that_is_not_well_is_enough():
+def test_one_failed_check_fails_the_report():
     well, ill = Check("a", True, "1"), Check("b", False, "2; do this")
     assert Checkup((well,)).ok and not Checkup((well, ill)).ok
     assert str(Checkup((well, ill))).splitlines()[1] == "!   b           2; do this"
 
 
-def test_it_asks_for_the_versions_that_the_project_asks_for():
+def test_required_versions_are_those_of_pyproject():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     python, torch = (".".join(map(str, least)) for least in (checkup.PYTHON, checkup.TORCH))
     assert f'requires-python = ">={python}"' in project and f'"torch>={torch}"' in project

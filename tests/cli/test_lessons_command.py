@@ -32,28 +32,28 @@ def told(capsys, tmp_path, monkeypatch):
     return run
 
 
-def test_the_notebooks_are_copied_and_it_says_how_to_open_them(told):
+def test_lessons_are_copied_and_the_command_to_open_them_is_printed(told):
     code, out, _ = told("--no-open")
     assert code == 0 and contents(Path("ppedu-lessons")) == contents_of_lessons()
-    assert out.endswith("to open them: cd ppedu-lessons && jupyter lab 00_start_here.ipynb\n")
+    assert out.endswith("To open them: cd ppedu-lessons && jupyter lab 00_start_here.ipynb\n")
 
 
 def contents_of_lessons():
     return {name: (ROOT / "notebooks" / name).read_bytes() for name in NAMES}
 
 
-def test_what_the_learner_has_changed_is_left_and_named_and_what_is_gone_comes_back(told):
+def test_changed_lessons_are_kept_and_deleted_ones_are_copied_again(told):
     folder = Path("deep/my lessons")
     told(str(folder), "--no-open")
     (folder / NAMES[3]).write_text("mine")
     (folder / NAMES[5]).unlink()
     code, out, _ = told(str(folder), "--no-open")
     assert code == 0 and contents(folder) == contents_of_lessons() | {NAMES[3]: b"mine"}
-    assert f"not overwritten: {NAMES[3]}\n" in out and "choose another folder" in out
+    assert f"Kept, because you have changed them: {NAMES[3]}\n" in out and "choose another folder" in out
     assert "cd 'deep/my lessons' && jupyter lab" in out
 
 
-def test_it_says_where_they_cannot_be_copied_to_or_from(told, monkeypatch):
+def test_a_missing_source_or_an_unwritable_folder_is_reported(told, monkeypatch):
     Path("file").touch()
     code, _, error = told("file", "--no-open")
     assert code == 1 and error == "ppedu: cannot copy the lessons to file: File exists; choose another folder\n"
@@ -62,14 +62,14 @@ def test_it_says_where_they_cannot_be_copied_to_or_from(told, monkeypatch):
     assert code == 1 and "there are no lessons in nowhere/ppedu/lessons" in error
 
 
-def test_jupyterlab_is_started_in_their_folder_or_asked_for(told, tmp_path, monkeypatch):
+def test_jupyterlab_starts_in_the_folder_or_its_installation_is_suggested(told, tmp_path, monkeypatch):
     (tmp_path / "jupyterlab.py").write_text("import os, sys; print('opened', os.getcwd(), *sys.argv[1:])")
     done = subprocess.run(
         [sys.executable, "-m", "ppedu", "lessons", "x", "--lab=--port=9 --notebook-dir='a b'"], capture_output=True,
         text=True, timeout=60, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, cwd=tmp_path,
     )  # fmt: skip
     copied, opened = done.stdout.splitlines()
-    assert copied == "the lessons are in x"
+    assert copied == "The lessons are in x."
     assert opened.startswith(f"opened {tmp_path / 'x'} --LabApp.default_url=/lab/tree/00_start_here.ipynb ")
     assert opened.endswith(" --port=9 --notebook-dir=a b")
     monkeypatch.setattr(lessons, "find_spec", lambda name: None)
@@ -90,7 +90,7 @@ def test_jupyterlab_is_started_in_their_folder_or_asked_for(told, tmp_path, monk
         ("win32", None, [], []),
     ],
 )
-def test_a_browser_opens_where_there_can_be_one_and_root_is_allowed(monkeypatch, system, user, names, options):
+def test_options_for_jupyterlab_depend_on_the_display_and_the_user(monkeypatch, system, user, names, options):
     monkeypatch.setattr(sys, "platform", system)
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
@@ -112,19 +112,19 @@ sys.exit(main(["lessons", "x", "--no-open"]))
 """
 
 
-def test_a_full_disk_leaves_no_part_of_a_lesson(told, tmp_path):
+def test_a_full_disk_leaves_no_partial_lesson(told, tmp_path):
     sizes = sorted((ROOT / "notebooks" / name).stat().st_size for name in NAMES)
     full = subprocess.run([sys.executable, "-c", FULL, str(sizes[-2])], capture_output=True, text=True, timeout=60)
     assert full.returncode == 1 and full.stdout == ""
     assert full.stderr == "ppedu: cannot copy the lessons to x: File too large; choose another folder\n"
     copied = contents(tmp_path / "x")
     assert copied.items() < contents_of_lessons().items()
-    assert told("x", "--no-open")[1].splitlines()[0] == "the lessons are in x"
+    assert told("x", "--no-open")[1].splitlines()[0] == "The lessons are in x."
     assert contents(tmp_path / "x") == contents_of_lessons()
 
 
 @pytest.mark.slow
-def test_they_travel_in_the_wheel_and_come_out_of_an_installed_package(tmp_path):
+def test_lessons_are_in_the_wheel_and_can_be_copied_from_an_installation(tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet"]
     source = tmp_path / "source"
     shutil.copytree(

@@ -51,7 +51,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("start", "option"), PLACES)
-def test_nonsense_is_answered_in_a_sentence_or_with_the_usage(start, option):
+def test_nonsense_prints_one_sentence_or_the_usage(start, option):
     for value in VALUES:
         words = start.split()
         words += [f"{option}={value}"] if len(option) > 2 else [option, value] if option else [value]

@@ -63,7 +63,7 @@ def run(name, p, m, costs, options):
 
 @pytest.mark.parametrize("name", TIMED)
 @pytest.mark.parametrize("least", ["span", "peak"])
-def test_a_formula_says_what_the_simulation_says(name, least):
+def test_formulas_agree_with_the_simulation(name, least):
     """Forty times for each schedule's time, and for its memory: everything that theory knows there."""
     held = list(islice((case for case in cases(name) if known(least, name, *case) is not None), 40))
     assert len(held) == 40
@@ -137,7 +137,7 @@ def test_zb_h1_as_printed_needs_w_no_longer_than_f_and_i():
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])
-def test_what_a_message_costs_1f1b_every_microbatch_pays_and_zb_h1_only_the_first_ones(p):
+def test_latency_delays_all_microbatches_of_1f1b_but_only_the_first_of_zb_h1(p):
     """1F1B waits for all but one message each way in p microbatches; in ZB-H1 there is a W to do meanwhile."""
 
     def lost(name, m):

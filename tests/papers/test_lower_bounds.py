@@ -51,7 +51,7 @@ def test_no_published_schedule_beats_the_bounds(p, m, costs):
 
 
 @pytest.mark.parametrize("costs", COSTS, ids=str)
-def test_gpipe_is_as_fast_as_a_whole_backward_allows(costs):
+def test_gpipe_reaches_the_bound_for_full_backwards(costs):
     for p, m in SIZES:
         assert (
             pp.simulate(pp.schedule("gpipe", p, m), costs).makespan == theory.least_makespan(p, m, costs, False).value
@@ -89,14 +89,14 @@ def uneven(chance, p, latency=0):
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("costs", COSTS, ids=str)
 @pytest.mark.parametrize(("p", "m"), SIZES)
-def test_even_stages_given_one_by_one_have_the_bound_of_even_stages(p, m, costs, split):
+def test_equal_costs_given_per_stage_have_the_bound_of_equal_stages(p, m, costs, split):
     times = {name: getattr(costs, name) for name in ("forward", "backward", "input", "weight")}
     one_by_one = replace(costs, **{name: time and [time] * p for name, time in times.items()})
     assert theory.least_makespan(p, m, one_by_one, split).value == theory.least_makespan(p, m, costs, split).value
 
 
 @pytest.mark.parametrize("bound", [theory.least_makespan, theory.least_span])
-def test_the_bounds_are_not_for_pairs_that_save_time(bound):
+def test_the_bounds_refuse_pairs_that_save_time(bound):
     """1F1B with overlapped pairs would beat both."""
     saving = Costs(overlap=1)
     run = pp.simulate(pp.schedule("1f1b-overlap", 4, 8), saving)
@@ -107,7 +107,7 @@ def test_the_bounds_are_not_for_pairs_that_save_time(bound):
 
 
 @pytest.mark.parametrize("formula", [theory.least_makespan, partial(theory.makespan, "zb-h1")])
-def test_formulas_know_of_backwards_only_that_take_as_long_as_their_halves(formula):
+def test_formulas_refuse_backwards_that_differ_from_the_sum_of_their_halves(formula):
     """Halves of 2 and 2 beside a whole of 9: a split schedule has less to do than m(F+B)."""
     with pytest.raises(
         SettingError, match=r"in formulas B = I \+ W; got B=9, I=2, W=2: leave out backward, or simulate"
@@ -115,7 +115,7 @@ def test_formulas_know_of_backwards_only_that_take_as_long_as_their_halves(formu
         formula(4, 8, Costs(backward=9, input=2, weight=2))
 
 
-def test_two_stages_a_rank_can_beat_the_bound_for_one():
+def test_two_stages_per_rank_can_beat_the_bound_for_one():
     assert pp.simulate(pp.schedule("dualpipe", 4, 16)).makespan == 50 < theory.least_makespan(4, 16).value == 51
 
 
@@ -156,7 +156,7 @@ def test_the_bound_on_the_span_is_reached_at_unit_cost_from_p_microbatches_on():
         ("zb-h2", (4, 8), 24),
     ],
 )
-def test_these_are_optimal_at_their_memory(name, size, optimum):
+def test_these_schedules_are_optimal_at_their_memory(name, size, optimum):
     assert pp.simulate(pp.schedule(name, *size), UNIT).span == optimum
 
 

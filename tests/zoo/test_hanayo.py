@@ -23,7 +23,7 @@ def test_two_ranks_and_two_microbatches_as_drawn():
 
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize(("f", "b"), [(1, 1), (1, 2), (5, 2)])
-def test_a_wave_more_divides_the_bubble_and_a_rank_holds_p_microbatches(chunks, f, b):
+def test_more_waves_divide_the_bubble_at_the_memory_of_p_microbatches(chunks, f, b):
     for p in (1, 2, 3, 5, 8):
         for m in (p, 2 * p, 5 * p):
             timeline = pp.simulate(pp.schedule("hanayo", p, m, chunks=chunks), Costs(forward=f, backward=b))
@@ -32,7 +32,7 @@ def test_a_wave_more_divides_the_bubble_and_a_rank_holds_p_microbatches(chunks, 
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
-def test_where_f_is_b_it_waits_as_long_as_interleaved_and_holds_less(chunks):
+def test_if_f_is_b_hanayo_waits_as_long_as_interleaved_and_holds_less(chunks):
     for p in (2, 4, 8):
         hanayo, interleaved = (
             pp.simulate(pp.schedule(name, p, 4 * p, chunks=chunks), Costs(forward=1, backward=1))
@@ -42,7 +42,7 @@ def test_where_f_is_b_it_waits_as_long_as_interleaved_and_holds_less(chunks):
         assert max(hanayo.peak_activations) == max(interleaved.peak_activations) - Fraction(p - 1, chunks)
 
 
-def test_no_order_of_the_same_work_is_faster_for_p_microbatches():
+def test_no_order_of_the_same_actions_is_faster_for_p_microbatches():
     """One wave, B = 2F: the last rank waits for p-1 forwards of a chunk, has only 2p to do in the 3p-1 until its first
     backward, and at the end p-1 backwards of a chunk are left for the others."""
     for p in range(1, 9):
@@ -52,7 +52,7 @@ def test_no_order_of_the_same_work_is_faster_for_p_microbatches():
 
 @pytest.mark.parametrize("chunks", CHUNKS)
 @pytest.mark.parametrize("p", range(1, 10))
-def test_legal_for_any_number_of_microbatches_also_to_the_second_judge(p, chunks):
+def test_hanayo_is_legal_for_any_number_of_microbatches_and_runs_in_the_stepper(p, chunks):
     for m in range(1, 21):
         schedule = pp.schedule("hanayo", p, m, chunks=chunks)
         assert pp.check(schedule) == []
@@ -64,7 +64,7 @@ def test_legal_for_any_number_of_microbatches_also_to_the_second_judge(p, chunks
 
 
 @pytest.mark.parametrize(("chunks", "instead"), [(1, "2"), (3, "2 or 4"), (5, "4 or 6")])
-def test_an_odd_number_of_chunks_is_refused_with_the_nearest(chunks, instead):
+def test_an_odd_number_of_chunks_is_refused_with_the_nearest_even_ones(chunks, instead):
     with pytest.raises(SettingError) as caught:
         pp.schedule("hanayo", 4, 8, chunks=chunks)
     assert str(caught.value) == (

@@ -35,7 +35,7 @@ def torchs_order(theirs, rank, ranks, chunks, microbatches):
 
 
 @pytest.mark.parametrize(("name", "theirs", "options"), SAME)
-def test_the_order_is_torchs(name, theirs, options):
+def test_the_order_equals_that_of_torch(name, theirs, options):
     compared = 0
     for p in range(1, 7):
         for m in range(2 * p if name == "dualpipev" else 1, 3 * p + 5):
@@ -50,7 +50,7 @@ def test_the_order_is_torchs(name, theirs, options):
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("gpipe", "ScheduleGPipe"), ("1f1b", "Schedule1F1B")])
-def test_what_torchs_hand_written_loop_runs_is_what_is_yielded(name, theirs):
+def test_the_order_equals_that_of_the_loop_in_torch(name, theirs):
     """The loop itself, on a stage that only notes what it is asked to do and has nobody to send to."""
     for p in range(1, 7):
         for m in range(1, 3 * p + 3):
@@ -70,7 +70,7 @@ def test_what_torchs_hand_written_loop_runs_is_what_is_yielded(name, theirs):
 
 
 @pytest.mark.parametrize("p", [2, 4, 6, 8])
-def test_dualpipe_is_torchs_dualpipev_and_its_mirror_image(p):
+def test_dualpipe_is_the_dualpipev_of_torch_and_its_mirror_image(p):
     """DualPipeV is DualPipe cut in half (DualPipe repository): half of the ranks, and half of the microbatches."""
 
     def unfolded(action, rank):

@@ -36,7 +36,7 @@ LEGAL = [
 
 
 @pytest.mark.parametrize(("name", "options", "ranks", "microbatches"), LEGAL)
-def test_it_is_legal_for_every_size_it_takes(name, options, ranks, microbatches):
+def test_a_schedule_is_legal_for_every_size_for_which_it_exists(name, options, ranks, microbatches):
     for p in ranks:
         for m in microbatches(p):
             assert pp.check(pp.schedule(name, p, m, **options)) == [], (p, m)
@@ -55,7 +55,7 @@ MAKESPANS = {
 
 
 @pytest.mark.parametrize(("name", "chunks"), MAKESPANS)
-def test_the_makespan_is_the_published_one(name, chunks):
+def test_the_makespan_equals_the_published_one(name, chunks):
     options = {} if chunks is None else {"chunks": chunks}
     for (p, m), makespan in zip(SIZES, MAKESPANS[name, chunks], strict=True):
         timeline = pp.simulate(pp.schedule(name, p, m, **options), DOUBLE)
@@ -105,12 +105,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "options", "says"), REFUSED)
-def test_what_cannot_work_is_refused_with_what_would(name, ranks, microbatches, options, says):
+def test_invalid_sizes_are_refused_with_valid_ones(name, ranks, microbatches, options, says):
     with pytest.raises(SettingError, match=says):
         pp.schedule(name, ranks, microbatches, **options)
 
 
-def test_a_fixed_group_wastes_time_where_the_last_one_is_short():
+def test_a_fixed_group_wastes_time_if_the_last_one_is_smaller():
     """Megatron's groups of p, the last one short: idle 9.5 where 4.5 would do."""
     assert idle(pp.schedule("interleaved", 4, 10, group=4)) == {Fraction(19, 2)}
     assert idle(pp.schedule("interleaved", 4, 10)) == {Fraction(9, 2)}

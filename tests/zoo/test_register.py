@@ -20,7 +20,7 @@ def flush(rank, ranks, microbatches):
     yield from (B(rank, m) for m in range(microbatches))
 
 
-def test_a_generator_is_registered_and_everything_works_for_it(tmp_path):
+def test_a_registered_generator_can_be_checked_simulated_and_printed(tmp_path):
     assert pp.register("mine")(flush) is flush
     assert "mine" in pp.schedules()
     schedule = pp.schedule("mine", ranks=3, microbatches=4)
@@ -30,7 +30,7 @@ def test_a_generator_is_registered_and_everything_works_for_it(tmp_path):
     assert str(schedule).startswith("mine, 3 ranks, 4 microbatches")
 
 
-def test_a_list_will_do_as_well_as_a_generator():
+def test_a_function_may_return_a_list():
     pp.register("mine")(lambda rank, ranks, microbatches: list(flush(rank, ranks, microbatches)))
     assert pp.schedule("mine", 2, 3).orders == pp.schedule("gpipe", 2, 3).orders
 
@@ -42,7 +42,7 @@ def test_registering_a_name_again_replaces_it():
     assert pp.schedules().count("mine") == 1
 
 
-def test_options_are_passed_on():
+def test_options_are_passed_to_the_generator():
     @pp.register("mine")
     def mine(rank, ranks, microbatches, first=0, *, reverse):
         order = list(flush(rank, ranks, microbatches))[first:]
@@ -52,7 +52,7 @@ def test_options_are_passed_on():
     assert pp.schedule("mine", 1, 2, reverse=False, first=3).orders == ((B(0, 1),),)
 
 
-def test_an_option_too_many_or_too_few_is_refused_with_those_it_takes():
+def test_unknown_or_missing_options_are_refused_with_the_accepted_ones():
     @pp.register("mine")
     def mine(rank, ranks, microbatches, warmup, depth=2):
         return flush(rank, ranks, microbatches)
@@ -69,14 +69,14 @@ def test_a_generator_that_does_not_take_rank_ranks_and_microbatches_is_refused()
         pp.schedule("mine", 2, 2)
 
 
-def test_an_unknown_placement_is_refused_when_it_is_registered():
+def test_an_unknown_placement_is_refused_at_registration():
     with pytest.raises(SettingError, match="no placement called 'ring'; there is: loop"):
         pp.register("ringed", placement="ring")
     assert "ringed" not in pp.schedules()
 
 
 @pytest.mark.parametrize("wrong", ["0F", (0, "F", 0), [0, "F", 0], None, 5, F(0, 0.5)], ids=repr)
-def test_what_is_yielded_must_be_actions(wrong):
+def test_a_yielded_value_that_is_not_an_action_is_refused(wrong):
     pp.register("mine")(lambda rank, ranks, microbatches: [F(rank, 0), wrong])
     said = r"'mine' must yield actions, such as pp\.F\(0, 0\): rank 0, position 1: .* is not an action"
     with pytest.raises(ScheduleError, match=said) as caught:
@@ -85,13 +85,13 @@ def test_what_is_yielded_must_be_actions(wrong):
     assert isinstance(caught.value, PipelineError)
 
 
-def test_the_text_of_an_action_will_do_as_well():
+def test_the_text_of_an_action_may_be_yielded():
     pp.register("mine")(lambda rank, ranks, microbatches: [f"{rank}F0", f"{rank}B0"])
     assert pp.schedule("mine", 2, 1).orders == pp.schedule("gpipe", 2, 1).orders
 
 
 @pytest.mark.parametrize("nothing", [None, 0, flush])
-def test_a_function_that_gives_nothing_to_go_through_is_refused(nothing):
+def test_a_function_that_returns_no_iterable_is_refused(nothing):
     pp.register("mine")(lambda rank, ranks, microbatches: nothing)
     with pytest.raises(ScheduleError, match=r"'mine' returned .* for rank 0; it must yield actions"):
         pp.schedule("mine", 2, 1)
@@ -104,12 +104,12 @@ def test_a_generator_that_never_ends_is_stopped(microbatches):
         pp.schedule("mine", 2, microbatches)
 
 
-def test_a_generator_that_yields_nothing_makes_an_illegal_schedule():
+def test_a_generator_that_yields_nothing_makes_an_incomplete_schedule():
     pp.register("mine")(lambda rank, ranks, microbatches: [])
     assert [problem.kind for problem in pp.check(pp.schedule("mine", 1, 1))] == ["missing", "missing"]
 
 
-def test_an_error_inside_a_generator_is_its_own():
+def test_an_error_inside_a_generator_is_raised_unchanged():
     @pp.register("mine")
     def mine(rank, ranks, microbatches):
         yield F(rank, 1 // (rank - 1))
@@ -118,7 +118,7 @@ def test_an_error_inside_a_generator_is_its_own():
         pp.schedule("mine", 2, 1)
 
 
-def test_a_slip_in_the_microbatch_is_found_by_the_check():
+def test_check_finds_a_wrong_microbatch():
     """The warm-up's length forgotten where the backwards count, so that rank 0 asks for microbatch -3."""
 
     @pp.register("mine")

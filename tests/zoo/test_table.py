@@ -56,7 +56,7 @@ def rows(names):
     return {row[0]: dict(zip(head, row, strict=True)) for row in body}
 
 
-def test_names_are_names_as_before():
+def test_schedules_is_a_tuple_of_strings():
     assert isinstance(PUBLISHED, tuple)
     assert PUBLISHED[:3] == ("naive", "gpipe", "1f1b")
     assert "zb-v" in PUBLISHED and [*map(str, PUBLISHED)] == [*PUBLISHED]
@@ -72,12 +72,12 @@ def test_every_published_schedule_has_a_row_and_a_paper(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_paper_is_the_one_that_the_docstring_names(name):
+def test_the_facts_and_the_docstring_cite_the_same_paper(name):
     said = set(re.findall(r"\d{4}\.\d{5}", registered._entries[name].generator.__doc__))
     assert not said or said & set(re.findall(r"\d{4}\.\d{5}", registered.facts_of(name).source))
 
 
-def test_the_rows_say_what_is_known():
+def test_rows_show_the_facts():
     table = rows(PUBLISHED)
     assert [*table["interleaved"].values()] == [
         *("interleaved", "arXiv 2104.04473", "loop", "–", "(p-1)(F+B)/v if m >= p"),
@@ -100,7 +100,7 @@ def test_papers_are_linked():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_it_takes_the_sizes_that_the_row_names_and_refuses_the_others(name):
+def test_a_schedule_exists_exactly_for_the_sizes_in_its_row(name):
     takes = rows(PUBLISHED)[name]["sizes"]
     meaning = {"p even": "p % 2 == 0", "m even": "m % 2 == 0", "v even": "v % 2 == 0", "–": "True"}
     condition = " and ".join(meaning.get(each) or re.sub(r"(\d)([pm])", r"\1*\2", each) for each in takes.split(", "))
@@ -113,7 +113,7 @@ def test_it_takes_the_sizes_that_the_row_names_and_refuses_the_others(name):
             assert accepted == eval(condition, {"p": p, "m": m, "v": 2}), (p, m)
 
 
-def test_a_schedule_of_ones_own_comes_last_with_what_is_known_of_it():
+def test_a_schedule_of_the_user_is_listed_last():
     @pp.register("mine <b>", placement="v", chunks=2)
     def mine(rank, ranks, microbatches, depth: int = 3, *, name="a & b"):
         for stage in (rank, 2 * ranks - 1 - rank):
@@ -140,14 +140,14 @@ def printed(monkeypatch, width):
 
 
 @pytest.mark.parametrize("width", [1, 60, 80, 120, 180])
-def test_printed_it_fits_the_terminal_and_says_the_same_at_any_width(monkeypatch, width):
+def test_the_printed_table_fits_the_terminal_and_is_complete_at_any_width(monkeypatch, width):
     text = printed(monkeypatch, width)
     assert max(map(len, text.splitlines())) <= max(60, width)
     facts = {cell for row in rows(PUBLISHED).values() for cell in row.values()} - {"–"}
     assert all(" ".join(text.split()).count(cell) for cell in facts) or width == 180  # whose cells take several lines
 
 
-def test_printed_the_columns_stand_under_each_other(monkeypatch):
+def test_columns_of_the_printed_table_are_aligned(monkeypatch):
     table, letters = printed(monkeypatch, 180).split("\n\n")
     head, *body = table.splitlines()
     assert [line.split()[0] for line in body if not line.startswith(" ")] == [*PUBLISHED]

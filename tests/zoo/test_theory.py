@@ -47,11 +47,11 @@ from ppedu.zoo import theory
     ],
     ids=range(6),
 )
-def test_a_fact_says_its_number_its_formula_where_it_holds_and_who_says_so(fact, reads):
+def test_a_fact_prints_its_value_formula_conditions_and_source(fact, reads):
     assert str(fact) == repr(fact) == reads
 
 
-def test_numbers_are_exact_where_the_costs_are():
+def test_values_are_exact_if_the_costs_are():
     bubble = theory.bubble("1f1b", 4, 8)
     assert bubble.value == Fraction(3, 11) and float(bubble) == 3 / 11
     assert type(theory.idle("1f1b", 4, 8).value) is int
@@ -60,7 +60,7 @@ def test_numbers_are_exact_where_the_costs_are():
     assert inexact == pytest.approx(pp.simulate(pp.schedule("1f1b", 4, 8), Costs(0.1, 0.2, latency=0.05)).idle[0])
 
 
-def test_the_bound_of_uneven_stages_is_that_of_the_rank_that_takes_longest():
+def test_the_bound_for_uneven_stages_is_that_of_the_slowest_rank():
     fact = theory.least_makespan(
         3, 8, Costs(forward=[1, 3, 2], backward=[2, 6, 4], latency=Fraction(1, 2)), split=False
     )
@@ -76,18 +76,18 @@ def test_the_bound_of_uneven_stages_is_that_of_the_rank_that_takes_longest():
 @pytest.mark.parametrize(
     "ask", [partial(theory.makespan, "1f1b"), partial(theory.peak, "gpipe"), theory.least_makespan, theory.least_span]
 )
-def test_counts_of_numpy_and_torch_are_counts(kind, ask):
+def test_counts_may_be_integers_of_numpy_and_torch(kind, ask):
     assert ask(kind(4), kind(8)) == ask(4, 8)
     assert theory.idle("interleaved", kind(4), kind(8), chunks=kind(2)) == theory.idle("interleaved", 4, 8, chunks=2)
 
 
-def test_where_nothing_takes_time_there_is_no_bubble():
+def test_the_bubble_is_0_if_no_action_takes_time():
     nothing = Costs(forward=0, backward=0)
     assert theory.bubble("1f1b", 4, 8, nothing).value == pp.simulate(pp.schedule("1f1b", 4, 8), nothing).bubble == 0
     assert theory.overhead("1f1b", 4, 8, nothing).value == 0
 
 
-def test_chunks_are_those_of_the_schedule_unless_given():
+def test_chunks_default_to_those_of_the_schedule():
     for name in ("interleaved", "looped-bfs", "interleaved-overlap"):
         assert theory.makespan(name, 4, 8) == theory.makespan(name, 4, 8, chunks=pp.schedule(name, 4, 8).chunks)
 
@@ -118,14 +118,14 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
         ("idle", ("1f1b", 4, 8, None, 2), "the number of chunks of 1f1b is fixed"),
     ],
 )
-def test_a_formula_that_does_not_hold_is_refused_with_where_it_does(quantity, asked, says):
+def test_a_formula_that_does_not_hold_is_refused_with_its_condition(quantity, asked, says):
     with pytest.raises(SettingError, match=says):
         getattr(theory, quantity)(*asked)
 
 
 @given(share=st.integers(1, 99), ranks=st.integers(1, 40), chunks=st.integers(1, 4))
 @often(100)
-def test_so_many_microbatches_are_enough_and_one_less_is_not(share, ranks, chunks):
+def test_microbatches_for_returns_the_smallest_sufficient_number(share, ranks, chunks):
     name, options = ("interleaved", {"chunks": chunks}) if chunks > 1 else ("1f1b", {})
     enough = theory.microbatches_for(share / 100, ranks, chunks)
     assert theory.bubble(name, ranks, enough, **options).value <= Fraction(share, 100)
@@ -133,26 +133,26 @@ def test_so_many_microbatches_are_enough_and_one_less_is_not(share, ranks, chunk
         assert theory.bubble(name, ranks, enough - 1, **options).value > Fraction(share, 100)
 
 
-def test_four_microbatches_a_rank_leave_a_bubble_of_nearly_a_fifth():
+def test_four_microbatches_per_rank_leave_a_bubble_of_almost_a_fifth():
     for ranks in (2, 8, 64):
         assert theory.microbatches_for(0.2, ranks) == 4 * (ranks - 1)
         assert theory.bubble("1f1b", ranks, 4 * ranks).value == Fraction(ranks - 1, 5 * ranks - 1) < Fraction(1, 5)
 
 
 @pytest.mark.parametrize("wrong", [0, 1, -0.1, 20, True, "0.2", None, float("nan")], ids=repr)
-def test_a_bubble_to_aim_at_is_a_share(wrong):
+def test_a_target_bubble_must_be_between_0_and_1(wrong):
     with pytest.raises(SettingError, match=r"bubble must be a share between 0 and 1, such as 0\.2; got "):
         theory.microbatches_for(wrong, 4)
 
 
-def test_times_of_the_memory_law_are_above_0():
+def test_most_activations_needs_positive_times():
     assert theory.most_activations(9, 3) == 3 and theory.most_activations(Fraction(19, 2), 3) == 4
     for times, name in [((0, 3), "lifespan"), ((9, "3"), "interval"), ((9, -1), "interval")]:
         with pytest.raises(SettingError, match=f"{name} must be a time above 0; got "):
             theory.most_activations(*times)
 
 
-def test_a_cap_below_one_is_refused():
+def test_a_limit_below_one_microbatch_is_refused():
     with pytest.raises(SettingError, match="most must be at least 1; got 0"):
         theory.least_span(4, 8, most=0)
     assert theory.least_span(4, 8, most=100) == theory.least_span(4, 8)

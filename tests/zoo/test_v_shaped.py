@@ -63,7 +63,7 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_no_worse_than_published_at_the_published_memory(name):
+def test_idle_time_is_at_most_the_published_at_the_published_memory(name):
     for p, theirs in THEIRS[name].items():
         for m in (2 * p, 3 * p + 1):
             timeline = pp.simulate(pp.schedule(name, p, m), UNIT)
@@ -71,13 +71,13 @@ def test_no_worse_than_published_at_the_published_memory(name):
             assert set(timeline.peak_activations) == {PEAKS[name](p)}
 
 
-def test_the_closed_forms_of_the_docstrings():
+def test_the_closed_forms_in_the_docstrings_hold():
     for p in range(3, 17):
         assert idle(pp.schedule("v-half", p, p)) == (3 * p - 4 if p % 2 else 3 * p - 7)
         assert idle(pp.schedule("v-min", p, p)) == 4 * p - {0: 7, 1: 5, 2: 9}[p % 3]
 
 
-def test_with_the_memory_of_zb_v_it_is_no_slower():
+def test_v_adaptive_is_no_slower_than_zb_v_in_its_memory():
     for p in range(1, 9):
         for m in range(1, 2 * p + 1):
             zb_v, ours = (
@@ -89,7 +89,7 @@ def test_with_the_memory_of_zb_v_it_is_no_slower():
 
 @pytest.mark.parametrize("name", PEAKS)
 @pytest.mark.parametrize("p", range(1, 10))
-def test_legal_for_any_number_of_microbatches_also_to_the_second_judge(name, p):
+def test_v_shaped_schedules_are_legal_for_any_number_of_microbatches_and_run_in_the_stepper(name, p):
     for m in range(1, 21):
         schedule = pp.schedule(name, p, m)
         assert pp.check(schedule) == []
@@ -101,7 +101,7 @@ def test_legal_for_any_number_of_microbatches_also_to_the_second_judge(name, p):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_cap_holds_and_more_memory_never_takes_longer(data):
+def test_the_memory_limit_holds_and_more_memory_is_never_slower(data):
     p, m = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 24))
     memory = Fraction(data.draw(st.integers(2 * ((p + 4) // 3), 2 * p + 2)), 2)
     less, more = (pp.schedule("v-adaptive", p, m, memory=each) for each in (memory, memory + Fraction(1, 2)))
@@ -114,19 +114,19 @@ TIMES = [(2, 3, 2), (3, 3, 2), (4, 5, 3), (3, 4, 5), (3, 2, 3)]  # of F, I and W
 
 
 @pytest.mark.parametrize(("f", "i", "w"), TIMES)
-def test_the_bubble_of_v_half_does_not_grow_with_m_even_where_the_times_differ(f, i, w):
+def test_the_bubble_of_v_half_does_not_grow_with_m_for_unequal_times(f, i, w):
     """arXiv 2405.15362, §3: as long as W + 2I >= 2F and W + 2F >= 2I, which all of these keep."""
     costs = Costs(forward=f, input=i, weight=w)
     for p in (3, 4, 5, 8, 11, 12):
         assert idle(pp.schedule("v-half", p, 3 * p), costs) == idle(pp.schedule("v-half", p, 5 * p), costs)
 
 
-def test_the_bubble_of_v_min_grows_where_the_times_differ():
+def test_the_bubble_of_v_min_grows_with_m_for_unequal_times():
     costs = Costs(forward=2, input=3, weight=2)
     assert idle(pp.schedule("v-min", 8, 32), costs) > idle(pp.schedule("v-min", 8, 16), costs)
 
 
-def test_memory_is_halfway_to_zb_v_unless_given_and_counts_in_halves_up_to_there():
+def test_memory_defaults_to_halfway_to_zb_v_and_counts_in_halves():
     assert pp.schedule("v-adaptive", 8, 16) == pp.schedule("v-adaptive", 8, 16, memory=6)
     assert pp.schedule("v-adaptive", 4, 9, memory=float("inf")) == pp.schedule("v-adaptive", 4, 9, memory=4)
     assert pp.schedule("v-adaptive", 4, 9, memory=2.5) == pp.schedule("v-adaptive", 4, 9, memory=Fraction(11, 4))
@@ -134,7 +134,7 @@ def test_memory_is_halfway_to_zb_v_unless_given_and_counts_in_halves_up_to_there
 
 
 @pytest.mark.parametrize("memory", [1, 0, -1, 1.5, True, "2", [2], float("nan")], ids=repr)
-def test_too_little_memory_is_refused_with_the_least_that_will_do(memory):
+def test_too_little_memory_is_refused_with_the_minimum(memory):
     with pytest.raises(SettingError) as caught:
         pp.schedule("v-adaptive", 4, 8, memory=memory)
     assert str(caught.value) == f"v-adaptive needs memory for 2 microbatches or more on 4 ranks; got {memory!r}"

@@ -35,7 +35,7 @@ def test_three_ranks_and_four_microbatches_as_printed(name):
 
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("ranks", range(1, 9))
-def test_legal_for_any_number_of_microbatches_fewer_than_ranks_too(name, ranks):
+def test_simple_schedules_are_legal_for_any_number_of_microbatches(name, ranks):
     for microbatches in range(1, 20):
         schedule = pp.schedule(name, ranks, microbatches)
         assert pp.check(schedule) == []
@@ -47,7 +47,7 @@ def test_legal_for_any_number_of_microbatches_fewer_than_ranks_too(name, ranks):
 @pytest.mark.parametrize("name", ZOO)
 @sizes
 @many
-def test_each_rank_takes_the_microbatches_in_order(name, ranks, microbatches):
+def test_each_rank_runs_the_microbatches_in_order(name, ranks, microbatches):
     for order in pp.schedule(name, ranks, microbatches).orders:
         for op in "FB":
             assert [action.microbatch for action in order if action.op == op] == list(range(microbatches))
@@ -55,7 +55,7 @@ def test_each_rank_takes_the_microbatches_in_order(name, ranks, microbatches):
 
 @sizes
 @many
-def test_1f1b_warms_up_takes_turns_and_drains(ranks, microbatches):
+def test_1f1b_has_a_warm_up_a_steady_state_and_a_cooldown(ranks, microbatches):
     for rank, order in enumerate(pp.schedule("1f1b", ranks, microbatches).orders):
         warmup = min(ranks - 1 - rank, microbatches)
         assert kinds(order) == "F" * warmup + "FB" * (microbatches - warmup) + "B" * warmup
@@ -63,19 +63,19 @@ def test_1f1b_warms_up_takes_turns_and_drains(ranks, microbatches):
 
 @sizes
 @many
-def test_on_one_rank_1f1b_is_one_microbatch_at_a_time(ranks, microbatches):
+def test_1f1b_on_one_rank_is_the_naive_schedule(ranks, microbatches):
     assert pp.schedule("1f1b", 1, microbatches).orders == pp.schedule("naive", 1, microbatches).orders
 
 
 @sizes
 @many
-def test_the_last_rank_of_1f1b_never_keeps_a_microbatch_waiting(ranks, microbatches):
+def test_the_last_rank_of_1f1b_alternates_from_the_start(ranks, microbatches):
     assert kinds(pp.schedule("1f1b", ranks, microbatches).orders[-1]) == "FB" * microbatches
 
 
 @sizes
 @many
-def test_the_naive_schedule_never_has_two_ranks_at_work(ranks, microbatches):
+def test_in_the_naive_schedule_one_rank_works_at_a_time(ranks, microbatches):
     timeline = pp.simulate(pp.schedule("naive", ranks, microbatches))
     spans = sorted((span.start, span.end) for row in timeline.rows for span in row)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
@@ -101,7 +101,7 @@ def test_counts_that_are_not_whole_numbers_are_refused(what, value):
 
 
 @pytest.mark.parametrize("name", ["1F1B", "zero-bubble", "", None])
-def test_an_unknown_name_is_refused_with_those_that_are_known(name):
+def test_an_unknown_name_is_refused_with_the_available_ones(name):
     with pytest.raises(SettingError, match="unknown schedule") as caught:
         pp.schedule(name, 2, 2)
     assert repr(name) in str(caught.value)
@@ -109,12 +109,12 @@ def test_an_unknown_name_is_refused_with_those_that_are_known(name):
 
 
 @pytest.mark.parametrize(("said", "meant"), [("1F1B", "1f1b"), ("DualPipe", "dualpipe"), ("interleave", "interleaved")])
-def test_a_name_that_is_nearly_one_is_refused_with_that_one(said, meant):
+def test_a_misspelled_name_is_refused_with_the_closest_one(said, meant):
     with pytest.raises(SettingError, match=f"unknown schedule {said!r}; did you mean {meant!r}. available: naive,"):
         pp.schedule(said, 2, 2)
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_an_option_that_the_schedule_does_not_take_is_refused(name):
+def test_an_unknown_option_is_refused(name):
     with pytest.raises(SettingError, match=f"the schedule {name!r} .*'colour'"):
         pp.schedule(name, 2, 2, colour="red")
