@@ -1,8 +1,8 @@
-"""What a notebook adds: `%%torchrun`, the pool of ranks behind it, predictions and exercises for the lessons.
+"""The notebook side of ppedu: `%%torchrun`, the rank pool behind it, predictions and exercises for the lessons.
 
-The top floor: it may import everything below. Reading order: rank (what a rank does), waits (who waits for whom),
-zygote and agent (the processes that start ranks), pool (asks them to, and listens), exchange and figures (what goes in
-and comes back), output (what is shown), magic (the cell), rehearsal (ranks that only play), exercises.
+Reading order: rank (what a rank does), launcher, zygote and agent (the processes that start ranks), environment and
+resources, hang and failure (error messages), pool (the owner's side); exchange and figures (values and pictures),
+output, live and magic (the cell); rehearsal (simulated ranks), exercises. May import every package but `cli`.
 """
 
 from ppedu.notebook.exercises import check_answer, is_right, outcome, predict, progress

@@ -1,4 +1,4 @@
-"""What goes from the notebook to its ranks and back: values in files that only this user can read, and pictures."""
+"""Values and pictures that a notebook and its ranks exchange, in files that only this user can read."""
 
 from __future__ import annotations
 
@@ -21,50 +21,52 @@ from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count
 from ppedu.view.perfetto import chrome_trace
 
-FOLDER = "PPEDU_RUN"  # the environment variable that tells a rank its run's folder
-FIGURE = "\x1b_ppedu:{}\x1b\\"  # stands, on a line of its own, for a picture in the run's folder
-INPUTS = "inputs"  # the file in the run's folder that holds the variables of `--in`
-LIVE = FIGURE.format("live") + "\n"  # and this, wherever it stands, for a new state of a training that is watched
+FOLDER = "PPEDU_RUN"  # the environment variable that holds the run's folder
+FIGURE = "\x1b_ppedu:{}\x1b\\"  # a line of output that stands for a picture in the run's folder
+INPUTS = "inputs"  # the file in the run's folder with the variables of `--in`
+LIVE = FIGURE.format("live") + "\n"  # output, also within a line, that announces a new state of `show_live`
 
-WATCHED = ("timeline.json", "losses.json")  # of a training that is watched: its last step, and the losses of all
-MOST_OFTEN = 0.2  # seconds between two states of it, the last one excepted
+LIVE_FILES = ("timeline.json", "losses.json")  # that state: the last step, and the losses of all steps
+LIVE_INTERVAL = 0.2  # seconds between two states, except before the last one
 
 
 def give_back(value: Any) -> None:
-    """Give a value back to the notebook: after the cell it is `results[rank]`. The last one given counts.
+    """Pass a value to the notebook, where it is `results[rank]` once the cell has ended.
 
-    It can be whatever pickle can take apart, such as numbers, lists, tensors and Timelines; not what is defined in the
-    cell itself, as the notebook knows nothing of that. In a program that no `%%torchrun` cell has started, this does
-    nothing.
+    value: anything that can be pickled, such as numbers, lists, tensors and Timelines, but no instance of a class that
+        the cell itself defines. A later call replaces the value.
+
+    Does nothing in a program that was not started by a `%%torchrun` cell.
 
     Raises:
-        SettingError: it cannot be taken apart.
+        SettingError: the value cannot be pickled.
     """
     if FOLDER in os.environ:
         rank = os.environ["LOCAL_RANK"]
         file = Path(os.environ[FOLDER], f"{rank}.result")
-        write_private(file.with_suffix(".part"), packed(value, f"what rank {rank} gives back", "the cell"))
+        write_private(file.with_suffix(".part"), pickled(value, f"the value that rank {rank} gives back", "the cell"))
         file.with_suffix(".part").rename(file)
 
 
-_told = -MOST_OFTEN  # when this process has told of a state last
+_last_shown = -LIVE_INTERVAL  # the time of the last call of `show_live` that had an effect
 
 
 def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
-    """Show, while a `%%torchrun` cell runs, how far a training has come. To be called after each step.
+    """Show the progress of a training while its `%%torchrun` cell runs. Call this after each step.
 
         for step in range(steps):
             losses.append(pipeline.step(inputs, targets).item())
             pp.show_live(losses, pipeline.timeline, steps)
 
-    losses: of all steps so far. timeline: the last step's. steps: how many there will be.
+    losses: one number for each step so far. timeline: of the last step. steps: the total number of steps.
 
-    Every rank may call it; what rank 0 says is shown. In a program that no cell has started, it does nothing.
+    All ranks may call it; only the call on rank 0 has an effect. Does nothing in a program that was not started by a
+    cell.
 
     Raises:
-        SettingError: there is no loss yet, or these are not numbers, a timeline and a number of steps.
+        SettingError: an argument has a wrong type, or there is no loss yet.
     """
-    global _told
+    global _last_shown
     if not isinstance(timeline, Timeline):
         raise SettingError(f"show_live takes a step's timeline, such as pipeline.timeline; got {timeline!r}")
     require_count("the number of steps", steps)
@@ -76,24 +78,24 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
         raise SettingError("show_live takes the losses of all steps so far; call it after the first step")
     if os.environ.get("LOCAL_RANK") != "0" or FOLDER not in os.environ:
         return
-    if len(numbers) < steps and time.monotonic() < _told + MOST_OFTEN:
+    if len(numbers) < steps and time.monotonic() < _last_shown + LIVE_INTERVAL:
         return
-    _told = time.monotonic()
+    _last_shown = time.monotonic()
     folder = Path(os.environ[FOLDER])
     finite = [number if math.isfinite(number) else None for number in numbers]
     state = json.dumps({"losses": finite, "steps": int(steps)})
-    for name, text in zip(WATCHED, (chrome_trace(timeline), state), strict=True):
+    for name, text in zip(LIVE_FILES, (chrome_trace(timeline), state), strict=True):
         part = folder / f"{name}.part"
         write_private(part, text.encode())
         part.rename(folder / name)
     print(LIVE, end="", flush=True)
 
 
-def given_back(folder: Path, ranks: int) -> list[Any] | None:
-    """What each rank has given back, None for those that have not; None if nobody has.
+def read_results(folder: Path, ranks: int) -> list[Any] | None:
+    """Return the value that each rank has given back, None for a rank without; None if no rank has given one.
 
     Raises:
-        PipelineError: something cannot be put together here.
+        PipelineError: a value cannot be unpickled here.
     """
     files = [folder / f"{rank}.result" for rank in range(ranks)]
     if not any(file.exists() for file in files):
@@ -103,12 +105,12 @@ def given_back(folder: Path, ranks: int) -> list[Any] | None:
         try:
             found.append(pickle.loads(file.read_bytes()) if file.exists() else None)
         except Exception as error:
-            raise PipelineError(f"what rank {rank} gave back cannot be read here: {error}") from error
+            raise PipelineError(f"the value that rank {rank} gave back cannot be read here: {error}") from error
     return found
 
 
 def require_name(option: str, name: str) -> None:
-    """Raise SettingError unless `name` can be a variable of the notebook's own."""
+    """Raise SettingError unless `name` can name a variable of the notebook."""
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
         raise SettingError(
             f"{option}: {name!r} cannot name a variable; use letters, digits and underscores, as in results_2"
@@ -116,10 +118,10 @@ def require_name(option: str, name: str) -> None:
 
 
 def input_names(text: str) -> list[str]:
-    """Return the names in `text`, the value of `--in`, in order and each once.
+    """Return the names in the value of `--in`, in order and without duplicates.
 
     Raises:
-        SettingError: one of them cannot name a variable.
+        SettingError: a name cannot name a variable.
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -127,37 +129,37 @@ def input_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def packed_inputs(names: Sequence[str], values: Mapping[str, Any]) -> bytes:
+def pickled_inputs(names: Sequence[str], values: Mapping[str, Any]) -> bytes:
     """Return the notebook's variables `names` as a pickled dict, for the file `INPUTS` in the run's folder.
 
     Raises:
-        SettingError: there is no such variable, or it cannot be taken apart.
+        SettingError: a variable does not exist or cannot be pickled.
     """
     option = f"--in {','.join(names)}"
     for name in names:
         if name not in values:
-            raise SettingError(f"{option}: there is no variable {name!r} in the notebook")
-    return packed({name: values[name] for name in names}, option, "the notebook")
+            raise SettingError(f"{option}: the notebook has no variable {name!r}")
+    return pickled({name: values[name] for name in names}, option, "the notebook")
 
 
 def read_inputs(folder: Path) -> dict[str, Any]:
-    """Return the variables that the notebook has given to its ranks.
+    """Return the notebook's variables that `--in` passes to the ranks.
 
     Raises:
-        PipelineError: they cannot be put together here.
+        PipelineError: they cannot be unpickled here.
     """
     file = folder / INPUTS
     try:
         values: dict[str, Any] = pickle.loads(file.read_bytes()) if file.exists() else {}
     except Exception as error:
-        raise PipelineError(f"a rank cannot read what --in gives it: {type(error).__name__}: {error}") from None
+        raise PipelineError(f"a rank cannot read the variables of --in: {type(error).__name__}: {error}") from None
     return values
 
 
 def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
     """Return the cell's source with a line that loads its inputs, the pickled dict in `file`.
 
-    The line comes first, but for what Python wants at the very beginning: a docstring and `from __future__ import …`.
+    Only a docstring and `from __future__ import …`, which must open a program, precede that line.
     """
     load = f"import pathlib, pickle; {', '.join(names)}, = pickle.loads(pathlib.Path({file!r}).read_bytes()).values()"
     program, last = ast.parse(cell), None
@@ -170,51 +172,51 @@ def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
         return f"{load}\n{cell}"
     assert last.end_lineno is not None
     lines = cell.split("\n")
-    line = lines[last.end_lineno - 1].encode()  # as columns are counted in bytes
+    line = lines[last.end_lineno - 1].encode()  # because `end_col_offset` counts bytes
     before, after = line[: last.end_col_offset].decode(), line[last.end_col_offset :].decode()
-    if after.strip().startswith(";"):  # another statement is on this line
+    if after.strip().startswith(";"):  # another statement follows on the same line
         lines[last.end_lineno - 1] = f"{before}; {load}{after}"
     else:
         lines.insert(last.end_lineno, load)
     return "\n".join(lines)
 
 
-def packed(value: Any, what: str, where: str) -> bytes:
-    """`value`, pickled.
+def pickled(value: Any, name: str, origin: str) -> bytes:
+    """Return the pickled value. `name` and `origin`, where it was made, are for the error.
 
     Raises:
-        SettingError: that cannot be, or the other side could not make sense of it.
+        SettingError: it cannot be pickled, or contains something that only its origin can import.
     """
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(value)
-    except _Unknown as error:
-        raise SettingError(f"{what} has {error} in it, which is defined in {where} and known only there") from None
+    except _InMain as error:
+        raise SettingError(f"{name} contains {error}, which is defined in {origin}; move it to a module") from None
     except Exception as error:
-        raise SettingError(f"{what} cannot be taken apart and sent: {error}") from error
+        raise SettingError(f"{name} cannot be pickled: {error}") from error
     return buffer.getvalue()
 
 
 def new_folder() -> Path:
-    """A name for a run's folder. Its maker knows it before the folder is there, and so can always remove it."""
+    """Return an unused path for a run's folder; its maker can remove the folder even if interrupted while making it."""
     return Path(tempfile.gettempdir(), f"ppedu-{uuid.uuid4().hex}")
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Write a file that nobody else can read."""
+    """Write a file that only this user can read."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as out:
         out.write(content)
 
 
-class _Unknown(Exception):
-    pass
+class _InMain(Exception):
+    """The name of a class or function that is defined in `__main__`."""
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what is defined in `__main__`, which is another module on the other side."""
+    """Refuses classes and functions of `__main__`, which is a different module in the receiving process."""
 
     def reducer_override(self, value: Any) -> Any:
         if callable(value) and getattr(value, "__module__", "") == "__main__" and hasattr(value, "__qualname__"):
-            raise _Unknown(value.__qualname__)
+            raise _InMain(value.__qualname__)
         return NotImplemented

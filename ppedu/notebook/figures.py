@@ -1,6 +1,6 @@
-"""The matplotlib backend of ranks: `plt.show()` shows a figure in the notebook, below what was printed before it.
+"""The matplotlib backend of ranks: `plt.show()` shows a figure in the notebook, below the output that precedes it.
 
-What has not been shown by the end of the program is shown then, as notebooks do.
+As in a notebook, figures that are still open at the end of the program are shown then.
 """
 
 import atexit
@@ -22,7 +22,7 @@ _numbers = count()
 
 
 def show(*_: Any, **__: Any) -> None:
-    """Hand over all open figures, and close them."""
+    """Save all open figures, announce them in the output, and close them."""
     for manager in Gcf.get_all_fig_managers():
         name = f"{os.environ['LOCAL_RANK']}-{next(_numbers)}.png"
         picture = io.BytesIO()

@@ -7,6 +7,8 @@ import re
 import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import NamedTuple
 
@@ -40,14 +42,12 @@ class Location(NamedTuple):
 
 def locate(rank: int, program: str) -> Location:
     """Return the location of this process's main thread; called in another thread, as the main one may be blocked."""
-    main = threading.main_thread().ident
-    frames = list(_outwards(sys._current_frames().get(main or 0)))
-    own = next((frame for frame in frames if frame.f_code.co_filename == program), None)
-    here = own or frames[0] if frames else None
-    line = here.f_lineno if here else 0
-    source = linecache.getline(here.f_code.co_filename, line).strip() if here else ""
-    if here and not own:
-        line, source = 0, f"{here.f_code.co_name} in {here.f_code.co_filename.rpartition('/')[2]}, line {line}"
+    main = threading.main_thread().ident or 0
+    frames = [frame for frame, _ in walk_stack(sys._current_frames()[main])]
+    innermost, code = frames[0].f_lineno, frames[0].f_code
+    line = next((frame.f_lineno for frame in frames if frame.f_code.co_filename == program), 0)
+    outside = f"{code.co_name} in {Path(code.co_filename).name}, line {innermost}"
+    source = linecache.getline(program, line).strip() if line else outside
     describe = waiting.current
     wait = describe() if describe else next(filter(None, map(_torch_wait, frames)), Wait("", ""))
     return Location(rank, line, source, *wait)
@@ -64,12 +64,6 @@ def describe_hang(locations: Sequence[Location], ended: Collection[int]) -> str:
         where = f" at line {line}: {source}" if line else f" at {source or 'its start'}"
         lines.append(f"rank {rank} {NO_ANSWER if source is None else does + where}")
     return "\n".join([*lines, *_reasons({each.rank: each for each in locations}, ended)])
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _torch_wait(frame: FrameType) -> Wait | None:

@@ -1,4 +1,4 @@
-"""A training that is watched: its loss and the timeline of its last step, in the notebook, while the cell runs."""
+"""The live view of a training: its loss and the timeline of its last step, updated while the cell runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from IPython.display import DisplayHandle
 
 from ppedu.core.errors import PipelineError
 from ppedu.core.validate import require_count
-from ppedu.notebook.exchange import WATCHED
+from ppedu.notebook.exchange import LIVE_FILES
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
 from ppedu.view.perfetto import load
 
 
 class LiveRun(Interactive):
-    """The loss and the last step of a training that goes on in the ranks of a cell."""
+    """The widget that `show_live` updates: losses and last step of a training in the ranks of a cell."""
 
     kind = "live"
 
@@ -27,19 +27,19 @@ class LiveRun(Interactive):
         self.update()
 
     def update(self) -> None:
-        """Show what rank 0 has said last.
+        """Show the state that rank 0 has saved last.
 
         Raises:
-            PipelineError: it cannot be read, because the program of rank 0 has written something else there.
+            PipelineError: the files are damaged, as the program of rank 0 can write to them, too.
         """
         try:
-            timeline = load(self._folder / WATCHED[0])
-            state = json.loads((self._folder / WATCHED[1]).read_bytes())
+            timeline = load(self._folder / LIVE_FILES[0])
+            state = json.loads((self._folder / LIVE_FILES[1]).read_bytes())
             losses = [None if loss is None else float(loss) for loss in state["losses"]]
             steps = require_count("the number of steps", state["steps"])
             require_count("the number of losses", len(losses))
         except (PipelineError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-            raise PipelineError(f"rank 0's training cannot be shown: {' and '.join(WATCHED)} are damaged") from error
+            raise PipelineError(f"cannot show rank 0's training: {' and '.join(LIVE_FILES)} are damaged") from error
         self.timeline, self._losses, self._steps = timeline, losses, steps
         if self._handle is None:
             self._handle = DisplayHandle()
@@ -48,7 +48,7 @@ class LiveRun(Interactive):
             self.refresh()
 
     def close(self) -> None:
-        """Leave a picture of the end."""
+        """Replace the widget by a picture of the final state."""
         assert self._handle is not None
         self._handle.update(self)
 

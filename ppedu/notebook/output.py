@@ -1,4 +1,4 @@
-"""What a cell shows of its ranks' output: whole lines, each with its rank, pictures, and progress bars as one line."""
+"""The output of a cell: the ranks' lines, each after its rank, their pictures, and a progress bar as a single line."""
 
 from __future__ import annotations
 
@@ -10,60 +10,61 @@ from typing import Protocol
 
 from ppedu.notebook.exchange import FIGURE, LIVE
 
-MOST_LINES = 1000  # of a rank that are shown
-MOST_SHOWN = 1 << 20  # bytes of a rank that are shown; more is kept in a file
-MOST_BYTES = 50 << 20  # of that file
-LONGEST = 1 << 16  # characters of a line
-MOST_OFTEN = 0.1  # seconds between two states of a progress bar
+MAX_LINES = 1000  # shown per rank
+MAX_SHOWN = 1 << 20  # bytes shown per rank; further output goes to a file
+MAX_FILE = 50 << 20  # bytes in that file
+MAX_LINE = 1 << 16  # characters
+BAR_INTERVAL = 0.1  # seconds between two states of a progress bar
 PICTURE = re.compile(re.escape(FIGURE).replace(r"\{\}", r"(\d+-\d+\.png)"))
 
 
 class Screen(Protocol):
-    """Where it is shown."""
+    """The place where output is shown."""
 
     def text(self, text: str) -> None:
-        """Whole lines."""
+        """Show complete lines."""
 
     def bar(self, line: str, done: bool) -> None:
-        """The state of a line that is written over and over; `done` with the last."""
+        """Show the state of a progress bar, replacing the previous one; `done` with the last state."""
 
     def picture(self, file: Path) -> None:
-        """A picture."""
+        """Show a picture."""
 
     def live(self, folder: Path) -> None:
-        """A new state of the training."""
+        """Show the new state of a training."""
 
 
 class Output:
-    """Shows each rank after all those below it, or, if `live`, all as it comes.
+    """Shows the output of each rank after that of all lower ranks or, if `live`, as it arrives.
 
-    folder: where pictures are, and where what is too long to be shown is kept.
+    folder: holds the pictures, and receives output that is too long to be shown.
     """
 
     def __init__(self, ranks: int, screen: Screen, folder: Path, live: bool = False):
         self._screen, self._folder = screen, folder
         self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(ranks)]
-        self._rests = [""] * ranks  # of lines that have not ended
-        self._waiting: list[list[str]] = [[] for _ in range(ranks)]  # lines of ranks whose turn has not come
-        self._lines = [0] * ranks  # how many there have been
-        self._bytes = [0] * ranks  # in these lines
-        self._cut: set[int] = set()  # the ranks whose output goes to the file
-        self._turns = set(range(ranks) if live else range(1))  # the ranks that are shown now
+        self._rests = [""] * ranks  # the incomplete last line of each rank
+        self._waiting: list[list[str]] = [[] for _ in range(ranks)]  # complete lines that are not shown yet
+        self._lines = [0] * ranks  # lines received so far
+        self._bytes = [0] * ranks  # bytes in these lines
+        self._cut: set[int] = set()  # ranks whose further output goes to the file
+        self._turns = set(range(ranks) if live else range(1))  # ranks whose output may be shown
         self._ended: set[int] = set()
-        self._bar: int | None = None  # the rank whose bar is on the screen
-        self._drawn = 0.0  # when
+        self._bar: int | None = None  # the rank whose progress bar is on the screen
+        self._drawn = 0.0  # the time at which it was last drawn
 
     def write(self, rank: int, piece: bytes) -> None:
-        """Take what `rank` has written; b"" when it will write no more."""
+        """Process a piece of a rank's output; b"" after the last one."""
         text = self._rests[rank] + self._decoders[rank].decode(piece, final=not piece)
-        if LIVE in text:  # wherever it is: also within the line of a bar
+        if LIVE in text:  # it may be within the line of a progress bar
             text = text.replace(LIVE, "")
             self._screen.live(self._folder)
         *lines, rest = text.split("\n")
-        if rest and (not piece or len(rest) > LONGEST):
+        if rest and (not piece or len(rest) > MAX_LINE):
             lines, rest = [*lines, rest], ""
         self._rests[rank] = rest
-        self._waiting[rank] += [each for each in (self._kept(rank, line) for line in lines) if each is not None]
+        allowed = (self._within_limits(rank, line) for line in lines)
+        self._waiting[rank] += [line for line in allowed if line is not None]
         if not piece:
             self._ended.add(rank)
         while rank in self._turns:
@@ -74,7 +75,7 @@ class Output:
             self._turns.add(rank)
 
     def close(self) -> None:
-        """Show all that is left."""
+        """Show all output that has been withheld."""
         for rank in range(len(self._waiting)):
             if rank not in self._ended:
                 self.write(rank, b"")
@@ -93,9 +94,9 @@ class Output:
             else:
                 text += f"[{rank}] {line}\n"
         self._text(text)
-        # A line that is written over and over, and has begun to be.
+        # An incomplete line that has been overwritten is a progress bar.
         state = self._rests[rank].rstrip("\r")
-        if "\r" in state and self._bar in (None, rank) and time.monotonic() > self._drawn + MOST_OFTEN:
+        if "\r" in state and self._bar in (None, rank) and time.monotonic() > self._drawn + BAR_INTERVAL:
             self._rests[rank] = "\r" + _last(state)
             self._screen.bar(f"[{rank}] {_last(state)}", done=False)
             self._bar, self._drawn = rank, time.monotonic()
@@ -104,24 +105,24 @@ class Output:
         if text:
             self._screen.text(text)
 
-    def _kept(self, rank: int, line: str) -> str | None:
-        """The line, if it is to be shown; what is too much goes to a file."""
+    def _within_limits(self, rank: int, line: str) -> str | None:
+        """Return the line to show. Beyond a rank's limits, write the line to the file and return None."""
         self._lines[rank] += 1
         self._bytes[rank] += len(line.encode())
-        within = self._lines[rank] <= MOST_LINES and self._bytes[rank] <= MOST_SHOWN
+        within = self._lines[rank] <= MAX_LINES and self._bytes[rank] <= MAX_SHOWN
         if within or PICTURE.fullmatch(line.rstrip()):
             return _last(line.rstrip())
         file = self._folder / "output.txt"
         file.touch(mode=0o600)
         with file.open("a", encoding="utf-8") as out:
-            if out.tell() < MOST_BYTES:
+            if out.tell() < MAX_FILE:
                 out.write(f"[{rank}] {line}\n")
         if rank in self._cut:
             return None
         self._cut.add(rank)
-        return f"… goes on in {file}, which is there until the next cell runs"
+        return f"… continued in {file}, which is removed when the next cell runs"
 
 
 def _last(line: str) -> str:
-    """Of a line that was written over and over, the last state."""
+    """Return the last state of a line that was overwritten by means of carriage returns."""
     return line.rpartition("\r")[2]

@@ -1,6 +1,6 @@
-"""Ranks in this process, to try a loop on: they wait for each other as real ones do, one at a time and without a clock.
+"""Simulated ranks for the exercises: threads of this process that run one at a time and wait for each other's messages.
 
-When nobody can go on, that is known, and who waits for whom with it.
+A deadlock is detected at once, without a timeout, together with the ranks and lines that wait for each other.
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from ppedu.core.errors import SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, require_rank
 
-# Where an operation's neighbour is, as `ppedu.run.communicate` and `bidirectional_communicate` have it.
+# By operation of `ppedu.run.communicate` and `bidirectional_communicate`: the peer, relative to the rank.
 ONE_WAY = {"recv_forward": -1, "send_forward": +1, "recv_backward": +1, "send_backward": -1}
 BOTH_WAYS = {"send_fwd_recv_bwd": +1, "send_bwd_recv_fwd": -1}
-FIT = {"send", "receive"}, {"swap"}  # the two sides of a message
-MOST_RANKS = 1000  # each of them a thread
-MOST_CALLS = 10_000  # of a rank's methods; a loop that makes more does not end
-MOST_SECONDS = 10.0  # between two of them; nor does one that takes longer
-MOST_ATTEMPTS = 100  # to end a rank by an exception, as its program may catch one; each takes 10 ms
+MATCHING = {"send", "receive"}, {"swap"}  # the kinds of call at the two ends of a message
+MAX_RANKS = 1000  # each is a thread
+MAX_CALLS = 10_000  # of a rank's methods; a loop that makes more is assumed to be endless
+TIMEOUT = 10.0  # seconds between two calls; a loop that takes longer is assumed to be endless
+MAX_ATTEMPTS = 100  # to end a thread by an exception, which its program may catch; each takes 10 ms
 
 
 class Wait(NamedTuple):
-    """A rank that cannot go on: what it waits in, for which ranks, and the program's line.
+    """A call of a rank that waits for other ranks, and its line in the program.
 
-    kind: "send", "receive", "swap", or "all", for something that all ranks must come to.
+    kind: "send", "receive" or "swap" for a message with the only rank in `peers`; "all" for a call that every rank must
+        make, where `peers` are the ranks that have not made it.
     """
 
     rank: int
     doing: str
     peers: tuple[int, ...]
     kind: str
+    value: Any
     line: int
     source: str
 
 
 class Tensor(NamedTuple):
-    """What stands for a tensor: the result of a forward ("activation") or of a backward ("gradient")."""
+    """A stand-in for a tensor: the result of a forward ("activation") or of a backward ("gradient")."""
 
     kind: str
     stage: int
@@ -55,41 +57,30 @@ class Tensor(NamedTuple):
         return f"the {self.kind} of microbatch {self.microbatch}"
 
 
-class Call(NamedTuple):
-    """What a rank waits in: a message with `peer`, or, without one, something that all ranks must come to."""
-
-    doing: str
-    kind: str
-    peer: int | None
-    value: Any
-    line: int
-    source: str
-
-
 class Stopped(SystemExit):
-    """Ends a rank's thread; of all exceptions, this is the one that a thread may end with without a word."""
+    """Ends a rank's thread. Derived from SystemExit, which a thread does not report."""
 
 
 class Parked(Stopped):
-    """Parks a thread whose program catches every exception: the thread itself makes the exception, and waits here."""
+    """Blocks a thread whose program catches every exception: the thread itself calls the constructor, which waits."""
 
     def __init__(self) -> None:
         Semaphore(0).acquire()
 
 
 class Rank:
-    """One rank of a rehearsal: what a program that is tried is given as `me`. It holds the stage of its number.
+    """A simulated rank, which the tested program gets as `me`. Rank r holds stage r.
 
-    Its methods wait as those of real ranks do: a send until the other rank is at the receive, a receive until it is
-    at the send, a swap until it is at the swap, an all-reduce until all ranks have come to it.
+    Its methods wait as real ranks do: a send until the peer has called the matching receive and vice versa, a swap
+    until the peer has called swap, an all-reduce until every rank has called it.
     """
 
     def __init__(self, program: Callable[[Rank], Any], rank: int, ranks: int, losses: Sequence[float] = ()):
         self.rank, self.ranks = rank, ranks
-        self.actions: list[Action] = []  # what it has run
-        self.mixed: list[tuple[Action, Any, Tensor]] = []  # what was run on something else than its own tensor
+        self.actions: list[Action] = []  # run so far
+        self.mixed: list[tuple[Action, Any, Tensor]] = []  # run on a tensor other than its own: (action, given, own)
         self.steps = 0
-        self.call: Call | None = None  # what it waits in
+        self.wait: Wait | None = None
         self.answer: Any = None
         self.error: BaseException | None = None
         self._stopped = False
@@ -99,73 +90,73 @@ class Rank:
         self._thread = Thread(target=self._live, args=(program,), daemon=True)
 
     def send(self, value: Any, rank: int) -> None:
-        """Send to a rank."""
-        self._wait(f"send({rank})", "send", require_rank(rank, self.ranks), value)
+        """Send a value to a rank."""
+        self._exchange(f"send({rank})", "send", (require_rank(rank, self.ranks),), value)
 
     def recv(self, rank: int) -> Any:
-        """What a rank has sent."""
-        return self._wait(f"recv({rank})", "receive", require_rank(rank, self.ranks))
+        """Receive a value from a rank."""
+        return self._exchange(f"recv({rank})", "receive", (require_rank(rank, self.ranks),))
 
     def swap(self, value: Any, rank: int) -> Any:
-        """Send to a rank and receive from it, both at once."""
-        return self._wait(f"swap({rank})", "swap", require_rank(rank, self.ranks), value)
+        """Send a value to a rank and receive one from it at the same time."""
+        return self._exchange(f"swap({rank})", "swap", (require_rank(rank, self.ranks),), value)
 
     def communicate(self, operation: str, value: Any = None) -> Any:
-        """As `ppedu.run.communicate`, without shapes: "recv_forward", "send_forward", "recv_backward", …"""
+        """Exchange a message with a neighbour, as `ppedu.run.communicate` does; shapes are not needed."""
         return self._neighbour(ONE_WAY, operation, value)
 
     def bidirectional_communicate(self, operation: str, value: Any = None) -> Any:
-        """As `ppedu.run.bidirectional_communicate`, without shapes: "send_fwd_recv_bwd", "send_bwd_recv_fwd"."""
+        """Send and receive at the same time, as `ppedu.run.bidirectional_communicate` does; shapes are not needed."""
         return self._neighbour(BOTH_WAYS, operation, value)
 
     def all_reduce(self, value: Any) -> Any:
-        """The sum of what all ranks give. All must call it."""
+        """Return the sum of the values of all ranks, all of which must call this."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise SettingError(f"{_at()}: all_reduce on rank {self.rank} needs a number; got {value!r}")
-        return self._wait("all_reduce", "all", None, value)
+        return self._exchange("all_reduce", "all", (), value)
 
     def forward(self, microbatch: int, x: Any = None) -> Tensor:
-        """Run the stage's forward on `x`, what the stage before made."""
+        """Run the stage's forward on `x`, the output of the previous stage."""
         self._run(F(self.rank, microbatch), x, Tensor("activation", self.rank - 1, microbatch), self.rank == 0)
         return Tensor("activation", self.rank, microbatch)
 
     def backward(self, microbatch: int, dy: Any = None) -> Tensor:
-        """Run the stage's backward on `dy`, what the stage after made."""
+        """Run the stage's backward on `dy`, the gradient from the next stage."""
         last = self.rank == self.ranks - 1
         self._run(B(self.rank, microbatch), dy, Tensor("gradient", self.rank + 1, microbatch), last)
         return Tensor("gradient", self.rank, microbatch)
 
     def step(self) -> float:
-        """Train on one batch with all ranks; its loss on the last one, 0 on the others."""
+        """Train on one batch together with all ranks; return its loss on the last rank, 0 on the others."""
         self.communicate("send_forward", self.forward(0, self.communicate("recv_forward")))
         self.communicate("send_backward", self.backward(0, self.communicate("recv_backward")))
         self.steps += 1
         if self.steps > len(self._losses):
-            raise SettingError(f"rank {self.rank} takes more than {plural(len(self._losses), 'step')}")
+            raise SettingError(f"rank {self.rank} trains for more than {plural(len(self._losses), 'step')}")
         return self._losses[self.steps - 1] if self.rank == self.ranks - 1 else 0
 
-    def go_on(self) -> None:
-        """Let it run until it waits or ends.
+    def resume(self) -> None:
+        """Run the rank's program until it waits or ends.
 
         Raises:
-            SettingError: it does neither.
+            SettingError: it does neither within 10 seconds.
         """
         if self._thread.ident is None:
             self._thread.start()
         else:
             self._turn.release()
-        if not self._back.acquire(timeout=MOST_SECONDS):
+        if not self._back.acquire(timeout=TIMEOUT):
             frame = sys._current_frames().get(self._thread.ident or 0)
-            at = "at line {}, {}".format(*_place(frame)) if frame else "on"
-            raise SettingError(f"rank {self.rank} goes on and on {at}; does your loop end?")
+            at = " at line {}, {}".format(*_line(frame)) if frame else ""
+            raise SettingError(f"rank {self.rank} is still running after {TIMEOUT:g} s{at}; does your loop end?")
 
     def stop(self) -> None:
-        """End it, whether it waits or runs."""
+        """End the rank's thread, whether it waits or runs."""
         self._stopped = True
-        if self.call:
+        if self.wait:
             self._turn.release()
             self._thread.join(1)
-        for kind in [Stopped] * MOST_ATTEMPTS + [Parked]:
+        for kind in [Stopped] * MAX_ATTEMPTS + [Parked]:
             if not self._thread.is_alive():
                 return
             ident = ctypes.c_ulong(self._thread.ident or 0)
@@ -183,27 +174,28 @@ class Rank:
 
     def _neighbour(self, operations: dict[str, int], operation: str, value: Any) -> Any:
         if operation not in operations:
-            raise SettingError(f"{_at()}: there is no operation {operation!r} here; there is: {', '.join(operations)}")
+            raise SettingError(f"{_at()}: unknown operation {operation!r}; available: {', '.join(operations)}")
         peer = self.rank + operations[operation]
         if not 0 <= peer < self.ranks:
             return None
         if "send" in operation and value is None:
-            raise SettingError(f"{_at()}, rank {self.rank} sends None: {self._instead(operation)}")
+            raise SettingError(f"{_at()}, rank {self.rank} sends None; {self._instead(operation)}")
         kind = "swap" if operations is BOTH_WAYS else "send" if "send" in operation else "receive"
-        return self._wait(operation, kind, peer, value)
+        return self._exchange(operation, kind, (peer,), value)
 
     def _instead(self, operation: str) -> str:
-        """What is to be sent, and why there is nothing of what was received, in the lesson's letters."""
+        """Return what to send in place of None, in the lesson's letters."""
         forward = "send_f" in operation
-        way, got, made = ("forward", "x", "y") if forward else ("backward", "dy", "dx")
-        nothing = f"it receives no {got}; " if self.rank == (0 if forward else self.ranks - 1) else ""
-        return f"{nothing}what its {way} gives, {made}, goes on"
+        way, received, result = ("forward", "x", "y") if forward else ("backward", "dy", "dx")
+        reason = f"it receives no {received}: " if self.rank == (0 if forward else self.ranks - 1) else ""
+        return f"{reason}send the result of its {way}, {result}"
 
-    def _wait(self, doing: str, kind: str, peer: int | None, value: Any = None) -> Any:
+    def _exchange(self, doing: str, kind: str, peers: tuple[int, ...], value: Any = None) -> Any:
+        """Wait until `rehearse` has matched this call with those of the peers; return its result."""
         if self._stopped:
             raise Stopped
         self._count()
-        self.call = Call(doing, kind, peer, value, *_line())
+        self.wait = Wait(self.rank, doing, peers, kind, value, *_line(sys._getframe()))
         self._back.release()
         self._turn.acquire()
         if self._stopped:
@@ -218,87 +210,76 @@ class Rank:
 
     def _count(self) -> None:
         self._calls += 1
-        if self._calls > MOST_CALLS:
-            raise SettingError(f"rank {self.rank} goes on and on: it has made {MOST_CALLS} calls; does your loop end?")
+        if self._calls > MAX_CALLS:
+            raise SettingError(f"rank {self.rank} has made more than {MAX_CALLS} calls; does your loop end?")
 
 
 class Rehearsal(NamedTuple):
-    """How it ended: the ranks, and those of them that wait for ever."""
+    """The result of `rehearse`: the ranks, and the waits of those that are deadlocked."""
 
     ranks: list[Rank]
     waits: list[Wait]
 
 
 def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float] = ()) -> Rehearsal:
-    """Run `program(me)` on so many ranks of this process, until all have ended or nobody can go on.
+    """Run `program(me)` on simulated ranks until all have ended or no rank can make progress.
 
-    losses: what the last rank's `me.step()` gives, one after the other.
+    losses: the results of successive calls of `me.step()` on the last rank.
 
-    An error of the program is raised here. However this ends, no rank runs on.
+    Raises the error of the program, if there is one. No thread keeps running afterwards.
 
     Raises:
-        SettingError: `program` is not a function, `ranks` not a number from 1 to 1000, or the loop of a rank endless:
-            it has run for 10 seconds or made 10,000 calls.
+        SettingError: `program` is not a function, `ranks` is not from 1 to 1000, or the loop of a rank is endless: it
+            has run for 10 seconds or made 10,000 calls.
     """
     if not callable(program):
-        raise SettingError(f"give a function of one rank, such as `def step(me): …`; got {program!r}")
-    if require_count("the number of ranks", ranks) > MOST_RANKS:
-        raise SettingError(f"at most {MOST_RANKS} ranks can be rehearsed; got {ranks}")
+        raise SettingError(f"program must be a function of one rank, such as `def step(me): …`; got {program!r}")
+    if require_count("the number of ranks", ranks) > MAX_RANKS:
+        raise SettingError(f"at most {MAX_RANKS} ranks can be rehearsed; got {ranks}")
     every = [Rank(program, rank, ranks, losses) for rank in range(ranks)]
     awake = deque(every)
     try:
         while awake:
             rank = awake.popleft()
-            rank.go_on()
+            rank.resume()
             if rank.error:
                 raise rank.error
-            awake += _met(rank, every)
-        waits = [
-            Wait(rank.rank, call.doing, _awaited(call, every), call.kind, call.line, call.source)
-            for rank in every
-            if (call := rank.call)
-        ]
+            awake += _matched(rank, every)
+        waits = [wait._replace(peers=wait.peers or _missing(wait, every)) for rank in every if (wait := rank.wait)]
     finally:
         for rank in every:
             rank.stop()
     return Rehearsal(every, waits)
 
 
-def _met(rank: Rank, every: Sequence[Rank]) -> list[Rank]:
-    """The ranks that can go on, now that `rank` has come to where it is; each with its answer."""
-    call = rank.call
-    if call is None:
+def _matched(rank: Rank, every: Sequence[Rank]) -> list[Rank]:
+    """Complete the calls that match the new one of `rank`; return the ranks that can continue."""
+    wait = rank.wait
+    if wait is None:
         return []
-    if call.peer is None:
-        calls = [each.call for each in every if each.call and each.call.doing == call.doing]
-        if len(calls) < len(every):
+    if wait.kind == "all":
+        if _missing(wait, every):
             return []
-        total = sum(each.value for each in calls)
+        total = sum(each.wait.value for each in every if each.wait)
         for each in every:
-            each.call, each.answer = None, total
+            each.wait, each.answer = None, total
         return list(every)
-    other = every[call.peer]
-    theirs = other.call
-    if other is rank or theirs is None or theirs.peer != rank.rank or {call.kind, theirs.kind} not in FIT:
+    peer = every[wait.peers[0]]
+    other = peer.wait
+    if peer is rank or other is None or other.peers != (rank.rank,) or {wait.kind, other.kind} not in MATCHING:
         return []
-    rank.answer, other.answer = theirs.value, call.value
-    rank.call = other.call = None
-    return [rank, other]
+    rank.answer, peer.answer = other.value, wait.value
+    rank.wait = peer.wait = None
+    return [rank, peer]
 
 
-def _awaited(call: Call, every: Sequence[Rank]) -> tuple[int, ...]:
-    if call.peer is not None:
-        return (call.peer,)
-    return tuple(each.rank for each in every if not each.call or each.call.doing != call.doing)
+def _missing(wait: Wait, every: Sequence[Rank]) -> tuple[int, ...]:
+    """Return the ranks that have not made the same call."""
+    return tuple(each.rank for each in every if not each.wait or each.wait.doing != wait.doing)
 
 
-def _line() -> tuple[int, str]:
-    """The program's line that has called a rank's method: its number, and what it says."""
-    return _place(sys._getframe(1))
-
-
-def _place(frame: FrameType) -> tuple[int, str]:
-    """The innermost line that is not of this file: its number, and what it says."""
+def _line(frame: FrameType) -> tuple[int, str]:
+    """Return the number and the text of the innermost line that is not part of this file."""
     while frame.f_code.co_filename == __file__ and frame.f_back:
         frame = frame.f_back
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
@@ -306,5 +287,4 @@ def _place(frame: FrameType) -> tuple[int, str]:
 
 
 def _at() -> str:
-    line, source = _line()
-    return f"at line {line}, {source}"
+    return "at line {}, {}".format(*_line(sys._getframe()))

@@ -18,16 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from ppedu.notebook.launcher import (
-    become_subreaper,
-    close_all,
-    exit_with_parent,
-    kill_children,
-    kill_group,
-    receive,
-    send,
-    signal_all,
-)
+from ppedu.notebook import launcher
 from ppedu.notebook.rank import run_rank
 
 
@@ -39,7 +30,7 @@ def serve(descriptor: int) -> NoReturn:
         import torch.distributed
         import torch.distributed.pipelining  # noqa: F401 (the first optimizer step would import it, in a second)
     except Exception as error:
-        send(control, error=f"{type(error).__name__}: {error}")
+        launcher.send(control, error=f"{type(error).__name__}: {error}")
         os._exit(1)
 
     # The finalizers that these imports have registered would cost each rank 60 ms and 30 MB, and the system frees all.
@@ -47,40 +38,38 @@ def serve(descriptor: int) -> NoReturn:
         each.atexit = False
     gc.collect()
     gc.freeze()  # keep the imported objects in shared memory: the ranks' garbage collections do not touch them
-    become_subreaper()
-    send(control, ready=True)
+    launcher.become_subreaper()
+    launcher.send(control, ready=True)
 
-    wake, woken = socket.socketpair()
-    for end in (wake, woken):
-        end.setblocking(False)
-    signal.set_wakeup_fd(woken.fileno())
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
-    selector.register(wake, selectors.EVENT_READ)
+    selector.register(woken, selectors.EVENT_READ)
     alive: dict[int, int] = {}  # process → rank
     folder = ""
     query: list[int] = []  # the write end of the run's query pipe, until it is closed
     while True:
         ready = [key.fileobj for key, _ in selector.select()]
         with contextlib.suppress(BlockingIOError):
-            while wake.recv(512):
+            while os.read(woken, 512):
                 pass
         for process, status in _ended_children():
             if process in alive:
-                kill_group(process)  # the processes that the rank has started
+                launcher.kill_group(process)  # the processes that the rank has started
                 rank = alive.pop(process)
                 if not alive:
-                    kill_children()  # those that have left its group
-                    close_all(query)
-                send(control, rank=rank, status=os.waitstatus_to_exitcode(status))
+                    launcher.kill_children()  # those that have left its group
+                    launcher.close_all(query)
+                launcher.send(control, rank=rank, status=os.waitstatus_to_exitcode(status))
         if control not in ready:
             continue
-        request, descriptors = receive(control)
+        request, descriptors = launcher.receive(control)
         if not request:
-            signal_all(alive, signal.SIGKILL)
-            kill_children()
+            launcher.signal_all(alive, signal.SIGKILL)
+            launcher.kill_children()
             shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
         if "folder" in request:
@@ -97,13 +86,13 @@ def serve(descriptor: int) -> NoReturn:
                 if process == 0:
                     run_rank(rank, own, Path(folder), job, output, asked)
                 alive[process] = rank
-                send(control, rank=rank, process=process)
-            close_all([asked, *descriptors])
+                launcher.send(control, rank=rank, process=process)
+            launcher.close_all([asked, *descriptors])
         elif "locate" in request:
-            close_all(query)
-            signal_all(alive, signal.SIGUSR1)
+            launcher.close_all(query)
+            launcher.signal_all(alive, signal.SIGUSR1)
         elif "kill" in request:
-            signal_all(alive, signal.SIGKILL)
+            launcher.signal_all(alive, signal.SIGKILL)
 
 
 def _serve_store(parent: int, listener: int) -> NoReturn:
@@ -114,7 +103,7 @@ def _serve_store(parent: int, listener: int) -> NoReturn:
     from torch.distributed import TCPStore  # type: ignore[attr-defined,unused-ignore]  # which torch does not export explicitly
 
     try:
-        exit_with_parent(parent)
+        launcher.exit_with_parent(parent)
         os.dup2(listener, 3)
         os.closerange(4, 1024)
         port = socket.socket(fileno=os.dup(3)).getsockname()[1]

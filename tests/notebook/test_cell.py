@@ -1,4 +1,4 @@
-"""What goes into a `%%torchrun` cell and comes out of it: values, pictures, bars, scripts; in a real Jupyter kernel."""
+"""Values, pictures, progress bars and scripts of a `%%torchrun` cell in a real Jupyter kernel."""
 
 import base64
 import os
@@ -19,7 +19,7 @@ def folder(kernel):
     return Path(kernel("import os; print(os.getcwd())").text.strip())
 
 
-def test_variables_of_the_notebook_go_in_and_values_of_each_rank_come_back(kernel):
+def test_ranks_get_variables_of_the_notebook_and_give_values_back(kernel):
     kernel("import ppedu as pp\nsize, made = 3, pp.schedule('1f1b', 4, 8)")
     cell = kernel("""%%torchrun -n 3 --in size,made
 import os, ppedu as pp
@@ -32,40 +32,44 @@ if rank != 1:
     assert cell.text == "[(0, 33), None, (2, 33)] True\n"
 
 
-def test_values_come_back_under_another_name_and_the_last_one_counts(kernel):
+def test_the_last_value_given_back_is_set_under_the_name_of_out(kernel):
     kernel("%%torchrun -n 2 --out found\nimport ppedu as pp\npp.give_back(1)\npp.give_back([2])")
     assert kernel("print(found)").text == "[[2], [2]]\n"
 
 
-def test_values_come_back_even_if_the_cell_fails_later(kernel, failed):
+def test_values_are_given_back_even_if_the_cell_fails_later(kernel, failed):
     failed("%%torchrun --out early\nimport ppedu as pp\npp.give_back(7)\n1 / 0")
     assert kernel("print(early)").text == "[7]\n"
 
 
-def test_what_cannot_go_in_is_told_before_anything_runs(kernel, failed):
-    assert "--in nothing: there is no variable 'nothing'" in failed("%%torchrun --in nothing\nprint('never')").traceback
+def test_a_variable_that_cannot_be_passed_is_refused_before_any_rank_runs(kernel, failed):
+    assert (
+        "--in nothing: the notebook has no variable 'nothing'"
+        in failed("%%torchrun --in nothing\nprint('never')").traceback
+    )
     kernel("class Net: pass\nnet, lock = Net(), __import__('threading').Lock()")
     cell = failed("%%torchrun --in net\nprint('never')")
-    assert cell.traceback == "--in net has Net in it, which is defined in the notebook and known only there"
-    assert (
-        "--in lock cannot be taken apart and sent: cannot pickle" in failed("%%torchrun --in lock\nprint()").traceback
-    )
+    assert cell.traceback == "--in net contains Net, which is defined in the notebook; move it to a module"
+    assert "--in lock cannot be pickled: cannot pickle" in failed("%%torchrun --in lock\nprint()").traceback
 
 
-def test_what_cannot_be_read_here_is_told_after_what_went_wrong(kernel, failed, folder):
+def test_an_error_of_the_cell_hides_values_that_cannot_be_read(kernel, failed, folder):
     (folder / "mine.py").write_text("import os\nif 'RANK' not in os.environ: 1 / 0\nclass Net: pass")
     program = "import ppedu as pp, mine\npp.give_back(mine.Net())"
-    assert "what rank 0 gave back cannot be read here: division by zero" in failed(f"%%torchrun\n{program}").traceback
+    assert (
+        "the value that rank 0 gave back cannot be read here: division by zero"
+        in failed(f"%%torchrun\n{program}").traceback
+    )
     assert "ValueError: mine" in failed(f"%%torchrun\n{program}\nraise ValueError('mine')").traceback
 
 
-def test_what_cannot_come_back_is_told_where_it_was_given(failed):
+def test_a_value_that_cannot_be_given_back_is_refused_in_its_line(failed):
     cell = failed("%%torchrun\nimport ppedu as pp\nclass Net: pass\npp.give_back(Net())")
-    assert "what rank 0 gives back has Net in it, which is defined in the cell" in cell.traceback
+    assert "the value that rank 0 gives back contains Net, which is defined in the cell" in cell.traceback
     assert 'File "cell", line 4' in cell.traceback
 
 
-def test_a_picture_is_shown_where_it_was_made(kernel):
+def test_a_figure_is_shown_below_the_output_that_precedes_it(kernel):
     cell = kernel("""%%torchrun -n 2
 import os, matplotlib.pyplot as plt
 print("before")
@@ -80,7 +84,7 @@ print("after")""")
     assert len(heights) == 2 and heights[0] < heights[1]
 
 
-def test_a_progress_bar_is_one_line_that_lives(kernel):
+def test_a_progress_bar_is_one_line_that_is_updated(kernel):
     cell = kernel("""%%torchrun -n 2
 import os, time
 from tqdm import tqdm
@@ -91,7 +95,7 @@ print("done")""")
     assert re.fullmatch(r"\[0\] done\n\[1\] 100%[^\n]*\n\[1\] done\n", cell.text)
 
 
-def test_live_output_is_shown_as_it_comes(kernel):
+def test_live_output_is_shown_as_it_arrives(kernel):
     cell = kernel("""%%torchrun -n 2 --live
 import os, time
 rank = int(os.environ["RANK"])
@@ -102,40 +106,40 @@ print("end")""")
     assert cell.text == "[1] begin\n[0] begin\n[0] end\n[1] end\n"
 
 
-def test_output_that_is_too_long_is_kept_in_a_file(kernel):
+def test_output_of_too_many_lines_goes_to_a_file(kernel):
     cell = kernel("%%torchrun -n 2\nfor number in range(3000): print(number)")
     lines = cell.text.splitlines()
     assert len(lines) == 2 * 1001 and lines[999] == "[0] 999"
-    file = Path(re.search(r"goes on in (\S+),", lines[1000])[1])
+    file = Path(re.search(r"continued in (\S+),", lines[1000])[1])
     assert file.stat().st_mode & 0o777 == 0o600
-    kept = sorted(file.read_text().splitlines(), key=lambda line: line[:3])  # as they came, of each rank in order
+    kept = sorted(file.read_text().splitlines(), key=lambda line: line[:3])  # sorted by rank only
     assert kept == [f"[{rank}] {number}" for rank in range(2) for number in range(1000, 3000)]
     kernel("%%torchrun\nprint()")
     assert not file.exists()
 
 
 @pytest.mark.parametrize("body", ["sys.stdout.write('q' * 100_000_000)", "for _ in range(900): print('q' * 60_000)"])
-def test_output_of_few_but_long_lines_is_kept_in_a_file_too(kernel, body):
+def test_output_of_few_but_long_lines_goes_to_a_file(kernel, body):
     cell = kernel(f"%%torchrun\nimport sys\n{body}")
     assert cell.error is None and 500_000 < len(cell.text) < 2_000_000
-    file = Path(re.search(r"goes on in (\S+),", cell.text)[1])
+    file = Path(re.search(r"continued in (\S+),", cell.text)[1])
     assert file.stat().st_size > 50_000_000 - 100_000
     kernel("%%torchrun\nprint()")
     assert not file.exists()
 
 
-def test_the_text_of_an_error_has_a_limit_too(failed):
+def test_a_huge_error_is_cut(failed):
     cell = failed("%%torchrun\nraise ValueError('x' * 10_000_000)")
     assert len(cell.traceback) < 200_000 and cell.traceback.startswith("rank 0 failed:\nTraceback")
-    assert re.search(r"… \d+ characters are left out here …", cell.traceback)
+    assert re.search(r"… \d+ characters omitted …", cell.traceback)
 
 
-def test_an_error_that_is_not_valid_unicode_is_an_error(failed):
+def test_an_error_that_is_not_valid_unicode_is_shown(failed):
     assert failed(r"""%%torchrun
 raise ValueError('\ud800')""").traceback.endswith(r"ValueError: \ud800")
 
 
-def test_a_cell_with_inputs_may_begin_as_any_file(kernel, failed):
+def test_a_cell_with_inputs_may_begin_with_a_future_import(kernel, failed):
     kernel("size = 5")
     cell = kernel("""%%torchrun --in size
 "A docstring."
@@ -148,19 +152,17 @@ print(x, __doc__, __annotations__)""")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "nonsense"])
-def test_a_cell_is_text_whatever_encoding_it_says_it_has(failed, encoding):
+def test_an_encoding_declared_in_the_cell_is_ignored(failed, encoding):
     cell = failed(f"%%torchrun\n#!coding: {encoding}\nprint('é')\n1 / 0  # é")
     assert cell.text == "[0] é\n" and "line 4, in <module>\n    1 / 0  # é\n" in cell.traceback
 
 
-def test_what_a_rank_cannot_read_of_its_inputs_is_told_in_a_sentence(kernel, failed, folder):
+def test_an_input_that_a_rank_cannot_read_is_reported_in_one_sentence(kernel, failed, folder):
     (folder / "here.py").write_text("import os\nif 'RANK' in os.environ: 1 / 0\nclass Net: pass")
     kernel("import here\nnet = here.Net()")
     cell = failed("%%torchrun --in net\nprint('never')")
-    assert cell.text == "" and cell.traceback.splitlines() == [
-        "rank 0 failed:",
-        "ppedu.core.errors.PipelineError: a rank cannot read what --in gives it: ZeroDivisionError: division by zero",
-    ]
+    reason = "a rank cannot read the variables of --in: ZeroDivisionError: division by zero"
+    assert (cell.text, cell.traceback) == ("", f"rank 0 failed:\nppedu.core.errors.PipelineError: {reason}")
 
 
 SAVED = """import os, sys, torch, torch.distributed as dist
@@ -168,7 +170,7 @@ import ppedu as pp
 dist.init_process_group("gloo")
 x = torch.full((2,), float(dist.get_rank() + first))
 dist.all_reduce(x)
-print(f"{x.tolist()} {__name__} {len(sys.argv)}\\n", end="")  # in one piece: torchrun mixes what its ranks write
+print(f"{x.tolist()} {__name__} {len(sys.argv)}\\n", end="")  # in one write, as torchrun mixes the output of its ranks
 pp.give_back(x.tolist())"""
 
 
@@ -186,16 +188,16 @@ def test_a_saved_cell_prints_the_same_under_torchrun(kernel, folder):
     assert sorted(run.stdout.splitlines()) == sorted(line[4:] for line in cell.text.splitlines()), run.stderr
 
 
-def test_what_was_not_saved_from_a_notebook_is_not_written_over(kernel, failed, folder):
+def test_a_file_that_was_not_saved_from_a_notebook_is_not_overwritten(kernel, failed, folder):
     (folder / "mine.py").write_text("precious")
-    assert "is there already" in failed("%%torchrun --save mine.py\nprint('never')").traceback
+    assert "exists and was not saved from a notebook" in failed("%%torchrun --save mine.py\nprint('never')").traceback
     assert (folder / "mine.py").read_text() == "precious"
     assert not kernel("%%torchrun --save again.py\nprint(1)\n").error
     assert not kernel("%%torchrun --save again.py\nprint(2)\n").error
     assert (folder / "again.py").read_text().endswith("print(2)\n")
 
 
-def test_torchrun_itself_gives_the_same(kernel, failed):
+def test_the_launcher_torchrun_gives_the_same_results_and_errors(kernel, failed):
     kernel("first = 5")
     cell = kernel(f"%%torchrun -n 2 --in first --launcher torchrun\n{SAVED}")
     assert (cell.text, cell.error) == ("[0] [11.0, 11.0] __main__ 1\n[1] [11.0, 11.0] __main__ 1\n", None)
@@ -213,7 +215,7 @@ time.sleep(1000)""")
     assert "unrecognized arguments: --wat" in failed("%%torchrun --launcher torchrun --wat\nprint()").traceback
 
 
-def test_a_message_that_is_larger_than_its_tensor_is_told(failed):
+def test_a_message_larger_than_its_tensor_is_explained(failed):
     cell = failed("""%%torchrun -n 2
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -224,16 +226,14 @@ dist.barrier()""")
     assert "a message is larger than the tensor that receives it" in cell.traceback
 
 
-def test_ranks_tells_what_is_there_and_stops_it(kernel):
-    assert re.fullmatch(
-        r"no rank runs\nzygote, which starts them: process \d+, \d+ MB\n.*", kernel("%ranks").text, re.S
-    )
-    assert kernel("%ranks stop").text == "no rank runs\n"
+def test_ranks_lists_the_launchers_and_stops_them(kernel):
+    assert re.fullmatch(r"no ranks are running\nlauncher zygote: process \d+, \d+ MB\n.*", kernel("%ranks").text, re.S)
+    assert kernel("%ranks stop").text == "no ranks are running\n"
     assert kernel("%%torchrun\nprint('well')").text == "[0] well\n"
-    assert "there is no 'halt'" in kernel("%ranks halt").traceback
+    assert "unknown command 'halt'" in kernel("%ranks halt").traceback
 
 
-def test_ranks_tells_of_ranks_that_run(kernel, folder):
+def test_ranks_lists_running_ranks(kernel, folder):
     kernel("""import os, threading
 magic = get_ipython().magics_manager.registry["TorchrunMagic"]
 def look():
@@ -247,15 +247,15 @@ thread.start()""")
         "%%torchrun -n 2\nimport os, time\nos.environ['RANK'] == '1' and open('started', 'w')\ntime.sleep(1000)"
     )
     assert "was killed by SIGKILL" in cell.traceback
-    assert re.search(r"rank 1: process \d+, since \d+ s, \d+ MB\n", cell.text + kernel("thread.join()").text)
+    assert re.search(r"rank 1: process \d+, running for \d+ s, \d+ MB\n", cell.text + kernel("thread.join()").text)
 
 
-def test_help_can_be_read(kernel):
+def test_help_fits_the_line(kernel):
     text = kernel("%torchrun").text
-    assert "--nproc-per-node" in text and "how many ranks" in text and max(map(len, text.splitlines())) < 100
+    assert "--nproc-per-node" in text and "number of ranks" in text and max(map(len, text.splitlines())) < 100
 
 
-def test_more_ranks_than_memory_are_refused_before_any_starts(kernel, failed):
+def test_ranks_that_need_too_much_memory_are_refused(kernel, failed):
     kernel(
         "from ppedu.notebook import resources\nkept, resources.free_memory = resources.free_memory, lambda: 100 << 20"
     )
@@ -275,8 +275,8 @@ with provisionalcompleter():
     assert "init_process_group" in cell.text
 
 
-def test_what_runs_elsewhere_uses_only_this_machine(kernel, ranks):
-    # Every address that a rank, or the store that ranks meet in, listens to.
+def test_ranks_listen_to_this_machine_only(kernel, ranks):
+    # Every address that a rank, or the store of the rendezvous, listens to.
     program = """
 import glob, os, re, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -301,7 +301,7 @@ dist.barrier()
     assert found[0] and set("".join(found).split()) == {"0100007F"}
 
 
-def test_a_hang_of_a_schedule_is_told_in_its_actions(failed):
+def test_a_hang_of_a_pipeline_is_reported_with_its_actions(failed):
     cell = failed("""%%torchrun -n 2 --timeout 5
 import time, torch, torch.distributed as dist, ppedu as pp
 from ppedu.run import Pipeline
@@ -316,7 +316,7 @@ pipeline.step(torch.ones(2, 2), torch.ones(2, 2))""")
     assert lines[2].startswith("rank 1 is at line 8") and lines[3] == "rank 0 waits for rank 1, which is not waiting"
 
 
-def test_an_interrupt_while_blocked_in_a_message_says_who_waits_for_whom(kernel, failed, tmp_path):
+def test_an_interrupt_during_a_deadlock_gives_a_hang_report(kernel, failed, tmp_path):
     process = int(kernel("import os; print(os.getpid())").text)
 
     def interrupt():
@@ -343,7 +343,7 @@ TRAIN = """from ppedu.run import TrainConfig, train_gpt
 import torch.distributed as dist
 dist.init_process_group("gloo")
 config = TrainConfig(steps=3, microbatches=4, schedule="1f1b", layers=4, width=32)
-print(f"{[round(loss, 4) for loss in train_gpt(config).losses]}\\n", end="")  # in one piece"""
+print(f"{[round(loss, 4) for loss in train_gpt(config).losses]}\\n", end="")  # in one write"""
 
 
 @pytest.mark.slow
@@ -374,7 +374,7 @@ def test_a_cell_can_be_one_of_several_nodes(kernel, folder):
     assert sorted(other.communicate(timeout=60)[0].splitlines()) == sorted(line[4:] for line in alone[2:])
 
 
-def test_a_training_that_is_watched_may_go_wrong(kernel, failed):
+def test_a_live_view_shows_losses_that_are_not_numbers(kernel, failed):
     begin = "import ppedu as pp\nt = pp.simulate(pp.schedule('1f1b', 1, 2))\n"
     cell = kernel(f"%%torchrun\n{begin}pp.show_live([2.5, float('nan')], t, 3)\nprint('on')")
     assert cell.error is None and cell.text == "[0] on\n"
@@ -393,13 +393,13 @@ DAMAGED = ["garbage", "[]", "{}", '{"losses": "abc", "steps": 3}', '{"losses": [
 
 
 @pytest.mark.parametrize("name", ["timeline.json", "losses.json"])
-def test_a_training_that_cannot_be_read_is_told_with_its_rank(failed, name):
+def test_a_damaged_live_view_is_reported(failed, name):
     for text in DAMAGED:
         cell = failed(f"%%torchrun\n{SHOW}say({name!r}, {text!r})\nprint('\\x1b_ppedu:live\\x1b\\\\')")
-        assert cell.traceback == "rank 0's training cannot be shown: timeline.json and losses.json are damaged"
+        assert cell.traceback == "cannot show rank 0's training: timeline.json and losses.json are damaged"
 
 
-def test_the_cell_works_in_a_terminal_too():
+def test_a_cell_works_in_a_terminal():
     cell = r"import time; from tqdm import tqdm\nfor _ in tqdm(range(4), ncols=60): time.sleep(0.2)\nprint(7)"
     program = f"""get_ipython().run_line_magic("load_ext", "ppedu")
 get_ipython().run_cell_magic("torchrun", "-n 2", "{cell}")"""

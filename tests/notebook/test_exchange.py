@@ -1,4 +1,4 @@
-"""What goes from the notebook to its ranks and back, without a kernel: names, scripts, nonsense."""
+"""Values that a notebook and its ranks exchange, without a kernel: saved scripts, invalid arguments."""
 
 import __future__
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ppedu as pp
 from ppedu.core.errors import SettingError
-from ppedu.notebook.exchange import FOLDER, WATCHED, with_inputs
+from ppedu.notebook.exchange import FOLDER, LIVE_FILES, with_inputs
 
 FUTURE = st.sampled_from(["from __future__ import annotations", "from __future__ import (annotations,\n  division)"])
 END = st.sampled_from(["\n", ";\n", "; ", "  # why é\n", "\n\n# é\n"])
@@ -57,7 +57,7 @@ TIMELINE = pp.simulate(pp.schedule("1f1b", 1, 2))
         *(([1.0], TIMELINE, steps) for steps in (None, 0, -1, 2.5, "3", True, float("nan"), [3])),
     ],
 )
-def test_nonsense_that_is_to_be_shown_is_refused_in_a_sentence(tmp_path, monkeypatch, losses, timeline, steps, where):
+def test_invalid_arguments_of_show_live_are_refused(tmp_path, monkeypatch, losses, timeline, steps, where):
     if where == "in a cell":
         monkeypatch.setenv(FOLDER, str(tmp_path))
         monkeypatch.setenv("LOCAL_RANK", "0")
@@ -67,11 +67,11 @@ def test_nonsense_that_is_to_be_shown_is_refused_in_a_sentence(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("losses", [[1], (1.5, float("nan")), numpy.ones(3), [numpy.float32(1)], torch.ones(2)])
-def test_losses_of_any_kind_of_number_can_be_shown(tmp_path, monkeypatch, capsys, losses):
+def test_losses_may_be_any_kind_of_number(tmp_path, monkeypatch, capsys, losses):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
     pp.show_live(losses, TIMELINE, numpy.int64(len(losses)))
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(WATCHED)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(LIVE_FILES)
 
 
 class Odd:
@@ -84,13 +84,13 @@ class Odd:
     [iter(lambda: 0, 1), open, lambda: 0, Odd(), [[Odd()]]],
     ids=["iterator", "builtin", "lambda", "object", "nested"],
 )
-def test_what_can_be_given_back_arrives_and_the_rest_is_refused(tmp_path, monkeypatch, value):
+def test_a_value_that_cannot_be_pickled_is_refused(tmp_path, monkeypatch, value):
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
     if value is open:
         pp.give_back(value)
         assert pickle.loads((tmp_path / "0.result").read_bytes()) is open
     else:
-        with pytest.raises(SettingError, match="what rank 0 gives back cannot be taken apart and sent"):
+        with pytest.raises(SettingError, match="the value that rank 0 gives back cannot be pickled"):
             pp.give_back(value)
         assert not any(tmp_path.iterdir())

@@ -307,17 +307,17 @@ WRONG = {
     "sends nothing": (
         "06.1",
         sends_what_came,
-        'me.communicate("send_forward", x), rank 0 sends None: it receives no x; what its forward gives, y, goes on.',
+        'me.communicate("send_forward", x), rank 0 sends None; it receives no x: send the result of its forward, y.',
     ),
     "sends nothing back": (
         "06.4",
         sends_back_what_came,
-        "rank 1 sends None: it receives no dy; what its backward gives, dx, goes on.",
+        "rank 1 sends None; it receives no dy: send the result of its backward, dx.",
     ),
     "another operation": ("06.4", lambda me, m: me.communicate("send"), "there is no operation 'send' here; there is:"),
     "itself": ("06.4", lambda me, *_: me.swap(1, me.rank), "rank 0 waits for rank 0"),
     "another rank": ("06.3", lambda me, *_: me.send(1, 2), "there is no rank 2; the ranks are 0 to 1"),
-    "endless": ("06.4", endless, "rank 0 goes on and on: it has made 10000 calls"),
+    "endless": ("06.4", endless, "rank 0 has made more than 10000 calls"),
     "of one argument": ("06.4", lambda me: None, "give a function of me and microbatches; yours takes"),
     "no function": ("06.3", None, "give a function of me, steps and target, not None"),
 }

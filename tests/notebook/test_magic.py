@@ -20,11 +20,11 @@ def test_output_is_shown_with_its_rank_in_the_order_of_the_ranks(kernel):
 
 
 @pytest.mark.parametrize("options", ["", "-n 1", "--nproc-per-node 1", "--nproc-per-node=1 --timeout=30"])
-def test_options_are_those_of_torchrun(kernel, options):
+def test_options_of_torchrun_are_accepted(kernel, options):
     assert kernel(f"%%torchrun {options}\nimport os; print(os.environ['WORLD_SIZE'])").text == "[0] 1\n"
 
 
-def test_the_ranks_talk_to_each_other(kernel):
+def test_ranks_exchange_messages(kernel):
     cell = kernel("""%%torchrun -n 2
 import torch, torch.distributed as dist
 from ppedu.run import communicate
@@ -35,12 +35,12 @@ print(x if x is None else x.tolist())""")
     assert cell.text == "[0] None\n[1] [0.0, 1.0, 2.0]\n"
 
 
-def test_nothing_of_the_notebook_is_in_the_ranks(kernel):
+def test_variables_of_the_notebook_are_not_in_the_ranks(kernel):
     kernel("secret = 5")
     assert kernel("%%torchrun\nprint('secret' in globals(), __name__)").text == "[0] False __main__\n"
 
 
-def test_nothing_of_the_ranks_is_in_the_notebook(kernel):
+def test_variables_of_the_ranks_are_not_in_the_notebook(kernel):
     kernel("%%torchrun -n 2\nleft = 5")
     assert kernel("print('left' in globals())").text == "False\n"
 
@@ -53,7 +53,7 @@ def test_ranks_run_in_the_notebooks_folder_and_import_from_it(kernel):
     )
 
 
-def test_a_failed_rank_is_shown_with_the_cells_own_line_and_nothing_else(failed):
+def test_a_failed_rank_is_reported_with_the_line_of_the_cell_only(failed):
     cell = failed("""%%torchrun -n 2
 import os
 if os.environ["RANK"] == "1":
@@ -66,19 +66,19 @@ if os.environ["RANK"] == "1":
     assert cell.traceback.count("File ") == 1 and 'File "cell", line 5' in cell.traceback
 
 
-def test_an_error_of_ours_is_one_line_of_the_cell_and_one_sentence(failed):
+def test_an_error_of_ppedu_is_reported_with_the_line_of_the_cell(failed):
     cell = failed("%%torchrun\nfrom ppedu.run import communicate\ncommunicate('send')")
     assert cell.traceback.count("File ") == 1 and "unknown operation 'send'" in cell.traceback
 
 
-def test_a_syntax_error_is_shown_before_any_rank_runs(failed):
+def test_a_syntax_error_is_reported_before_any_rank_runs(failed):
     cell = failed("%%torchrun -n 2\nprint('never')\nif True print()")
     assert cell.text == ""
     assert cell.traceback.splitlines() == ["line 3 of the cell: invalid syntax", "if True print()", "        ^"]
 
 
 @pytest.mark.parametrize("body", ["x = 5\nawait x", "x = 5\nreturn x"])
-def test_what_only_a_function_may_do_is_shown_with_its_line(failed, body):
+def test_await_and_return_outside_a_function_are_syntax_errors(failed, body):
     cell = failed(f"%%torchrun\n{body}")
     assert cell.traceback.startswith("line 3 of the cell: ") and body.splitlines()[1] in cell.traceback.splitlines()
 
@@ -105,12 +105,12 @@ BAD_OPTIONS = {
     "--in class": "'class' cannot name a variable",
     "--in __name__": "'__name__' cannot name a variable",
     "--in ,": "'' cannot name a variable",
-    "--save ''": "--save wants a name that ends in .py; got ''",
+    "--save ''": "--save needs a file name that ends in .py; got ''",
 }
 
 
 @pytest.mark.parametrize(("options", "says"), BAD_OPTIONS.items())
-def test_options_that_cannot_work_are_told_in_a_few_lines(failed, options, says):
+def test_invalid_options_are_refused_in_at_most_three_lines(failed, options, says):
     cell = failed(f"%%torchrun {options}\nprint('never')")
     assert cell.text == "" and says in cell.traceback and len(cell.traceback.splitlines()) <= 3
 
@@ -143,12 +143,12 @@ def test_a_huge_number_of_ranks_is_refused_before_anything_is_allocated(tmp_path
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ppedu")]
 
 
-def test_a_long_timeout_is_no_error(kernel):
+def test_an_infinite_timeout_is_accepted(kernel):
     cell = kernel("%%torchrun --timeout inf\nprint('well')")
     assert (cell.text, cell.error) == ("[0] well\n", None)
 
 
-def test_a_timeout_shows_what_was_printed_and_where_each_rank_is(failed):
+def test_a_timeout_shows_the_output_and_the_line_of_each_rank(failed):
     cell = failed("%%torchrun -n 2 --timeout 1.5\nimport time\nprint('so far')\ntime.sleep(1000)  # too long")
     assert cell.text == "[0] so far\n[1] so far\n"
     assert cell.traceback.splitlines() == [
@@ -158,7 +158,7 @@ def test_a_timeout_shows_what_was_printed_and_where_each_rank_is(failed):
     ]
 
 
-def test_a_killed_rank_is_named(failed):
+def test_a_killed_rank_is_reported(failed):
     cell = failed("%%torchrun -n 2\nimport os\nos.environ['RANK'] == '1' and os.kill(os.getpid(), 9)")
     assert cell.traceback == "rank 1 was killed by SIGKILL"
 
@@ -185,7 +185,7 @@ time.sleep(1000)""")
     assert gone(int(path.name) for path in tmp_path.iterdir())
 
 
-def test_nothing_temporary_is_left(kernel, failed):
+def test_no_temporary_folder_is_left(kernel, failed):
     failed("%%torchrun\n1 / 0")
     left = kernel("import os, tempfile; print(*os.listdir(tempfile.gettempdir()))").text
     assert "ppedu" not in left
@@ -193,7 +193,7 @@ def test_nothing_temporary_is_left(kernel, failed):
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A notebook that was run from the top and whose third cell fails; and the mark its processes carried."""
+    """Return an executed notebook whose third cell fails, the mark of its processes, and its error."""
     cells = ["%load_ext ppedu", "%%torchrun -n 2\nprint('well')", "%%torchrun -n 2\n1 / 0", "print('never')"]
     page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     mark = uuid.uuid4().hex

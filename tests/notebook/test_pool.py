@@ -1,4 +1,4 @@
-"""Ranks that end well: they are what torchrun would have started, and they leave nothing behind."""
+"""Ranks that succeed: they run as under torchrun and leave nothing behind."""
 
 import contextlib
 import json
@@ -19,15 +19,15 @@ def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-OURS = {"GLOO_SOCKET_IFNAME", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}  # beside what torchrun sets
-DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}  # in each run
-DIFFERENT |= {"TORCHELASTIC_SIGNALS_TO_HANDLE", "LINES", "COLUMNS"}  # by torchrun itself
+OURS = {"GLOO_SOCKET_IFNAME", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}  # which torchrun does not set
+DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}  # differ between runs
+DIFFERENT |= {"TORCHELASTIC_SIGNALS_TO_HANDLE", "LINES", "COLUMNS"}  # set by torchrun only
 THE_SAME = {"RANK", "LOCAL_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK"}
 THE_SAME |= {"GROUP_WORLD_SIZE", "ROLE_NAME", "OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
 THE_SAME |= {f"TORCHELASTIC_{name}" for name in ("RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")}
 TORCHRUNS = OURS | DIFFERENT | THE_SAME
 
-SAY_ENVIRONMENT = """
+PRINT_ENVIRONMENT = """
 import json, os, socket, sys
 print(json.dumps({
     **{name: value for name, value in os.environ.items() if name not in sys.argv[3].split()},
@@ -39,9 +39,9 @@ print(json.dumps({
 """
 
 
-def test_a_rank_finds_what_torchrun_would_have_set(rank_pool, tmp_path):
+def test_a_rank_has_the_environment_that_torchrun_sets(rank_pool, tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(SAY_ENVIRONMENT)
+    program.write_text(PRINT_ENVIRONMENT)
     pieces, arguments = [], ["--a", "b c", " ".join(OURS | DIFFERENT | set(os.environ))]
     rank_pool.run(str(program), 2, arguments, write=lambda rank, piece: pieces.append(piece), timeout=60)
     real = subprocess.run(
@@ -56,12 +56,12 @@ def test_a_rank_finds_what_torchrun_would_have_set(rank_pool, tmp_path):
     assert ours == theirs and [said["RANK"] for said in ours] == ["0", "1"] and ours[0].keys() >= THE_SAME
 
 
-def test_each_rank_is_a_process_of_its_own(ranks):
+def test_each_rank_is_a_separate_process(ranks):
     processes = [int(text) for text in ranks("import os; print(os.getpid())", 8)]
     assert len({os.getpid(), *processes}) == 9
 
 
-def test_the_ranks_meet_at_the_address_they_are_given(ranks):
+def test_ranks_rendezvous_at_master_addr_and_port(ranks):
     program = """
         import torch, torch.distributed as dist
         dist.init_process_group("gloo")
@@ -88,7 +88,7 @@ def test_twenty_runs_in_a_row(ranks):
         assert ranks(program, 2, str(run)) == [f"{2 * run + 1}\n"] * 2
 
 
-def test_a_module_is_run_as_with_m(rank_pool, tmp_path, monkeypatch):
+def test_a_module_is_run_as_python_m_does(rank_pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("import sys; print(__name__, __spec__.name, sys.argv)")
     pieces = []
@@ -97,7 +97,7 @@ def test_a_module_is_run_as_with_m(rank_pool, tmp_path, monkeypatch):
     assert b"".join(pieces) == python.stdout
 
 
-def test_output_of_any_length_arrives_whole_and_in_order(ranks):
+def test_long_output_arrives_complete_and_in_order(ranks):
     program = """
         import os
         for line in range(200_000):
@@ -107,18 +107,18 @@ def test_output_of_any_length_arrives_whole_and_in_order(ranks):
     assert ranks(program, 2) == expected
 
 
-def test_errors_and_output_arrive_together(ranks):
+def test_stdout_and_stderr_arrive_in_the_order_written(ranks):
     assert ranks("import sys; print('one'); print('two', file=sys.stderr); print('three')", 1) == ["one\ntwo\nthree\n"]
 
 
-def test_bytes_are_passed_on_as_they_are(rank_pool, tmp_path):
+def test_output_is_passed_on_as_bytes(rank_pool, tmp_path):
     (tmp_path / "program.py").write_text(r"import os; os.write(1, b'\xff\x00\r'); print('ž', end='')")
     pieces = []
     rank_pool.run(str(tmp_path / "program.py"), 1, write=lambda rank, piece: pieces.append(piece), timeout=60)
     assert b"".join(pieces) == b"\xff\x00\r" + "ž".encode()
 
 
-def test_nothing_more_comes_after_an_empty_piece(rank_pool, tmp_path):
+def test_an_empty_piece_marks_the_end_of_a_ranks_output(rank_pool, tmp_path):
     (tmp_path / "program.py").write_text("print('x')")
     pieces = {rank: [] for rank in range(3)}
     rank_pool.run(str(tmp_path / "program.py"), 3, write=lambda rank, piece: pieces[rank].append(piece), timeout=60)
@@ -134,7 +134,7 @@ def test_the_program_is_a_real_file(ranks):
     assert ranks(program, 1) == ["True class Mine: pass\n\n"]
 
 
-def test_a_rank_can_start_processes(ranks):
+def test_a_rank_can_use_multiprocessing(ranks):
     program = """
         import multiprocessing
         def double(answer, x): answer.send(2 * x)
@@ -150,7 +150,7 @@ def test_a_rank_can_start_processes(ranks):
     assert ranks(program, 1) == ["42\n42\n"]
 
 
-def test_there_is_nobody_to_answer_a_question(ranks):
+def test_stdin_is_empty(ranks):
     assert ranks("import sys; print(repr(sys.stdin.read()))", 1) == ["''\n"]
 
 
@@ -161,7 +161,7 @@ def test_random_numbers_differ_between_ranks_and_between_runs(ranks, source):
     assert len(set(numbers)) == 4, numbers
 
 
-def test_the_environment_of_one_run_is_gone_in_the_next(ranks):
+def test_changes_to_the_environment_do_not_outlive_a_run(ranks):
     before = dict(os.environ)
     ranks("import os; os.environ['PPEDU_LEFT'] = '1'; os.putenv('PPEDU_LEFT', '1'); os.chdir('/')", 1)
     program = "import os; print(os.environ.get('PPEDU_LEFT'), os.getcwd())"
@@ -169,9 +169,9 @@ def test_the_environment_of_one_run_is_gone_in_the_next(ranks):
     assert dict(os.environ) == before
 
 
-def test_the_environment_is_this_ones_and_what_torchrun_sets(ranks, monkeypatch):
+def test_ranks_inherit_the_current_environment(ranks, monkeypatch):
     monkeypatch.setenv("PPEDU_SET", "ž")
-    monkeypatch.delenv("PATH")  # it was there when the pool was started
+    monkeypatch.delenv("PATH")  # it was set when the launcher started
     found = json.loads(ranks("import json, os; print(json.dumps(dict(os.environ)))", 1)[0])
     assert {name: found[name] for name in os.environ if name in found} == {
         name: value for name, value in os.environ.items() if name not in TORCHRUNS
@@ -179,19 +179,19 @@ def test_the_environment_is_this_ones_and_what_torchrun_sets(ranks, monkeypatch)
     assert found.keys() - os.environ.keys() <= TORCHRUNS
 
 
-def test_what_a_rank_starts_has_its_environment(ranks, monkeypatch):
+def test_a_process_started_by_a_rank_inherits_its_environment(ranks, monkeypatch):
     monkeypatch.setenv("PPEDU_SET", "ž")
     assert ranks("import subprocess; subprocess.run('echo $PPEDU_SET $RANK', shell=True)", 1) == ["ž 0\n"]
 
 
-def test_a_large_environment_is_no_obstacle(ranks, monkeypatch):
+def test_the_environment_may_be_large(ranks, monkeypatch):
     for number in range(30):
         monkeypatch.setenv(f"PPEDU_{number}", "x" * 10_000)
     assert ranks("import os; print(len(os.environ['PPEDU_29']))", 1) == ["10000\n"]
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(3)", "1 / 0"])
-def test_what_a_program_leaves_to_its_end_is_done_however_it_ends(rank_pool, tmp_path, end):
+def test_atexit_functions_run_however_the_program_ends(rank_pool, tmp_path, end):
     (tmp_path / "program.py").write_text(f"import atexit, sys; atexit.register(print, 'done'); {end}")
     pieces = []
     with contextlib.suppress(RankError):
@@ -199,7 +199,7 @@ def test_what_a_program_leaves_to_its_end_is_done_however_it_ends(rank_pool, tmp
     assert b"".join(pieces) == b"done\n"
 
 
-def test_a_rank_ends_when_its_threads_have(ranks):
+def test_a_rank_waits_for_its_threads(ranks):
     program = """
         import threading, time
         threading.Thread(target=lambda: (time.sleep(0.3), print("done"))).start()
@@ -207,7 +207,7 @@ def test_a_rank_ends_when_its_threads_have(ranks):
     assert ranks(program, 1) == ["done\n"]
 
 
-def test_no_open_file_is_left_here(ranks):
+def test_a_run_leaves_no_open_file(ranks):
     ranks("print()", 4)
     before = names("/proc/self/fd")
     for _ in range(3):
@@ -216,12 +216,12 @@ def test_no_open_file_is_left_here(ranks):
 
 
 @pytest.mark.parametrize("number", [0, -1, 65, 2.5, "2", None, True])
-def test_a_number_of_ranks_that_cannot_be_started_is_refused(rank_pool, number):
+def test_an_invalid_number_of_ranks_is_refused(rank_pool, number):
     with pytest.raises(SettingError, match=r"number of ranks must be|at most 64 ranks"):
         rank_pool.run("program.py", number, write=lambda rank, piece: None)
 
 
-def test_random_numbers_here_are_left_alone(ranks):
+def test_a_run_does_not_change_the_callers_random_state(ranks):
     random.seed(3)
     expected = random.random()
     random.seed(3)

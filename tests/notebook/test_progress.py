@@ -1,4 +1,4 @@
-"""What has been solved is still known after a restart, from a file that the learner may read, write and delete."""
+"""Solved exercises are remembered in a file that the learner may read, edit and delete."""
 
 import nbformat
 import pytest
@@ -13,7 +13,7 @@ RIGHT, WRONG = "lambda p, m: (p - 1) / (m + p - 1)", "lambda p, m: (p - 1) / m"
 
 @pytest.fixture
 def in_a_new_kernel(folder):
-    """`in_a_new_kernel(source)`: what a kernel prints that is started in the folder for it."""
+    """`in_a_new_kernel(source)` returns the output of a new kernel that runs in the folder."""
 
     def run(source):
         source = f"from ppedu.notebook import check_answer, progress\n{source}"
@@ -24,7 +24,7 @@ def in_a_new_kernel(folder):
     return run
 
 
-def test_what_is_solved_is_known_after_a_restart_until_its_file_is_deleted(in_a_new_kernel, folder):
+def test_solved_exercises_are_remembered_until_the_file_is_deleted(in_a_new_kernel, folder):
     assert f"0 of {len(EXERCISES)} are solved." in in_a_new_kernel("progress()")
     in_a_new_kernel(f"check_answer('03.1', {WRONG})\ncheck_answer('03.1', {RIGHT})")
     known = in_a_new_kernel("progress()")
@@ -35,7 +35,7 @@ def test_what_is_solved_is_known_after_a_restart_until_its_file_is_deleted(in_a_
     assert "✓" not in in_a_new_kernel("progress()")
 
 
-def test_neither_a_wrong_answer_nor_the_lessons_solution_counts(folder, capsys):
+def test_wrong_answers_and_the_lessons_solutions_do_not_count(folder, capsys):
     check_answer("03.1", eval(WRONG))
     assert capsys.readouterr().out.startswith("Not yet:")
     check_answer("03.1", eval(RIGHT), solution=True)
@@ -45,21 +45,21 @@ def test_neither_a_wrong_answer_nor_the_lessons_solution_counts(folder, capsys):
     assert not any(folder.iterdir())
 
 
-def test_one_line_an_exercise_however_often_it_is_solved(folder):
+def test_an_exercise_solved_twice_has_one_line(folder):
     check_answer("03.1", eval(RIGHT))
     check_answer("03.1", eval(RIGHT))
     [line] = (folder / "progress.txt").read_text().splitlines()
     assert line.startswith("03.1 solved on 20")
 
 
-def test_a_file_in_which_something_else_was_written_is_read_as_well_as_it_can_be(folder, capsys):
+def test_an_edited_file_is_still_read(folder, capsys):
     (folder / "progress.txt").write_bytes(b"\xff\xfe 99.9 my notes\n03.1 was hard\n")
     progress()
     known = capsys.readouterr().out
     assert known.count("✓") == 1 and "03.1 ✓" in known
 
 
-def test_a_file_that_cannot_be_written_is_told_and_the_answer_is_right_all_the_same(folder, capsys):
+def test_an_answer_is_right_even_if_the_file_cannot_be_written(folder, capsys):
     (folder / "progress.txt").mkdir()
     check_answer("03.1", eval(RIGHT))
     told = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A rehearsal of loops that do not end: it ends, and nothing runs on."""
+"""Rehearsals of endless loops: they end, and no thread keeps running."""
 
 import os
 import signal
@@ -43,46 +43,48 @@ ENDLESS = [spin, spin_beside_one_that_waits, catch_everything]
 
 
 def seconds_of_computing():
-    """What this process computes while nothing should."""
+    """Return the processor time that this process uses while it should be idle."""
     before = time.process_time()
     time.sleep(0.3)
     return time.process_time() - before
 
 
 @pytest.mark.parametrize("program", ENDLESS)
-def test_a_loop_that_does_not_end_is_ended_and_told_with_its_line(monkeypatch, program):
-    monkeypatch.setattr(rehearsal, "MOST_SECONDS", 0.3)
-    with pytest.raises(SettingError, match=r"goes on and on at line \d+, (pass|while True:); does your loop"):
+def test_an_endless_loop_is_ended_and_reported_with_its_line(monkeypatch, program):
+    monkeypatch.setattr(rehearsal, "TIMEOUT", 0.3)
+    with pytest.raises(
+        SettingError, match=r"still running after 0.3 s at line \d+, (pass|while True:); does your loop"
+    ):
         rehearse(program, 2)
     assert seconds_of_computing() < 0.15
 
 
 @pytest.mark.parametrize("program", ENDLESS)
-def test_an_interrupt_ends_a_loop_that_does_not_end(program):
+def test_an_interrupt_ends_an_endless_loop(program):
     threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         rehearse(program, 2)
     assert seconds_of_computing() < 0.15
 
 
-def test_a_loop_that_catches_its_own_end_does_not_run_on():
+def test_a_rank_that_catches_every_exception_does_not_keep_running():
     assert [wait.kind for wait in rehearse(receive_and_catch_everything, 1).waits] == ["receive"]
     assert seconds_of_computing() < 0.15
 
 
 @pytest.mark.parametrize("ranks", [None, 0, -1, 2.5, "2", True, [2], 10**9])
-def test_a_number_of_ranks_that_cannot_be_rehearsed_is_refused(ranks):
+def test_an_invalid_number_of_ranks_is_refused(ranks):
     with pytest.raises(SettingError, match=r"the number of ranks must|at most 1000 ranks"):
         rehearse(spin, ranks)
 
 
 @pytest.mark.parametrize("program", [None, 3, "spin", [spin]])
-def test_what_is_not_a_function_is_not_rehearsed(program):
-    with pytest.raises(SettingError, match="give a function of one rank"):
+def test_a_program_that_is_not_a_function_is_refused(program):
+    with pytest.raises(SettingError, match="program must be a function of one rank"):
         rehearse(program, 2)
 
 
-def test_no_thread_is_left_of_ranks_that_wait_forever():
+def test_a_deadlock_leaves_no_thread():
     before = threading.active_count()
     assert len(rehearse(lambda me: me.recv((me.rank + 1) % 8), 8).waits) == 8
     assert threading.active_count() == before
