@@ -117,13 +117,13 @@ class TorchrunMagic(Magics):
     """The magics, and the rank pools of this kernel."""
 
     def __init__(self, shell: Any):
-        super().__init__(shell)
+        super().__init__(shell)  # type: ignore[no-untyped-call]
         self._shell = shell
         self.pools = {launcher: RankPool(launcher) for launcher in LAUNCHERS}
         self.pools["zygote"].start()
         self._folder: Path | None = None  # of the last run, if it holds output that was not shown
 
-    @line_cell_magic
+    @line_cell_magic  # type: ignore[untyped-decorator]  # IPython has few types
     def torchrun(self, line: str, cell: str | None = None) -> None:
         """Run the cell on several ranks: `%%torchrun -n 4`.
 
@@ -150,7 +150,7 @@ class TorchrunMagic(Magics):
         except (PipelineError, ValueError, OSError) as error:
             raise CellError(str(error)) from None
 
-    @line_magic
+    @line_magic  # type: ignore[untyped-decorator]
     def ranks(self, line: str) -> None:
         """List the processes: `%ranks`. `%ranks stop` kills them; the next `%%torchrun` cell starts new ones."""
         if line.strip() == "stop":
