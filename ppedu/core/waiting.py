@@ -18,7 +18,7 @@ class Wait(NamedTuple):
     peer: int | None = None
 
 
-# Describes the wait in progress; None if there is none. A hang report calls it, from another thread.
+# Describes the wait in progress; None while this process does not wait. A hang report calls it, from another thread.
 current: Callable[[], Wait] | None = None
 
 

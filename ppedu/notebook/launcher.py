@@ -1,4 +1,4 @@
-"""What the launchers `zygote` and `agent` share: the messages they exchange with the pool, and how they end processes.
+"""Code shared by the launchers `zygote` and `agent`: messages between launcher and pool, and ending processes.
 
 A launcher reads JSON messages from a socket, and answers with others. With "run" come file descriptors: a socket that
 listens at MASTER_PORT, a memory file that holds {program, module, arguments, folder, environment, flags} as JSON, and
@@ -91,7 +91,7 @@ def kill_group(process: int) -> None:
 
 
 def kill_children() -> None:
-    """Kill this process's children, and theirs, which become its own, until there are none."""
+    """Kill this process's children, and theirs, which become its own, until no child is left."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for file in Path("/proc").glob("[0-9]*/stat"):

@@ -55,18 +55,14 @@ def _parser() -> _Parser:
         epilog="With --launcher torchrun, all other options of torchrun work, too, such as --nnodes.",
     )
     add = parser.add_argument
-    add(
-        "-n",
-        "--nproc-per-node",
-        "--nproc_per_node",
-        type=int,
-        default=1,
-        metavar="RANKS",
-        help="the number of ranks (default: 1)",
-    )
+    add("-n", "--nproc-per-node", "--nproc_per_node", type=int, default=1, metavar="RANKS", help="number of ranks")
     add("--in", dest="inputs", metavar="A,B", help="variables of the notebook to pass to the ranks")
     add("--out", default="results", metavar="NAME", help="the variable for values given back (default: results)")
-    add("--launcher", choices=["auto", *LAUNCHERS], default="auto", help="zygote (or auto) forks, torchrun starts it")
+    add("--save", metavar="FILE.py", help="also save a script that torchrun can run elsewhere")
+    add("--live", action="store_true", help="show output as it arrives, not rank by rank")
+    add("--timeout", type=float, default=60, metavar="SECONDS", help="kill the ranks after this time (default: 60)")
+    add("--launcher", choices=["auto", *LAUNCHERS], default="auto", help="fork the ranks (zygote) or start torchrun")
+    add("--standalone", action="store_true", help="accepted for compatibility; has no effect")
     add("-h", "--help", action="store_true", help="show this message")
     return parser
 

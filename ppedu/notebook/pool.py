@@ -196,7 +196,7 @@ class RankPool:
             self._runner = None
 
     def stop(self) -> None:
-        """End the ranks that run, or the launcher if there are none. Any thread may call this.
+        """End the ranks that run or, if no rank runs, the launcher. Any thread may call this.
 
         A `run` that waits in another thread raises RankError.
         """

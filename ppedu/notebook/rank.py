@@ -1,4 +1,4 @@
-"""What a rank does from its first moment to its last, under either launcher.
+"""A rank from its first moment to its last, under either launcher.
 
 It leaves reports in the run's folder, which only this user can read:
 
@@ -118,7 +118,7 @@ def _stream(descriptor: int, mode: str) -> Any:
 
 
 def _reseed() -> None:
-    """Seed all random number generators anew: a forked process would repeat the numbers of its parent."""
+    """Reseed all random number generators: a forked process would repeat the numbers of its parent."""
     import numpy
     import torch
 

@@ -21,14 +21,14 @@ from ppedu.notebook import check_answer
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What is solved is noted here, in a folder of the test's own."""
+    """Run each test in a folder of its own, where solved exercises are recorded."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Any], str]:
-    """`told(exercise, answer)`: what the learner reads, as one line."""
+    """`told(exercise, answer)` returns the feedback that the learner reads, as one line."""
 
     def read(exercise: str, answer: Any) -> str:
         check_answer(exercise, answer)
@@ -39,7 +39,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Any], str]:
 
 @pytest.fixture
 def refused(told: Callable[[str, Any], str]) -> Callable[[str, Any, str], str]:
-    """`refused(exercise, answer, reason)`: what the learner reads, which is not praise, and gives the reason well."""
+    """`refused(exercise, answer, reason)` returns the feedback on a wrong answer, which must contain the reason."""
 
     def read(exercise: str, answer: Any, reason: str) -> str:
         message = told(exercise, answer)
@@ -114,10 +114,10 @@ def leftovers(tmp_path: Path, marked: Callable[[str], list[int]]) -> Callable[[s
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SimpleNamespace]]:
-    """`kernel(source)` runs a cell in a real kernel and returns what is seen of it.
+    """`kernel(source)` runs a cell in a real kernel and returns its output.
 
-    That is `.text`, what was printed; `.shown`, a list of what was displayed, by its kinds; `.error`, if there is one,
-    with its `.traceback` as text.
+    `.text` is the printed text; `.shown` a list of the displayed objects, each a dict by MIME type; `.error` the error,
+    None if the cell succeeded, and `.traceback` its text.
     """
     page = nbformat.v4.new_notebook()
     client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)

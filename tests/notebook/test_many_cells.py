@@ -62,7 +62,7 @@ def test_many_cells_in_a_row_leave_nothing_behind(tmp_path, marked, cells):
         return text, re.sub(r"\x1b\[[\d;]*m", "", "".join(errors))
 
     def state():
-        """What there is: processes, open files of the kernel, temporary files; and the kernel's memory."""
+        """Return the number of processes and open files, the temporary files, and the memory of the kernel."""
         files = sorted(path.name for path in (tmp_path / "temporary").iterdir())
         return (len(marked(mark)), len(list(Path(f"/proc/{kernel}/fd").iterdir())), files), memory(kernel)
 
@@ -72,7 +72,7 @@ def test_many_cells_in_a_row_leave_nothing_behind(tmp_path, marked, cells):
         kernel = int(run("import os; print(os.getpid())")[0])
         run("%load_ext ppedu")
         for number in range(-6, cells):
-            if number % 3 == 0:  # the first ones warm up
+            if number % 3 == 0:  # the first cells are warm-up
                 end, says = draw.choice(list(FAILURES.items()))
                 (tmp_path / "here").unlink(missing_ok=True)
                 if "interrupt" in end:
@@ -86,7 +86,7 @@ def test_many_cells_in_a_row_leave_nothing_behind(tmp_path, marked, cells):
             if number == -1:
                 before, small = state()
         after, large = state()
-    assert after == before and after[0] == 2  # the kernel, and what ranks are forked from
+    assert after == before and after[0] == 2  # the kernel and the launcher
     assert large - small < 20 << 20
     end = time.monotonic() + 20
     while marked(mark) and time.monotonic() < end:
