@@ -93,3 +93,12 @@ def test_cells_of_a_notebook_are_read_without_their_outputs(prose, tmp_path):
     file.write_text(json.dumps({"cells": cells}))
     found = [(cell, phrase) for cell, _, text in prose.texts(file) for _, phrase, _ in prose.findings(text)]
     assert found == [("cell 0:", "Nobody"), ("cell 1:", "for ever")]
+
+
+def test_the_examples_of_the_style_guide_are_found_and_their_replacements_are_not(prose):
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = guide.partition("| instead of | write |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
+    assert len(rows) >= 8
+    for avoid, write in (row.strip("| ").split(" | ") for row in rows):
+        assert all(list(prose.findings(example)) for example in avoid.split(";")), avoid
+        assert not list(prose.findings(write)), write
