@@ -11,16 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ppedu.core.errors import SettingError
-from ppedu.core.files import require_writable, write_bytes
+from ppedu.core.files import require_writable
 from ppedu.core.timeline import Timeline
 from ppedu.view.model import Panel
-from ppedu.view.perfetto import chrome_trace, load_all
-
-if TYPE_CHECKING:
-    from ppedu.view.interactive import Interactive
+from ppedu.view.perfetto import load_all
 
 __all__ = ["load_all", "require_savable", "save"]
 
@@ -42,28 +38,7 @@ def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str])
         raise SettingError(f"{str(path)!r} cannot hold {len(every)} timelines; save one, or several in a .json file")
     from ppedu.view.interactive import Interactive
 
-    save_interactive(Interactive(*map(Panel, every)), path)
-
-
-def save_interactive(shown: Interactive, path: str | os.PathLike[str]) -> None:
-    """Write timelines to `path` as they are shown: under each other, a comparison with its table.
-
-    Raises:
-        SettingError: the ending is unknown, or a picture needs matplotlib, which is not installed.
-        PipelineError: the file cannot be written.
-    """
-    ending = require_savable(path)
-    if ending == ".json":
-        content = chrome_trace(*(panel.timeline for panel in shown.panels())).encode()
-    elif ending == ".html":
-        from ppedu.view.html import page
-
-        content = page(shown).encode()
-    else:
-        from ppedu.view.plot import picture
-
-        content = picture(shown.stack, ending[1:])
-    write_bytes(path, content)
+    Interactive(*map(Panel, every)).save(path)
 
 
 def require_savable(path: str | os.PathLike[str]) -> str:

@@ -18,23 +18,27 @@ from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
-from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_instance
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
 from ppedu.zoo.registry import options_of
 
-# Controls: name, label, least, most, step.
-SIZES = (("ranks", "ranks", 1, 16, 1), ("microbatches", "microbatches", 1, 64, 1), ("chunks", "chunks", 1, 4, 1))
-COSTS = (
-    ("forward", "F takes", "0.5", "4", "0.5"),
-    ("backward", "B takes", "0.5", "8", "0.5"),
-    ("weight", "W's part of B", "0", "1", "0.1"),
-    ("latency", "latency", "0", "2", "0.1"),
-    ("overlap", "a pair saves", "0", "0.5", "0.05"),
-)
-MEMORY = ("memory", "memory cap", 0, 32, 1)  # 0: no cap
+# The sliders: label, least and greatest value, step. Where the step is an int, so is the value.
+SLIDERS: dict[str, tuple[str, Any, Any, Any]] = {
+    "ranks": ("ranks", 1, 16, 1),
+    "microbatches": ("microbatches", 1, 64, 1),
+    "chunks": ("chunks", 1, 4, 1),
+    "forward": ("F takes", 0.5, 4, 0.5),
+    "backward": ("B takes", 0.5, 8, 0.5),
+    "weight": ("W's part of B", 0, 1, 0.1),
+    "latency": ("latency", 0, 2, 0.1),
+    "overlap": ("a pair saves", 0, 0.5, 0.05),
+    "memory": ("memory cap", 0, 32, 1),  # 0: no cap
+}
+SIZES = ("ranks", "microbatches", "chunks")
+COSTS = ("forward", "backward", "weight", "latency", "overlap")
 START = {
     "chunks": 2, "forward": 1, "backward": 2, "weight": Fraction(1, 2), "latency": 0, "overlap": 0, "memory": 0,
     "costs": None,
@@ -52,7 +56,7 @@ class Explore(Interactive):
         super().__init__()
         self.settings = settings
         self.shown = settings  # the last that were valid
-        self.timeline = _timeline(settings)
+        self.timeline = simulate(*_schedule_and_costs(settings))
         self._turns = count()
         self.wrong = ""  # why `settings` are invalid
         self.offers: list[tuple[str, Settings]] = []
@@ -76,7 +80,8 @@ class Explore(Interactive):
     def _change(self, changes: Settings) -> None:
         settings = {**self.settings, **{name: _value(name, value) for name, value in changes.items()}}
         try:
-            self.timeline, self.shown, self.wrong, self.offers = _timeline(settings), settings, "", []
+            self.timeline = simulate(*_schedule_and_costs(settings))
+            self.shown, self.wrong, self.offers = settings, "", []
         except PipelineError as error:
             self.wrong, self.offers = str(error), list(_nearest(settings))
         self.settings = settings
@@ -145,7 +150,7 @@ def explore(
     chosen: Settings = {"schedule": name, "ranks": ranks, "microbatches": microbatches, **settings}
     if costs is not None:
         chosen["costs"] = costs
-        if twice := [key for key, *_ in COSTS if key in settings]:
+        if twice := [key for key in COSTS if key in settings]:
             raise SettingError(f"costs already determines {', '.join(twice)}; pass either costs or these")
     return Explore({**START, **{key: _value(key, value) for key, value in chosen.items()}})
 
@@ -157,21 +162,19 @@ def _value(name: str, value: Any) -> Any:
         SettingError: there is no such setting, or it cannot have this value.
     """
     if name == "costs":
-        if not isinstance(value, Costs):
-            raise SettingError(f"costs must be Costs, such as Costs(forward=[1, 2, 2, 1]); got {value!r}")
+        require_instance("costs", value, Costs, "Costs, such as Costs(forward=[1, 2, 2, 1])")
         return value
     if name == "schedule":
         if not isinstance(value, str) or value not in schedules():
             raise SettingError(f"unknown schedule {value!r}; available: {', '.join(schedules())}")
         return value
-    limits = {key: (least, most) for key, _, least, most, _ in (*SIZES, *COSTS, MEMORY)}
-    if name not in limits:
-        raise SettingError(f"unknown control {name!r}; available: schedule, {', '.join(limits)}")
-    least, most = (Fraction(limit) for limit in limits[name])
+    if name not in SLIDERS:
+        raise SettingError(f"unknown control {name!r}; available: schedule, {', '.join(SLIDERS)}")
+    _, least, most, step = SLIDERS[name]
     exact: Any = None
     with suppress(ArgumentTypeError):
         exact = number(str(value))
-    whole = name in [key for key, *_ in (*SIZES, MEMORY)]
+    whole = isinstance(step, int)
     if exact is None or not least <= exact <= most or (whole and not isinstance(exact, int)):
         wanted = f"a {'whole ' * whole}number from {pretty(least)} to {pretty(most)}"
         raise SettingError(f"{name} must be {wanted}; got {value!r}")
@@ -205,10 +208,6 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
     return {name: int(cost) if cost == int(cost) else float(cost) for name, cost in costs.items()}
 
 
-def _timeline(settings: Settings) -> Timeline:
-    return simulate(*_schedule_and_costs(settings))
-
-
 def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
     """Return the schedule and the costs of these settings.
 
@@ -225,10 +224,8 @@ def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
 
 def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
     """Yield a label and a change for the nearest smaller and larger value of each size that makes `settings` valid."""
-    sizes = _sizes(settings)
-    for name, label, least, most, _ in SIZES:
-        if name not in sizes:
-            continue
+    for name in (each for each in SIZES if each in _sizes(settings)):
+        label, least, most, _ = SLIDERS[name]
         for values in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
             for value in values:
                 try:
@@ -246,16 +243,16 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
     actions = [action for order in shown.orders for action in order] if shown.name == name else []
     ops = {single.op for action in actions for single in action.singles}
     yield {"name": "schedule", "label": "schedule", "choices": list(schedules()), "value": name}
-    for key, label, least, most, step in (*SIZES, *COSTS, MEMORY):
+    for key, (label, *numbers) in SLIDERS.items():
         if (
-            (settings["costs"] and key in [cost for cost, *_ in COSTS])
+            (settings["costs"] and key in COSTS)
             or (key == "chunks" and "chunks" not in options)
             or (key == "weight" and Op.W not in ops)
             or (key == "overlap" and not any(action.parts for action in actions))
         ):
             continue
-        limits = {"min": str(least), "max": str(most), "step": str(step)}
-        yield {"name": key, "label": label, "value": _written(settings[key]), **limits}
+        limits = zip(("min", "max", "step"), map(_written, numbers), strict=True)
+        yield {"name": key, "label": label, "value": _written(settings[key]), **dict(limits)}
 
 
 def _written(value: Any) -> str:

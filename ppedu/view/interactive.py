@@ -18,11 +18,14 @@ from ppedu.core.actions import SEND
 from ppedu.core.costs import Costs
 from ppedu.core.differences import differences as find_differences
 from ppedu.core.errors import PipelineError, ScheduleError, SettingError
+from ppedu.core.files import write_bytes
 from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate, simulate_partial
 from ppedu.core.timeline import Timeline
+from ppedu.view import require_savable
 from ppedu.view.model import Data, Panel, Stack, require_outline
+from ppedu.view.perfetto import chrome_trace
 from ppedu.view.script import script, style
 from ppedu.zoo import schedule
 
@@ -101,9 +104,18 @@ class Interactive:
             SettingError: the ending is none of these, or a picture needs matplotlib, which is not installed.
             PipelineError: the file cannot be written.
         """
-        from ppedu.view import save_interactive
+        ending = require_savable(path)
+        if ending == ".json":
+            content = chrome_trace(*(panel.timeline for panel in self.panels())).encode()
+        elif ending == ".html":
+            from ppedu.view.html import page
 
-        save_interactive(self if self.kind in ("show", "compare") else Interactive(*self.panels()), path)
+            content = page(self if self.kind in ("show", "compare") else Interactive(*self.panels())).encode()
+        else:
+            from ppedu.view.plot import picture
+
+            content = picture(self.stack, ending[1:])
+        write_bytes(path, content)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
         static = {"text/plain": self.text(), **static_picture(self.stack)}

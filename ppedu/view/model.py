@@ -113,12 +113,6 @@ class Panel:
         return [([float(time) - zero for time, _ in curve], [float(held) for _, held in curve]) for curve in curves]
 
     @cached_property
-    def end(self) -> float:
-        """The last time on the axis."""
-        makespans = [each.makespan for each in (self.timeline, self.outline) if each]
-        return max(map(float, (self.until, *makespans)))
-
-    @cached_property
     def _floats(self) -> Timeline:
         """The same timeline without fractions, which are slow. Times that were equal stay equal."""
         timeline = self.timeline
@@ -170,9 +164,15 @@ class Stack:
     panels: Sequence[Panel]
 
     @cached_property
+    def timelines(self) -> list[Timeline]:
+        """The timelines of all panels, and their outlines."""
+        return [each for panel in self.panels for each in (panel.timeline, panel.outline) if each]
+
+    @cached_property
     def end(self) -> float:
         """The last time on the axis."""
-        return max(panel.end for panel in self.panels)
+        makespans = [timeline.makespan for timeline in self.timelines]
+        return max(map(float, (*makespans, *(panel.until for panel in self.panels))))
 
     @cached_property
     def most(self) -> float:
@@ -198,8 +198,7 @@ class Stack:
 
     def state(self) -> Data:
         """Return what the browser draws, in the unit in which the longest timeline is easy to read."""
-        timelines = [each for panel in self.panels for each in (panel.timeline, panel.outline) if each]
-        factor, unit = max(timelines, key=lambda each: each.makespan).readable
+        factor, unit = max(self.timelines, key=lambda each: each.makespan).readable
         return {
             "look": LOOK,
             "end": round(self.end * factor, 9),

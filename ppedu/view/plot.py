@@ -11,6 +11,7 @@ from ppedu.core.actions import Op
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import pretty
 from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_instance
 from ppedu.view.label import label
 from ppedu.view.look import COLORS, MARK, MEMORY, ROW, shade
 from ppedu.view.model import Box, Panel, Stack, require_outline
@@ -59,37 +60,35 @@ def plot(
         SettingError: an option has the wrong type, or `outline` has another number of ranks.
     """
     require_outline(outline, timeline.schedule.ranks)
-    if ax is not None and not isinstance(ax, Axes):
-        raise SettingError(f"ax must be one matplotlib Axes, such as axes[0] of several; got {ax!r}")
-    _require("title", title or "", str, "text")
-    _require("memory", memory or 0, Real, "True, False or the number that fills the strip")
-    _require("until", until, Real, "a time")
-    _require("marks", marks, Collection, "a collection of ranks and positions, such as {(0, 3)}")
+    require_instance("title", title or "", str, "text")
+    require_instance("memory", memory or 0, Real, "True, False or the number that fills the strip")
+    require_instance("until", until, Real, "a time")
+    require_instance("marks", marks, Collection, "a collection of ranks and positions, such as {(0, 3)}")
+    if ax is not None:
+        require_instance("ax", ax, Axes, "one matplotlib Axes, such as axes[0] of several")
     stack = Stack([Panel(timeline, title, outline, marks=marks, until=until)])
     if ax is None:
         _, ax = pyplot.subplots(figsize=(11, _height(stack.panels[0])), layout="constrained")
     most = None if not memory else stack.most if memory is True else memory
-    _draw(stack.panels[0], ax, most)
+    _draw(stack.panels[0], ax, stack.end, most)
     if legend:
         _legend(ax, stack, bool(memory))
     return ax
 
 
-def _require(name: str, value: Any, kind: type, wanted: str) -> None:
-    """Raise SettingError unless `value` is of this kind."""
-    if not isinstance(value, kind):
-        raise SettingError(f"{name} must be {wanted}; got {value!r}")
+def _draw(panel: Panel, ax: Axes, end: float, most: float | None) -> None:
+    """Draw a panel without its legend.
 
-
-def _draw(panel: Panel, ax: Axes, most: float | None) -> None:
-    """Draw a panel without its legend. `most` activations fill a memory strip; with None there are no strips."""
+    end: a time that the axis must reach.
+    most: the activations that fill a memory strip; with None there are no strips.
+    """
     ranks, unit = panel.timeline.schedule.ranks, panel.timeline.costs.unit
     bottom = ROW["floor"] if most is None else ROW["bottom"]
     # Names, titles and units are the user's: a $ in one of them is a dollar sign and does not start a formula.
     plain: dict[str, Any] = {"parse_math": False}
     ax.set(ylim=(ranks, 0), yticks=[rank + (ROW["top"] + bottom) / 2 for rank in range(ranks)])
     ax.set_yticklabels([f"rank {rank}" for rank in range(ranks)], fontsize=min(9.0, 280 / ranks))
-    ax.update_datalim([(0, 0), (panel.end, ranks)])
+    ax.update_datalim([(0, 0), (end, ranks)])
     ax.autoscale(axis="x", tight=True)  # set_xlim would ignore the other timelines on a shared axis
     milliseconds = unit == "s" and ax.get_xlim()[1] < 1
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
@@ -121,7 +120,7 @@ def _draw(panel: Panel, ax: Axes, most: float | None) -> None:
     inks = ["white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.54 else "#16302a" for red, green, blue in fills]
     _number(ax, boxes, inks, bottom, wide, high)
     if most is not None:
-        _memory(ax, panel, most)
+        _memory(ax, panel, end, most)
     ax.set_title(label(panel.heading), loc="left", fontsize=11, weight="bold", **plain)
     numbers = "    ".join(f"{name} {number}" for name, number in panel.numbers.items())
     ax.set_title(label(numbers), loc="right", fontsize=10, **plain)
@@ -162,17 +161,13 @@ def picture(stack: Stack, kind: str) -> bytes:
 
     The text in an SVG can be searched and copied. Drawing the same timelines again gives the same bytes.
     """
-    drawn = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppedu"}):
-        figure = _figure(stack, layout="constrained") if len(stack.panels) == 1 else _stacked(stack)
-        try:
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(drawn, format=kind, bbox_inches="tight", dpi=200, metadata=metadata)
-        finally:
-            pyplot.close(figure)
+        figure = _figure(stack, fixed=len(stack.panels) > 1)
+        metadata = {"Date": None} if kind == "svg" else None
+        drawn = _saved(figure, format=kind, bbox_inches="tight", dpi=200, metadata=metadata)
     if kind == "svg":  # the numbers are separated by several spaces, which XML would join
-        return drawn.getvalue().replace(b"<text ", b'<text xml:space="preserve" ')
-    return drawn.getvalue()
+        return drawn.replace(b"<text ", b'<text xml:space="preserve" ')
+    return drawn
 
 
 def png(stack: Stack) -> bytes:
@@ -180,39 +175,42 @@ def png(stack: Stack) -> bytes:
 
     The margins are fixed, because measuring them takes several times as long as drawing.
     """
+    return _saved(_figure(stack, fixed=True), format="png", dpi=110)
+
+
+def _saved(figure: Figure, **options: Any) -> bytes:
+    """Return a figure as the bytes of a file, and close it."""
     drawn = BytesIO()
-    figure = _stacked(stack)
     try:
-        figure.savefig(drawn, format="png", dpi=110)
+        figure.savefig(drawn, **options)
     finally:
         pyplot.close(figure)
     return drawn.getvalue()
 
 
-def _figure(stack: Stack, **options: Any) -> Figure:
-    """Return a figure of the panels under each other, on one time axis and with one legend."""
+def _figure(stack: Stack, fixed: bool) -> Figure:
+    """Return a figure of the panels under each other, on one time axis and with one legend.
+
+    fixed: whether the margins are fixed; otherwise they are measured.
+    """
     heights = [_height(panel) for panel in stack.panels]
+    high, layout = sum(heights), None if fixed else "constrained"
     figure: Figure
     figure, axes = pyplot.subplots(
-        len(heights), 1, figsize=(11, sum(heights)), height_ratios=heights, sharex=True, squeeze=False, **options
+        len(heights), 1, figsize=(11, high), height_ratios=heights, sharex=True, squeeze=False, layout=layout
     )
     try:
         axes[-1, 0].update_datalim([(0, 0), (stack.end, 0)])  # the size of numbers depends on the axis's final width
         for ax, panel in zip(axes[:, 0], stack.panels, strict=True):
             ax.tick_params(axis="x", labelbottom=True)
-            _draw(panel, ax, stack.most)
+            _draw(panel, ax, stack.end, stack.most)
         _legend(axes[-1, 0], stack, memory=True)
     except BaseException:
         pyplot.close(figure)
         raise
-    return figure
-
-
-def _stacked(stack: Stack) -> Figure:
-    """Return the same figure with fixed margins."""
-    figure, high = _figure(stack), sum(map(_height, stack.panels))
-    hspace = 0.7 * len(stack.panels) / (high - 1)
-    figure.subplots_adjust(0.065, 0.6 / high, 0.935, 1 - 0.3 / high, hspace=hspace)
+    if fixed:
+        hspace = 0.7 * len(heights) / (high - 1)
+        figure.subplots_adjust(0.065, 0.6 / high, 0.935, 1 - 0.3 / high, hspace=hspace)
     return figure
 
 
@@ -255,7 +253,7 @@ def _number(ax: Axes, boxes: list[Box], inks: list[str], bottom: float, wide: fl
             ax.text(x, y, str(box.microbatch), clip_on=True, **style)
 
 
-def _memory(ax: Axes, panel: Panel, most: float) -> None:
+def _memory(ax: Axes, panel: Panel, end: float, most: float) -> None:
     """Fill each rank's memory strip up to the activations that it holds; `most` takes the strip's full height."""
     peaks, unit = panel.timeline.peak_activations, (ROW["floor"] - ROW["strip"]) / (most or 1)
     for rank, (times, held) in enumerate(panel.memory):
@@ -264,7 +262,7 @@ def _memory(ax: Axes, panel: Panel, most: float) -> None:
         ax.fill_between(times, tops, floor, step="post", color=MEMORY, linewidth=0)
         if panel.cap is not None:
             color = MARK if max(held) > panel.cap else rcParams["text.color"]
-            ax.hlines(floor - unit * float(panel.cap), 0, panel.end, color=color, linewidth=0.8)
+            ax.hlines(floor - unit * float(panel.cap), 0, end, color=color, linewidth=0.8)
         if len(peaks) <= 16:
             peak = f" peak {pretty(peaks[rank])}"
             ax.text(1, floor, peak, transform=ax.get_yaxis_transform(), fontsize=8, va="bottom", color="#6d5f8c")

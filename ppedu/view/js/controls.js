@@ -493,20 +493,13 @@ export class Figure {
     const state = JSON.stringify([this.by, this.legend]);
     if (this.key.dataset.state === state) return;
     this.key.dataset.state = state;
-    const { colors, memory, mark } = this.look;
     /** @type {Record<string, string>} */
-    const swatches = {
-      copy: "border:1px solid",
-      outline: "border:1px solid",
-      memory: `background:${memory}`,
-      cap: "border-top:1px solid;height:0",
-      mark: `border:2px solid ${mark}`,
-    };
-    for (const [op, color] of Object.entries(colors)) swatches[op] = `background:${color}`;
-    const hidden = this.by === "op" ? [] : ["chunk", ...Object.keys(colors)];
-    const entries = this.legend
-      .filter(([key]) => !hidden.includes(key))
-      .map(([key, words]) => element("span", {}, ...(swatches[key] ? [element("i", { style: swatches[key] })] : []), words));
+    const fills = { ...this.look.colors, memory: this.look.memory };
+    const shown = this.legend.filter(([key]) => this.by === "op" || key === "memory" || !(key in fills || key === "chunk"));
+    const entries = shown.map(([key, words]) => {
+      const style = key in fills ? `background:${fills[key]}` : null;
+      return element("span", {}, element("i", { class: `ppedu-${key}`, style }), words);
+    });
     if (this.by !== "op") entries.unshift(element("span", {}, `one hue per ${this.by}; backwards are darker`));
     this.key.replaceChildren(...entries);
   }
@@ -611,12 +604,11 @@ function compare(root, look) {
    * @param {"th" | "td"} tag
    * @param {string[]} cells
    */
-  function line(tag, cells) {
-    const [first, ...rest] = cells;
-    const scope = tag === "th" ? "col" : null;
-    const heading = element("th", { scope: scope ?? "row" }, first);
-    return element("tr", {}, heading, ...rest.map((cell) => element(tag, { scope }, cell)));
-  }
+  const line = (tag, [first, ...rest]) => {
+    const scope = tag === "th" ? "col" : "row";
+    const others = rest.map((cell) => element(tag, tag === "th" ? { scope } : {}, cell));
+    return element("tr", {}, element("th", { scope }, first), ...others);
+  };
 
   /** @param {CompareState} state */
   function update(state) {

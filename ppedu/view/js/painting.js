@@ -457,9 +457,7 @@ function paintPixels(context, timeline, layout, shades) {
       }
     }
   }
-  const rows = document.createElement("canvas");
-  Object.assign(rows, { width, height: lines });
-  const small = /** @type {CanvasRenderingContext2D} */ (rows.getContext("2d"));
+  const small = /** @type {OffscreenCanvasRenderingContext2D} */ (new OffscreenCanvas(width, lines).getContext("2d"));
   const image = small.createImageData(width, lines);
   for (let at = 0; at < sums.length; at += 4) {
     const covered = sums[at + 3];
@@ -473,7 +471,7 @@ function paintPixels(context, timeline, layout, shades) {
   const height = ((bottom - top) / halves) * layout.rowHeight;
   for (let line = 0; line < lines; line++) {
     const y = layout.y(Math.floor(line / halves), top) + (line % halves) * height;
-    context.drawImage(rows, 0, line, width, 1, from / ratio, y, width / ratio, height);
+    context.drawImage(small.canvas, 0, line, width, 1, from / ratio, y, width / ratio, height);
   }
 }
 
