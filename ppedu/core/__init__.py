@@ -1,6 +1,5 @@
-"""What a schedule is: actions, placement, orders; whether it is legal; how long it takes.
+"""Schedules: actions, placement and orders; whether they are legal; how long they take.
 
-The ground floor. It imports the standard library and nothing else, so that it loads in milliseconds
-and runs wherever Python runs. Read it in this order: actions, placement, schedule, check, simulate,
-timeline; then, for the puzzle, board and levels.
+The lowest layer. It imports the standard library only, so that it loads in milliseconds and runs wherever Python runs.
+Read it in this order: actions, placement, dependencies, problems, schedule, costs, timeline, simulate, lower, why.
 """

@@ -1,14 +1,15 @@
-"""The alphabet: what a rank can do, written in a few characters.
+"""The alphabet: every action of a rank as a few characters.
 
     2F0                   stage 2 runs the forward of microbatch 0
-    2B0                   … its full backward; 2I0 and 2W0 are that backward's two halves:
+    2B0                   … its full backward; 2I0 and 2W0 are the two halves of that backward:
                           I for the input, W for the weights
-    1SEND_F3  2RECV_F3    stage 1 sends what its forward of microbatch 3 gave, stage 2 receives it
+    1SEND_F3  2RECV_F3    stage 1 sends the output of its forward of microbatch 3, stage 2 receives it
     3SEND_B3  2RECV_B3    stage 3 sends the gradient of its input, stage 2 receives it
     0UNSHARD  0RESHARD  0REDUCE_GRAD      for sharded weights: gather them, free them, sum gradients
     (0F1;3B0)OVERLAP_F_B  a forward and a backward (B or I) at the same time
 
-The grammar is the one of torch.distributed.pipelining, read strictly; OVERLAP_B_F, the backward first, is ours.
+The grammar is that of torch.distributed.pipelining, parsed strictly. OVERLAP_B_F, with the backward first, exists only
+here.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from ppedu.core.errors import ParseError, SettingError
 
 
 class Op(str, Enum):
-    """What is done. An Op equals its own text: `Op.F == "F"`."""
+    """The kind of an action. An Op equals its own text: `Op.F == "F"`."""
 
     F = "F"
     B = "B"
-    I = "I"  # noqa: E741 (the field's letter)
+    I = "I"  # noqa: E741 (the usual letter for it)
     W = "W"
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
@@ -40,7 +41,7 @@ class Op(str, Enum):
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]
-    __hash__ = str.__hash__  # Enum's own is written in Python; schedules hash many thousands of actions
+    __hash__ = str.__hash__  # Enum's own is a Python function, and schedules hash many thousands of actions
 
 
 COMPUTE = frozenset({Op.F, Op.B, Op.I, Op.W})
@@ -50,7 +51,7 @@ COMMUNICATION = SEND | RECEIVE
 SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})
 
-# The ops of a pair's parts, in their order, and the pair's own.
+# The ops of a pair's parts, in order, and the op of the pair.
 PAIRS = {
     (Op.F, Op.B): Op.OVERLAP_F_B,
     (Op.F, Op.I): Op.OVERLAP_F_B,
@@ -73,12 +74,12 @@ class Action(NamedTuple):
 
     @property
     def singles(self) -> tuple[Action, ...]:
-        """The action itself, or the two that an overlapped pair is made of."""
+        """The parts of an overlapped pair, or the action itself."""
         return self.parts or (self,)
 
     @property
     def computes(self) -> bool:
-        """Is it a forward, a backward, half of one or a pair, and neither a message nor sharding?"""
+        """Whether it is a forward, a backward, half of a backward, or a pair; not a message, not sharding."""
         return bool(self.parts) or self.op in COMPUTE
 
     def __str__(self) -> str:
@@ -92,10 +93,10 @@ class Action(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Return the action that `text` stands for: `Action.parse("2F0")`.
+        """Return the action that `text` names: `Action.parse("2F0")`.
 
         Raises:
-            ParseError: the text is not exactly one action.
+            ParseError: The text is not exactly one action.
         """
         if not isinstance(text, str):
             raise _not_an_action(text)
@@ -112,10 +113,10 @@ class Action(NamedTuple):
 
     @classmethod
     def of(cls, value: Any) -> Action:
-        """Return an action, or the text of one, as a well-formed action.
+        """Return an action, or the text of an action, as a well-formed action.
 
         Raises:
-            ParseError: it is neither, or its fields do not make an action.
+            ParseError: The value is neither, or its fields do not make an action.
         """
         if not isinstance(value, Action):
             return cls.parse(value)
@@ -123,7 +124,7 @@ class Action(NamedTuple):
         try:
             action = cls(index(stage), Op(op), index(microbatch), tuple(map(cls.of, parts)))
         except ParseError:
-            raise  # of a part
+            raise  # it names a part
         except (TypeError, ValueError):
             raise ParseError(
                 f"{tuple.__repr__(value)} is not an action; its stage and its microbatch must be whole numbers, "
@@ -137,7 +138,7 @@ class Action(NamedTuple):
 def is_well_formed(value: Any) -> bool:
     """Return whether a value is an action whose fields have the declared types and fit its op.
 
-    Whether there are such a stage and microbatch is for `check` to say.
+    `check` finds stages and microbatches that do not exist.
     """
     if type(value) is not Action:
         return False
@@ -171,30 +172,30 @@ _PAIR = re.compile(rf"\((?P<first>\w+);(?P<second>\w+)\)(?P<op>{_either(OVERLAP)
 
 
 def F(stage: int, microbatch: int) -> Action:
-    """Forward: `F(2, 0)` is 2F0."""
+    """Return a forward: `F(2, 0)` is 2F0."""
     return Action(stage, Op.F, microbatch)
 
 
 def B(stage: int, microbatch: int) -> Action:
-    """Full backward, for the input and the weights."""
+    """Return a full backward, for the input and the weights."""
     return Action(stage, Op.B, microbatch)
 
 
 def I(stage: int, microbatch: int) -> Action:  # noqa: E743
-    """Backward for the input: what the stage before is waiting for."""
+    """Return a backward for the input, whose result the stage before waits for."""
     return Action(stage, Op.I, microbatch)
 
 
 def W(stage: int, microbatch: int) -> Action:
-    """Backward for the weights: nobody waits for it but the optimizer."""
+    """Return a backward for the weights, whose result only the optimizer waits for."""
     return Action(stage, Op.W, microbatch)
 
 
 def overlap(first: Action, second: Action) -> Action:
-    """Two actions at the same time, a forward and a backward (B or I) in either order.
+    """Return the pair that runs a forward and a backward (B or I), in either order, at the same time.
 
     Raises:
-        SettingError: they are not a forward and a backward.
+        SettingError: They are not a forward and a backward.
     """
     try:
         return Action(-1, PAIRS[first.op, second.op], -1, (first, second))

@@ -1,9 +1,4 @@
-"""Is a schedule legal? If not: everything that is wrong with it, each in one sentence.
-
-Two questions, kept apart. What does an action need (`needs`)? And can the ranks, each in its own order,
-get through to the end if every action waits for what it needs (`replay`)? The simulation asks the same
-two questions, so that what is drawn and what is checked cannot differ.
-"""
+"""Whether a schedule is legal."""
 
 from __future__ import annotations
 
@@ -17,19 +12,19 @@ from ppedu.core.validate import require_rank
 
 
 def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvous: bool = False) -> list[Problem]:
-    """Everything that is wrong with a schedule; an empty list when it is legal.
+    """Return everything that is wrong with a schedule: an empty list if it is legal.
 
-    Legal: every stage runs each microbatch's forward once and its backward once (B, or I and W), on the
-    rank that holds the stage, after what it needs; and no ranks wait for each other in a ring. Of a lowered
-    schedule also: what another rank needs is sent and received, once, and each rank receives from each other
-    in the order in which that one sends; sharded weights are gathered before they are computed with.
+    In a legal schedule every stage runs each microbatch's forward once and its backward once (B, or I and W), on the
+    rank that holds the stage and after its dependencies, and no ranks wait for each other in a ring. In a legal
+    lowered schedule, also, every result that another rank requires is sent and received once, messages between two
+    ranks are received in the order sent, and sharded weights are gathered before they are used.
 
-    ranks: judge the orders of these ranks only; the others are taken to do whatever anybody waits for.
-    rendezvous: a send waits until the other rank has come to the receive. Otherwise it is buffered: it is
-        over at once. Receives wait for their message in both.
+    ranks: Check the orders of these ranks only. The other ranks are assumed to do everything these wait for.
+    rendezvous: A send waits until its peer has reached the receive. By default sends are buffered and end at once. A
+        receive waits for its message either way.
 
     Raises:
-        SettingError: it is not a schedule, `ranks` are not a collection, or one of them does not exist.
+        SettingError: `schedule` is not a Schedule, `ranks` is not a collection, or a rank does not exist.
     """
     require_schedule("check", schedule)
     if ranks is None and not rendezvous:
@@ -37,6 +32,6 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
     try:
         known = list(range(schedule.ranks) if ranks is None else ranks)
     except TypeError:
-        raise SettingError(f"ranks are several, such as [0, 1]; got {ranks!r}") from None
+        raise SettingError(f"ranks must be a collection, such as [0, 1]; got {ranks!r}") from None
     known = sorted({require_rank(rank, schedule.ranks) for rank in known})
     return list(find_problems(schedule, known, replay(schedule.numbered, known, rendezvous)))

@@ -1,4 +1,4 @@
-"""What an action costs: its time, per stage, and the memory of its activations."""
+"""Costs: the time that each action takes, and the memory of the activations."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ from ppedu.core.timeline import Timeline
 
 Cost = Number | Sequence[Number]
 
-LARGEST = 1e100  # of a cost: sums of millions of them, and their ratios, still fit a float
+LARGEST = 1e100  # the largest cost: sums of millions, and their ratios, still fit a float
 
 
 @dataclass(frozen=True)
 class Costs:
-    """How long each action takes, in any unit of time, and what an activation weighs, in any unit of memory.
+    """The time of each action, in any unit of time, and the size of an activation, in any unit of memory.
 
-    A number is the time of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of
-    that, so that schedules with different numbers of stages are compared on the same model. A sequence (a list, a
-    tuple, an array or a tensor; it is kept as a tuple) gives the time of each stage itself instead.
+    A number is the cost of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of it, so
+    that schedules with different numbers of stages are compared on the same model. A sequence (a list, a tuple, an
+    array or a tensor; stored as a tuple) gives the cost of each stage instead.
 
-    forward, backward: F and B. `backward` is twice `forward`, or the sum of `input` and `weight` where both are given.
-    input, weight: the two halves of a split backward, I and W. Together they take `backward`, half each,
-        unless they say otherwise.
-    overlap: an overlapped pair; by default the sum of its parts. Given for each stage, the mean of the two.
-    latency: from the end of an action to the start of one that needs it on another rank; it occupies no rank.
-    activation: what one microbatch's forward keeps for its backward.
-    weight_memory: the part of it, 0 to 1, that a split backward keeps until W; I gives back the rest.
-    unit: the unit of the times, for display: "s" where they are seconds.
+    forward, backward: The times of F and B. `backward` defaults to twice `forward`, or to `input + weight` if both
+        are given.
+    input, weight: The times of I and W, the halves of a split backward. `weight` defaults to `backward / 2`, `input`
+        to `backward - weight`.
+    overlap: The time of an overlapped pair, by default the sum of its parts; with a sequence, the mean of the entries
+        of its two stages.
+    latency: The time from the end of an action to the start of one on another rank that depends on it. It keeps
+        neither rank busy.
+    activation: The memory that a forward takes for one microbatch, until its backward.
+    weight_memory: The part of `activation`, 0 to 1, that a split backward keeps until W. I frees the rest.
+    unit: The unit of the times, for display, such as "s".
 
-    Whole numbers and fractions give exact times, floats give floats.
+    Integers and Fractions give exact times, floats give floats.
 
     Raises:
-        SettingError: a cost is negative, too large or not a number, or a half takes longer than the whole.
+        SettingError: A cost is negative, too large or not a number, or half a backward takes longer than all of it.
     """
 
     forward: Cost = 1
@@ -72,15 +75,15 @@ class Costs:
 
     @classmethod
     def fit(cls, timeline: Timeline) -> Costs:
-        """Return the costs that a run shows: for each stage, the median time of its F, B, I, W and overlapped pairs.
+        """Return the costs of a run: for each stage, the median times of its F, B, I, W and overlapped pairs.
 
-        A stage that never runs one of these, although other stages do, gets the median over all of theirs. Latency is
-        not estimated and stays 0; lesson 8 shows how to find it.
+        A stage that never runs one of these gets the median over the other stages. Latency is not estimated and stays
+        0; lesson 8 shows how to measure it.
 
         Raises:
             SettingError: `timeline` is not a Timeline.
         """
-        from statistics import median  # a slow import that nothing else needs
+        from statistics import median  # slow to import, and only used here
 
         if not isinstance(timeline, Timeline):
             raise SettingError(
@@ -103,10 +106,10 @@ class Costs:
         return cls(**found, activation=known.activation, weight_memory=known.weight_memory, unit=known.unit)
 
     def per_stage(self, cost: Cost, stages: int, ranks: int) -> list[Number]:
-        """Return `cost` for each stage: a share's number scaled to a stage, or the sequence as it is.
+        """Return `cost` for each stage: the number of a share scaled to a stage, or the entries of a sequence.
 
         Raises:
-            SettingError: the sequence does not have one cost for each stage.
+            SettingError: The sequence does not have one entry for each stage.
         """
         if not isinstance(cost, Sequence):
             share = Fraction(ranks, stages)
@@ -119,10 +122,10 @@ class Costs:
         return list(cost)
 
     def durations(self, stages: int, ranks: int) -> dict[Op, list[Number]]:
-        """Return the time of F, B, I and W in each stage.
+        """Return the times of F, B, I and W in each stage.
 
         Raises:
-            SettingError: a sequence does not have one cost for each stage, or I or W takes longer than B.
+            SettingError: A sequence does not have one entry for each stage, or I or W takes longer than B.
         """
 
         def each(cost: Cost) -> list[Number]:
@@ -143,26 +146,26 @@ class Costs:
                 first = [b - w for b, w in zip(full, second, strict=True)]
         if min(first + second) < 0:
             raise SettingError(
-                "the half of a split backward takes longer than the full backward; give input and weight"
+                "half of a split backward takes longer than the full backward; give both input and weight"
             )
         return {Op.F: each(self.forward), Op.B: full, Op.I: first, Op.W: second}
 
 
 class Clock(NamedTuple):
-    """What actions take on a schedule's stages, in ticks: `scale` of them are one unit of the costs.
+    """The times of a schedule's actions in ticks, so that exact times are whole numbers.
 
-    Whole numbers are exact and fast, fractions exact and slow. So exact times are counted in the largest tick of which
-    all of them are multiples; floats are left as they are.
+    alone: `alone[op][stage]` is the time of an action on its own.
+    paired: `paired[op][stage]` is its contribution to the time of an overlapped pair.
     """
 
-    alone: dict[Op, list[Any]]  # by stage
-    paired: dict[Op, list[Any]]  # what an action adds to the pair that it is part of
+    alone: dict[Op, list[Any]]
+    paired: dict[Op, list[Any]]
     latency: Any
     ticks: Ticks
 
     @classmethod
     def of(cls, schedule: Schedule, costs: Costs) -> Clock:
-        """Return the clock of a schedule's stages at these costs."""
+        """Return the clock for a schedule's stages at these costs."""
         alone = costs.durations(schedule.stages, schedule.ranks)
         paired = alone
         if costs.overlap is not None:
@@ -176,15 +179,15 @@ class Clock(NamedTuple):
         return cls(counted(alone), counted(paired), ticks.count(costs.latency), ticks)
 
     def duration(self, action: Action) -> Any:
-        """Return the ticks that an action takes; messages and sharding take none."""
+        """Return how many ticks an action takes: 0 for messages and sharding."""
         if action.parts:
             return sum(self.paired[part.op][part.stage] for part in action.parts)
         return self.alone[action.op][action.stage] if action.op in self.alone else 0
 
 
 def _python(value: Any) -> Any:
-    """Return a number as Python's own, and an array, a tensor or a list of numbers as a tuple of these."""
-    if hasattr(value, "tolist"):  # NumPy and torch, which are not imported here
+    """Return a number as a Python number; an array, a tensor or a sequence as a tuple of Python numbers."""
+    if hasattr(value, "tolist"):  # from NumPy or torch, which are not imported here
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return tuple(map(_python, value))
@@ -192,7 +195,7 @@ def _python(value: Any) -> Any:
 
 
 def _require_cost(name: str, number: Any) -> None:
-    """Raise SettingError unless `number` can be a cost."""
+    """Raise SettingError unless `number` is a number from 0 to LARGEST."""
     real = isinstance(number, Real) and not isinstance(number, bool)
     if not (real and 0 <= number < math.inf):
         raise SettingError(f"{name} must be a number of at least 0; got {number!r}")

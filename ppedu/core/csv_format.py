@@ -1,4 +1,4 @@
-"""The CSV form of a schedule: a line for each rank, an action in each cell."""
+"""Schedules as CSV: one line per rank, one action per cell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Orders = tuple[tuple[Action, ...], ...]
 
 
 def csv_text(rows: Iterable[Iterable[Action | None]]) -> str:
-    """Return rows of actions as CSV text; the cell of None is empty."""
+    """Return rows of actions as CSV text, with an empty cell for None."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
@@ -38,7 +38,7 @@ def read(
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise PipelineError(f"cannot read {str(where)!r}: {error}") from error
     while rows and not rows[-1]:
-        del rows[-1]  # blank lines at the end
+        del rows[-1]  # trailing blank lines
     parse = cache(Action.parse)
     orders = tuple(tuple(_cells(row, line, where, parse)) for line, row in enumerate(rows, 1))
     number = sum(map(len, orders))
@@ -48,7 +48,7 @@ def read(
     stages = 1 + max(single.stage for single in singles)
     found = 1 + max(single.microbatch for single in singles)
     if not 2 * stages * found - 1000 <= 100 * number <= 100_000 * (1 + stages * found):
-        # A typo, or another file: most of it is missing, or there many times, and would take minutes to list.
+        # Not a schedule, or a typo: nearly all actions are missing or repeated, which would take minutes to list.
         raise ParseError(
             f"{str(where)!r} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "
             f"but has {plural(number, 'action')}"

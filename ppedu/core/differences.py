@@ -1,4 +1,4 @@
-"""Where two schedules differ: which of their actions are not the same, rank by rank."""
+"""The differences between two schedules."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ Place = tuple[int, int]  # a rank, and a position in its order
 
 
 def differences(first: Schedule, second: Schedule) -> tuple[list[Place], list[Place]]:
-    """The actions of each that the other does not have, or not in that order: the fewest that make the orders equal
-    when they are taken out, as far as `difflib` finds them.
+    """Return the places of the actions that only the first schedule has, and of those that only the second has.
+
+    Without these actions the orders of both are equal. `difflib` looks for few of them, not for the fewest.
 
     Raises:
-        SettingError: one is no schedule, or they have not the same number of ranks.
+        SettingError: An argument is not a Schedule, or their numbers of ranks differ.
     """
     require_schedule("differences", first)
     require_schedule("differences", second)
     if first.ranks != second.ranks:
-        raise SettingError(f"{first!r} and {second!r} have not the same number of ranks")
+        raise SettingError(f"{first!r} and {second!r} must have the same number of ranks")
     left: list[Place] = []
     right: list[Place] = []
     for rank, (one, other) in enumerate(zip(first.orders, second.orders, strict=True)):

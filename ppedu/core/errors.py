@@ -1,4 +1,4 @@
-"""The errors a user of ppedu can meet. Each message says what is wrong, where, and what would be right."""
+"""Exceptions. Each message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class PipelineError(Exception):
-    """Every error that ppedu raises on purpose is one of these."""
+    """The base class of all errors that ppedu raises on purpose."""
 
 
 class SettingError(PipelineError, ValueError):
-    """A setting that cannot work: 0 ranks, an unknown schedule, more stages than layers, …"""
+    """An invalid argument: 0 ranks, an unknown schedule, more stages than layers, …"""
 
 
 class ParseError(PipelineError, ValueError):
@@ -22,7 +22,7 @@ class ParseError(PipelineError, ValueError):
 
 
 class ScheduleError(PipelineError, ValueError):
-    """A schedule that is not legal. `problems` holds everything that is wrong with it."""
+    """A schedule that is not legal. `problems` lists everything that is wrong with it."""
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()):
         super().__init__(message)
@@ -30,8 +30,8 @@ class ScheduleError(PipelineError, ValueError):
 
 
 class CommunicationError(PipelineError, RuntimeError):
-    """A message between ranks that cannot be sent, or that is not what the receiver expects."""
+    """A message between ranks that cannot be sent, or that the receiver does not expect."""
 
 
 class RankError(PipelineError, RuntimeError):
-    """A rank that was started here failed, was killed or ran out of time."""
+    """A rank that this process started failed, was killed or timed out."""

@@ -1,4 +1,4 @@
-"""A schedule in the forms that other programs take."""
+"""Schedules in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ppedu.core.schedule import Schedule, require_schedule
 
 
 def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> str:
-    """The CSV text that `_load_csv` of torch.distributed.pipelining's schedules reads, with a `path` written there.
+    """Return the CSV text that `_load_csv` of torch.distributed.pipelining's schedules reads.
 
-    A lowered schedule is loaded with format="compute_comms", another with "compute_only". OVERLAP_B_F, which is no
-    word of torch's, is written as its two actions in order. A lowered schedule is given REDUCE_GRAD where it has none:
-    that is where torch divides gradients by the number of microbatches, also of stages that are not sharded.
+    Torch loads a lowered schedule with format="compute_comms", any other with "compute_only". It does not know
+    OVERLAP_B_F, which becomes its two actions in order. A lowered schedule without REDUCE_GRAD gets one for each
+    stage, sharded or not, because that is where torch divides gradients by the number of microbatches.
+
+    path: Also write the text to this file.
 
     Raises:
-        SettingError: it is no schedule, has no actions, or has two copies of the model, for which torch has no words.
-        PipelineError: the file cannot be written.
+        SettingError: `schedule` is not a Schedule, has no actions, or runs two copies of the model, which torch cannot.
+        PipelineError: The file cannot be written.
     """
     require_schedule("to_torch", schedule)
     if schedule.placement.copies > 1:
@@ -40,11 +42,11 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
 
 
 def lookup_table(schedule: Schedule, rank: int = 0) -> list[tuple[int, int]]:
-    """The microbatch and the chunk of each forward of `rank`, in its order: Megatron-LM's schedule table.
+    """Return the microbatch and the chunk of each forward of `rank`, in order: Megatron-LM's schedule table.
 
     Raises:
-        SettingError: it is no schedule, or there is no such rank.
-        ScheduleError: the schedule is not legal.
+        SettingError: `schedule` is not a Schedule, or there is no such rank.
+        ScheduleError: The schedule is not legal.
     """
     require_schedule("lookup_table", schedule)
     schedule.validate()
@@ -58,26 +60,26 @@ def lookup_table(schedule: Schedule, rank: int = 0) -> list[tuple[int, int]]:
 
 
 def signed_order(schedule: Schedule, rank: int = 0) -> list[int]:
-    """What `rank` computes as signed chunks: c + 1 for a forward of chunk c, -(c + 1) for its backward.
+    """Return the actions of `rank` as signed chunks: c + 1 for a forward of chunk c, -(c + 1) for its backward.
 
-    It is the `_order` that Transformer Engine's `make_graphed_callables` takes to capture CUDA graphs.
+    Transformer Engine's `make_graphed_callables` takes this list as `_order` to capture CUDA graphs.
 
     Raises:
-        SettingError: it is no schedule, there is no such rank, or it splits backwards or runs two copies of the model,
-            which this form cannot say.
-        ScheduleError: the schedule is not legal.
+        SettingError: `schedule` is not a Schedule, there is no such rank, or the schedule splits backwards or runs two
+            copies of the model, which this format cannot express.
+        ScheduleError: The schedule is not legal.
     """
     require_schedule("signed_order", schedule)
     schedule.validate()
     if schedule.placement.copies > 1:
-        raise SettingError(f"{schedule!r} runs two copies of the model; signed chunks know one")
+        raise SettingError(f"{schedule!r} runs two copies of the model; signed chunks can express only one")
     signs = {Op.F: 1, Op.B: -1}
     order = []
     for action in schedule.order(rank):
         for single in action.singles:
             if single.op in (Op.I, Op.W):
                 raise SettingError(
-                    f"rank {rank} splits its backwards ({single}); signed chunks know full backwards only"
+                    f"rank {rank} splits its backwards ({single}); signed chunks can express only full backwards"
                 )
             if single.op in signs:
                 order.append(signs[single.op] * (1 + schedule.placement.chunk(single.stage, single.microbatch)))
