@@ -1,4 +1,4 @@
-"""What an action requires and produces, and a global order in which every rank can make progress.
+"""Dependencies: the results that actions require and produce, and a global order in which every rank can progress.
 
 Checking, lowering, simulating and running all follow `requires` and `produces`, so that they cannot disagree.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ppedu.core.actions import COMMUNICATION, RECEIVE, SEND, SHARDING, Action, Op
 from ppedu.core.placement import TOWARDS, Placement
 
-# What an action leaves behind for others: its kind, stage and microbatch.
+# The result of an action: its kind, stage and microbatch.
 # ("F", 2, 0): the activation that stage 2 computed for microbatch 0.
 # ("B", 2, 0): the gradient of stage 2's input, computed by a full backward or by its first half, I.
 # ("SEND_F", 2, 0), ("RECV_F", 3, 0): that activation has been sent, and has arrived at stage 3's rank.
@@ -74,19 +74,19 @@ def posting(receive: Action) -> Result:
     return f"POST_{receive.op[-1]}", receive.stage, receive.microbatch
 
 
-# The kinds of numbered actions, those that compute first. F, B and messages are also the kinds of results.
+# The kinds of numbered actions. All but I and W are kinds of results, too.
 COMPUTED = ("F", "B", "I", "W")
 KINDS = (*COMPUTED, "SEND_F", "RECV_F", "SEND_B", "RECV_B")
 
 
 class Block(NamedTuple):
-    """The actions that differ in their microbatch alone: one op in one stage of one copy of the model.
+    """The actions that differ only in their microbatch: one op in one stage of one copy of the model.
 
-    sample: one of these actions.
-    rank: the rank that has to run them, -1 if none has to.
-    parts, requires, produces: what to add to an action's number to get the number of each of its parts, of each
-        result it requires, and of each result it produces.
-    remote: for each entry of `requires`, whether another rank produces it.
+    sample: One of these actions.
+    rank: The rank that must run them; -1 if no rank must.
+    parts, requires, produces: The distances from the number of an action to the numbers of its parts, of the results
+        it requires, and of the results it produces.
+    remote: For each entry of `requires`, whether another rank produces that result.
     """
 
     sample: Action
@@ -101,17 +101,18 @@ NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 
 
 class Numbered:
-    """A schedule's orders with a whole number for each action, so that lists can replace dicts of actions.
+    """A schedule's orders with a number for each action, so that flat lists can replace dictionaries of actions.
 
-    An action's number is `block * microbatches + microbatch`: whatever else there is to know about it stands in
-    `blocks[number // microbatches]`. A result has the number of the action that produces it, of B where B or I can.
-    An overlapped pair has a number of its own.
+    The number of an action is `block * microbatches + microbatch`. Everything but the microbatch is a property of the
+    block. A result has the number of the action that produces it, of B if both B and I do. An overlapped pair has its
+    own number.
 
-    sharding: the number of all sharding actions, which require and produce nothing.
-    nonexistent: the number of all actions whose stage or microbatch does not exist. It requires itself, so that no
+    blocks: `blocks[number // microbatches]` is the block of an action.
+    orders: `orders[rank]` is the list of the numbers of that rank's actions.
+    sharding: The number of all sharding actions, which require and produce nothing.
+    nonexistent: The number of all actions with a stage or a microbatch that does not exist. It requires itself, so no
         rank gets past such an action.
-    orders: `orders[rank]` holds the numbers of that rank's actions, in their order.
-    total: all numbers are below it.
+    total: The upper bound of the numbers.
     """
 
     def __init__(self, orders: Sequence[Sequence[Action]], placement: Placement, microbatches: int, lowered: bool):
@@ -136,7 +137,7 @@ class Numbered:
         self.total = len(self.blocks) * microbatches
 
     def number(self, kind: str, stage: int, microbatch: int) -> int:
-        """Return the number of a result, or of an action that is not a pair. The stage and microbatch must exist."""
+        """Return the number of a result, or of an action that is not a pair. Its stage and microbatch must exist."""
         placement = self.placement
         row = KINDS.index(kind) * placement.copies + placement.copy(microbatch)
         return (row * placement.stages + stage) * self.microbatches + microbatch
@@ -179,7 +180,7 @@ class Numbered:
     def _pair(self, action: Action) -> int:
         """Return the number of an overlapped pair.
 
-        Pairs whose parts belong to the same two blocks and are the same number of microbatches apart form a block.
+        Pairs form a block if their parts belong to the same two blocks, with the same difference in microbatches.
         """
         numbers = first, second = self._numbers(action.parts)
         block, microbatch = divmod(first, self.microbatches)
@@ -201,10 +202,10 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Replay:
-    """A global order in which every rank makes as much progress as it can.
+    """A global order in which every rank runs as many of its actions as it can.
 
-    turns: the ranks in the order in which they run their next action.
-    blocked: for each rank that cannot get to its end, the index at which it waits, and a result that is missing there.
+    turns: The ranks in the order in which they run their next action.
+    blocked: For each rank that cannot finish, the index at which it waits and a missing result that it waits for.
     """
 
     turns: list[int]
@@ -212,7 +213,7 @@ class Replay:
 
     @property
     def steps(self) -> list[tuple[int, int]]:
-        """The rank of each turn, and the index of the action that it runs."""
+        """The rank of each turn and the index of the action that it runs."""
         done: dict[int, int] = {}
         steps = []
         for rank in self.turns:
@@ -223,16 +224,18 @@ class Replay:
 
 
 def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous: bool = False) -> Replay:
-    """Let the ranks take turns, one action each. A rank that must wait continues when its missing result exists.
+    """Return the global order in which the ranks take turns, one action each, when all of them can.
 
-    known: the ranks to replay; the others are assumed to have done everything that a known rank waits for.
-    rendezvous: a send waits until the other rank has reached the receive. A receive waits for its message either way.
+    A rank with a missing result pauses until another rank produces it.
+
+    known: The ranks to replay. The other ranks are assumed to have produced everything.
+    rendezvous: A send waits until its peer has reached the receive. A receive waits for its message either way.
     """
     orders, blocks, size = numbered.orders, numbered.blocks, numbered.microbatches
     required = [block.requires for block in blocks]
     produced = [block.produces for block in blocks]
-    posted: list[tuple[int, ...]] = [()] * len(blocks)  # exists as soon as the rank reaches the action
-    if rendezvous:  # the posting of a receive has the receive's number plus `total`
+    posted: list[tuple[int, ...]] = [()] * len(blocks)  # results that exist once the rank reaches the action
+    if rendezvous:  # a posted receive has the number of the receive plus `total`
         for index, block in enumerate(blocks):
             stage, op, microbatch, _ = block.sample
             if op in RECEIVE:
@@ -243,8 +246,8 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
     ranks = range(len(orders)) if known is None else known
     exists = _produced_elsewhere(numbered, ranks)
     turns: list[int] = []
-    waiting: dict[int, list[int]] = {}  # the ranks that wait for a result
-    blocked: dict[int, int] = {}  # the result that a rank waits for
+    waiting: dict[int, list[int]] = {}  # from a missing result to the ranks that wait for it
+    blocked: dict[int, int] = {}  # from a waiting rank to the missing result
     position = [0] * len(orders)
     awake = deque(rank for rank in ranks if orders[rank])
     while awake:
@@ -273,7 +276,7 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
 
 
 def _produced_elsewhere(numbered: Numbered, known: Collection[int]) -> bytearray:
-    """Return, for each number, whether its result exists from the start: those of all ranks but the known ones."""
+    """Return for each number whether its result exists from the start, because a rank that is not known produces it."""
     size, total = numbered.microbatches, numbered.total
     exists = bytearray(2 * total)
     if len(known) < numbered.placement.ranks:
@@ -286,7 +289,7 @@ def _produced_elsewhere(numbered: Numbered, known: Collection[int]) -> bytearray
 
 
 def _missing(numbered: Numbered, number: int) -> Result:
-    """Return the result, or the posting of a receive, that has this number."""
+    """Return the result, or the posted receive, that has this number."""
     if number < numbered.total:
         return numbered.result(number)
     kind, stage, microbatch = numbered.result(number - numbered.total)

@@ -1,4 +1,4 @@
-"""Files: their names, and writing them."""
+"""File names, and writing files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ def named(path: str | os.PathLike[str]) -> Path:
     """Return `path` as a Path.
 
     Raises:
-        SettingError: it cannot name a file.
+        SettingError: It cannot be the name of a file.
     """
     try:
         where = Path(path)
-        if b"\0" not in os.fsencode(where):  # which raises ValueError for half of a surrogate pair
+        if b"\0" not in os.fsencode(where):  # fsencode raises ValueError for a lone surrogate
             return where
         raise ValueError
     except (TypeError, ValueError):
-        raise SettingError(f"a file is named by text or by a Path; got {path!r}") from None
+        raise SettingError(f"a file name must be text or a Path; got {path!r}") from None
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` to `path`.
 
     Raises:
-        PipelineError: the file cannot be written.
+        PipelineError: The file cannot be written.
     """
     write_bytes(path, text.encode())
 
@@ -36,7 +36,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write `content` to `path`.
 
     Raises:
-        PipelineError: the file cannot be written.
+        PipelineError: The file cannot be written.
     """
     try:
         named(path).write_bytes(content)
@@ -45,7 +45,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
-    """Raise PipelineError if a file cannot be written at `path`, as far as is known without writing it."""
+    """Raise PipelineError if a file at `path` could not be written; nothing is written."""
     where = named(path)
     try:
         if where.is_dir():
@@ -54,7 +54,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
             raise _cannot_write(path, f"there is no folder {str(where.parent)!r}")
         if not os.access(where if where.exists() else where.parent, os.W_OK):
             raise _cannot_write(path, "permission denied")
-    except OSError as error:  # a name that is too long, for one
+    except OSError as error:  # such as a name that is too long
         raise _cannot_write(path, error.strerror) from error
 
 

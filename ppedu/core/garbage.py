@@ -1,4 +1,4 @@
-"""Making many small objects at once."""
+"""Garbage collection."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def without_gc(function: Function) -> Function:
-    """Keep the garbage collector from looking through everything again and again while `function` runs.
+    """Disable cyclic garbage collection while `function` runs.
 
-    A schedule has up to a million small tuples, none of which refers to itself: reference counting frees them,
-    and looking for rings among them takes as long as making them.
+    A large schedule consists of millions of small tuples without reference cycles. Reference counting frees them, and
+    searching them for cycles takes as long as creating them.
     """
 
     @wraps(function)

@@ -1,8 +1,8 @@
-"""Lowering: from what is computed to what is run. Small passes, each from schedule to schedule.
+"""Lowering: from a schedule of computations to one with messages. Small passes, each from schedule to schedule.
 
 `lower` adds a send and a receive wherever a result goes to another rank, and, for weights that are sharded over
-replicas, when to gather them. `merge_backward` joins the halves of a backward; `align` and `strip` go between
-an order and its lockstep grid, in which everything takes one step.
+replicas, the actions that gather and free them. `merge_backward` joins the halves of a backward. `align` and `strip`
+convert between orders and the lockstep grid, in which every action takes one step.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ Group = tuple[Action, ...]
 
 @without_gc
 def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, resident: int = 3) -> Schedule:
-    """The schedule with its messages: SEND after what makes a result, RECV before what needs it on another rank.
+    """Return the schedule with a SEND after each result that another rank requires, and a RECV before its use there.
 
-    Messages are put in the order in which their results are made when the ranks take turns, an action each. Every
-    rank sends and receives in that one order, so that they never wait for each other in a ring: neither if sends
-    are buffered, nor if each waits for its receive; and each receives from each in the order in which that one sends.
+    Messages are ordered globally, as their results are produced when the ranks take turns, one action each. Every rank
+    sends and receives in this order. So ranks never wait for each other in a ring, whether sends are buffered or wait
+    for their receives, and messages between two ranks are received in the order sent.
 
-    receive: "early" posts a receive as soon as the other rank sends, so that the message travels while the rank
-        computes; "late" as late as that order of messages allows, so that few are under way at a time.
-    fsdp: weights are sharded over replicas of the pipeline. Each rank gathers (UNSHARD) the stages it will compute
-        with next, at most `resident` at a time, gives others back (RESHARD), and sums a stage's gradients after
-        its last backward (REDUCE_GRAD).
+    receive: "early" posts a receive as soon as its peer sends, so that the message travels while the rank computes;
+        "late" posts it as late as the order of messages allows, so that few are in flight at a time.
+    fsdp: Weights are sharded over replicas of the pipeline. Each rank gathers (UNSHARD) the stages that it computes
+        with next, at most `resident` at a time, frees the other stages (RESHARD), and sums the gradients of a stage
+        after its last backward (REDUCE_GRAD).
 
-    An incomplete schedule is lowered as it is, forwards without backwards for instance; `check` tells what is missing.
-    `label(action, schedule.placement)` says a message for people.
+    An incomplete schedule, such as one without backwards, stays incomplete; `check` lists what is missing. `label`
+    describes a message.
 
     Raises:
-        ScheduleError: the ranks would wait for ever.
-        SettingError: the schedule is lowered already, or an option is none of those above.
+        ScheduleError: The ranks would wait forever.
+        SettingError: The schedule is lowered already, or an option is invalid.
     """
     _require_compute("lower", schedule)
     if not isinstance(receive, str) or receive not in ("early", "late"):
@@ -66,13 +66,13 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
 def _require_compute(what: str, schedule: Schedule) -> None:
     require_schedule(what, schedule)
     if not all(action.computes for order in schedule.orders for action in order):
-        raise SettingError(f"{schedule!r} is lowered already; {what} takes compute actions alone")
+        raise SettingError(f"{schedule!r} is lowered already; {what} takes a schedule with compute actions only")
 
 
 def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> list[list[Action]]:
-    """The orders with each message at one time: sent as soon as its result is made, and received right then.
+    """Return the orders with each message sent, and its receive posted, as soon as its result is produced.
 
-    `groups[rank][index]` is what the rank does in the place of its action, and last what it does in the end.
+    `groups[rank][index]` replaces the rank's action at that index. One group more ends the order.
     """
     placement = schedule.placement
     onward = {
@@ -98,7 +98,7 @@ def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> lis
 
 
 def _deferred(order: Sequence[Action], placement: Placement) -> Iterator[Action]:
-    """An order with each receive put off until its message is needed, or until the rank sends."""
+    """Yield an order with each receive delayed until its message is required, or until the rank sends."""
     posted: deque[Action] = deque()
     for action in order:
         if action.op in RECEIVE:
@@ -112,23 +112,23 @@ def _deferred(order: Sequence[Action], placement: Placement) -> Iterator[Action]
 
 
 def label(action: Action, placement: Placement) -> str:
-    """A message for people: "rank 0 → 1: F of microbatch 1", with the stage where a rank holds several.
+    """Return a description of a message: "rank 0 → 1: F of microbatch 1", with the stage if ranks hold several.
 
     Raises:
-        SettingError: the action is not a SEND or RECV, or the placement is not one.
+        SettingError: `action` is not a SEND or RECV, or `placement` is not a Placement.
     """
     if not isinstance(placement, Placement):
         raise SettingError(f"label takes a placement, such as schedule.placement; got {placement!r}")
     source, target = placement.route(action)
-    made_by = action.stage if action.op in SEND else action.stage + TOWARDS[action.op]
-    which = f"stage {made_by}'s " if placement.stages > placement.ranks else ""
+    sender = action.stage if action.op in SEND else action.stage + TOWARDS[action.op]
+    which = f"stage {sender}'s " if placement.stages > placement.ranks else ""
     return f"rank {source} → {target}: {which}{action.op[-1]} of microbatch {action.microbatch}"
 
 
 def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
-    """Each action with the UNSHARD, RESHARD and REDUCE_GRAD before it, and in the end those that are left.
+    """Yield each action with the UNSHARD, RESHARD and REDUCE_GRAD before it; at the end, those that remain.
 
-    Gathered are the next stages that the rank will compute with.
+    The stages that the rank computes with next are the gathered ones.
     """
     used = [
         tuple(dict.fromkeys(part.stage for part in action.parts)) if action.parts else (action.stage,)
@@ -137,7 +137,7 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
     if (most := max(map(len, used), default=1)) > resident:
         raise SettingError(f"a pair may compute with {most} stages at once; resident must be at least {most}")
 
-    # There are few stages and many actions: the same few answers come again and again.
+    # There are few stages and many actions, so the same few results are computed again and again.
     @cache
     def before(stages: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(stages + after))
@@ -146,7 +146,7 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
     def window(ahead: tuple[int, ...]) -> frozenset[int]:
         return frozenset(ahead[:resident])
 
-    # For each action the stages from there on, by first use; and none in the end.
+    # For each action the stages from there on, by first use; at the end, no stages.
     coming: list[tuple[int, ...]] = [()]
     for stages in reversed(used):
         coming.append(before(stages, coming[-1]))
@@ -169,12 +169,12 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
 
 
 def merge_backward(schedule: Schedule) -> Schedule:
-    """The schedule with every I that its own W follows at once joined into a B, which may be computed faster.
+    """Return the schedule with each I and the W right after it joined into a B, which may compute faster.
 
-    What waits for the I has to wait for the W as well, so it can take longer.
+    The schedule can take longer, because actions that wait for the I must wait for the W, too.
 
     Raises:
-        SettingError: it is no schedule.
+        SettingError: `schedule` is not a Schedule.
     """
     require_schedule("merge_backward", schedule)
 
@@ -195,13 +195,13 @@ def merge_backward(schedule: Schedule) -> Schedule:
 
 
 def align(schedule: Schedule) -> Grid:
-    """The lockstep grid: `grid[rank][step]` is an action, or None where the rank is idle; all rows are as long.
+    """Return the lockstep grid: `grid[rank][step]` is an action, or None where the rank is idle. Rows are equally long.
 
-    Every action takes one step, an overlapped pair too, and starts as early as it can. Of a schedule in which ranks
-    get stuck, the actions before that. Messages have no place in it: lower afterwards.
+    Every action takes one step, an overlapped pair too, and starts as early as it can. If ranks get stuck, the grid
+    ends there.
 
     Raises:
-        SettingError: the schedule is lowered.
+        SettingError: The schedule is lowered. Lower the stripped grid instead.
     """
     _require_compute("align", schedule)
     one_step = (1,) * schedule.stages
@@ -214,10 +214,10 @@ def align(schedule: Schedule) -> Grid:
 
 
 def strip(grid: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]:
-    """Return the compute orders in a grid or in lowered orders, without idle steps, messages and sharding.
+    """Return the compute actions of a grid or of orders, without idle steps, messages and sharding.
 
     Raises:
-        SettingError: it is neither.
+        SettingError: `grid` does not consist of rows of actions.
     """
     rows = grid if isinstance(grid, Sequence) else [grid]
     if not all(isinstance(row, Sequence) and all(isinstance(cell, Action | None) for cell in row) for row in rows):

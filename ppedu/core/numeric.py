@@ -12,22 +12,22 @@ Number = int | float | Fraction
 
 
 def ratio(part: Any, whole: Any) -> Any:
-    """part / whole, exact where both are."""
+    """Return part / whole, exact if both are."""
     return plain(Fraction(part) / whole) if isinstance(part, Rational) and isinstance(whole, Rational) else part / whole
 
 
 def plain(number: Any) -> Any:
-    """A whole Fraction as an int; any other number as it is."""
+    """Return a whole Fraction as an int, any other number unchanged."""
     return int(number) if isinstance(number, Fraction) and number.denominator == 1 else number
 
 
 def plural(number: int, noun: str) -> str:
-    """1 rank, 4 ranks, 8 microbatches."""
+    """Return a number with its noun: "1 rank", "8 microbatches"."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def pretty(number: Any, unit: str = "") -> str:
-    """A number for people: 57, 52.5, 0.0123; less than a second in milliseconds."""
+    """Return a number as human-readable text, such as 57, 52.5 or 0.0123; less than a second in milliseconds."""
     if unit == "s" and abs(number) < 1:
         number, unit = number * 1000, "ms"
     text = f"{float(number):.4g}" if abs(number) < 10000 else f"{float(number):,.0f}"
@@ -35,10 +35,9 @@ def pretty(number: Any, unit: str = "") -> str:
 
 
 class Ticks:
-    """The largest unit of which all of some exact numbers are whole multiples: `per_one` ticks make 1.
+    """A unit in which exact numbers are whole numbers, because Fractions are slow; `per_one` ticks make 1.
 
-    Whole numbers are exact and fast, fractions exact and slow. If a float is among the numbers, all are left as they
-    are, and a tick is 1.
+    It is the largest unit of which all `numbers` are multiples. If one of them is a float, numbers stay as they are.
     """
 
     def __init__(self, numbers: Iterable[Any]):
@@ -48,7 +47,7 @@ class Ticks:
         self._numbers: dict[int, Any] = {}
 
     def count(self, number: Any) -> Any:
-        """Return how many ticks a number is."""
+        """Return a number in ticks."""
         return int(number * self.per_one) if self.exact else number
 
     def numbers(self, counts: Iterable[Any]) -> list[Any]:

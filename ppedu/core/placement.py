@@ -1,4 +1,4 @@
-"""Which rank holds which stage, and therefore who needs what from whom."""
+"""Placement: which rank holds which stage, and therefore which ranks exchange messages."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from ppedu.core.validate import require_count, require_name, require_rank, requi
 
 
 def fields_alone(self: Any) -> dict[str, Any]:
-    """Return the state of a dataclass to pickle or to copy: its fields, without what is cached beside them."""
+    """Return the state of a dataclass for pickling and copying: its fields, without cached properties."""
     return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-# The stage at the other end of a message: activations go to the next stage, gradients to the one before.
+# From the stage of a SEND or RECV to its peer's: activations go to the next stage, gradients to the one before.
 TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The map from a stage and a microbatch to the rank that works on it.
+    """The map from a stage and a microbatch to a rank. Create one with `Placement.make` or `Placement.custom`.
 
-    `holders[copy][stage]` is the rank that holds the stage in that copy of the model. There is one copy, or
-    there are two: then microbatches from `split` on run through the second. Make one with `Placement.make`;
-    for a map of your own, with `Placement.custom`.
+    `holders[copy][stage]` is the rank that holds the stage in that copy of the model. There are one or two copies. If
+    there are two, the microbatches from `split` on run through the second.
     """
 
     name: str
@@ -64,16 +63,16 @@ class Placement:
             the first. The first half of the `microbatches` (the larger, where they are odd) takes the first.
 
         Raises:
-            SettingError: there is no such placement, or a number is not a whole number above 0.
+            SettingError: There is no such placement, or a number is not a whole number above 0.
         """
         ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
         known = [*_SHAPES, "bidirectional"]
         if not isinstance(name, str) or name not in known:
-            raise SettingError(f"there is no placement called {name!r}; there is: {', '.join(known)}")
+            raise SettingError(f"unknown placement {name!r}; available: {', '.join(known)}")
         if name == "bidirectional":
             if chunks != 1:
                 raise SettingError(
-                    f"a bidirectional placement has one stage of each copy on a rank; got {chunks} chunks"
+                    f"a bidirectional placement has 1 chunk, one stage of each copy on a rank; got {chunks} chunks"
                 )
             down = tuple(range(ranks))
             return cls(name, ranks, (down, down[::-1]), microbatches - microbatches // 2)
@@ -84,13 +83,13 @@ class Placement:
         """Return a placement of one copy, with stage s on rank `holders[s]`.
 
         Raises:
-            SettingError: there are no stages, a rank below the highest holds none, or one is not a whole number.
+            SettingError: `holders` is empty, an entry is not a whole number, or a rank below the highest is missing.
         """
         if not isinstance(holders, Sequence):
             raise SettingError(f"a placement is a rank for each stage, such as [0, 1, 1, 0]; got {holders!r}")
         ranks = sorted({require_count("a rank", rank, least=0) for rank in holders})
         if not ranks or ranks != list(range(len(ranks))):
-            raise SettingError(f"a placement gives every rank from 0 on a stage; got {list(holders)}")
+            raise SettingError(f"a placement must give each rank from 0 on a stage; got {list(holders)}")
         return cls("custom", len(ranks), (tuple(holders),))
 
     @cached_property
@@ -99,43 +98,43 @@ class Placement:
 
     @property
     def copies(self) -> int:
-        """Copies of the model: 1, or 2 in a bidirectional placement."""
+        """The number of copies of the model: 2 in a bidirectional placement, 1 otherwise."""
         return len(self.holders)
 
     @cached_property
     def chunks(self) -> int:
-        """Stages of one copy held by one rank (the most, where ranks differ)."""
+        """The number of stages of one copy that a rank holds; if ranks differ, the largest."""
         return max(Counter(self.holders[0]).values())
 
     def copy(self, microbatch: int) -> int:
-        """Which copy of the model `microbatch` runs through."""
+        """Return the copy of the model that `microbatch` runs through, 0 or 1."""
         return int(len(self.holders) > 1 and microbatch >= self.split)
 
     def rank(self, stage: int, microbatch: int = 0) -> int:
-        """Return the rank that works on `microbatch` in `stage`.
+        """Return the rank that holds `stage` for `microbatch`.
 
         Raises:
-            SettingError: there is no such stage.
+            SettingError: There is no such stage.
         """
         try:
             return self.holders[len(self.holders) > 1 and microbatch >= self.split][stage]
         except (IndexError, TypeError, ValueError):
             raise SettingError(
-                f"there is no stage {stage!r} of a microbatch {microbatch!r}; the stages are 0 to {self.stages - 1}"
+                f"there is no stage {stage!r} for microbatch {microbatch!r}; the stages are 0 to {self.stages - 1}"
             ) from None
 
     def chunk(self, stage: int, microbatch: int = 0) -> int:
-        """Return which of its rank's stages `stage` is, of the copy that `microbatch` runs through, from 0.
+        """Return the position of `stage` among the stages that its rank holds in the microbatch's copy, from 0.
 
         Raises:
-            SettingError: there is no such stage.
+            SettingError: There is no such stage.
         """
         rank = self.rank(stage, microbatch)
         return self.holders[self.copy(microbatch)][:stage].count(rank)
 
     @cached_property
     def links(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
-        """`links[copy][stage]`: the messages that a stage sends and receives for a microbatch; none within a rank."""
+        """`links[copy][stage]`: the SENDs and RECVs of a stage for each microbatch. A rank sends itself nothing."""
         return tuple(
             tuple(
                 tuple(
@@ -149,16 +148,18 @@ class Placement:
         )
 
     def route(self, action: Action) -> tuple[int, int]:
-        """Return the ranks that the message of a SEND or RECV goes from and to.
+        """Return the rank that sends the message of a SEND or RECV, and the rank that receives it.
 
         Raises:
-            SettingError: the action is not a SEND or RECV, or there is no stage at one of its ends.
+            SettingError: The action is not a SEND or RECV, or its other stage does not exist.
         """
         if not isinstance(action, Action) or action.op not in TOWARDS:
-            raise SettingError(f"{action!r} is not a message; a SEND or RECV is one, such as 1SEND_F3")
+            raise SettingError(f"{action!r} is not a message; expected a SEND or RECV, such as 1SEND_F3")
         other = action.stage + TOWARDS[action.op]
         if not (0 <= action.stage < self.stages and 0 <= other < self.stages):
-            raise SettingError(f"{action} is not a message between two of the stages 0 to {self.stages - 1}")
+            raise SettingError(
+                f"{action} goes to or comes from a stage that does not exist; the stages are 0 to {self.stages - 1}"
+            )
         here, there = self.rank(action.stage, action.microbatch), self.rank(other, action.microbatch)
         return (here, there) if action.op in SEND else (there, here)
 
@@ -166,7 +167,7 @@ class Placement:
         """Return the stages that `rank` holds, of all copies, first to last.
 
         Raises:
-            SettingError: there is no such rank.
+            SettingError: There is no such rank.
         """
         rank = require_rank(rank, self.ranks)
         return tuple(sorted({stage for copy in self.holders for stage, holder in enumerate(copy) if holder == rank}))

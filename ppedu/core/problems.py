@@ -1,4 +1,4 @@
-"""What is wrong with a schedule, each problem in one sentence. Internal; call `ppedu.core.check.check`."""
+"""Problems of a schedule, each described in one sentence. Internal; call `ppedu.core.check.check`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
         return self.message
 
 
-# By the ranks they go from and to: messages, each as the number of its SEND.
+# The messages from one rank to another, each as the number of its SEND.
 Messages = dict[tuple[int, int], list[int]]
 
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
@@ -48,19 +48,19 @@ def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) 
 class _Inspection:
     """The search for problems in the orders of the `known` ranks.
 
-    A legal schedule is the usual case, and a large one: that nothing is wrong is found by number (see `Numbered`).
-    The sentences are made from actions.
+    Most schedules are legal, and some are large, so the search works on numbers (see `Numbered`). Actions are looked
+    up only to describe a problem.
     """
 
     def __init__(self, schedule: Schedule, known: Collection[int], replayed: Replay):
         self.schedule, self.placement, self.numbered = schedule, schedule.placement, schedule.numbered
         self.known, self.blocked = known, replayed.blocked
-        self.seen = bytearray(self.numbered.total)  # by number: is the action in one of the orders?
+        self.seen = bytearray(self.numbered.total)  # by number: whether an order contains the action
         self.on_wrong_rank: set[int] = set()
 
     @cached_property
     def places(self) -> dict[Action, tuple[int, int]]:
-        """The rank and index at which each action stands first. The parts of a pair stand where the pair does."""
+        """The rank and index of each action, of the first one if it is repeated. A pair counts as its two parts."""
         places: dict[Action, tuple[int, int]] = {}
         for rank in self.known:
             for index, action in enumerate(self.schedule.orders[rank]):
@@ -70,7 +70,7 @@ class _Inspection:
 
     @cached_property
     def producers(self) -> dict[Result, Action]:
-        """The action that produces each result, and that posts each receive."""
+        """The action that produces each result."""
         producers = {result: single for single in self.places for result in produces(single)}
         return producers | {posting(single): single for single in self.places if single.op in RECEIVE}
 
@@ -86,13 +86,13 @@ class _Inspection:
             yield from self._deadlocks()
 
     def _misplaced(self, rank: int) -> Iterator[Problem]:
-        """Actions that do not exist, that belong to another rank, that are needless, or that stand there again."""
+        """Yield actions that do not exist, belong to another rank, are needless, or are repeated."""
         numbered, seen = self.numbered, self.seen
         size = numbered.microbatches
         parts = [block.parts for block in numbered.blocks]
         ranks = [block.rank for block in numbered.blocks]
         for index, number in enumerate(numbered.orders[rank]):
-            if ranks[number // size] == rank and not seen[number]:  # not for pairs, which no rank has to run
+            if ranks[number // size] == rank and not seen[number]:  # the usual case; a pair has no rank
                 seen[number] = True
                 continue
             for part, distance in enumerate(parts[number // size]):
@@ -106,7 +106,7 @@ class _Inspection:
                 seen[single] = True
 
     def _why_misplaced(self, rank: int, action: Action, again: bool) -> Iterator[tuple[str, str]]:
-        """What is wrong with an action on `rank`: the problem's kind and the end of its sentence."""
+        """Yield the kind of the problem of an action on `rank`, and the end of its sentence."""
         placement, stages, microbatches = self.placement, self.schedule.stages, self.schedule.microbatches
         stage, op, microbatch, _ = action
         if not 0 <= stage < stages:
@@ -120,7 +120,7 @@ class _Inspection:
             yield "rank", f": stage {stage} is held by rank {placement.rank(stage, microbatch)}"
         elif op in COMMUNICATION and not 0 <= stage + TOWARDS[op] < stages:
             end, peer = "last" if stage else "first", "send to" if op in SEND else "receive from"
-            yield "range", f": stage {stage} is the {end}; there is none to {peer}"
+            yield "range", f": stage {stage} is the {end}; it has no stage to {peer}"
         elif op in COMMUNICATION and op not in placement.links[placement.copy(microbatch)][stage]:
             yield "message", f": rank {rank} itself holds stage {stage + TOWARDS[op]}; nothing has to be sent"
         elif again:
@@ -128,7 +128,7 @@ class _Inspection:
             yield "duplicate", f" has already been run (rank {first_rank}, position {position})"
 
     def _sharding(self, rank: int) -> Iterator[Problem]:
-        """Weights that are not gathered, or twice; gradients that are reduced too early, or twice."""
+        """Yield uses of sharded weights, and sharding actions that are needless or too early."""
         numbered, order = self.numbered, self.schedule.orders[rank]
         blocks = [number // numbered.microbatches for number in numbered.orders[rank]]
         sharding = numbered.sharding // numbered.microbatches
@@ -170,7 +170,7 @@ class _Inspection:
                 reduced.add(stage)
 
     def _missing(self) -> Iterator[Problem]:
-        """Forwards, backwards and messages that are never run, and backwards that are run both whole and in halves."""
+        """Yield actions that are never run, and backwards that are run both whole and in halves."""
         schedule, placement, microbatches = self.schedule, self.placement, self.schedule.microbatches
         split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
         for stage in range(schedule.stages):
@@ -184,7 +184,7 @@ class _Inspection:
                         yield from self._missing_of(rank, stage, microbatch, messages)
 
     def _is_complete(self, stage: int, begin: int, end: int, messages: Collection[Op]) -> bool:
-        """Does a stage run, for all microbatches from `begin` to `end`, exactly what it has to?"""
+        """Return whether a stage runs exactly the required actions for all microbatches from `begin` to `end`."""
 
         def count(op: str) -> int:
             start = self.numbered.number(op, stage, begin)
@@ -195,6 +195,8 @@ class _Inspection:
         return whole_or_halves and all(count(op) == every for op in ("F", *messages))
 
     def _missing_of(self, rank: int, stage: int, microbatch: int, messages: Collection[Op]) -> Iterator[Problem]:
+        """Yield the missing or surplus actions of a microbatch in a stage."""
+
         def runs(op: str) -> bool:
             return bool(self.seen[self.numbered.number(op, stage, microbatch)])
 
@@ -216,7 +218,7 @@ class _Inspection:
             yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
     def _received_out_of_order(self) -> Iterator[Problem]:
-        """Receives that would get a message they do not name: messages between two ranks arrive in the order sent."""
+        """Yield receives that would get another message than they name: messages arrive in the order sent."""
         sent, received = self._messages()
         for (source, rank), wanted in received.items():
             arriving = sent.get((source, rank), [])
@@ -240,11 +242,11 @@ class _Inspection:
         return Action(stage, Op(kind), microbatch)
 
     def _messages(self) -> tuple[Messages, Messages]:
-        """The messages as they are sent, and as they are received, each as the number of its SEND."""
+        """Return the messages in the order sent, and in the order received, each as the number of its SEND."""
         numbered, placement = self.numbered, self.placement
         sent: dict[tuple[int, int], dict[int, None]] = {}
         received: dict[tuple[int, int], dict[int, None]] = {}
-        # For each block of needed messages: where they are listed, and how far the number of the SEND is away.
+        # For each block of messages: the log to enter them in, and the distance to the number of the SEND.
         logs: list[tuple[dict[int, None], int] | None] = []
         for block in numbered.blocks:
             op = block.sample.op
@@ -259,14 +261,14 @@ class _Inspection:
                 log = logs[number // numbered.microbatches]
                 if log and number not in self.on_wrong_rank:
                     numbers, distance = log
-                    numbers.setdefault(number + distance)  # only the first of several
+                    numbers.setdefault(number + distance)  # repeated messages count once
         return (
             {route: list(numbers) for route, numbers in sent.items()},
             {route: list(numbers) for route, numbers in received.items()},
         )
 
     def _too_early(self) -> Iterator[Problem]:
-        """Actions that stand before a dependency on the same rank."""
+        """Yield actions that come before one of their dependencies on the same rank."""
         for rank in self.known:
             for index, action in enumerate(self.schedule.orders[rank]):
                 for result in requires(action, self.placement, self.schedule.lowered):
@@ -280,11 +282,11 @@ class _Inspection:
                         yield Problem(rank, index, action, "order", why)
 
     def _deadlocks(self) -> Iterator[Problem]:
-        """Rings of ranks in which each waits for the next."""
+        """Yield rings of ranks in which each waits for the next."""
         producers = {rank: self.producers.get(missing) for rank, (_, missing) in self.blocked.items()}
         waits_for = {rank: [self.places[producer][0]] for rank, producer in sorted(producers.items()) if producer}
         for ring in rings(waits_for):
-            if len(ring) > 1:  # a rank that waits for itself has an "order" problem
+            if len(ring) > 1:  # a ring of one is an "order" problem
                 waits = []
                 for member, peer in zip(ring, ring[1:] + ring[:1], strict=True):
                     index, _ = self.blocked[member]

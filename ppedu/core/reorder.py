@@ -1,9 +1,8 @@
-"""A faster order of the same actions: what reordering saves, at least.
+"""A faster order of the same actions: a lower bound on what reordering saves.
 
-This is list scheduling: whenever a rank is free, it starts the most urgent of its actions whose inputs are there and
-whose activation fits in its memory. What is most urgent is a rule of thumb; `reorder` tries three and keeps the best
-order found. That order is legal and needs no more memory, so what it saves can be saved. It need not be the best order
-of all: finding that one is NP-hard.
+This is list scheduling: whenever a rank is free, it starts the most urgent action whose inputs exist and whose
+activation fits in the rank's memory. Urgency is a rule of thumb. `reorder` tries three rules and keeps the best order,
+which is legal and needs no more memory. A better one may exist: finding the best order is NP-hard.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate, simulate_partial
 from ppedu.core.timeline import Timeline
 
-TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2}  # gradients that other ranks wait for come first; W fills what is left
+TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2}  # gradients that other ranks wait for come first; W fills the gaps
 
 
 @without_gc
 def reorder(timeline: Timeline) -> Timeline:
-    """Return the fastest timeline found of the same actions, on the same ranks and at the same costs.
+    """Return the fastest timeline found for the same actions on the same ranks at the same costs.
 
-    No rank's activations peak higher than in `timeline`. Overlapped pairs stay pairs; messages and sharding are left
-    out. Where no faster order is found, the order stays as it is. Latency is ignored: the costs should have none.
+    No rank's activations have a higher peak than in `timeline`. Overlapped pairs stay pairs; messages and sharding are
+    dropped. If no faster order is found, the order does not change. Latency is ignored, so the costs should have 0.
     """
     schedule, costs = timeline.schedule, timeline.costs
     compute = strip(schedule.orders)
@@ -60,9 +59,9 @@ def reorder(timeline: Timeline) -> Timeline:
 
 
 class Tasks:
-    """A schedule's actions, numbered so that each comes after those it needs.
+    """A schedule's actions, numbered so that each comes after its dependencies.
 
-    Times and memory are whole numbers: 0.1 + 0.2 and 0.3 must be the same moment.
+    Times and memory are whole numbers, so that 0.1 + 0.2 and 0.3 are the same moment.
     """
 
     def __init__(self, schedule: Schedule, costs: Costs):
@@ -81,7 +80,7 @@ class Tasks:
         singles = [action.singles for action in self.actions]
         self.takes = [sum(memory[op][stage] for stage, op, *_ in each if op == Op.F) for each in singles]
         self.gives_back = [sum(memory[op][stage] for stage, op, *_ in each if op != Op.F) for each in singles]
-        self.room = [0] * schedule.ranks  # what each rank's activations take at their peak
+        self.room = [0] * schedule.ranks  # the peak of each rank's activations
         held = [0] * schedule.ranks
         for rank, takes, gives_back in zip(self.rank, self.takes, self.gives_back, strict=True):
             self.room[rank] = max(self.room[rank], held[rank] + takes)
@@ -94,15 +93,15 @@ class Tasks:
                 self.needed_by[earlier].append(task)
             producer.update(dict.fromkeys(produces(action), task))
 
-        self.path = list(self.duration)  # the longest, from the task's start through those that need it
+        self.path = list(self.duration)  # the longest, from the task's start through its dependents
         for task in reversed(range(len(steps))):
             self.path[task] += max((self.path[later] for later in self.needed_by[task]), default=0)
 
     def needed_by_with_forwards_in_order(self) -> list[list[int]]:
-        """Return `needed_by` as if every forward needed the one before it on its rank.
+        """Return `needed_by` as if every forward depended on the forward before it on its rank.
 
-        List scheduling cannot get stuck then: of the tasks not yet started, the one with the lowest number has all its
-        inputs, and its rank holds no more than it did at this point of the original order.
+        Then list scheduling cannot get stuck: of the tasks not yet started, the one with the lowest number has all its
+        inputs, and its rank holds no more memory than it did at this point of the original order.
         """
         needed_by = [[*later] for later in self.needed_by]
         before: dict[int, int] = {}
@@ -117,14 +116,14 @@ class Tasks:
 def list_schedule(
     tasks: Tasks, needed_by: Sequence[Sequence[int]], urgency: Sequence[Any]
 ) -> tuple[int, list[int]] | None:
-    """Return the makespan and the tasks in the order they start; None if no rank has memory left to go on.
+    """Return the makespan and the tasks in the order they start; None if the ranks run out of memory.
 
-    Of the tasks that a free rank could start, the one with the least `urgency` goes first.
+    Of the tasks that a free rank can start, the one with the least `urgency` goes first.
     """
     missing = [0] * len(needed_by)  # how many inputs each task still waits for
     for later in chain(*needed_by):
         missing[later] += 1
-    room = list(tasks.room)  # what each rank's memory can still take
+    room = list(tasks.room)  # the free memory of each rank
     # Heaps of tasks, by rank and by the memory they take: a task that does not fit must not hide one that does.
     ready: list[dict[int, list[tuple[Any, int]]]] = [{} for _ in room]
     idle = [True] * len(room)
@@ -166,7 +165,7 @@ def list_schedule(
 
 
 def _exact(cost: Any) -> Any:
-    """Return the decimals that floats were meant to be; anything else as it is."""
+    """Return floats as the decimals they stand for, other values unchanged."""
     if isinstance(cost, tuple):
         return tuple(map(_exact, cost))
     return Fraction(str(cost)) if isinstance(cost, float) else cost

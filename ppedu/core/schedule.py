@@ -1,7 +1,6 @@
-"""Schedule: one order of actions per rank. That is all a pipeline schedule is.
+"""Schedule: one order of actions per rank.
 
-Times are not part of it; they come out of the simulation (or of a real run). Neither are the messages
-between ranks; they come out of lowering.
+Times are not part of it; `simulate` or a real run provides them. Nor are messages between ranks; `lower` adds them.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ from ppedu.core.validate import UNWRITABLE, require_count, require_name, require
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """What every rank does, in order.
+    """An immutable pipeline schedule: `orders[rank]` is the tuple of actions that a rank runs, in order.
 
-    `orders[rank]` is a tuple of `Action`; `placement` says which rank holds which stage. Lists, and texts such as
-    "2F0", are accepted and copied into tuples of actions, so that a schedule never changes. Two schedules are equal
-    when all of their fields are.
+    `placement` is the map from stages to ranks. Orders may be given as lists, and actions as text such as "2F0".
 
     Raises:
-        SettingError: something in the orders is not an action, there is not one order for each rank, or another field
-            is of the wrong type or too large.
+        SettingError: An order contains something that is not an action, there is not one order for each rank, or
+            another field has the wrong type or is too large.
     """
 
     name: str
@@ -67,26 +64,26 @@ class Schedule:
 
     @property
     def chunks(self) -> int:
-        """Stages held by one rank."""
+        """The number of stages that a rank holds."""
         return self.placement.chunks
 
     @property
     def size(self) -> str:
-        """For people: 4 ranks, 2 chunks, 8 microbatches."""
+        """The size as human-readable text: "4 ranks, 2 chunks, 8 microbatches"."""
         chunks = [plural(self.chunks, "chunk")] if self.chunks > 1 else []
         return ", ".join([plural(self.ranks, "rank"), *chunks, plural(self.microbatches, "microbatch")])
 
     def order(self, rank: int) -> tuple[Action, ...]:
-        """What `rank` does.
+        """Return the actions of `rank`, in order.
 
         Raises:
-            SettingError: there is no such rank.
+            SettingError: There is no such rank.
         """
         return self.orders[require_rank(rank, self.ranks)]
 
     @cached_property
     def lowered(self) -> bool:
-        """Whether the orders have messages between ranks."""
+        """Whether the orders include messages between ranks."""
         return any(not COMMUNICATION.isdisjoint(map(attrgetter("op"), order)) for order in self.orders)
 
     @cached_property
@@ -104,14 +101,13 @@ class Schedule:
     @cached_property
     @without_gc
     def problems(self) -> tuple[Problem, ...]:
-        """Everything that makes this schedule illegal, up to 100,000 problems; empty when it is legal."""
+        """Everything that is wrong with this schedule, up to 100,000 problems; empty if it is legal."""
         return tuple(find_problems(self, range(self.ranks), self.replay))
 
     def validate(self) -> None:
         """Raise ScheduleError unless the schedule is legal.
 
-        The message lists the first problems, or names the placement with which there are none; the error's
-        `problems` are all of them.
+        The message lists the first problems, or suggests a placement without any. The error's `problems` are complete.
         """
         if self.problems:
             shown = "\n".join(f"  {problem}" for problem in self.problems[:5])
@@ -123,7 +119,7 @@ class Schedule:
         return f"Schedule({self.name!r}, ranks={self.ranks}, stages={self.stages}, microbatches={self.microbatches})"
 
     def __str__(self) -> str:
-        """A text timeline, drawn from the simulation; of an illegal schedule, what is wrong with it."""
+        """Return the text timeline of a simulation; for an illegal schedule, the problems."""
         from ppedu.core.simulate import simulate
 
         try:
@@ -135,26 +131,26 @@ class Schedule:
         return display.bundle(self)
 
     def table(self) -> str:
-        """The schedule in lockstep, a line for each step and a column for each rank; where it goes wrong has a ✗.
+        """Return the lockstep table: a line for each step, a column for each rank, ✗ at an action that gets stuck.
 
         Raises:
-            SettingError: the schedule is lowered.
+            SettingError: The schedule is lowered.
         """
         from ppedu.core.text import table
 
         return table(self)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None, idle: bool = False) -> str:
-        """Return the orders as CSV text, a line for each rank, as torch.distributed.pipelining reads them.
+        """Return the orders as CSV text in the format of torch.distributed.pipelining, one line per rank.
 
-        path: the text is also written there.
-        idle: write the lockstep grid of `align`, in which a column is a step and a cell is empty where the rank is
-            idle. `from_csv` reads the same orders from either form.
+        path: Also write the text to this file.
+        idle: Write the lockstep grid of `align`: a column for each step, with an empty cell where a rank is idle.
+            `from_csv` reads the same orders from either form.
 
         Raises:
-            SettingError: idle steps were asked for, and the schedule is lowered.
-            ScheduleError: idle steps were asked for, and the ranks would wait forever.
-            PipelineError: the file cannot be written.
+            SettingError: `idle` is set and the schedule is lowered.
+            ScheduleError: `idle` is set and the ranks would wait forever.
+            PipelineError: The file cannot be written.
         """
         rows: Iterable[Iterable[Action | None]] = self.orders
         if idle:
@@ -176,30 +172,32 @@ class Schedule:
         microbatches: int | None = None,
         name: str | None = None,
     ) -> Schedule:
-        """Return the schedule in a CSV file: a line for each rank, an action in each cell.
+        """Return the schedule in a CSV file with one line per rank and one action per cell.
 
-        In a file without communication an empty cell is an idle step. It is dropped, as orders have no times:
-        `to_csv(idle=True)` and `align` compute where the ranks are idle. The file does not say how many
-        microbatches were meant: the largest number found decides, and `microbatches` checks it.
+        In a file without communication, empty cells are idle steps. They are dropped, because orders have no times;
+        `to_csv(idle=True)` and `align` compute them.
+
+        microbatches: The number of microbatches that the file must contain. By default it is inferred: the largest
+            microbatch plus 1.
 
         Raises:
-            ParseError: a cell is not an action, or the file does not fit the placement or `microbatches`.
-            SettingError: there is no such placement, or the name or `microbatches` cannot be one.
-            PipelineError: the file cannot be read.
+            ParseError: A cell is not an action, or the file does not match the placement or `microbatches`.
+            SettingError: The placement, the name or `microbatches` is invalid.
+            PipelineError: The file cannot be read.
         """
         placement, found, orders = read(path, placement, microbatches)
         return cls(UNWRITABLE.sub("�", named(path).stem) if name is None else name, placement, found, orders)
 
 
 def _entries(rule: str, values: Any) -> tuple[Any, ...]:
-    """Return the entries of a sequence, or of an iterator, as a tuple."""
+    """Return the entries of a sequence or an iterator as a tuple; raise SettingError with `rule` for other values."""
     if not isinstance(values, Sequence | Iterator) or isinstance(values, str | bytes | Action):
         raise SettingError(f"{rule}, such as [[pp.F(0, 0), pp.B(0, 0)], …]; got {values!r}")
     return tuple(values)
 
 
 def _order(rank: int, actions: Any) -> tuple[Action, ...]:
-    """Return one rank's order as a tuple of well-formed actions."""
+    """Return the order of a rank as a tuple of well-formed actions."""
     order = _entries(f"the order of rank {rank} must be a sequence of actions", actions)
     if all(map(is_well_formed, order)):
         return order
@@ -219,7 +217,7 @@ def require_schedule(what: str, value: Any) -> None:
 
 
 def suggest_placement(schedule: Schedule) -> str | None:
-    """Return a sentence that names the placement with which the same orders are legal, None if there is none."""
+    """Return a sentence that suggests a placement with which the same orders are legal; None if there is not one."""
     ranks, placement = schedule.ranks, schedule.placement
     chunks, odd = divmod(schedule.stages, ranks)
     if not odd and any(problem.kind == "rank" for problem in schedule.problems):

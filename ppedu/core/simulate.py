@@ -1,4 +1,4 @@
-"""How long does a schedule take? Every action starts as soon as its rank is free and its inputs have arrived."""
+"""Simulation: every action starts as soon as its rank is free and its inputs have arrived."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ppedu.core.timeline import Span, Timeline
 
 @without_gc
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """Return the timeline of `schedule` when actions take `costs` and start as early as they can.
+    """Return the timeline of a schedule at the given costs, by default `Costs()`.
 
-    Messages and sharding actions take no time. A receive is posted and the rank goes on; the action that needs the
+    Messages and sharding actions take no time. A rank posts a receive and continues; the action that requires the
     message waits for it.
 
     Raises:
-        ScheduleError: the schedule is not legal.
-        SettingError: `costs` do not fit the schedule's stages.
+        ScheduleError: The schedule is not legal.
+        SettingError: The costs do not match the number of stages.
     """
     require_schedule("simulate", schedule)
     if costs is not None and not isinstance(costs, Costs):
@@ -31,7 +31,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
-    """Return the timeline of the actions that the ranks can run, of an incomplete or a deadlocked schedule, too."""
+    """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
     numbered, size = schedule.numbered, schedule.microbatches
     clock = Clock.of(schedule, costs)
     durations = [clock.duration(block.sample) for block in numbered.blocks]
@@ -58,7 +58,7 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
         end = start + durations[block]
         for distance in produces[block]:
             exists[number + distance] = end
-        if block in receives:  # the rank posts it and goes on; the action that needs the message will wait for it
+        if block in receives:  # the rank continues; the action that requires the message waits
             start = end = free[rank]
         free[rank] = end
         starts[rank].append(start)

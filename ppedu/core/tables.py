@@ -1,4 +1,4 @@
-"""Tables for people, in characters and in HTML."""
+"""Tables as text and as HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from textwrap import wrap
 
 
 def in_text(rows: Iterable[Sequence[str]], width: int) -> list[list[str]]:
-    """The lines of each row; a cell that is wider than `width` takes several."""
+    """Return the lines of each row. A cell that is wider than `width` is wrapped."""
     wrapped = [[wrap(cell, width, break_long_words=False, break_on_hyphens=False) for cell in row] for row in rows]
     widths = [max(len(line) for cell in column for line in cell) for column in zip(*wrapped, strict=True)]
     return [
@@ -18,8 +18,8 @@ def in_text(rows: Iterable[Sequence[str]], width: int) -> list[list[str]]:
 
 
 def in_html(rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """A table whose first row is its head. The cells are HTML already."""
-    left = 'style="text-align: left"'  # Jupyter puts cells to the right, where numbers would be
+    """Return an HTML table whose first row is its head. The cells are HTML."""
+    left = 'style="text-align: left"'  # Jupyter aligns cells to the right
     head, *body = rows
 
     def line(tag: str, row: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A schedule and a timeline as text: the lockstep table and the drawing in characters."""
+"""Schedules and timelines as text: the lockstep table and the text timeline."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ppedu.core.validate import require_count
 
 
 def table(schedule: Schedule) -> str:
-    """The lockstep grid as text, a line for each step and a column for each rank; idle is a dot.
+    """Return the lockstep grid of `align` as text: a line for each step, a column for each rank, a dot for idle.
 
-    Of an illegal schedule, up to where the ranks get stuck: the action that each cannot get past has a ✗, and the
-    problems stand below.
+    If ranks get stuck, a last line marks the action at which each one does with ✗. The problems of an illegal schedule
+    follow.
 
     Raises:
-        SettingError: it is no schedule, or it is lowered.
+        SettingError: `schedule` is not a Schedule, or it is lowered.
     """
     grid = align(schedule)
     rows = [["step", *(f"rank {rank}" for rank in range(schedule.ranks))]]
@@ -34,15 +34,7 @@ def table(schedule: Schedule) -> str:
 
 
 def draw(timeline: Timeline, width: int = 128) -> str:
-    """Return the timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
-
-    Where there is room, each action carries its microbatch and a long one is drawn long; where there
-    is not, letters stand for actions; where there is not even that, one letter stands for several.
-    F0' is the forward of microbatch 0 in a rank's second chunk.
-
-    Raises:
-        SettingError: `width` is not a whole number of at least 1.
-    """
+    """See `Timeline.text`."""
     width = require_count("width", width)
     ranks, makespan = timeline.schedule.ranks, timeline.makespan
     margin = len(f"rank {ranks - 1} ") + 2

@@ -1,6 +1,6 @@
-"""Timeline: when each rank did what. A simulated run and a measured one are the same class.
+"""Timeline: when each rank runs each action. A simulated and a measured run are the same class.
 
-Whatever draws, saves or measures one does the same for the other, and they can be laid over each other.
+Whatever draws, saves or analyzes one works for the other, and one can be drawn over the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """An action and the time it ran, from `start` to `end`."""
+    """An action and its time, from `start` to `end`."""
 
     action: Action
     start: Any
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Time in which a rank does nothing, from `start` to `end`, and why, in a sentence."""
+    """A time in which a rank is idle, from `start` to `end`, and the reason in a sentence."""
 
     rank: int
     start: Any
@@ -46,8 +46,9 @@ class Gap(NamedTuple):
 class Timeline:
     """The spans of every rank, in order.
 
-    `rows[rank]` holds the rank's spans, `costs` what an activation weighs and the unit of the times, `source`
-    how the times came about: "simulated", "measured", or "emulated" (see `pp.run.emulate`).
+    rows: `rows[rank]` holds the spans of that rank.
+    costs: The size of an activation and the unit of the times, and for a simulation the costs it used.
+    source: The origin of the times: "simulated", "measured", or "emulated" (see `pp.run.emulate`).
     """
 
     schedule: Schedule
@@ -68,26 +69,26 @@ class Timeline:
         vars(self).update(rows=rows)
 
     def spans(self, rank: int) -> tuple[Span, ...]:
-        """What `rank` did, first to last.
+        """Return the spans of `rank`, first to last.
 
         Raises:
-            SettingError: there is no such rank.
+            SettingError: There is no such rank.
         """
         return self.rows[require_rank(rank, self.schedule.ranks)]
 
     @cached_property
     def start(self) -> Any:
-        """Start of the first action, over all ranks."""
+        """The start of the first action, over all ranks."""
         return min((row[0].start for row in self.rows if row), default=0)
 
     @cached_property
     def end(self) -> Any:
-        """End of the last action, over all ranks."""
+        """The end of the last action, over all ranks."""
         return max((span.end for row in self.rows for span in row), default=0)
 
     @property
     def makespan(self) -> Any:
-        """End of the last action less the start of the first, over all ranks."""
+        """The end of the last action minus the start of the first, over all ranks."""
         return plain(self.end - self.start)
 
     @property
@@ -98,12 +99,12 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[Any, ...]:
-        """Time each rank spends in actions."""
+        """The time that each rank spends in actions."""
         return tuple(plain(sum(span.end - span.start for span in row)) for row in self.rows)
 
     @property
     def idle(self) -> tuple[Any, ...]:
-        """Time each rank spends in none: the makespan less its busy time."""
+        """The time that each rank is idle: the makespan minus its busy time."""
         return tuple(plain(self.makespan - busy) for busy in self.busy)
 
     @property
@@ -114,82 +115,82 @@ class Timeline:
 
     @property
     def overhead(self) -> float:
-        """How much longer the run takes than its ideal: makespan / ideal - 1; ideal is the busiest rank's busy time.
+        """The makespan over its ideal, the busiest rank's busy time, minus 1.
 
-        Where all ranks are equally busy it is idle time over busy time, which Megatron calls the bubble: (p-1)/m for
-        1F1B (arXiv 2104.04473, §2.2). Where they are not, it leaves out that the others wait for the busiest rank.
+        If all ranks are equally busy, this is idle time over busy time, which Megatron calls the bubble: (p-1)/m for
+        1F1B (arXiv 2104.04473, §2.2). If not, it leaves out the time that the other ranks wait for the busiest one.
         """
         ideal = max(self.busy)
         return float(ratio(self.makespan, ideal) - 1) if ideal else 0.0
 
     @cached_property
     def peak_activations(self) -> tuple[Any, ...]:
-        """The most memory that each rank's activations take at any time, in units of `costs.activation`."""
+        """The peak memory of each rank's activations, in units of `costs.activation`."""
         changes = (self._memory_changes(rank)[1] for rank in range(self.schedule.ranks))
         peaks = [max(accumulate(each, initial=0)) for each in changes]
         return tuple(map(plain, self._weights[1].numbers(peaks)))
 
     @cached_property
     def reasons(self) -> Reasons:
-        """The spans of compute actions, and which of them each one has waited for."""
+        """The compute spans and their dependencies."""
         from ppedu.core.why import Reasons
 
         return Reasons(self)
 
     def critical_path(self) -> list[tuple[int, Span]]:
-        """The actions that the makespan hangs on, first to last, each with its rank.
+        """Return the critical path: the spans that determine the makespan, first to last, each with its rank.
 
-        It ends with the action that ends last; before each stands what it has waited for longest. Make one of
-        them faster and the whole may be faster.
+        The last entry is the action that ends last. Each entry is preceded by the dependency that finished last. Making
+        one of these actions faster may shorten the makespan.
         """
         from ppedu.core.why import critical_path
 
         return critical_path(self)
 
     def why_idle(self, rank: int, time: Any) -> str:
-        """Why `rank` does nothing at `time`, counted from the timeline's start, in a sentence.
+        """Return why `rank` is idle at `time`, counted from the timeline's start, in a sentence.
 
             rank 2 waits 3–5: 2B0 needs 3B0 from rank 3
 
         Raises:
-            SettingError: there is no such rank, or `time` is not a number of at least 0.
+            SettingError: There is no such rank, or `time` is not a number of at least 0.
         """
         from ppedu.core.why import why_idle
 
         return why_idle(self, require_rank(rank, self.schedule.ranks), time)
 
     def gaps(self) -> list[Gap]:
-        """All the times in which a rank does nothing, rank after rank, each with its reason as `why_idle` says it."""
+        """Return the times in which ranks are idle, rank by rank, each with the sentence of `why_idle`."""
         from ppedu.core.why import gaps
 
         return list(gaps(self))
 
     def causes(self) -> dict[str, float]:
-        """Return the causes of the bubble and their shares of all ranks' time, which add up to the bubble.
+        """Return the causes of the bubble, each with its share of all ranks' time. The shares add up to the bubble.
 
-        "communication": what would go without latency (of a measured run: whatever simulating it with its own costs
-            does not explain).
-        "imbalance": what would go as well if every stage took the mean time. Below 0 where uneven stages help.
-        "ordering": what a faster order of the same actions saves that needs no more memory on any rank. It is a lower
-            bound: the order is the best that list scheduling found (see `ppedu.core.reorder`), not the best there is.
-        "warm-up and cooldown": what is left. Ranks wait for their first microbatch and for the last gradients, and in
-            between for gradients whose activations fill the memory that the next forward needs.
+        "communication": The idle time that would vanish without latency; in a measured run, all idle time that a
+            simulation with the run's own costs does not show.
+        "imbalance": The idle time that would then vanish if every stage took the mean time. Negative if uneven stages
+            help.
+        "ordering": The idle time that would then vanish with a faster order of the same actions that needs no more
+            memory. A lower bound: list scheduling may miss better orders (see `ppedu.core.reorder`).
+        "warm-up and cooldown": The remaining idle time. Ranks wait for their first microbatch and for the last
+            gradients, and in between for gradients whose activations fill the memory that the next forward needs.
 
         Raises:
-            ScheduleError: the timeline's schedule is not legal.
+            ScheduleError: The timeline's schedule is not legal.
         """
         from ppedu.core.why import causes
 
         return causes(self)
 
     def memory(self, rank: int) -> list[tuple[Any, Any]]:
-        """The memory of a rank's activations, as steps: from each time on, that value.
+        """Return the memory of a rank's activations as a step curve: a list of times, each with the value from then on.
 
-        F takes its activation at its start, B gives it back at its end; I gives back 1 - weight_memory of it,
-        W the rest.
+        F allocates its activation at its start and B frees it at its end. I frees 1 - weight_memory of it, W the rest.
 
         Raises:
-            SettingError: there is no such rank.
+            SettingError: There is no such rank.
         """
         times, changes = self._memory_changes(require_rank(rank, self.schedule.ranks))
         held = self._weights[1].numbers(accumulate(changes, initial=0))
@@ -197,7 +198,7 @@ class Timeline:
 
     @cached_property
     def _weights(self) -> tuple[dict[str, list[Any]], Ticks]:
-        """How much memory an op takes in each stage, below 0 where it gives it back, in ticks."""
+        """The memory that F, B, I and W allocate in each stage, in ticks; negative if they free it."""
         weights = self.costs.per_stage(self.costs.activation, self.schedule.stages, self.schedule.ranks)
         kept = self.costs.weight_memory
         shares: dict[str, Number] = {"F": 1, "B": -1, "I": kept - 1, "W": -kept}
@@ -206,10 +207,10 @@ class Timeline:
         return {op: [ticks.count(change) for change in each] for op, each in changes.items()}, ticks
 
     def _memory_changes(self, rank: int) -> tuple[list[Any], list[Any]]:
-        """The times at which the memory of a rank's activations changes, and by how many ticks."""
+        """Return the times at which the memory of a rank's activations changes, and the changes in ticks."""
         weights, _ = self._weights
         times, changes = [], []
-        # A rank does one thing at a time, so its spans are in the order of time already.
+        # A rank runs one action at a time, so its spans are already in order of time.
         for action, start, end in self.rows[rank]:
             parts = reversed(action.parts) if action.op == "OVERLAP_B_F" else action.parts or (action,)  # forward first
             for stage, op, _, _ in parts:
@@ -220,11 +221,10 @@ class Timeline:
         return times, changes
 
     def text(self, width: int = 128) -> str:
-        """Return the timeline in characters: a line for each rank, idle time left blank, at most `width` wide.
+        """Return the timeline as text: one line per rank, at most `width` characters wide, blank where it is idle.
 
-        Where there is room, each action carries its microbatch and a long one is drawn long; where there
-        is not, letters stand for actions; where there is not even that, one letter stands for several.
-        F0' is the forward of microbatch 0 in a rank's second chunk.
+        If there is space, each action has its microbatch and a width proportional to its time: F0' is the forward of
+        microbatch 0 in the rank's second chunk. If not, an action is a letter, or several actions share one.
 
         Raises:
             SettingError: `width` is not a whole number of at least 1.
@@ -235,13 +235,13 @@ class Timeline:
 
     @cached_property
     def readable(self) -> tuple[int, str]:
-        """What to multiply times with for people, and the unit they then have: (1000, "ms") below a second."""
+        """The factor and the unit to display times with: (1000, "ms") if the makespan is below a second."""
         return (1000, "ms") if self.costs.unit == "s" and self.makespan < 1 else (1, self.costs.unit)
 
     def summary(self) -> str:
-        """Return one line: the schedule, its size, makespan, bubble and peak of activations.
+        """Return one line: the schedule, its size, makespan, bubble and peak activations.
 
-        Where the times were not simulated it starts with their source: "measured 1f1b, 4 ranks, …".
+        If the times were not simulated, it starts with their source: "measured 1f1b, 4 ranks, …".
         """
         schedule, peaks = self.schedule, self.peak_activations
         source = "" if self.source == "simulated" else f"{self.source} "
@@ -256,12 +256,13 @@ class Timeline:
         return display.plot(self, ax, **options)
 
     def show(self, outline: Timeline | None = None) -> Any:
-        """The timeline to be touched: end a notebook's cell with it. Without a kernel its picture is left.
+        """Return an interactive widget for the end of a notebook cell. Without a kernel, a static picture remains.
 
-        outline: another timeline of as many ranks, drawn over this one as outlines: a simulation over a measured run.
+        outline: A timeline with the same number of ranks to draw over this one as outlines, such as a simulation over
+            a measured run.
 
         Raises:
-            SettingError: `outline` is no timeline of as many ranks.
+            SettingError: `outline` is not a timeline with the same number of ranks.
         """
         return display.show(self, outline)
 
@@ -269,25 +270,25 @@ class Timeline:
         return display.bundle(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the timeline to a file; its ending decides what is written.
+        """Write the timeline to a file in the format of its ending.
 
-        .json: a trace that ui.perfetto.dev and chrome://tracing open, and `Timeline.load` reads. With
-            `ppedu.view.save([measured, simulated], path)` one file holds several.
-        .html: a page with the picture, the numbers and the orders, which needs no network.
-        .svg .png .pdf: the picture that `plot` draws.
+        .json: A trace for ui.perfetto.dev, chrome://tracing and `Timeline.load`. `ppedu.view.save([measured,
+            simulated], path)` writes several timelines to one file.
+        .html: A page with the picture, the numbers and the orders, which needs no network.
+        .svg .png .pdf: The picture of `plot`.
 
         Raises:
-            SettingError: the ending is none of these.
-            PipelineError: the file cannot be written.
+            SettingError: The ending is unknown.
+            PipelineError: The file cannot be written.
         """
         display.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Timeline:
-        """The timeline that `save` wrote to a .json file.
+        """Return the timeline in a .json file that `save` wrote.
 
         Raises:
-            PipelineError: the file cannot be read, or holds something else.
+            PipelineError: The file cannot be read, or does not hold one timeline.
         """
         return display.load(path)
 

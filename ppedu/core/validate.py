@@ -1,4 +1,4 @@
-"""Checks of what callers pass in: counts, ranks, sizes and names."""
+"""Checks of arguments: counts, ranks, sizes and names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a timeline is as long as it is: its critical path, the reason of a gap, and what the bubble is made of."""
+"""Why a timeline takes as long as it does: critical path, reasons for idle time, causes of the bubble."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ppedu.core.timeline import Gap, Span, Timeline
 if TYPE_CHECKING:
     from ppedu.core.costs import Cost
 
-Place = tuple[int, int]  # a rank, and which of its compute spans
+Place = tuple[int, int]  # a rank, and the index of one of its compute spans
 
 
 class Reasons:
-    """The compute spans of a timeline, and which of them each one has waited for."""
+    """The compute spans of a timeline and their dependencies."""
 
     def __init__(self, timeline: Timeline):
         self.placement = timeline.schedule.placement
@@ -39,14 +39,14 @@ class Reasons:
         return self.rows[place[0]][place[1]]
 
     def waited_for(self, place: Place) -> Iterator[Place]:
-        """The span before it on its rank, and those that made what it needs."""
+        """Yield the span before it on its rank, and the spans that produced its inputs."""
         rank, index = place
         if index:
             yield rank, index - 1
         yield from (self.maker[need] for need in requires(self[place].action, self.placement) if need in self.maker)
 
     def last_cause(self, place: Place, latency: Any) -> Place | None:
-        """Of what a span has waited for, the one that let it wait longest; None if it has waited for nothing."""
+        """Return the span whose result arrived last, of all that a span waited for, or None."""
 
         def arrives(cause: Place) -> Any:
             return self[cause].end + (latency if cause[0] != place[0] else 0)
@@ -54,11 +54,11 @@ class Reasons:
         return max(self.waited_for(place), key=arrives, default=None)
 
     def critical_path(self, latency: Any) -> list[Place]:
-        """The spans that the makespan hangs on, first to last."""
+        """Return the spans that determine the makespan, first to last."""
         last = [(rank, len(row) - 1) for rank, row in enumerate(self.rows) if row]
         place = max(last, key=lambda each: self[each].end, default=None)
         path: dict[Place, None] = {}
-        while place and place not in path:  # the spans of an illegal order may wait for each other in a ring
+        while place and place not in path:  # in an illegal order, spans may wait for each other in a ring
             path[place] = None
             place = self.last_cause(place, latency)
         return [*reversed(path)]
@@ -95,7 +95,7 @@ def gaps(timeline: Timeline) -> Iterator[Gap]:
 
 
 def _why(timeline: Timeline, reasons: Reasons, rank: int, index: int) -> str:
-    """Why a rank does nothing before its span number `index`."""
+    """Return why a rank is idle before its span number `index`, in a sentence."""
     row = reasons.rows[rank]
     before = row[index - 1].end if index else timeline.start
     if index == len(row):
@@ -111,7 +111,7 @@ def _why(timeline: Timeline, reasons: Reasons, rank: int, index: int) -> str:
 
 
 def _clock(timeline: Timeline, *times: Any) -> str:
-    """Times counted from the timeline's start, for people: 3–5, or 3–5 ms."""
+    """Return times, counted from the timeline's start, as human-readable text: 3–5, or 3–5 ms."""
     factor, unit = timeline.readable
     return f"{'–'.join(pretty((each - timeline.start) * factor) for each in times)} {unit}".rstrip()
 
@@ -138,5 +138,5 @@ def causes(timeline: Timeline) -> dict[str, float]:
 
 
 def _even(cost: Cost | None) -> Cost | None:
-    """Return a cost that is the same for every stage and has the same sum."""
+    """Return a cost that is the same for all stages and has the same sum."""
     return (ratio(sum(cost), len(cost)),) * len(cost) if isinstance(cost, tuple) else cost

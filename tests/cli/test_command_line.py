@@ -160,7 +160,7 @@ BAD = {
     "check legal.csv -m 3": "'legal.csv' has microbatches 0 to 1, which is 2, not 3",
     "check legal.csv -r 2": "the ranks and options of 'legal.csv' are those of the file; leave out -r and -o",
     "check legal.csv -o chunks=2": "leave out -r and -o",
-    "check legal.csv --placement ring": "there is no placement called 'ring'",
+    "check legal.csv --placement ring": "unknown placement 'ring'",
 }
 
 

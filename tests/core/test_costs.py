@@ -42,7 +42,7 @@ def lengths(**costs):
 )
 def test_the_times_that_are_not_given_follow_from_those_that_are(costs, expected):
     if expected is None:
-        with pytest.raises(SettingError, match="the half of a split backward takes longer than the full backward"):
+        with pytest.raises(SettingError, match="half of a split backward takes longer than the full backward"):
             lengths(**costs)
     else:
         assert lengths(**costs) == expected

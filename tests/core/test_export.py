@@ -20,7 +20,7 @@ def test_an_overlapped_pair_is_its_two_parts_in_signed_order():
     assert signed_order(pp.schedule("1f1b-overlap", 2, 4), 1) == [1, 1, -1, 1, -1, 1, -1, -1]
 
 
-@pytest.mark.parametrize("name, reason", [("zb-h1", "full backwards only"), ("dualpipe", "two copies")])
+@pytest.mark.parametrize("name, reason", [("zb-h1", "only full backwards"), ("dualpipe", "two copies")])
 def test_what_signed_chunks_cannot_say_is_refused(name, reason):
     with pytest.raises(SettingError, match=reason):
         signed_order(pp.schedule(name, 4, 8))

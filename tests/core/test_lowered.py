@@ -194,8 +194,8 @@ def test_ranks_that_both_send_first_wait_for_each_other_unless_sends_are_buffere
     [
         ("0F0 1F0 0SEND_F0 1B0 0B0", "2: 0SEND_F0: rank 0 itself holds stage 1; nothing has to be sent"),
         ("0F0 1F0 1RECV_F0 1B0 0B0", "2: 1RECV_F0: rank 0 itself holds stage 0; nothing has to be sent"),
-        ("0SEND_B0 0F0 1F0 1B0 0B0", "0: 0SEND_B0: stage 0 is the first; there is none to send to"),
-        ("1RECV_B0 0F0 1F0 1B0 0B0", "0: 1RECV_B0: stage 1 is the last; there is none to receive from"),
+        ("0SEND_B0 0F0 1F0 1B0 0B0", "0: 0SEND_B0: stage 0 is the first; it has no stage to send to"),
+        ("1RECV_B0 0F0 1F0 1B0 0B0", "0: 1RECV_B0: stage 1 is the last; it has no stage to receive from"),
         ("0UNSHARD 0F0 1F0 1B0 0B0", "2: 1F0 computes with sharded weights; 1UNSHARD must come first"),
         (
             "0UNSHARD 1UNSHARD 0F0 0RESHARD (1F0;0B0)OVERLAP_F_B 1B0",
@@ -436,9 +436,9 @@ def test_in_the_grid_an_action_stands_as_early_as_what_it_needs_allows(random):
 
 
 def test_a_grid_has_no_messages():
-    with pytest.raises(SettingError, match="align takes compute actions alone"):
+    with pytest.raises(SettingError, match="align takes a schedule with compute actions only"):
         align(lower(pp.schedule("1f1b", 2, 2)))
-    with pytest.raises(SettingError, match="align takes compute actions alone"):
+    with pytest.raises(SettingError, match="align takes a schedule with compute actions only"):
         align(lower(pp.schedule("1f1b", 1, 2), fsdp=True))
 
 

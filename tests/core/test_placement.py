@@ -37,7 +37,7 @@ def test_in_a_loop_the_next_stage_is_on_the_next_rank(ranks, chunks):
 
 @pytest.mark.parametrize("name", ["ring", "Loop", "", None])
 def test_an_unknown_placement_is_refused_with_those_there_are(name):
-    with pytest.raises(SettingError, match="no placement called") as caught:
+    with pytest.raises(SettingError, match="unknown placement") as caught:
         Placement.make(name, 4)
     assert repr(name) in str(caught.value) and "loop" in str(caught.value)
 
@@ -70,9 +70,9 @@ def test_in_two_directions_a_rank_has_one_stage_of_each_copy():
         Placement.make("bidirectional", 4, chunks=2)
 
 
-def test_a_map_of_ones_own_gives_every_rank_a_stage():
+def test_a_custom_placement_gives_every_rank_a_stage():
     placement = Placement.custom([0, 0, 1, 2, 1])
     assert (placement.ranks, placement.stages, placement.chunks) == (3, 5, 2)
     for holders in ([], [0, 2], [1]):
-        with pytest.raises(SettingError, match="every rank from 0 on"):
+        with pytest.raises(SettingError, match="each rank from 0 on"):
             Placement.custom(holders)

@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_an_unknown_placement_is_refused(written):
-    with pytest.raises(SettingError, match="no placement called 'ring'; there is: loop"):
+    with pytest.raises(SettingError, match="unknown placement 'ring'; available: loop"):
         Schedule.from_csv(written(TWO.to_csv()), placement="ring")
 
 

@@ -245,8 +245,8 @@ REFUSED = {
     "width": ({"width": 65}, "width must be a multiple of the 4 heads, such as 32; got 65"),
     "dtype list": ({"dtype": ["float32"]}, r"dtype must be float32 or bfloat16; got \['float32'\]"),
     "options": ({"options": "chunks=2"}, "options must be a dict .* got 'chunks=2'"),
-    "text": ({"text": []}, r"a file is named by text or by a Path; got \[\]"),
-    "save": ({"save": 0}, "a file is named by text or by a Path; got 0"),
+    "text": ({"text": []}, r"a file name must be text or a Path; got \[\]"),
+    "save": ({"save": 0}, "a file name must be text or a Path; got 0"),
     "0 layers": ({"layers": 0}, "layers must be at least 1"),
     "0 context": ({"context": 0}, "context must be at least 1"),
 }

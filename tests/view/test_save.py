@@ -88,7 +88,7 @@ def test_an_unknown_ending_is_refused_with_those_that_are_known(tmp_path, name):
 @pytest.mark.parametrize("name", ["\0.svg", "a\0/x.json", "\ud800.html", 3, b"x.svg"])
 def test_what_cannot_name_a_file_is_refused(name):
     for call in (TIMELINE.save, pp.compare("1f1b").save, pp.Timeline.load, TIMELINE.schedule.to_csv):
-        with pytest.raises(SettingError, match="a file is named by text or by a Path; got "):
+        with pytest.raises(SettingError, match="a file name must be text or a Path; got "):
             call(name)
 
 

@@ -70,7 +70,7 @@ def test_a_generator_that_does_not_take_rank_ranks_and_microbatches_is_refused()
 
 
 def test_an_unknown_placement_is_refused_at_registration():
-    with pytest.raises(SettingError, match="no placement called 'ring'; there is: loop"):
+    with pytest.raises(SettingError, match="unknown placement 'ring'; available: loop"):
         pp.register("ringed", placement="ring")
     assert "ringed" not in pp.schedules()
 
