@@ -50,7 +50,7 @@ def test_the_times_that_are_not_given_follow_from_those_that_are(costs, expected
 
 @pytest.mark.parametrize("costs", [{"weight": 3}, {"backward": 1, "weight": 2}, {"backward": [1], "input": [2]}])
 def test_a_half_that_takes_longer_than_the_whole_is_refused_with_a_way_out(costs):
-    with pytest.raises(SettingError, match="takes longer than the full backward; give input and weight"):
+    with pytest.raises(SettingError, match="takes longer than the full backward; give both input and weight"):
         simulate(SPLIT, Costs(**costs))
 
 
