@@ -1,4 +1,4 @@
-"""Predictions, and exercises that say what is wrong and why."""
+"""Predictions, and the feedback on wrong answers to exercises."""
 
 import linecache
 from fractions import Fraction
@@ -27,26 +27,26 @@ def no_window():
 # Predictions
 
 
-def test_a_prediction_is_noted_and_shown_beside_what_came_out(capsys):
+def test_outcome_shows_the_prediction_next_to_the_result(capsys):
     predict("bubble", 4)
     outcome("bubble", 5)
     assert capsys.readouterr().out == "Noted: bubble = 4. Now run it.\nbubble: you said 4, it is 5.\n"
 
 
 @pytest.mark.parametrize("value", [4, 2.5, "1f1b", (1, 2), None])
-def test_a_prediction_that_came_true_is_called_right(capsys, value):
+def test_a_correct_prediction_is_called_right(capsys, value):
     predict("it", value)
     outcome("it", value)
     assert capsys.readouterr().out.endswith(f"you said {value}, it is {value} — right.\n")
 
 
-def test_what_looks_the_same_is_called_right(capsys):
+def test_values_that_print_the_same_count_as_right(capsys):
     predict("share", 0.3)
     outcome("share", 0.1 + 0.2)
     assert capsys.readouterr().out.endswith("you said 0.3, it is 0.3 — right.\n")
 
 
-def test_a_fraction_is_shown_as_people_write_it(capsys):
+def test_a_fraction_is_shown_as_a_decimal(capsys):
     predict("makespan", 28.5)
     outcome("makespan", Fraction(57, 2))
     assert capsys.readouterr().out.endswith("you said 28.5, it is 28.5 — right.\n")
@@ -70,16 +70,16 @@ def test_an_empty_prediction_asks_for_one_and_is_never_reported(capsys, nothing)
     ]
 
 
-def test_an_outcome_without_a_prediction_is_a_sentence(capsys):
+def test_outcome_without_a_prediction_prints_a_sentence(capsys):
     outcome("never said", 1)
     assert capsys.readouterr().out == "never said: it is 1. You made no prediction.\n"
 
 
-def test_a_prediction_of_a_mistyped_name_is_found(capsys):
+def test_outcome_suggests_a_prediction_with_a_similar_name(capsys):
     predict("one pice", 24)
     outcome("one piece", 96)
     assert capsys.readouterr().out.endswith(
-        "one piece: it is 96. You made no prediction of that name, but one of 'one pice'.\n"
+        "one piece: it is 96. You made no prediction with that name, but one for 'one pice'.\n"
     )
 
 
@@ -96,41 +96,58 @@ BUBBLES = {
 
 
 @pytest.mark.parametrize("formula", BUBBLES.values(), ids=BUBBLES)
-def test_the_bubble_is_right_however_it_is_written(told, formula):
-    assert told("03.1", formula).startswith("Right. A rank works m times F+B")
+def test_any_equivalent_bubble_formula_is_accepted(told, formula):
+    assert told("03.1", formula).startswith("Right. A rank works for m times F+B")
 
 
 WRONG_BUBBLES = {
     "the overhead": (
         lambda p, m: (p - 1) / m,
-        "says 0.375. That is the overhead: the makespan over the time that the busiest rank works, minus 1.",
+        "gives 0.375. That is the overhead: the makespan divided by the time that the busiest rank works, "
+        "minus 1. Megatron calls",
     ),
-    "naive's": (lambda p, m: 1 - 1 / p, "says 0.75. That is naive's bubble"),
+    "naive's": (lambda p, m: 1 - 1 / p, "gives 0.75. That is naive's bubble"),
     "the working share": (lambda p, m: m / (m + p - 1), "in which a rank works; the bubble is the rest"),
     "a time": (lambda p, m: p - 1, "That is the idle time, in units of F+B; divide it by the makespan"),
-    "p over all": (lambda p, m: p / (m + p), "one less of these than ranks"),
-    "p over the makespan": (lambda p, m: p / (m + p - 1), "The makespan is right, but only the ranks before the last"),
-    "makespan one long": (lambda p, m: (p - 1) / (m + p), "The idle time is right; the makespan is that and"),
-    "the one in circulation": (lambda p, m: (p - 1) / (2 * (m - 1) + p), "This one is in circulation"),
-    "one wait of two": (lambda p, m: (p - 1) / (2 * m + p - 1), "but of the wait only one of the two"),
+    "p over all": (lambda p, m: p / (m + p), "The last rank waits only for the ranks before it, which are one fewer"),
+    "p over the makespan": (
+        lambda p, m: p / (m + p - 1),
+        "The makespan is right, but the last rank waits only for the p-1 ranks before it.",
+    ),
+    "makespan one long": (
+        lambda p, m: (p - 1) / (m + p),
+        "The idle time is right; the makespan is just the sum of the idle time and the working",
+    ),
+    "the published one": (
+        lambda p, m: (p - 1) / (2 * (m - 1) + p),
+        "This formula has been published, but it is wrong: for the work it",
+    ),
+    "one wait of two": (
+        lambda p, m: (p - 1) / (2 * m + p - 1),
+        "9 of 33, a fraction of 0.2727; your formula gives 0.1579. For the work it counts forwards and "
+        "backwards, for the wait only one of them.",
+    ),
     "two waits of one": (lambda p, m: (p - 1) / (m / 2 + p - 1), "The wait is counted twice"),
-    "the wrong way round": (lambda p, m: (m - 1) / (m + p - 1), "Ranks and microbatches have changed places"),
-    "the wait at the start": (lambda p, m: (p - 1) / (3 * (m + p - 1)), "That is the wait at the start alone"),
+    "ranks and microbatches swapped": (lambda p, m: (m - 1) / (m + p - 1), "Ranks and microbatches are swapped."),
+    "the wait at the start": (
+        lambda p, m: (p - 1) / (3 * (m + p - 1)),
+        "That is only the wait at the start, if a backward",
+    ),
     "the wait in forwards": (
         lambda p, m: 3 * (p - 1) / (m + 3 * (p - 1)),
         "It counts the wait in forwards",
     ),
-    "rounded down": (lambda p, m: (p - 1) // (m + p - 1), "says 0. The formula is right, but // rounds down"),
-    "in percent": (lambda p, m: 100 * (p - 1) / (m + p - 1), "between 0 and 1, not in percent"),
-    "something else": (lambda p, m: 1 / m, "idle for 9 of 33, a share of 0.2727; your formula says 0.125."),
-    "one size": (lambda p, m: 3 / 11, "says 0.2727, although it is right with 4 ranks and 8 microbatches"),
-    "rounded": (lambda p, m: 0.2727, "a share of 0.2727; your formula says 0.2727."),
+    "rounded down": (lambda p, m: (p - 1) // (m + p - 1), "gives 0. The formula is right, but // rounds down"),
+    "in percent": (lambda p, m: 100 * (p - 1) / (m + p - 1), "between 0 and 1, not a percentage."),
+    "something else": (lambda p, m: 1 / m, "idle for 9 of 33, a fraction of 0.2727; your formula gives 0.125."),
+    "one size": (lambda p, m: 3 / 11, "gives 0.2727, although it is right with 4 ranks and 8 microbatches"),
+    "rounded": (lambda p, m: 0.2727, "a fraction of 0.2727; your formula gives 0.2727."),
     "for ranks and microbatches above 1": (
         lambda p, m: (p - 1) / (m - 1) * 7 / 11,
         "with 1 rank and 1 microbatch your",
     ),
-    "forgets return": (lambda p, m: None, "your function gives None, where a number is wanted; is there a return?"),
-    "a text": (lambda p, m: "27 %", "your function gives '27 %', where a number is wanted."),
+    "forgets return": (lambda p, m: None, "your function returns None instead of a number; is a return missing?"),
+    "a text": (lambda p, m: "27 %", "your function returns '27 %' instead of a number."),
     "of three arguments": (lambda r, p, m: 0, "give a function of ranks and microbatches; yours takes r and p and m."),
     "a number": (3 / 11, "give a function of ranks and microbatches, not 0.27"),
     "one of Python's own": (
@@ -141,7 +158,7 @@ WRONG_BUBBLES = {
 
 
 @pytest.mark.parametrize(("formula", "reason"), WRONG_BUBBLES.values(), ids=WRONG_BUBBLES)
-def test_a_wrong_bubble_is_refused_with_what_it_is_instead(told, formula, reason):
+def test_a_wrong_bubble_formula_is_explained(told, formula, reason):
     message = told("03.1", formula)
     assert message.startswith("Not yet: ") and reason in message
 
@@ -167,7 +184,7 @@ right = with_warmup(lambda rank, ranks, microbatches: min(ranks - rank - 1, micr
 
 
 def right_as_a_simulation(rank, ranks, microbatches):
-    """Backward whenever as many are held as may be, or none are left to start."""
+    """Run a backward whenever the rank holds the most it may, or has no microbatch left to start."""
     order, started, ended = [], 0, 0
     while ended < microbatches:
         if started < microbatches and started - ended < ranks - rank:
@@ -184,7 +201,7 @@ def right_as_a_tuple(rank, ranks, microbatches):
 
 
 @pytest.mark.parametrize("answer", [right, right_as_a_simulation, right_as_a_tuple])
-def test_1f1b_is_right_however_it_is_written(told, no_window, answer):
+def test_any_implementation_of_1f1b_is_accepted(told, no_window, answer):
     assert told("05.1", answer).startswith("Right. That is 1F1B")
     assert len(no_window.get_fignums()) == 1, "the learner is shown what was built"
 
@@ -202,7 +219,7 @@ def one_at_a_time(rank, ranks, microbatches):
         yield B(rank, m)
 
 
-def no_drain(rank, ranks, microbatches):
+def no_cooldown(rank, ranks, microbatches):
     warmup = min(ranks - rank - 1, microbatches)
     for m in range(warmup):
         yield F(rank, m)
@@ -228,7 +245,7 @@ def endless(rank, ranks, microbatches):
 
 
 def newest_first(rank, ranks, microbatches):
-    """The right warm-up, but then the backward of the forward that has just run."""
+    """Run the right warm-up, but then the backward of the forward that has just run."""
     warmup = min(ranks - rank - 1, microbatches)
     for m in range(warmup):
         yield F(rank, m)
@@ -242,30 +259,31 @@ def newest_first(rank, ranks, microbatches):
 WRONG = {
     "GPipe": (
         gpipe,
-        "it is legal and no slower, but rank 0 runs 8 forwards before its first backward, where 4 would do",
+        "your schedule is legal, and not slower, but rank 0 runs 8 forwards before its first backward, where 4",
     ),
-    "naive": (one_at_a_time, "takes 64 slots instead of 22: rank 0 runs 1 forward before its first backward"),
+    "naive": (one_at_a_time, "takes 64 slots instead of 22: rank 0 runs only 1 forward before its first backward"),
     "naive in halves": (
         lambda r, p, m: [action for k in range(m) for action in (F(r, k), I(r, k), W(r, k))],
-        "rank 0 runs 1 forward before its first backward, and then waits. It could run more meanwhile",
+        "rank 0 runs only 1 forward before its first backward, and then waits. It could run more in the meantime",
     ),
     "warm-up one short": (
         with_warmup(lambda r, p, m: min(max(p - r - 2, 0), m)),
-        "it is legal, but takes 36 slots instead of 22: rank 0 runs 3 forwards before its first backward, and then "
-        "waits. It could run more meanwhile: with 4 it is no slower than GPipe.",
+        "your schedule is legal, but takes 36 slots instead of 22: rank 0 runs only 3 forwards before its "
+        "first backward, and then waits. It could run more in the meantime: with 4, 1F1B is not slower than "
+        "GPipe.",
     ),
     "warm-up one long": (with_warmup(lambda r, p, m: min(p - r, m)), "holds 5 activations instead of 4"),
     "the same warm-up everywhere": (
         with_warmup(lambda r, p, m: min(p - 1, m)),
-        "it is legal, but takes 46 slots instead of 22: rank 1 runs 4 forwards before its first backward, where 3 "
-        "would do, and holds 4 activations instead of 3.",
+        "your schedule is legal, but takes 46 slots instead of 22: rank 1 runs 4 forwards before its first "
+        "backward, where 3 would be enough, and holds 4 activations instead of 3.",
     ),
     "the newest first": (newest_first, "with peaks 4, 3, 2, 1 instead of 4, 3, 2, 1: the warm-up is right"),
     "warm-up longer than the batch": (
         with_warmup(lambda r, p, m: p - r - 1),
         "with 4 ranks and 2 microbatches, rank 0, position 2: 0F2: there is no microbatch 2",
     ),
-    "no drain": (no_drain, "rank 0: 0B5 is never run (and 5 more)"),
+    "no cooldown": (no_cooldown, "rank 0: 0B5 is never run (and 5 more)"),
     "backward first": (backward_first, "rank 0, position 0: 0B0 needs 0F0, which only comes at position 1"),
     "another rank's stage": (lambda r, p, m: right(0, p, m), "stage 0 is held by rank 0"),
     "nothing": (nothing, "yields nothing. Start with the warm-up"),
@@ -285,24 +303,24 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
-def test_what_is_not_1f1b_is_refused_with_the_reason(told, no_window, answer, reason):
+def test_a_schedule_other_than_1f1b_is_rejected_with_the_reason(told, no_window, answer, reason):
     message = told("05.1", answer)
     assert message.startswith("Not yet: ") and reason in message
     assert no_window.get_fignums() == []
 
 
 @pytest.mark.parametrize("answer", [nothing, endless, gpipe])
-def test_a_reason_ends_like_a_sentence(told, answer):
+def test_a_reason_ends_with_one_punctuation_mark(told, answer):
     message = told("05.1", answer)
     assert message[-1] in ".?)" and message[-2] not in ".?"
 
 
 @pytest.mark.parametrize("answer", [None, 5, "1f1b", right(0, 4, 8)])
-def test_what_is_not_a_function_is_asked_for(told, answer):
+def test_an_answer_that_is_not_a_function_is_rejected(told, answer):
     assert "give a function of rank, ranks and microbatches" in told("05.1", answer)
 
 
-def test_the_names_of_the_arguments_are_the_learners(told):
+def test_parameters_may_have_any_name(told):
     assert told("05.1", lambda r, p, m: right(r, p, m)).startswith("Right.")
 
 
@@ -311,7 +329,7 @@ def broken(rank, ranks, microbatches, *more):
 
 
 @pytest.mark.parametrize("exercise", ["05.1", "09.1", "10.1", "12.1"])
-def test_an_error_in_the_learners_own_code_is_told_with_its_line(told, exercise):
+def test_an_error_in_the_learners_code_is_reported_with_its_line(told, exercise):
     message = told(exercise, broken)
     line = broken.__code__.co_firstlineno + 1
     assert message.startswith("Not yet: with ")
@@ -330,28 +348,28 @@ PEAKS = {
 
 
 @pytest.mark.parametrize("formula", PEAKS.values(), ids=PEAKS)
-def test_the_peak_is_the_distance_to_the_last_rank_or_the_batch(told, formula):
+def test_any_equivalent_peak_formula_is_accepted(told, formula):
     assert told("05.2", formula).startswith("Right. The peak is the distance to the last rank, plus one.")
 
 
 WRONG_PEAKS = {
-    "GPipe's": (lambda r, p, m: m, "with 4 ranks and 8 microbatches, rank 0 holds 4 at its peak; your formula says 8"),
-    "one short": (lambda r, p, m: min(p - r - 1, m), "rank 0 holds 4 at its peak; your formula says 3"),
-    "not clamped": (lambda r, p, m: p - r, "rank 0 holds 1 at its peak; your formula says 2"),
-    "the same on all": (lambda r, p, m: min(p, m), "rank 1 holds 3 at its peak; your formula says 4"),
-    "forgets return": (lambda r, p, m: None, "is there a return?"),
+    "GPipe's": (lambda r, p, m: m, "with 4 ranks and 8 microbatches, rank 0 holds 4 at its peak; your formula gives 8"),
+    "one short": (lambda r, p, m: min(p - r - 1, m), "rank 0 holds 4 at its peak; your formula gives 3"),
+    "not clamped": (lambda r, p, m: p - r, "rank 0 holds 1 at its peak; your formula gives 2"),
+    "the same on all": (lambda r, p, m: min(p, m), "rank 1 holds 3 at its peak; your formula gives 4"),
+    "forgets return": (lambda r, p, m: None, "is a return missing?"),
     "a number": (4, "give a function of rank, ranks and microbatches, not 4"),
     "of two arguments": (lambda r, p: p - r, "a function of rank, ranks and microbatches"),
 }
 
 
 @pytest.mark.parametrize(("formula", "reason"), WRONG_PEAKS.values(), ids=WRONG_PEAKS)
-def test_a_wrong_peak_is_refused_with_a_counterexample(told, formula, reason):
+def test_a_wrong_peak_formula_is_rejected_with_a_counterexample(told, formula, reason):
     message = told("05.2", formula)
     assert message.startswith("Not yet: ") and reason in message
 
 
-def test_one_is_singular(told):
+def test_a_single_microbatch_is_named_in_the_singular(told):
     assert "with 2 ranks and 1 microbatch, rank 0" in told("05.2", lambda r, p, m: p - r)
 
 
@@ -366,14 +384,14 @@ def dealt(rank, ranks, microbatches, chunks):
 
 
 def dealt_by_number(rank, ranks, microbatches, chunks):
-    """Forward number k, as Megatron looks it up."""
+    """Yield forward number k as Megatron looks it up."""
     for k in range(microbatches * chunks):
         chunk, group = k // ranks % chunks, k // (ranks * chunks)
         yield F(chunk * ranks + rank, group * ranks + k % ranks)
 
 
 @pytest.mark.parametrize("answer", [dealt, dealt_by_number, lambda *sizes: list(dealt(*sizes))])
-def test_depth_first_is_right_however_it_is_written(told, no_window, answer):
+def test_any_implementation_of_depth_first_is_accepted(told, no_window, answer):
     assert told("09.1", answer).startswith("Right. That is depth first")
     assert len(no_window.get_fignums()) == 1
 
@@ -386,7 +404,7 @@ def microbatch_by_microbatch(rank, ranks, microbatches, chunks):
     return [F(chunk * ranks + rank, m) for m in range(microbatches) for chunk in range(chunks)]
 
 
-def neighbouring_stages(rank, ranks, microbatches, chunks):
+def neighboring_stages(rank, ranks, microbatches, chunks):
     return [F(rank * chunks + chunk, m) for chunk in range(chunks) for m in range(microbatches)]
 
 
@@ -400,27 +418,31 @@ def in_fours(rank, ranks, microbatches, chunks):
 WRONG_DEALS = {
     "breadth first": (
         breadth_first,
-        "with 4 ranks, 8 microbatches and 2 chunks, forward number 5 of rank 0 is 0F4 where depth first has 4F0. "
-        "Yours is breadth first",
+        "with 4 ranks, 8 microbatches and 2 chunks, forward number 5 of rank 0 is 0F4, where depth first has "
+        "4F0. Yours is breadth first",
     ),
     "one microbatch at a time": (
         microbatch_by_microbatch,
-        "forward number 2 of rank 0 is 4F0 where depth first has 0F1. A microbatch comes back only when",
+        "forward number 2 of rank 0 is 4F0, where depth first has 0F1. A microbatch only comes back after "
+        "passing all other",
     ),
     "stages next to each other": (
-        neighbouring_stages,
-        "rank 0 yields 1F0, but holds stages 0, 4: stages are dealt out",
+        neighboring_stages,
+        "rank 0 yields 1F0, but holds stages 0, 4: the stages are dealt out to the",
     ),
     "groups of four": (in_fours, "with 2 ranks, 4 microbatches and 3 chunks, forward number 3 of rank 0 is 0F2"),
     "groups backwards": (
         lambda *sizes: [F(stage, 7 - m if sizes[2] == 8 else m) for stage, _, m, _ in dealt(*sizes)],
-        "forward number 1 of rank 0 is 0F7 where depth first has 0F0. Take 4 microbatches through the first chunk",
+        "forward number 1 of rank 0 is 0F7, where depth first has 0F0. Take 4 microbatches through the first chunk",
     ),
     "the first group": (lambda r, p, m, v: dealt(r, p, p, v), "rank 0 never yields 0F4 (and 7 more)"),
     "one chunk": (lambda r, p, m, v: dealt(r, p, m, 1), "rank 0 never yields 4F0 (and 7 more)"),
     "twice": (lambda *sizes: [*dealt(*sizes), *dealt(*sizes)], "rank 0 yields 0F0 2 times"),
     "one microbatch more": (lambda r, p, m, v: dealt(r, p, m + 1, v), "yields 0F8, but the microbatches are 0 to 7"),
-    "backwards too": (lambda *sizes: [*dealt(*sizes), B(sizes[0], 0)], "rank 0 yields 0B0; yield its forwards only"),
+    "backwards too": (
+        lambda *sizes: [*dealt(*sizes), B(sizes[0], 0)],
+        "rank 0 yields 0B0; yield only its forwards, the backwards are",
+    ),
     "rank 0's everywhere": (lambda r, p, m, v: dealt(0, p, m, v), "rank 1 yields 0F0, but holds stages 1, 5"),
     "nothing": (lambda *sizes: [], "your generator yields nothing for rank 0"),
     "no yield": (lambda *sizes: None, "Not yet: the schedule 'yours' returned None for rank 0; it must yield actions"),
@@ -429,7 +451,7 @@ WRONG_DEALS = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG_DEALS.values(), ids=WRONG_DEALS)
-def test_what_is_not_depth_first_is_refused_with_the_reason(told, no_window, answer, reason):
+def test_another_order_of_forwards_is_rejected_with_the_reason(told, no_window, answer, reason):
     message = told("09.1", answer)
     assert message.startswith("Not yet: ") and reason in message
     assert no_window.get_fignums() == []
@@ -450,12 +472,12 @@ def best_by_simulation(ranks, microbatches, latency):
 
 
 def best_by_formula(p, m, c):
-    """Work, the bubble over v, and a message for each stage that one microbatch passes, down and back up."""
+    """Minimize work + bubble / v + one message for each stage that a microbatch passes, down and back up."""
     return min(MANY, key=lambda v: 3 * m + 3 * (p - 1) / v + 2 * (p * v - 1) * c)
 
 
 @pytest.mark.parametrize("answer", [best_by_simulation, best_by_formula])
-def test_the_best_chunks_are_right_however_they_are_found(told, no_window, answer):
+def test_any_way_to_find_the_best_chunks_is_accepted(told, no_window, answer):
     assert told("09.2", answer).startswith("Right. The slower the messages, the fewer chunks.")
     assert len(no_window.get_fignums()) == 1
 
@@ -463,7 +485,8 @@ def test_the_best_chunks_are_right_however_they_are_found(told, no_window, answe
 WRONG_CHUNKS = {
     "the most": (
         lambda p, m, c: 12,
-        "latency of 0.1, 12 chunks take 34.88, and 3 only 29.2. The most chunks have the smallest bubble, but also",
+        "latency of 0.1, 12 chunks take 34.88, and 3 only 29.2. More chunks mean a smaller bubble, but also "
+        "more messages,",
     ),
     "the fewest": (lambda p, m, c: 1, "1 chunk takes 33.6, and 3 only 29.2. One chunk sends the fewest messages, but"),
     "the same for all latencies": (lambda p, m, c: 3, "a latency of 0, 3 chunks take 27, and 12 only 24.75."),
@@ -475,20 +498,20 @@ WRONG_CHUNKS = {
     "the worst": (lambda p, m, c: max(MANY, key=lambda v: makespan_of(p, m, c, v)), "12 chunks take 34.88"),
     "the makespan": (
         lambda p, m, c: min(makespan_of(p, m, c, v) for v in MANY),
-        "gives 29.2, which is not one of 1, 2, 3, 4, 6, 12: that is the makespan",
+        "returns 29.2, which is not one of 1, 2, 3, 4, 6, 12: that is the makespan; which number",
     ),
     "any number": (
         lambda p, m, c: min(range(1, 13), key=lambda v: makespan_of(p, m, c, v)),
-        "a latency of 0.02 your function gives 8, which is not one of 1, 2, 3, 4, 6, 12.",
+        "a latency of 0.02 your function returns 8, which is not one of 1, 2, 3, 4, 6, 12.",
     ),
-    "forgets return": (lambda p, m, c: None, "gives None, where a number is wanted; is there a return?"),
+    "forgets return": (lambda p, m, c: None, "returns None instead of a number; is a return missing?"),
     "another schedule": (lambda p, m, c: schedule("1f1b", p, m, chunks=2), "the schedule '1f1b' takes"),
     "of the latency": (lambda c: 3, "give a function of ranks, microbatches and latency; yours takes"),
 }
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG_CHUNKS.values(), ids=WRONG_CHUNKS)
-def test_a_number_of_chunks_that_is_not_the_best_is_refused_with_a_better_one(told, no_window, answer, reason):
+def test_a_slower_number_of_chunks_is_rejected_with_a_better_one(told, no_window, answer, reason):
     message = told("09.2", answer)
     assert message.startswith("Not yet: ") and reason in message
     assert no_window.get_fignums() == []
@@ -498,8 +521,10 @@ def test_a_number_of_chunks_that_is_not_the_best_is_refused_with_a_better_one(to
 
 
 @pytest.mark.parametrize("name", ["", "5.1", "05.99", None])
-def test_an_unknown_exercise_is_refused_with_those_there_are(name):
-    with pytest.raises(SettingError, match=r"there is no exercise .*; there is: .*03\.1, .*05\.1, 05\.2, .*09\.1"):
+def test_an_unknown_exercise_raises_with_the_existing_ones(name):
+    with pytest.raises(
+        SettingError, match=r"there is no exercise .*; the exercises are: .*03\.1, .*05\.1, 05\.2, .*09\.1"
+    ):
         check_answer(name, right)
 
 
@@ -576,7 +601,7 @@ def wrapped(*given):
     [(fails, fails.__code__), (wrapped, fails.__code__), (Fails(), Fails.__call__.__code__)],
     ids=["function", "wrapped", "object"],
 )
-def test_an_error_reports_the_line_in_the_learners_function(told, exercise, function, code):
+def test_the_reported_line_is_in_the_learners_function(told, exercise, function, code):
     where = f"your function fails at line {code.co_firstlineno + 1}, `return no_such_name`: NameError: name"
     assert where in in_one_sentence(told(exercise, function))
 
@@ -585,7 +610,7 @@ def test_an_error_reports_the_line_in_the_learners_function(told, exercise, func
     ("error", "reason"),
     [("assert False", "`: AssertionError."), ("for m in range(microbatch): pass", "pass`: NameError: name")],
 )
-def test_an_error_reads_as_a_sentence(told, error, reason):
+def test_a_reported_error_is_well_punctuated(told, error, reason):
     in_the_cell = {}
     exec(compile(f"def answer(ranks, microbatches):\n    {error}", "<a cell>", "exec"), in_the_cell)
     message = told("03.1", in_the_cell["answer"])
@@ -596,7 +621,7 @@ def test_an_error_reads_as_a_sentence(told, error, reason):
 
 
 def own_source(line):
-    """A function whose source is known as that of a notebook's cell is."""
+    """Define a function whose source is registered like that of a notebook cell."""
     name, source = f"<cell {line}>", f"def answer(ranks, microbatches):\n    {line}\n"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     space = {}
@@ -604,7 +629,7 @@ def own_source(line):
     return space["answer"]
 
 
-def test_only_a_right_answer_is_right(capsys):
+def test_is_right_accepts_only_right_answers_and_prints_nothing(capsys):
     assert is_right("05.2", PEAKS[next(iter(PEAKS))]) is True
     assert is_right("05.2", fails) is False and is_right("05.2", None) is False
     assert capsys.readouterr().out == "", "it is for cells that go on with the answer"

@@ -1,4 +1,4 @@
-"""Lesson 1: the ranks for a budget, and the bytes over a cut, are those of the modules themselves."""
+"""Lesson 1: the ranks for a budget and the bytes over a cut, compared with real modules."""
 
 from functools import cache
 
@@ -15,14 +15,14 @@ SMALL = GPTConfig(vocabulary=50, context=16, layers=5, heads=2, width=8)
 
 @cache
 def weights(config, ranks):
-    """Counted in the stages as they are built."""
+    """Count the weights of the stages as they are built."""
     with torch.device("meta"):
         stages = [GPT.stage(config, stage, ranks) for stage in range(ranks)]
     return [sum(weight.numel() for weight in stage.parameters()) for stage in stages]
 
 
 def first(fits, bytes_each=16):
-    """An answer: the fewest ranks with which it `fits` into a budget, for what each rank holds."""
+    """Return an answer: the fewest ranks for which `fits` is true, given the bytes on each rank and the budget."""
 
     def fewest(config, budget):
         counts = range(1, config.layers + 1)
@@ -38,7 +38,7 @@ right = first(lambda held, budget: max(held) <= budget)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_a_trained_stage_holds_as_many_bytes_as_the_check_says(ranks):
+def test_a_trained_stage_holds_the_bytes_that_the_check_expects(ranks):
     held = []
     for stage in range(ranks):
         module = GPT.stage(SMALL, stage, ranks)
@@ -52,7 +52,7 @@ def test_a_trained_stage_holds_as_many_bytes_as_the_check_says(ranks):
     assert lesson_01._held(SMALL, ranks) == held
 
 
-def test_the_fewest_ranks_are_right_and_their_pipeline_is_drawn(capsys):
+def test_the_fewest_ranks_are_accepted_and_their_pipeline_is_drawn(capsys):
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
@@ -73,7 +73,8 @@ def power_of_two(config, budget):
 WRONG_RANKS = {
     "over the budget, rounded up": (
         lambda config, budget: -int(-16 * weights(config, 1)[0] // budget),
-        "24 GB the model does not fit on 5 ranks: rank 0 holds 7 layers and the embedding, 25.98 GB. That is the whole",
+        "24 GB the model does not fit on 5 ranks: rank 0 holds 7 layers and the embedding, 25.98 GB. That is "
+        "the size of the whole model divided",
     ),
     "rounded down": (
         lambda config, budget: int(16 * weights(config, 1)[0] // budget) or 1,
@@ -85,13 +86,16 @@ WRONG_RANKS = {
     ),
     "without Adam": (
         first(lambda held, budget: max(held) <= budget, bytes_each=8),
-        "Adam keeps two more numbers for each weight.",
+        "Adam keeps two more numbers per weight.",
     ),
-    "the emptiest": (first(lambda held, budget: min(held) <= budget), "enough for the emptiest rank; look at the"),
+    "the emptiest": (
+        first(lambda held, budget: min(held) <= budget),
+        "enough for the rank that holds least; look at the fullest.",
+    ),
     "the last": (first(lambda held, budget: held[-1] <= budget), "enough for the last rank; look at the fullest."),
     "rank 0": (
         first(lambda held, budget: held[0] <= budget),
-        "on 4 ranks: rank 3 holds 2 layers and the head, 0.001704 GB. That is enough for rank 0. Mostly",
+        "on 4 ranks: rank 3 holds 2 layers and the head, 0.001704 GB. That is enough for rank 0. It is usually",
     ),
     "always fewer than layers": (
         lambda config, budget: min(right(config, budget), config.layers - 1),
@@ -99,26 +103,30 @@ WRONG_RANKS = {
     ),
     "less than the budget": (
         first(lambda held, budget: max(held) < budget),
-        "a budget of 0.9704 GB it fits on 6 ranks, but 4 would do. A budget that is filled to the last byte is kept",
+        "a budget of 0.9704 GB it fits on 6 ranks, but 4 would be enough. A rank that uses its budget up to "
+        "the last byte still fits.",
     ),
-    "a power of two": (power_of_two, "it fits on 8 ranks, but 6 would do. It need not be a power of two."),
-    "one too many": (too_many, "it fits on 7 ranks, but 6 would do."),
+    "a power of two": (
+        power_of_two,
+        "it fits on 8 ranks, but 6 would be enough. The number of ranks does not have to be a power of two.",
+    ),
+    "one too many": (too_many, "it fits on 7 ranks, but 6 would be enough."),
     "one rank": (lambda config, budget: 1, "on 1 rank: rank 0 holds 32 layers, the embedding and the head, 109.8 GB."),
     "the lesson's": (lambda config, budget: 6, "a budget of 16 GB the model does not fit on 6 ranks"),
     "not whole": (
         lambda config, budget: 16 * weights(config, 1)[0] / budget,
-        "your function gives 4.576, where a whole number from 1 to 32 is wanted.",
+        "your function returns 4.576 instead of a whole number from 1 to 32.",
     ),
-    "none": (lambda config, budget: 0, "your function gives 0, where a whole number from 1 to 32"),
-    "more than layers": (lambda config, budget: 64, "your function gives 64, where a whole number from 1 to 32"),
+    "none": (lambda config, budget: 0, "your function returns 0 instead of a whole number from 1 to 32"),
+    "more than layers": (lambda config, budget: 64, "your function returns 64 instead of a whole number from 1 to 32"),
     "stages that there are not": (lambda config, budget: len(weights(config, 33)), "cannot be cut into 33 stages"),
-    "forgets return": (lambda config, budget: None, "gives None, where a number is wanted; is there a return?"),
+    "forgets return": (lambda config, budget: None, "returns None instead of a number; is a return missing?"),
     "a number": (6, "give a function of config and budget, not 6."),
 }
 
 
 @pytest.mark.parametrize(("fewest", "reason"), WRONG_RANKS.values(), ids=WRONG_RANKS)
-def test_wrong_ranks_are_refused_with_what_they_are_enough_for(refused, fewest, reason):
+def test_a_wrong_number_of_ranks_is_explained(refused, fewest, reason):
     refused("01.1", fewest, reason)
 
 
@@ -126,7 +134,7 @@ def test_wrong_ranks_are_refused_with_what_they_are_enough_for(refused, fewest, 
 
 
 def measured(sequences, length, width, bytes_each):
-    """What stage 0 sends, and what comes back for it."""
+    """Measure the bytes that stage 0 sends, plus those of the gradient."""
     dtype = {2: torch.bfloat16, 4: torch.float32}[bytes_each]
     config = GPTConfig(vocabulary=10, context=length, layers=2, heads=1, width=width)
     with torch.device("meta"):
@@ -137,26 +145,39 @@ def measured(sequences, length, width, bytes_each):
 
 
 @pytest.mark.parametrize("formula", [measured, lambda s, t, w, b: 2.0 * s * t * w * b], ids=["measured", "a float"])
-def test_the_bytes_are_right_however_they_are_found(told, formula):
+def test_any_equivalent_count_of_bytes_is_accepted(told, formula):
     assert told("01.2", formula).startswith("Right. One activation and one gradient")
 
 
 WRONG_BYTES = {
-    "down": (lambda s, t, w, b: s * t * w * b, "268,435,456 bytes cross the cut; your formula says 134,217,728. That"),
-    "one sequence": (lambda s, t, w, b: t * w * b, "That is one sequence, on its way down."),
+    "down": (lambda s, t, w, b: s * t * w * b, "268,435,456 bytes cross the cut; your formula gives 134,217,728. That"),
+    "one sequence": (lambda s, t, w, b: t * w * b, "That is one sequence, on the way down only."),
     "one sequence, both ways": (lambda s, t, w, b: 2 * t * w * b, "a microbatch may have several."),
-    "numbers": (lambda s, t, w, b: 2 * s * t * w, "how many numbers cross it; how many bytes are they?"),
-    "numbers, down": (lambda s, t, w, b: s * t * w, "how many numbers go down; count their bytes, and those that"),
+    "numbers": (
+        lambda s, t, w, b: 2 * s * t * w,
+        "counts the numbers that cross the cut; multiply by the bytes of each.",
+    ),
+    "numbers, down": (
+        lambda s, t, w, b: s * t * w,
+        "counts the numbers that go down; count their bytes, and the gradients too.",
+    ),
     "one token": (lambda s, t, w, b: 2 * s * w * b, "That is one token of each sequence"),
-    "tokens": (lambda s, t, w, b: 2 * s * t * b, "That is one number for each token. So it is where the tokens go in"),
-    "sent and received": (lambda s, t, w, b: 4 * s * t * w * b, "count a message once"),
-    "GB": (lambda s, t, w, b: 2 * s * t * w * b / 1e9, "says 0.2684. Give it in bytes, not in GB."),
+    "tokens": (
+        lambda s, t, w, b: 2 * s * t * b,
+        "That is one number per token. That holds only for the input; between two layers, each token is "
+        "represented by `width` numbers.",
+    ),
+    "sent and received": (
+        lambda s, t, w, b: 4 * s * t * w * b,
+        "That is twice too many. One rank sends the activation, the other its",
+    ),
+    "GB": (lambda s, t, w, b: 2 * s * t * w * b / 1e9, "gives 0.2684. Give it in bytes, not in GB."),
     "four bytes a number": (
         lambda s, t, w, b: 8 * s * t * w,
-        "of 1 sequence of 2048 tokens, width 4096 and 2 bytes a number 33,554,432 bytes cross the cut; "
-        "your formula says 67,108,864. A number takes bytes_each bytes, which need not be 4.",
+        "of 1 sequence of 2048 tokens, width 4096 and 2 bytes per number 33,554,432 bytes cross the cut; "
+        "your formula gives 67,108,864. A number takes bytes_each bytes, which is not always 4.",
     ),
-    "the lesson's": (lambda s, t, w, b: 268435456, "33,554,432 bytes cross the cut; your formula says 268,435,456."),
+    "the lesson's": (lambda s, t, w, b: 268435456, "33,554,432 bytes cross the cut; your formula gives 268,435,456."),
     "of a message": (
         lambda sent: sent.nbytes,
         "give a function of sequences, length, width and bytes_each; yours takes sent.",
@@ -165,5 +186,5 @@ WRONG_BYTES = {
 
 
 @pytest.mark.parametrize(("formula", "reason"), WRONG_BYTES.values(), ids=WRONG_BYTES)
-def test_wrong_bytes_are_refused_with_what_they_are_instead(refused, formula, reason):
+def test_a_wrong_count_of_bytes_is_explained(refused, formula, reason):
     refused("01.2", formula, reason)

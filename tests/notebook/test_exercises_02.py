@@ -1,4 +1,4 @@
-"""Lesson 2: the hand-off is right however it is written, and refused with the reason where it is not."""
+"""Lesson 2: any working hand-off is accepted, and a wrong one is rejected with the reason."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def written(
     loss_of=lambda loss: loss,
     answer=lambda loss: loss,
 ):
-    """A hand-off, put together from its steps."""
+    """Return a hand-off that is composed of these steps."""
 
     def hand_off(first, second, x, target, loss_fn):
         sent = first(x)
@@ -41,18 +41,18 @@ RIGHT = {
 }
 
 
-def test_the_hand_off_is_right_and_drawn(capsys):
+def test_the_hand_off_is_accepted_and_drawn(capsys):
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
     check_answer("02.1", right)
-    assert capsys.readouterr().out.startswith("Right. All gradients are those of the uncut model")
+    assert capsys.readouterr().out.startswith("Right. All gradients equal those of the uncut model")
     assert len(pyplot.get_fignums()) == 1
     pyplot.close("all")
 
 
 @pytest.mark.parametrize("hand_off", RIGHT.values(), ids=RIGHT)
-def test_the_hand_off_is_right_however_it_is_written(hand_off):
+def test_any_implementation_of_the_hand_off_is_accepted(hand_off):
     assert find_fault("02.1", hand_off) is None
 
 
@@ -101,54 +101,63 @@ WRONG = {
         written(hand_on=lambda sent: sent.detach()),
         "does not require grad when the second half runs",
     ),
-    "requires grad too late": (too_late, "does not require grad when the second half runs: its .grad stays None"),
+    "requires grad too late": (
+        too_late,
+        "does not require grad when the second half runs, so its .grad stays None, and there",
+    ),
     "other numbers": (
         written(hand_on=lambda sent: torch.zeros_like(sent).requires_grad_()),
-        "does not receive the numbers that the first half made",
+        "does not receive the output of the first half",
     ),
-    "detached in place": (written(lambda sent: sent.detach_().requires_grad_()), "made has no history"),
-    "no_grad": (without_a_graph, "made has no history"),
+    "detached in place": (
+        written(lambda sent: sent.detach_().requires_grad_()),
+        "Run it outside no_grad(), and keep its output along with the copy;",
+    ),
+    "no_grad": (without_a_graph, "Run it outside no_grad(), and keep its output along with the copy;"),
     "no loss.backward()": (without_loss_backward, "second half's weights have no gradients; loss.backward() computes"),
-    "half the loss": (half_the_loss, "second half's gradients are not those of the uncut model, but 0.5 times these"),
+    "half the loss": (
+        half_the_loss,
+        "second half's gradients differ from those of the uncut model: they are 0.5 times as large. Use",
+    ),
     "never back": (written(go_back=lambda *both: None), "first half's weights have no gradients. The received"),
     "no gradient": (written(go_back=lambda sent, received: sent.backward()), "on an activation without a gradient"),
     "backward on the received": (
         written(go_back=lambda sent, received: received.backward(received.grad)),
-        "called on the received copy. That has no history",
+        "called on the received copy. That copy has no history, so its",
     ),
     "backward on a copy": (
         written(go_back=lambda sent, received: sent.detach().backward(received.grad)),
-        "called on a copy without history; call it on what first(x) returned",
+        "called on a copy without history; call it on the output of first(x)",
     ),
     "only a copy kept": (copy_kept, "called on a copy without history"),
     "sum": (written(go_back=lambda sent, received: sent.sum().backward()), "the same gradient everywhere"),
     "mean": (written(go_back=lambda sent, received: sent.mean().backward()), "the same gradient everywhere"),
     "the activation": (
         written(go_back=lambda sent, received: sent.backward(received)),
-        "given the activation itself, where the activation's gradient is wanted",
+        "gets the activation itself instead of the activation's gradient",
     ),
     "another shape": (
         written(go_back=lambda sent, received: sent.backward(received.grad[:, :1])),
-        "has not the shape of what was sent, (16, 32)",
+        "does not have the shape of the activation, (16, 32): it belongs",
     ),
     "another tensor": (
         written(go_back=lambda sent, received: sent.backward(received.grad.flip(0))),
-        "another tensor than the gradient of the received activation",
+        "a tensor other than the gradient of the received activation",
     ),
     "mean over the samples": (
         written(go_back=lambda sent, received: sent.backward(received.grad / len(sent))),
-        "given 0.0625 times the gradient",
+        "gets 0.0625 times the gradient of the",
     ),
     "twice": (
         written(go_back=lambda sent, received: [sent.backward(received.grad, retain_graph=True) for _ in range(2)]),
-        "given 2 times the gradient",
+        "gets 2 times the gradient of the",
     ),
-    "zeroes .grad": (forgets_before, "two microbatches, one after the other, the first half's gradients are not those"),
+    "zeroes .grad": (forgets_before, "two microbatches in turn, the first half's gradients differ from those of the"),
     "its own loss": (
         lambda first, second, x, target, loss_fn: right(first, second, x, target, mse_loss),
-        "another loss and two microbatches, one after the other, the second half's gradients are not those",
+        "different loss and two microbatches in turn, the second half's gradients differ from those of the",
     ),
-    "forgets return": (written(answer=lambda loss: None), "the gradients are right, but your function gives None"),
+    "forgets return": (written(answer=lambda loss: None), "the gradients are right, but your function returns None"),
     "another return": (written(answer=lambda loss: -loss), "the gradients are right, but your function returns -"),
     "does nothing": (lambda first, second, x, target, loss_fn: 0, "the first half never runs"),
     "runs twice": (lambda *given: [right(*given), right(*given)][0], "the first half runs 2 times"),
@@ -157,7 +166,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("hand_off", "reason"), WRONG.values(), ids=WRONG)
-def test_a_wrong_hand_off_is_refused_with_the_reason(hand_off, reason):
+def test_a_wrong_hand_off_is_rejected_with_the_reason(hand_off, reason):
     assert reason in find_fault("02.1", hand_off)
 
 
@@ -170,7 +179,7 @@ def test_a_wrong_hand_off_is_refused_with_the_reason(hand_off, reason):
     ],
 )
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_error_that_is_not_the_hand_offs_reports_the_learners_line(error, reason, when):
+def test_an_unrelated_error_is_reported_with_its_line(error, reason, when):
     def broken(first, second, x, target, loss_fn):
         if when == "after":
             right(first, second, x, target, loss_fn)
@@ -180,18 +189,18 @@ def test_an_error_that_is_not_the_hand_offs_reports_the_learners_line(error, rea
     assert find_fault("02.1", broken) == f"your function fails at line {line}, `exec(error)`: {reason}"
 
 
-def test_an_error_with_the_second_model_names_that_model():
+def test_an_error_with_the_second_model_names_that_case():
     seen = []
 
     def broken(first, second, x, target, loss_fn):
         seen.append(x)
         return right(first, second, x, target, loss_fn) if len(seen) == 1 else 1 // 0
 
-    reason = "with deeper halves, another loss and two microbatches, one after the other, your function fails at line"
+    reason = "with deeper halves, a different loss and two microbatches in turn, your function fails at line"
     assert find_fault("02.1", broken).startswith(reason)
 
 
-def test_the_check_leaves_the_random_numbers_as_they_were():
+def test_the_check_does_not_change_the_random_state():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -199,7 +208,7 @@ def test_the_check_leaves_the_random_numbers_as_they_were():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_the_exercises_are_there_without_torch():
+def test_exercises_can_be_imported_without_torch():
     program = "import sys, ppedu.notebook; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""Lesson 6: what hangs in a rehearsal hangs on real ranks, repairs are accepted, and the others get the reason."""
+"""Lesson 6: repaired loops are accepted, wrong ones explained, and rehearsal is compared with real ranks."""
 
 import inspect
 import subprocess
@@ -31,7 +31,7 @@ def no_thread_is_left():
     assert threading.active_count() <= before
 
 
-# The exercises as the lesson gives them, and repairs
+# The loops of the lesson, and repaired ones
 
 
 def receives_first(me, microbatches):
@@ -183,12 +183,12 @@ RIGHT = {
 
 
 @pytest.mark.parametrize(("exercise", "answer"), RIGHT.values(), ids=RIGHT)
-def test_a_loop_is_right_however_it_is_repaired(exercise, answer):
+def test_any_repair_of_a_loop_is_accepted(exercise, answer):
     assert find_fault(exercise, answer) is None
 
 
 @pytest.mark.parametrize(("exercise", "loop"), [("06.2", swaps), ("06.4", gpipe(newest_first))])
-def test_what_the_loop_ran_is_drawn(told, exercise, loop):
+def test_the_schedule_that_the_loop_ran_is_drawn(told, exercise, loop):
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
@@ -260,21 +260,22 @@ def passes_on(me, microbatches):
 
 
 WRONG = {
-    "both receive first": ("06.1", receives_first, "rank 1 waits for rank 0. All receive, nobody sends"),
-    "both send first": ("06.2", sends_first, "rank 1 waits for rank 0. All send, nobody receives"),
+    "both receive first": ("06.1", receives_first, "rank 1 waits for rank 0. All of them receive, and none sends."),
+    "both send first": ("06.2", sends_first, "rank 1 waits for rank 0. All of them send, and none receives."),
     "the place": ("06.2", sends_first, 'me.communicate("send_backward", dx), rank 1 waits for rank 0'),
-    "one side swaps": ("06.2", swaps_alone, "A swap needs two that swap with each other"),
+    "one side swaps": ("06.2", swaps_alone, "A swap needs two ranks that swap with each other."),
     "one swap too many": (
         "06.2",
         partial(swaps, to_the_end=True),
-        "two that swap with each other. After its last microbatch rank 1 has nothing more to receive, so there it only "
-        "sends.",
+        "two ranks that swap with each other. After its last microbatch, rank 1 has nothing left to receive, "
+        "so it should only send.",
     ),
-    "no longer 1F1B": ("06.2", naive, "it is no 1F1B any more: rank 0 runs 0B0 where it should run 0F1"),
+    "no longer 1F1B": ("06.2", naive, "it is not 1F1B anymore: rank 0 runs 0B0 where it should run 0F1. Keep that"),
     "a sum on one rank": (
         "06.3",
         sum_on_one,
-        "loss = me.all_reduce(loss), rank 1 waits for rank 0. What all ranks do together, all of them must call",
+        "loss = me.all_reduce(loss), rank 1 waits for rank 0. A collective must be called by all ranks, and "
+        "equally often.",
     ),
     "no sum": ("06.3", no_sum, "rank 1 waits for rank 0, which has ended"),
     "only the last stops": ("06.3", only_the_last_stops, "rank 0 waits for rank 1, which has ended"),
@@ -282,14 +283,17 @@ WRONG = {
     "the sum divided": (
         "06.3",
         mean_of_all,
-        "end after 3 steps, but takes 2. me.step() gives 0 on the other ranks: they add 0, so the sum is the loss",
+        "end after 3 steps, but takes 2. me.step() returns 0 on the other ranks, so the sum over all ranks "
+        "is the loss itself.",
     ),
     "one step too many": ("06.3", one_more_step, "training should end after 3 steps, but takes 4"),
     "a sum of nothing": ("06.3", lambda me, steps, target: me.all_reduce(None), "all_reduce on rank 0 needs a number"),
     "another order on the last rank": (
         "06.4",
         gpipe(newest_first_on_the_last),
-        "rank 0 runs the backward of microbatch 0 with the gradient of microbatch 1. A message has no name on it",
+        "rank 0 runs the backward of microbatch 0 with the gradient of microbatch 1. Messages are not "
+        "labeled: the first one that rank 1 sends is the first one that rank 0 receives. And the shapes are "
+        "equal, so there is no error.",
     ),
     "backward on the activation": (
         "06.4",
@@ -324,11 +328,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("exercise", "answer", "reason"), WRONG.values(), ids=WRONG)
-def test_a_wrong_loop_is_refused_with_the_reason(refused, exercise, answer, reason):
+def test_a_wrong_loop_is_rejected_with_the_reason(refused, exercise, answer, reason):
     refused(exercise, answer, reason)
 
 
-def test_an_error_in_the_learners_own_code_is_told_with_its_line_and_rank(refused):
+def test_an_error_in_the_learners_code_is_reported_with_its_line_and_rank(refused):
     line = receives_too_late.__code__.co_firstlineno + 4
     reason = (
         f"with 2 ranks and 2 microbatches, on rank 0, your function fails at line {line}, `me.forward(m, x)`: Unbou"
@@ -338,16 +342,16 @@ def test_an_error_in_the_learners_own_code_is_told_with_its_line_and_rank(refuse
     refused("06.3", lambda me, steps, target: 1 // (1 - me.rank), reason)
 
 
-def test_the_exercises_are_there_without_torch():
+def test_exercises_can_be_imported_without_torch():
     program = "import sys, ppedu.notebook; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
-# The rehearsal, beside real ranks and beside the checker
+# Rehearsal, compared with real ranks and with the checker
 
 
-def test_neighbours_are_where_communicate_has_them():
+def test_rehearsed_neighbors_are_those_of_communicate():
     assert {name: step for name, (_, _, step) in comm.ONE_WAY.items()} == ONE_WAY
     assert {name: step for name, (_, _, step) in comm.BOTH_WAYS.items()} == BOTH_WAYS
 
@@ -410,8 +414,8 @@ for program in PROGRAMS:
 """
 
 
-def test_what_hangs_in_a_rehearsal_hangs_on_real_ranks(ranks):
-    """gloo gives up after a second. The messages are single numbers."""
+def test_a_program_hangs_in_rehearsal_exactly_if_it_hangs_on_real_ranks(ranks):
+    """Compare with gloo, with a timeout of one second and single numbers as messages."""
     sources = [textwrap.dedent(inspect.getsource(program)) for program in (one_f_one_b, *PROGRAMS)]
     listed = f"PROGRAMS = {', '.join(program.__name__ for program in PROGRAMS)}\n"
     real = ranks("".join(sources) + listed + ON_REAL_RANKS, 2)
@@ -422,8 +426,8 @@ def test_what_hangs_in_a_rehearsal_hangs_on_real_ranks(ranks):
 
 @often(60)
 @given(st.data())
-def test_who_waits_in_a_rehearsal_waits_in_the_checkers_replay(data):
-    """Lowered orders in which neighbouring messages of different kinds have changed places, so that some hang."""
+def test_the_ranks_that_wait_in_rehearsal_are_those_that_the_checker_finds_blocked(data):
+    """Compare on lowered orders in which adjacent messages of different kinds are swapped, so that some deadlock."""
     ranks, name = data.draw(st.integers(2, 4)), data.draw(st.sampled_from(["gpipe", "1f1b"]))
     legal = lower(schedule(name, ranks, data.draw(st.integers(1, 5))))
     orders = [list(order) for order in legal.orders]
@@ -450,7 +454,7 @@ def _peer(action: Action, rank: int, mixed: Schedule) -> tuple[int, ...]:
     return tuple(each for each in mixed.placement.route(action) if each != rank)
 
 
-def test_all_circles_are_told_apart_from_those_who_only_wait():
+def test_ranks_in_a_cycle_are_distinguished_from_ranks_that_wait_for_them():
     def four(me):
         """Ranks 1 and 2 wait for each other, 0 and 3 for them."""
         me.recv({0: 1, 1: 2, 2: 1, 3: 2}[me.rank])

@@ -1,4 +1,4 @@
-"""Lesson 7: losses, norms and tied gradients are right however they are written; what is wrong is refused, and why."""
+"""Lesson 7: weighted losses, one norm, tied gradients: equivalent answers are accepted, wrong ones explained."""
 
 import pytest
 import torch
@@ -30,17 +30,21 @@ def add_up(embedding, head):
 
 @pytest.mark.parametrize(
     ("exercise", "answer", "praise"),
-    [("07.1", weigh, "part of all tokens"), ("07.2", clip, "One factor for all"), ("07.3", add_up, "the same step")],
+    [
+        ("07.1", weigh, "Each loss is weighted by its fraction of all tokens, so the gradients"),
+        ("07.2", clip, "One factor for all"),
+        ("07.3", add_up, "the same step"),
+    ],
 )
-def test_the_right_answer_is_praised(told, exercise, answer, praise):
+def test_a_right_answer_is_praised(told, exercise, answer, praise):
     said = told(exercise, answer)
     assert said.startswith("Right. ") and praise in said
 
 
-# What is called right is what torch does in one process.
+# The accepted answers agree with torch in one process.
 
 
-def test_weighed_losses_have_the_gradients_of_the_whole_batch():
+def test_weighted_losses_give_the_gradients_of_the_whole_batch():
     torch.manual_seed(0)
     model, x, target = nn.Linear(5, 7).double(), torch.randn(16, 5).double(), torch.randint(7, (16,))
     target[3:8] = -100
@@ -64,18 +68,18 @@ def with_torch(stages, most):
     nn.utils.clip_grad_norm_(weights, most)
 
 
-def test_torchs_own_clipping_of_all_weights_is_right():
+def test_torch_clipping_over_all_weights_is_accepted():
     assert find_fault("07.2", with_torch) is None
 
 
 def used_twice(embedding, head):
-    """What autograd gives a weight that is used in both places."""
+    """Set both gradients to the one that autograd computes for a weight used in both places."""
     weight = nn.Parameter(embedding.detach().clone())
     ((weight * embedding.grad).sum() + (weight * head.grad).sum()).backward()
     embedding.grad, head.grad = weight.grad, weight.grad.clone()
 
 
-def test_what_autograd_gives_one_weight_used_twice_is_right():
+def test_the_gradient_of_one_weight_used_twice_is_accepted():
     assert find_fault("07.3", used_twice) is None
 
 
@@ -109,7 +113,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("exercise", "answer"), RIGHT)
-def test_an_answer_is_right_however_it_is_written(exercise, answer):
+def test_any_equivalent_answer_is_accepted(exercise, answer):
     assert find_fault(exercise, answer) is None
 
 
@@ -120,40 +124,55 @@ def each(part):
 WEIGHED = {
     "nothing": (
         lambda losses, counts: losses,
-        "count 0.75 and 0.25 in the batch's mean; yours count 1 and 1. They are",
+        "weights 0.75 and 0.25 in the batch's mean; yours have 1 and 1. You leave the losses unchanged. The "
+        "gradients of all microbatches are added up,",
     ),
     "mean of means": (each(lambda n, ns: 1 / len(ns)), "That is the mean of the microbatches' means"),
-    "sum": (each(lambda n, ns: n), "yours count 6 and 2. That is the sum over all tokens"),
-    "by all tokens": (each(lambda n, ns: 1 / sum(ns)), "Each loss is a mean; make a sum of it first"),
-    "by its tokens": (each(lambda n, ns: 1 / n), "divided by its own tokens already"),
-    "by the mean count": (each(lambda n, ns: n * len(ns) / sum(ns)), "count as many times as there are microbatches"),
-    "twice": (each(lambda n, ns: n / sum(ns) / len(ns)), "there is no 1/m to come"),
-    "by the most": (each(lambda n, ns: n / max(ns)), "yours count 1 and 0.3333"),
+    "sum": (
+        each(lambda n, ns: n),
+        "yours have 6 and 2. That is the sum over all tokens. For the mean, divide by the number of tokens in the",
+    ),
+    "by all tokens": (each(lambda n, ns: 1 / sum(ns)), "Each loss is a mean; turn it into a sum first"),
+    "by its tokens": (
+        each(lambda n, ns: 1 / n),
+        "divided by its own number of tokens. What fraction of all tokens does it have?",
+    ),
+    "by the mean count": (
+        each(lambda n, ns: n * len(ns) / sum(ns)),
+        "The proportions are right, but the weights add up to the number of",
+    ),
+    "twice": (
+        each(lambda n, ns: n / sum(ns) / len(ns)),
+        "The proportions are right, but the fractions of all tokens already",
+    ),
+    "by the most": (each(lambda n, ns: n / max(ns)), "yours have 1 and 0.3333"),
     "right for two": (
         lambda losses, counts: weigh(losses, counts) if len(counts) == 2 else losses,
-        "with 3 microbatches of 4, 4 and 4 tokens, the losses count 0.3333, 0.3333 and 0.3333 in the batch's mean",
+        "with 3 microbatches of 4, 4 and 4 tokens, the losses have the weights 0.3333, 0.3333 and 0.3333 in "
+        "the batch's mean; yours have",
     ),
-    "one number": (lambda losses, counts: sum(weigh(losses, counts)), "give a list of as many losses"),
-    "no return": (lambda losses, counts: None, "Your function gives None; is there a return?"),
-    "too few": (lambda losses, counts: weigh(losses, counts)[1:], "give a list of as many losses"),
+    "one number": (lambda losses, counts: sum(weigh(losses, counts)), "return a list with one loss per microbatch:"),
+    "no return": (lambda losses, counts: None, "Your function returns None; is a return missing?"),
+    "too few": (lambda losses, counts: weigh(losses, counts)[1:], "return a list with one loss per microbatch:"),
     "item": (lambda losses, counts: weigh([loss.item() for loss in losses], counts), "no history, so backward() finds"),
     "detach": (lambda losses, counts: weigh([loss.detach() for loss in losses], counts), "no history"),
     "sums": (
         lambda losses, counts: [sum(weigh(losses, counts))] * len(losses),
-        "for microbatch 0 is made of microbatch 1's loss, too. In 1F1B the first microbatches go backward before",
+        "for microbatch 0 also contains microbatch 1's loss. In 1F1B the first microbatches go backward "
+        "before the last",
     ),
-    "nothing left": (each(lambda n, ns: 0), "yours count 0 and 0"),
+    "nothing left": (each(lambda n, ns: 0), "yours have 0 and 0"),
     "of one": (lambda losses: losses, "give a function of losses and counts; yours takes"),
 }
 
 
 @pytest.mark.parametrize(("answer", "reason"), WEIGHED.values(), ids=WEIGHED)
-def test_wrongly_weighed_losses_are_refused_with_the_reason(answer, reason):
+def test_wrong_weights_of_losses_are_rejected_with_the_reason(answer, reason):
     assert reason in find_fault("07.1", answer)
 
 
 def by(factors):
-    """Scaled by what `factors` gives for the norms of the stages and the most there may be."""
+    """Return an answer that scales each stage by `factors(norms of the stages, limit)`."""
 
     def clipped(stages, most):
         norms = [torch.cat([gradient.flatten() for gradient in gradients]).norm() for gradients in stages]
@@ -179,7 +198,10 @@ def clamped(stages, most):
 
 
 CLIPPED = {
-    "nothing": (lambda stages, most: None, "the norm of all is 9. It may be 3, so the gradients are to be multiplied"),
+    "nothing": (
+        lambda stages, most: None,
+        "the norm of all is 9. The limit is 3, so the gradients should be multiplied by 0.3333;",
+    ),
     "returned": (
         lambda stages, most: [[g / 3 for g in stage] for stage in stages],
         "change them in place, with mul_()",
@@ -190,30 +212,39 @@ CLIPPED = {
     ),
     "own norm": (
         by(lambda norms, most: (most / norms).clamp(max=1)),
-        "by 1, 0.75, 0.6 and 0.5. Each stage goes by its",
+        "by 1, 0.75, 0.6 and 0.5. Each stage is scaled by its own norm:",
     ),
-    "sum of norms": (all_by(lambda norms, most: min(1, most / norms.sum())), "it is their squares that add up"),
-    "no root": (all_by(lambda norms, most: min(1, most / norms.square().sum())), "the norm is its root"),
+    "sum of norms": (
+        all_by(lambda norms, most: min(1, most / norms.sum())),
+        "all is 9. The limit is 3, so the gradients should be multiplied by 0.3333; you multiply them by "
+        "0.1765, 0.1765, 0.1765 and 0.1765. You add up the norms. As with the sides of a right triangle, you "
+        "have to add up their squares",
+    ),
+    "no root": (all_by(lambda norms, most: min(1, most / norms.square().sum())), "the norm is its square root"),
     "largest": (all_by(lambda norms, most: min(1, most / norms.max())), "the other stages add to it"),
     "always": (
         all_by(lambda norms, most: most / norms.norm()),
-        "with 3 stages whose gradients have the norms 0.2, 0.4 and 0.4, the norm of all is 0.6. It may be 1, so the "
-        "gradients are to be multiplied by 1; yours are by 1.667, 1.667 and 1.667. Clipping never makes",
+        "with 3 stages whose gradients have the norms 0.2, 0.4 and 0.4, the norm of all is 0.6. The limit is "
+        "1, so the gradients should be multiplied by 1; you multiply them by 1.667, 1.667 and 1.667. "
+        "Clipping never makes gradients larger;",
     ),
-    "mean": (all_by(lambda norms, most: min(1, most / norms.mean())), "yours are by 0.7059, 0.7059, 0.7059 and 0.7059"),
-    "each tensor": (each_tensor, "the gradients of stage 1 point in another direction than before"),
-    "each number": (clamped, "point in another direction than before; multiply all of them by the same number"),
+    "mean": (
+        all_by(lambda norms, most: min(1, most / norms.mean())),
+        "multiply them by 0.7059, 0.7059, 0.7059 and 0.7059",
+    ),
+    "each tensor": (each_tensor, "the gradients of stage 1 point in a different direction than before; multiply all"),
+    "each number": (clamped, "point in a different direction than before; multiply all of them by the same number"),
     "of one": (lambda stages: None, "give a function of stages and most; yours takes"),
 }
 
 
 @pytest.mark.parametrize(("answer", "reason"), CLIPPED.values(), ids=CLIPPED)
-def test_wrong_clipping_is_refused_with_the_reason(answer, reason):
+def test_wrong_clipping_is_rejected_with_the_reason(answer, reason):
     assert reason in find_fault("07.2", answer)
 
 
 def giving(one, other):
-    """The copies get what these make of the embedding's gradient and the head's."""
+    """Return an answer that sets the copies' gradients to `one` and `other` of the two original gradients."""
 
     def given(embedding, head):
         gradients = embedding.grad, head.grad
@@ -250,31 +281,41 @@ def forgotten(embedding, head):
 ADDED = {
     "nothing": (
         lambda embedding, head: None,
-        "and 0 times the head's, and the head has 1 times its own and 0 times the",
+        "plus 0 times the head's, and the head has 1 times its own plus 0 times the embedding's. Each",
     ),
-    "both add": (both_add, "has 2 times its own and 1 times the embedding's. The second line adds what the first one"),
-    "another name": (another_name, "another name for it, as in t = embedding.grad, is no copy. Keep the sum"),
-    "head first": (head_first, "The second line adds what the first one has changed"),
+    "both add": (
+        both_add,
+        "has 2 times its own plus 1 times the embedding's. The second line adds a gradient that the first "
+        "one has changed:",
+    ),
+    "another name": (
+        another_name,
+        "second name for it, as in t = embedding.grad, is not a copy. Compute the sum first, and",
+    ),
+    "head first": (head_first, "The second line adds a gradient that the first one has changed: += changes"),
     "embedding alone": (giving(lambda e, h: e + h, lambda e, h: h), "Only the embedding has the sum"),
     "head alone": (giving(lambda e, h: e, lambda e, h: e + h), "Only the head has the sum"),
-    "swapped": (giving(lambda e, h: h, lambda e, h: e), "They have changed places"),
+    "swapped": (giving(lambda e, h: h, lambda e, h: e), "The gradients are swapped, so the copies drift"),
     "mean": (giving(lambda e, h: (e + h) / 2, lambda e, h: (e + h) / 2), "That is the mean. The copies stay equal"),
     "difference": (
         giving(lambda e, h: e - h, lambda e, h: e - h),
-        "has 1 times its own gradient and -1 times the head's",
+        "has 1 times its own gradient plus -1 times the head's, and the",
     ),
     "product": (
         giving(lambda e, h: e * h, lambda e, h: e * h),
-        "the embedding's .grad is not made of the two gradients",
+        "the embedding's .grad should be the sum of the two gradients, but is",
     ),
-    "forgotten": (forgotten, "the head's .grad is None in the end"),
-    "the weights": (weights_averaged, "the embedding's numbers have changed. To change weights is for the optimizer"),
+    "forgotten": (forgotten, "the head's .grad is None at the end"),
+    "the weights": (
+        weights_averaged,
+        "the embedding's values have changed. Changing weights is the optimizer's job; change",
+    ),
     "of a model": (lambda model: None, "give a function of embedding and head; yours takes"),
 }
 
 
 @pytest.mark.parametrize(("answer", "reason"), ADDED.values(), ids=ADDED)
-def test_wrongly_added_gradients_are_refused_with_the_reason(answer, reason):
+def test_wrong_sums_of_gradients_are_rejected_with_the_reason(answer, reason):
     assert reason in find_fault("07.3", answer)
 
 
@@ -282,7 +323,7 @@ def test_wrongly_added_gradients_are_refused_with_the_reason(answer, reason):
     ("exercise", "case"),
     [("07.1", "with 2 microbatches of 6 and 2 tokens"), ("07.2", "the norms 2, 4, 5 and 6"), ("07.3", "the backwards")],
 )
-def test_an_error_in_the_learners_own_code_is_told_with_its_line(exercise, case):
+def test_an_error_in_the_learners_code_is_reported_with_its_line(exercise, case):
     def broken(one, other):
         return one.gard
 
@@ -301,11 +342,23 @@ LEFT_BEHIND = {
         lambda losses, counts: [loss.backward() or loss for loss in losses],
         "RuntimeError",
     ),
-    "no stages": ("07.2", lambda stages, most: stages.clear(), "no longer hold the gradients that they held"),
-    "no gradients": ("07.2", lambda stages, most: stages[0].clear(), "no longer hold the gradients that they held"),
+    "no stages": (
+        "07.2",
+        lambda stages, most: stages.clear(),
+        "no longer hold the same gradients as before; scale them in",
+    ),
+    "no gradients": (
+        "07.2",
+        lambda stages, most: stages[0].clear(),
+        "no longer hold the same gradients as before; scale them in",
+    ),
     "another shape": ("07.2", lambda stages, most: stages[0][0].resize_(1), "no longer hold"),
     "no stage's": ("07.2", lambda stages, most: stages.__setitem__(0, "stage 0"), "no longer hold"),
-    "nan": ("07.3", lambda *both: [weight.grad.mul_(torch.nan) for weight in both], "not made of the two gradients"),
+    "nan": (
+        "07.3",
+        lambda *both: [weight.grad.mul_(torch.nan) for weight in both],
+        "the sum of the two gradients, but is",
+    ),
     "sparse": (
         "07.3",
         lambda *both: [setattr(each, "grad", each.grad.to_sparse()) for each in both],
@@ -315,5 +368,5 @@ LEFT_BEHIND = {
 
 
 @pytest.mark.parametrize(("exercise", "answer", "reason"), LEFT_BEHIND.values(), ids=LEFT_BEHIND)
-def test_what_an_answer_leaves_behind_is_judged_in_a_sentence(exercise, answer, reason):
+def test_unusual_gradients_after_the_answer_are_judged_in_a_sentence(exercise, answer, reason):
     assert reason in find_fault(exercise, answer)

@@ -1,4 +1,4 @@
-"""Lesson 8: costs and causes are right however they are found, and refused with the reason where they are not."""
+"""Lesson 8: costs and causes: equivalent answers are accepted, wrong ones explained."""
 
 from dataclasses import replace
 from statistics import mean, median
@@ -6,17 +6,17 @@ from statistics import mean, median
 import pytest
 
 from ppedu import B, Costs, F, schedule, simulate
-from ppedu.notebook.exercises.lesson_08 import made_up
+from ppedu.notebook.exercises.lesson_08 import synthetic_run
 
-# The runs that answers are tried on
+# The synthetic runs with which answers are checked
 
 
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "interleaved", "zb-v"])
-def test_a_made_up_run_in_which_nothing_varies_is_the_simulation(name):
+def test_a_synthetic_run_without_noise_equals_the_simulation(name):
     costs = Costs(forward=0.25, backward=0.5, latency=0.125)  # exact in binary
     case = schedule(name, ranks=4, microbatches=8)
     times = costs.durations(case.stages, case.ranks)
-    run = made_up(case, lambda action: times[action.op][action.stage], lambda: 0.125)
+    run = synthetic_run(case, lambda action: times[action.op][action.stage], lambda: 0.125)
     assert run.rows == simulate(case, costs).rows
 
 
@@ -33,7 +33,7 @@ def source(action):
 
 
 def fitted(middle=median, late=median, counts=lambda made, free, start: made > free, delay=lambda made, free: made):
-    """An answer put together from how it takes the middle of the times, which messages it counts, and from when."""
+    """Return an answer composed of: how to average times and delays, which messages to count, and from when."""
 
     def fit(timeline):
         times, delays, ended = {}, [], {}
@@ -65,12 +65,12 @@ FITS = {
 
 
 @pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
-def test_costs_are_right_however_they_are_found(told, fit):
-    assert told("08.1", fit).startswith("Right. Slow actions and late messages do not mislead you")
+def test_any_way_to_find_the_costs_is_accepted(told, fit):
+    assert told("08.1", fit).startswith("Right. Slow actions, late messages and ranks that are busy")
 
 
 def pooled(timeline):
-    """The median over all stages."""
+    """Fit one median over all stages."""
     of = {op: [end - start for _, (a, start, end) in spans_of(timeline) if a.op == op] for op in "FB"}
     stages = timeline.schedule.stages
     return replace(right(timeline), forward=[median(of["F"])] * stages, backward=[median(of["B"])] * stages)
@@ -114,75 +114,94 @@ def everything(made, free, start):
 WRONG_FITS = {
     "the mean": (
         fitted(middle=mean),
-        "in a run of 1f1b with 4 ranks and 8 microbatches a forward of stage 0 takes 20 ms; your costs say 36.17 ms. "
-        "That is the mean, and one of them took 8 times as long as the others. The median does not mind.",
+        "in a run of 1f1b with 4 ranks and 8 microbatches a forward of stage 0 takes 20 ms; your costs say "
+        "36.17 ms. That is the mean, and one of them took 8 times as long as the others. The median ignores "
+        "it.",
     ),
-    "the wait counted as work": (from_end_to_end, "and so the rank's wait as work; a span has a start of its own."),
-    "the slowest": (fitted(middle=max), "That is the slowest of them, which came once."),
+    "the wait counted as work": (
+        from_end_to_end,
+        "and 8 microbatches a forward of stage 1 takes 20 ms; your costs say 21.3 ms. You measure from the "
+        "end of the previous action, which",
+    ),
+    "the slowest": (fitted(middle=max), "That is the slowest of them, an exception."),
     "the fastest": (fitted(middle=min), "That is the fastest of them; the others take longer."),
-    "all of them": (fitted(middle=sum), "That is all of them together; how long is one?"),
+    "all of them": (fitted(middle=sum), "That is the sum of all of them; how long does one take?"),
     "all stages in one": (pooled, "That is the median over all stages; each stage has its own."),
-    "one number": (one_number, "One number is the time of a rank's whole share, for all alike: list each stage's own."),
+    "one number": (
+        one_number,
+        "single number is the time of a rank's whole share, the same on all ranks: give a list with the time "
+        "of each stage.",
+    ),
     "F and B swapped": (swapped, "a forward of stage 0 takes 20 ms; your costs say 40.84 ms. Forward and backward"),
-    "no backward": (without_backward, "You leave the backward out, and then it is taken to be twice the forward."),
-    "milliseconds": (in_milliseconds, "The timeline counts in seconds; do so, too."),
+    "no backward": (without_backward, "You leave out the backward, and then it is assumed to be twice the forward."),
+    "milliseconds": (in_milliseconds, "The timeline is in seconds; give seconds, too."),
     "latency in milliseconds": (
         lambda timeline: replace(right(timeline), latency=in_milliseconds(timeline).latency),
-        "a message takes 5 ms; your costs say 5.089 s. The timeline counts in seconds; do so, too.",
+        "a message takes 5 ms; your costs say 5.089 s. The timeline is in seconds; give seconds, too.",
     ),
     "no latency": (Costs.fit, "a message takes 5 ms; your costs say 0 ms: they have no latency yet."),
     "busy ranks, too": (
         fitted(counts=everything),
-        "a message takes 5 ms; your costs say 7.136 ms. You count messages that nobody waited for: what 1F4 needs "
-        "was made 549.3 ms before it started, but its rank was busy then. Compare the end of the rank's action before "
-        "with the end of what is needed, not with the start.",
+        "a message takes 5 ms; your costs say 7.136 ms. You count messages for which no rank was waiting: "
+        "the input of 1F4 was sent 549.3 ms before 1F4 started, but its rank was busy then. Compare the end "
+        "of the rank's previous action with the end of the action that sends the message, not with its start.",
     ),
     "busy ranks, too, the mean": (
         fitted(late=mean, counts=everything),
-        "You count messages that nobody waited for: what",
+        "You count messages for which no rank was waiting: the input of 1F4 was sent 549.3 ms before 1F4 "
+        "started, but its rank was busy then. Compare the end of the rank's previous action with the end of "
+        "the action that sends the message, not with its",
     ),
     "every pause is a wait": (
         fitted(counts=lambda made, free, start: start > free),
-        "You count messages that nobody waited for: what 1F4 needs was made",
+        "You count messages for which no rank was waiting: the input of 1F4 was sent 549.3 ms before 1F4 "
+        "started, but its rank was busy then. Compare the end of the rank's previous action with the end of "
+        "the action that sends the message, not with its start.",
     ),
     "every pause after an action is a wait": (
         fitted(counts=lambda made, free, start: start > free > 0),
-        "your costs say 7.205 ms. You count messages that nobody waited for: what 1F4 needs was made",
+        "your costs say 7.205 ms. You count messages for which no rank was waiting: the input of 1F4 was "
+        "sent 549.3 ms before 1F4 started, but its rank was busy then. Compare the end of the rank's "
+        "previous action with the end of the action that sends the message, not with its start.",
     ),
     "the mean latency": (fitted(late=mean), "That is the mean, and some messages took 6 times as long as the others."),
     "the fastest message": (fitted(late=min), "That is the fastest message; the others take longer."),
-    "the slowest message": (fitted(late=max), "That is the slowest message, of a few late ones."),
+    "the slowest message": (fitted(late=max), "That is the slowest message, an exception."),
     "the idle time": (
         fitted(delay=lambda made, free: free),
-        "That is how long a rank is idle; for a part of that time, what it waits for has not been made yet.",
+        "That is how long a rank is idle; for part of that time, the message it waits for has not been sent yet.",
     ),
     "all idle time": (fitted(late=mean, counts=everything, delay=lambda made, free: free), "how long a rank is idle"),
     "known by heart": (
         lambda timeline: Costs(0.020, 0.040, latency=0.005),
-        "in a run of 1f1b with 3 ranks and 6 microbatches a forward of stage 0 takes 10 ms; your costs say 20 ms. One",
+        "in a run of 1f1b with 3 ranks and 6 microbatches a forward of stage 0 takes 10 ms; your costs say "
+        "20 ms. A single number",
     ),
     "too few stages": (
         lambda timeline: replace(right(timeline), forward=[0.020] * 4),
         "4 costs for 3 stages; give 3, one for each stage, or a single number",
     ),
-    "forgets return": (lambda timeline: None, "where costs are wanted, such as pp.Costs(latency=0.005); is there a"),
-    "a tuple": (lambda timeline: (0.020, 0.040), "gives (0.02, 0.04), where costs are wanted"),
+    "forgets return": (lambda timeline: None, "of costs, such as pp.Costs(latency=0.005); is a return missing?"),
+    "a tuple": (
+        lambda timeline: (0.020, 0.040),
+        "returns (0.02, 0.04) instead of costs, such as pp.Costs(latency=0.005)",
+    ),
     "of two arguments": (lambda timeline, latency: right(timeline), "yours takes timeline and latency"),
     "costs": (Costs(), "give a function of timeline, not Costs("),
 }
 
 
 @pytest.mark.parametrize(("fit", "reason"), WRONG_FITS.values(), ids=WRONG_FITS)
-def test_wrong_costs_are_refused_with_what_they_are_instead(told, fit, reason):
+def test_wrong_costs_are_explained(told, fit, reason):
     message = told("08.1", fit)
     assert message.startswith("Not yet: ") and reason in message
 
 
-# Exercise 2: what makes a run longer than its simulation
+# Exercise 2: why a run takes longer than its simulation
 
 
 def again(measured, latency):
-    """The makespan when every action lasts as long as it did, in the order in which they started."""
+    """Replay the run with its own durations, in the order in which the actions started; return the makespan."""
     free, ended = [0] * measured.schedule.ranks, {}
     for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
         needed = ended.get(source(action))
@@ -197,7 +216,7 @@ def explain(measured, costs):
 
 
 def explain_step_by_step(measured, costs):
-    """The same by going through the ranks in turn."""
+    """Compute the same by going through the ranks in turn."""
     rows = [list(measured.spans(rank)) for rank in range(measured.schedule.ranks)]
     free, ended = [0] * len(rows), {}
     while any(rows):
@@ -219,12 +238,12 @@ def explain_step_by_step(measured, costs):
 
 
 @pytest.mark.parametrize("answer", [explain, explain_step_by_step])
-def test_the_parts_are_right_however_they_are_found(told, answer):
-    assert told("08.2", answer).startswith("Right. What is left when every action lasts as long as it did")
+def test_any_way_to_find_the_parts_is_accepted(told, answer):
+    assert told("08.2", answer).startswith("Right. With the measured durations replayed, the rest")
 
 
 def the_rest(slower):
-    """An answer by the part of the slower actions, with a second part that makes up the difference."""
+    """Return an answer whose first part is `slower(measured, costs)`, and whose second part is the remainder."""
 
     def function(measured, costs):
         first = slower(measured, costs, simulate(measured.schedule, costs))
@@ -240,16 +259,18 @@ def worked_longer(measured, simulated):
 WRONG_PARTS = {
     "all ranks": (
         the_rest(lambda measured, costs, simulated: sum(worked_longer(measured, simulated))),
-        "in a run of 1f1b with 4 ranks and 8 microbatches slower actions make 686.3 ms of the difference and waiting "
-        "86.19 ms; your function says 1.694 s and -921.8 ms. That is what all ranks together worked longer.",
+        "in a run of 1f1b with 4 ranks and 8 microbatches slower actions make up 686.3 ms of the difference "
+        "and waiting 86.19 ms; your function returns 1.694 s and -921.8 ms. That is how much longer all "
+        "ranks together worked. They work at",
     ),
     "on average": (
         the_rest(lambda measured, costs, simulated: mean(worked_longer(measured, simulated))),
-        "That is what a rank worked longer, on average. But a rank also waits for the slower actions of others.",
+        "That is how much longer a rank worked on average. But a rank also waits for the slower actions of "
+        "the other ranks.",
     ),
     "the slowest rank": (
         the_rest(lambda measured, costs, simulated: max(worked_longer(measured, simulated))),
-        "That is what one rank worked longer. But a rank also waits for the slower actions of others.",
+        "That is how much longer one rank worked. But a rank also waits for the slower actions of the other ranks.",
     ),
     "with medians": (
         the_rest(
@@ -258,7 +279,7 @@ WRONG_PARTS = {
                 - simulated.makespan
             )
         ),
-        "You simulate with the median of each stage. But its actions lasted unlike times",
+        "You simulate with the median of each stage. But its actions had different durations, and each",
     ),
     "without latency": (
         the_rest(lambda measured, costs, simulated: again(measured, 0) - simulated.makespan),
@@ -270,38 +291,38 @@ WRONG_PARTS = {
                 sum(span.end - span.start for _, span in measured.critical_path()) - simulated.makespan
             )
         ),
-        "You add up the critical path. Without its waits the run would hang on another one.",
+        "You add up the critical path. Without its waits, a different path would be critical.",
     ),
     "nothing waits": (
         the_rest(lambda measured, costs, simulated: measured.makespan - simulated.makespan),
-        "slower actions make 686.3 ms of the difference and waiting 86.19 ms; your function says 772.5 ms and 0 ms. "
-        "That is the whole difference; a part of it is waiting.",
+        "slower actions make up 686.3 ms of the difference and waiting 86.19 ms; your function returns 772.5 "
+        "ms and 0 ms. That is the whole difference; part of it is waiting.",
     ),
-    "everything waits": (the_rest(lambda *_: 0), "your function says 0 ms and 772.5 ms."),
-    "swapped": (lambda measured, costs: explain(measured, costs)[::-1], "The two have changed places."),
+    "everything waits": (the_rest(lambda *_: 0), "your function returns 0 ms and 772.5 ms."),
+    "swapped": (lambda measured, costs: explain(measured, costs)[::-1], "The two are swapped."),
     "milliseconds": (
         lambda measured, costs: [1000 * part for part in explain(measured, costs)],
-        "your function says 686.3 s and 86.19 s. The timeline counts in seconds; do so, too.",
+        "your function returns 686.3 s and 86.19 s. The timeline is in seconds; give seconds, too.",
     ),
     "half the story": (
         lambda measured, costs: (explain(measured, costs)[0], 0),
-        "Together they are to be all of the difference, 772.5 ms.",
+        "Together they must add up to the whole difference, 772.5 ms.",
     ),
-    "one number": (lambda measured, costs: 0.1, "gives 0.1, where two numbers are wanted, slower and waiting."),
-    "forgets return": (lambda measured, costs: None, "slower and waiting; is there a return?"),
-    "a dictionary": (lambda measured, costs: {"slower": 1, "waiting": 2}, "where two numbers are wanted"),
+    "one number": (lambda measured, costs: 0.1, "instead of two numbers, slower and waiting."),
+    "forgets return": (lambda measured, costs: None, "slower and waiting; is a return missing?"),
+    "a dictionary": (lambda measured, costs: {"slower": 1, "waiting": 2}, "of two numbers, slower and waiting."),
     "of one argument": (lambda measured: (0, 0), "give a function of measured and costs; yours takes"),
 }
 
 
 @pytest.mark.parametrize(("function", "reason"), WRONG_PARTS.values(), ids=WRONG_PARTS)
-def test_wrong_parts_are_refused_with_what_they_are_instead(told, function, reason):
+def test_wrong_parts_are_explained(told, function, reason):
     message = told("08.2", function)
     assert message.startswith("Not yet: ") and reason in message
 
 
 @pytest.mark.parametrize(("exercise", "function"), [("08.1", lambda run: 1 // 0), ("08.2", lambda run, costs: 1 // 0)])
-def test_an_error_in_the_learners_own_code_is_told_with_its_line(told, exercise, function):
+def test_an_error_in_the_learners_code_is_reported_with_its_line(told, exercise, function):
     line = function.__code__.co_firstlineno
     assert f"in a run of 1f1b with 4 ranks and 8 microbatches your function fails at line {line}," in told(
         exercise, function

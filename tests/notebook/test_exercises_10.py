@@ -1,4 +1,4 @@
-"""Lesson 10: filled bubbles and the idle time that is left; what is wrong is refused with the reason."""
+"""Lesson 10: filled bubbles and the remaining idle time: equivalent answers are accepted, wrong ones explained."""
 
 import matplotlib
 import pytest
@@ -9,8 +9,8 @@ from ppedu.core.check import check
 from ppedu.zoo.registry import Entry, build
 
 
-def put_off(late, warmup=lambda rank, ranks: ranks - rank - 1):
-    """1F1B with its backwards in halves, and each W so many microbatches late."""
+def delayed(late, warmup=lambda rank, ranks: ranks - rank - 1):
+    """Return 1F1B with split backwards, and each W delayed by `late` microbatches."""
 
     def generator(rank, ranks, microbatches):
         first, later = min(max(0, warmup(rank, ranks)), microbatches), min(late(rank, ranks), microbatches)
@@ -28,11 +28,11 @@ def put_off(late, warmup=lambda rank, ranks: ranks - rank - 1):
     return generator
 
 
-right = put_off(lambda rank, ranks: rank)
+right = delayed(lambda rank, ranks: rank)
 
 
 def when_there_is_no_room(rank, ranks, microbatches):
-    """A W only when the rank holds as much as 1F1B's first rank, and what is left at the end."""
+    """Run a W only when the rank holds as much as 1F1B's first rank, and the remaining Ws at the end."""
     forwards, weights = 0, 0
     for m in range(microbatches):
         while forwards < min(microbatches, m + ranks - rank):
@@ -42,7 +42,7 @@ def when_there_is_no_room(rank, ranks, microbatches):
             yield F(rank, forwards)
             forwards += 1
         yield I(rank, m)
-        if forwards == microbatches and m >= rank:  # in the drain, while the next gradient is on its way
+        if forwards == microbatches and m >= rank:  # in the cooldown, while the next gradient is on its way
             yield W(rank, weights)
             weights += 1
     for m in range(weights, microbatches):
@@ -50,17 +50,17 @@ def when_there_is_no_room(rank, ranks, microbatches):
 
 
 @pytest.mark.parametrize("answer", [right, when_there_is_no_room, lambda *sizes: tuple(right(*sizes))])
-def test_filled_bubbles_are_right_however_they_are_written(told, answer):
+def test_any_implementation_that_fills_the_bubbles_is_accepted(told, answer):
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
     pyplot.close("all")
-    assert told("10.1", answer).startswith("Right. As fast as ZB-H1, in no more memory than 1F1B")
+    assert told("10.1", answer).startswith("Right. As fast as ZB-H1, with no more memory than 1F1B")
     assert len(pyplot.get_fignums()) == 1, "the learner is shown what was built"
     pyplot.close("all")
 
 
-def test_what_is_called_right_takes_27_and_holds_4_by_another_clock():
+def test_an_independent_simulation_confirms_makespan_27_and_peak_4():
     rows = stepper.run(build("right", Entry(right, "loop"), 4, 8, {}))
     assert max(end for row in rows for _, _, end in row) == 27
     for row in rows:
@@ -94,7 +94,7 @@ def newest_first(rank, ranks, microbatches):
 
 
 def two_at_once(rank, ranks, microbatches):
-    """Rank 0 waits for its second gradient before it takes the first."""
+    """Let rank 0 wait for its second gradient before it uses the first."""
     order = list(right(rank, ranks, microbatches))
     if rank == 0 and microbatches > 1:
         order.remove(I(0, 1))
@@ -104,54 +104,56 @@ def two_at_once(rank, ranks, microbatches):
 
 WRONG = {
     "W right after I": (
-        put_off(lambda r, p: 0),
-        "with 4 ranks and 8 microbatches it is legal, but takes 30 where 27 is enough. At 5–6 rank 3 runs 3W0, for "
-        "which nobody waits; 3F1 could run instead, and there is room: it holds 1 activation of 4.",
+        delayed(lambda r, p: 0),
+        "with 4 ranks and 8 microbatches your schedule is legal, but takes 30, where 27 is possible. At 5–6 "
+        "rank 3 runs 3W0, which is not urgent; 3F1 could run instead, and it fits: the rank holds 1 "
+        "activation of 4.",
     ),
     "one microbatch too early": (
-        put_off(lambda r, p: max(0, r - 1)),
-        "takes 28 where 27 is enough. At 7–8 rank 1 runs",
+        delayed(lambda r, p: max(0, r - 1)),
+        "takes 28, where 27 is possible. At 7–8 rank 1 runs",
     ),
     "backwards in one piece": (
         whole,
-        "takes 33 where 27 is enough. Rank 1 runs 1B0 in one piece, and rank 0 waits for all of it, not for I alone.",
+        "takes 33, where 27 is possible. Rank 1 runs 1B0 in one piece, so rank 0 waits for all of it, not just for I.",
     ),
     "the same delay everywhere": (
-        put_off(lambda r, p: p - 1),
-        "rank 0 holds 7 activations at its peak, and no rank of 1F1B more than 4. They are held until their W, and its",
+        delayed(lambda r, p: p - 1),
+        "rank 0 holds 7 activations at its peak, and no rank of 1F1B holds more than 4. Activations are held",
     ),
-    "the wrong way round": (put_off(lambda r, p: p - 1 - r), "rank 0 holds 7 activations at its peak"),
-    "one microbatch too late": (put_off(lambda r, p: r + 1), "rank 0 holds 5 activations at its peak"),
-    "all Ws at the end": (put_off(lambda r, p: 10**6), "rank 0 holds 8 activations at its peak"),
+    "the wrong way round": (delayed(lambda r, p: p - 1 - r), "rank 0 holds 7 activations at its peak"),
+    "one microbatch too late": (delayed(lambda r, p: r + 1), "rank 0 holds 5 activations at its peak"),
+    "all Ws at the end": (delayed(lambda r, p: 10**6), "rank 0 holds 8 activations at its peak"),
     "ZB-H2": (
         lambda rank, *sizes: schedule("zb-h2", *sizes).orders[rank],
-        "rank 0 holds 7 activations at its peak, and no rank of 1F1B more than 4: it runs 7 forwards before its first",
+        "rank 0 holds 7 activations at its peak, and no rank of 1F1B holds more than 4: it runs 7 forwards before",
     ),
     "right for four ranks": (
-        put_off(lambda r, p: min(r, 3)),
-        "with 8 ranks and 20 microbatches it is legal, but takes 71 where 67 is enough. At 15–16 rank 7 runs 7W0",
+        delayed(lambda r, p: min(r, 3)),
+        "with 8 ranks and 20 microbatches your schedule is legal, but takes 71, where 67 is possible. At 15–16 rank 7",
     ),
     "the same warm-up everywhere": (
-        put_off(lambda r, p: 0, lambda r, p: p - 1),
-        "takes 54 where 27 is enough. Rank 1 runs 4 forwards before its first backward, where 3 would do.",
+        delayed(lambda r, p: 0, lambda r, p: p - 1),
+        "takes 54, where 27 is possible. Rank 1 runs 4 forwards before its first backward, where 3 would be enough.",
     ),
     "warm-up one short": (
-        put_off(lambda r, p: r + (r < p - 1), lambda r, p: p - r - 2),
-        "takes 42 where 27 is enough. Rank 0 runs 3 forwards before its first backward, where 1F1B runs 4.",
+        delayed(lambda r, p: r + (r < p - 1), lambda r, p: p - r - 2),
+        "takes 42, where 27 is possible. Rank 0 runs 3 forwards before its first backward, where 1F1B runs 4.",
     ),
     "no warm-up": (
-        put_off(lambda r, p: 0, lambda r, p: 0),
-        "takes 72 where 27 is enough. Rank 0 runs 1 forward before its first backward, where 1F1B runs 4.",
+        delayed(lambda r, p: 0, lambda r, p: 0),
+        "takes 72, where 27 is possible. Rank 0 runs 1 forward before its first backward, where 1F1B runs 4.",
     ),
     "naive": (
         lambda rank, *sizes: schedule("naive", *sizes).orders[rank],
-        "takes 96 where 27 is enough. One rank works at a time, as in naive. Rank 0 runs 1 forward before its first",
+        "takes 96, where 27 is possible. Only one rank works at a time, as in naive. Rank 0 runs 1 forward "
+        "before its first backward, where",
     ),
     "two at once": (
         two_at_once,
-        "takes 30 where 27 is enough. Look at its longest wait: rank 0 waits 4–9: 0I1 needs 1I1 from rank 1.",
+        "takes 30, where 27 is possible. Look at the longest wait: rank 0 waits 4–9: 0I1 needs 1I1 from rank 1.",
     ),
-    "the newest first": (newest_first, "takes 66 where 27 is enough."),
+    "the newest first": (newest_first, "takes 66, where 27 is possible."),
     "W forgotten": (without("W"), "rank 0: 0W0 is never run (and 31 more)"),
     "the last Ws forgotten": (
         lambda r, p, m: [action for action in right(r, p, m) if (action.op, action.microbatch) != ("W", m - 1)],
@@ -174,13 +176,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
-def test_what_does_not_fill_the_bubbles_is_refused_with_the_reason(told, answer, reason):
+def test_a_schedule_with_unfilled_bubbles_is_rejected_with_the_reason(told, answer, reason):
     message = told("10.1", answer)
     assert message.startswith("Not yet: ") and reason in message
 
 
-def test_what_the_lesson_starts_with_is_legal():
-    assert check(build("start", Entry(put_off(lambda r, p: 0), "loop"), 4, 8, {})) == []
+def test_the_lessons_starting_point_is_legal():
+    assert check(build("start", Entry(delayed(lambda r, p: 0), "loop"), 4, 8, {})) == []
 
 
 # Exercise 2: the idle time
@@ -191,7 +193,7 @@ def idle_time(ranks, forward, input, weight):
 
 
 @pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2), (3, 1, 1)])
-def test_the_idle_time_is_that_of_another_clock(times):
+def test_an_independent_simulation_confirms_the_idle_time(times):
     lasts = dict(zip("FIW", times, strict=True))
     rows = stepper.run(schedule("zb-h1", 4, 9), lambda action: lasts[action.op])
     assert max(end for row in rows for _, _, end in row) - 9 * sum(times) == idle_time(4, *times)
@@ -202,41 +204,45 @@ def by_cases(p, f, i, w):
 
 
 @pytest.mark.parametrize("formula", [idle_time, by_cases, lambda *sizes: float(idle_time(*sizes))])
-def test_the_idle_time_is_right_however_it_is_written(told, formula):
+def test_any_equivalent_idle_time_is_accepted(told, formula):
     assert told("10.2", formula).startswith("Right. Each W fills a gap")
 
 
 WRONG_TIMES = {
     "the paper's": (
         lambda p, f, i, w: (p - 1) * (f + i - w),
-        "with 4 ranks, F = 2, I = 1 and W = 2 each rank is idle for 6; your formula says 3. That is the published",
+        "with 4 ranks, F = 2, I = 1 and W = 2 each rank is idle for 6; your formula gives 3. That is the published",
     ),
     "the paper's, not below 0": (
         lambda p, f, i, w: (p - 1) * max(0, f + i - w),
-        "F = 2, I = 1 and W = 2 each rank is idle for 6; your formula says 3. Not all of the wait can be filled",
+        "F = 2, I = 1 and W = 2 each rank is idle for 6; your formula gives 3. Not all of the waiting can be "
+        "filled: before its",
     ),
     "without the first gradient": (
         lambda p, f, i, w: (p - 1) * max(f, f + i - w),
-        "F = 1, I = 2 and W = 2 each rank is idle for 6; your formula says 3. The last rank's wait",
+        "F = 1, I = 2 and W = 2 each rank is idle for 6; your formula gives 3. The last rank's wait",
     ),
     "without the first microbatch": (
         lambda p, f, i, w: (p - 1) * max(i, f + i - w),
-        "F = 2, I = 1 and W = 2 each rank is idle for 6; your formula says 3. Rank 0's wait for its first gradient",
+        "F = 2, I = 1 and W = 2 each rank is idle for 6; your formula gives 3. Rank 0's wait for its first gradient",
     ),
     "1F1B's": (
         lambda p, f, i, w: (p - 1) * (f + i + w),
-        "each rank is idle for 3; your formula says 9. That is 1F1B's.",
+        "each rank is idle for 3; your formula gives 9. That is the idle time of 1F1B.",
     ),
-    "no W put off": (lambda p, f, i, w: (p - 1) * (f + i), "your formula says 6. That is what is left when"),
-    "the first wait alone": (lambda p, f, i, w: (p - 1) * f, "That is what the last rank waits"),
+    "no W delayed": (
+        lambda p, f, i, w: (p - 1) * (f + i),
+        "your formula gives 6. That is the idle time if the backward is split, but no W",
+    ),
+    "the first wait alone": (lambda p, f, i, w: (p - 1) * f, "That is the last rank's wait for its"),
     "the long Ws' alone": (lambda p, f, i, w: (p - 1) * max(f, i), "but a short W leaves more"),
-    "the ranks' number": (lambda p, f, i, w: p * max(f, i, f + i - w), "idle for 3; your formula says 4."),
+    "the ranks' number": (lambda p, f, i, w: p * max(f, i, f + i - w), "idle for 3; your formula gives 4."),
     "one time for all": (lambda p, f, i, w: p - 1, "with 4 ranks, F = 2, I = 3 and W = 1 each rank is idle for 12"),
-    "forgets return": (lambda p, f, i, w: None, "is there a return?"),
+    "forgets return": (lambda p, f, i, w: None, "is a return missing?"),
     "a number": (3, "give a function of ranks, forward, input and weight, not 3."),
 }
 
 
 @pytest.mark.parametrize(("formula", "reason"), WRONG_TIMES.values(), ids=WRONG_TIMES)
-def test_a_wrong_idle_time_is_refused_with_what_it_is_instead(refused, formula, reason):
+def test_a_wrong_idle_time_is_explained(refused, formula, reason):
     refused("10.2", formula, reason)

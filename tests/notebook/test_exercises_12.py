@@ -1,4 +1,4 @@
-"""Lesson 12: a schedule that beats the built-in ones in as much memory; others are refused with the reason."""
+"""Lesson 12: schedules that beat the built-in ones are accepted, others rejected with the reason."""
 
 import matplotlib
 import pytest
@@ -9,7 +9,7 @@ from ppedu.zoo.registry import Entry, build
 
 
 def ahead(lead, late):
-    """1F1B in halves, with so many forwards before the first I, and each W so many microbatches late."""
+    """Return 1F1B with split backwards, `lead` forwards before the first I, and each W delayed by `late`."""
 
     def generator(rank, ranks, microbatches):
         first, later = (min(of(rank, ranks), microbatches) for of in (lead, late))
@@ -28,7 +28,7 @@ def ahead(lead, late):
 
 
 def when_full(rank, ranks, microbatches):
-    """Each W when there is no room for another microbatch, and what is left at the end."""
+    """Run a W only when no other microbatch fits in memory, and the remaining Ws at the end."""
     forwards, weights = more_at_the_top(rank, ranks), 0
     for m in range(forwards):
         yield F(rank, m)
@@ -49,7 +49,7 @@ def room(ranks):
 
 
 def filled(lead):
-    """With each W as late as there is room."""
+    """Return `ahead(lead, ...)` with each W delayed as long as memory allows."""
     return ahead(lead, lambda r, p: room(p) - lead(r, p))
 
 
@@ -69,7 +69,7 @@ right = filled(more_at_the_top)
 
 
 @pytest.mark.parametrize("answer", [right, filled(evenly), lambda *sizes: list(right(*sizes))])
-def test_what_beats_par_is_right_however_it_is_written(told, answer):
+def test_any_schedule_that_beats_par_is_accepted(told, answer):
     from matplotlib import pyplot
 
     matplotlib.use("Agg")
@@ -80,7 +80,7 @@ def test_what_beats_par_is_right_however_it_is_written(told, answer):
 
 
 def measured(each):
-    """Makespan and peak by another clock, which ticks in eighths of an F: a message takes two of them."""
+    """Return makespan and peak of an independent simulation in eighths of an F: a message takes two of them."""
     ticks = 8 * each.ranks // each.stages
     rows = stepper.run(each, lambda action: ticks * sum(2 if op == "B" else 1 for _, op, _, _ in action.singles), 2)
     peaks = []
@@ -94,7 +94,7 @@ def measured(each):
     return max(end for row in rows for *_, end in row) / 8, max(peaks)
 
 
-def test_what_is_called_right_is_faster_than_all_that_fits_and_as_fast_as_can_be_by_another_clock():
+def test_an_independent_simulation_confirms_that_the_answer_is_fastest():
     known = [schedule(name, 4, 8) for name in schedules()]
     times = [measured(each) for each in known if each.placement.copies == 1]
     assert min(time for time, peak in times if peak <= 6) == 28.75
@@ -105,61 +105,67 @@ def test_what_is_called_right_is_faster_than_all_that_fits_and_as_fast_as_can_be
 WRONG = {
     "what the lesson starts with": (
         in_whole_pieces,
-        "with 4 ranks and 8 microbatches it is legal and fits, but takes 37, 8.25 more than zb-v. Time is lost here: "
-        "rank 3 waits 9.75–10.25: 3F2 needs 2F2 from rank 2, which ends at 10. And a B in one piece lets",
+        "with 4 ranks and 8 microbatches your schedule is legal and fits, but takes 37, 8.25 more than zb-v. "
+        "Time is lost here: rank 3 waits 9.75–10.25: 3F2 needs 2F2 from rank 2, which ends at 10. And with "
+        "an undivided B, the previous rank also has to wait for the W in it.",
     ),
     "ZB-H1": (
         ahead(lambda r, p: p - r, lambda r, p: r),
-        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank 2, which "
-        "ends at 8. Rank 0 never holds more than 4 microbatches, and there is room for 6",
+        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank "
+        "2, which ends at 8. Rank 0 never holds more than 4 microbatches, but there is memory for 6",
     ),
     "ZB-H2": (
         lambda rank, *sizes: schedule("zb-h2", *sizes).orders[rank],
-        "but rank 0 holds 7 microbatches from 6 on, when it starts 0F6, and there is room for 6: none of them has had",
+        "but rank 0 holds 7 microbatches from 6 on, when it starts 0F6, and there is memory for only 6: none of "
+        "them has started its backward.",
     ),
     "GPipe": (lambda rank, *sizes: schedule("gpipe", *sizes).orders[rank], "rank 0 holds 7 microbatches from 6 on"),
     "all Ws at the end": (
         ahead(lambda r, p: p - r, lambda r, p: 10**6),
-        "rank 0 holds 7 microbatches from 14 on, when it starts 0F6, and there is room for 6: of 3 of them only W is",
+        "rank 0 holds 7 microbatches from 14 on, when it starts 0F6, and there is memory for only 6: 3 of them "
+        "only wait for their W.",
     ),
     "more on every rank": (
         filled(lambda r, p: p - r + p // 2),
-        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 9.75–10.25: 3F4 needs 2F4 from rank 2, which "
-        "ends at 10. All wait for the last rank's first I, and it runs 3 forwards before that, where 1 would do.",
+        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 9.75–10.25: 3F4 needs 2F4 from rank "
+        "2, which ends at 10. All ranks wait for the last rank's first I, and it runs 3 forwards before "
+        "that, where 1 would be enough.",
     ),
     "ZB-H2's forwards, cut off": (
         filled(lambda r, p: min(room(p), 2 * (p - r) - 1)),
-        "with 6 ranks and 12 microbatches it is legal and fits, but takes 48, 3.75 more than zb-v. Time is lost here: "
-        "rank 5 waits 31.25–32.75: 5F11 needs 4F11 from rank 4, which ends at 32.5. Before their first I the ranks run "
-        "9, 9, 7, 5, 3, 1 forwards: when rank 0 has run its 9, none is under way to rank 1",
+        "with 6 ranks and 12 microbatches your schedule is legal and fits, but takes 48, 3.75 more than "
+        "zb-v. Time is lost here: rank 5 waits 31.25–32.75: 5F11 needs 4F11 from rank 4, which ends at 32.5. "
+        "Before their first I the ranks run 9, 9, 7, 5, 3, 1 forwards. Rank 1 runs as many as rank 0, so it "
+        "never has one queued; let it run at least one fewer.",
     ),
     "more on the first ranks": (
         filled(lambda r, p: 1 + (p - 1 - r) * (room(p) - 1) // (p - 1)),
-        "takes 29.5, 0.75 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank 2, which "
-        "ends at 8. Before their first I the ranks run 6, 4, 2, 1 forwards: from one rank to the next a step of 2",
+        "takes 29.5, 0.75 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank "
+        "2, which ends at 8. Before their first I the ranks run 6, 4, 2, 1 forwards. If a rank runs 2 more "
+        "than the next one, a microbatch is always in flight",
     ),
     "right for four ranks": (
         filled(lambda r, p: p - r + min(1, p - r - 1)),
-        "with 6 ranks and 12 microbatches it is legal and fits, but takes 45, 0.75 more than zb-v.",
+        "with 6 ranks and 12 microbatches your schedule is legal and fits, but takes 45, 0.75 more than zb-v.",
     ),
     "more on all but the last": (
         filled(lambda r, p: p - r + p // 2 if r < p - 1 else 1),
-        "with 8 ranks and 20 microbatches it is legal and fits, but takes 72, 0.5 more than zb-",
+        "with 8 ranks and 20 microbatches your schedule is legal and fits, but takes 72, 0.5 more than zb-",
     ),
     "W at once": (
         ahead(more_at_the_top, lambda r, p: 0),
-        "takes 31.5, 2.75 more than zb-v. Time is lost here: rank 0 waits 28.5–29.5: 0I7 needs 1I7 from rank 1, which "
-        "ends at 29.25. Rank 3 never holds more than 1 microbatch, and there is room for 6: for more forwards at the "
-        "start, or for Ws that are put off.",
+        "takes 31.5, 2.75 more than zb-v. Time is lost here: rank 0 waits 28.5–29.5: 0I7 needs 1I7 from rank "
+        "1, which ends at 29.25. Rank 3 never holds more than 1 microbatch, but there is memory for 6: use "
+        "it for more forwards at the start, or to delay Ws.",
     ),
     "W when full": (
         when_full,
-        "takes 30.5, 1.75 more than zb-v. Time is lost here: rank 0 waits 23.5–24.5: 0I7 needs 1I7 from rank 1, which "
-        "ends at 24.25. While it waits, rank 0 has 0W3 to run, but its order puts it after 0I7.",
+        "takes 30.5, 1.75 more than zb-v. Time is lost here: rank 0 waits 23.5–24.5: 0I7 needs 1I7 from rank "
+        "1, which ends at 24.25. While it waits, rank 0 could run 0W3, but its order has 0W3 after 0I7.",
     ),
     "as fast as par": (
         ahead(more_at_the_top, lambda r, p: r),
-        "with 3 ranks and 7 microbatches it is legal and fits, but takes 24, no less than zb-v.",
+        "with 3 ranks and 7 microbatches your schedule is legal and fits, but takes 24, as much as zb-v.",
     ),
     "stages that are not there": (
         lambda rank, *sizes: schedule("zb-v", *sizes).orders[rank],
@@ -177,5 +183,5 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
-def test_what_does_not_beat_par_is_refused_with_the_reason(refused, answer, reason):
+def test_a_schedule_that_does_not_beat_par_is_rejected_with_the_reason(refused, answer, reason):
     refused("12.1", answer, reason)

@@ -1,9 +1,8 @@
 """Predictions and exercises: `predict`, `outcome`, `check_answer`, `is_right` and `progress`.
 
-An exercise is a function that takes the learner's answer and returns what is wrong with it, in a sentence,
-or None; it is known by the lesson's number and its own. It may also be given a reward: the picture of what
-the learner has built. Those of a lesson are the `EXERCISES` of its own file here, `lesson_NN.py`, which is
-found by its name.
+An exercise checks the learner's answer, and explains in a sentence what is wrong with it. It is named by its lesson
+and its number, such as "05.1". It may come with a reward: a picture of the schedule that the learner has built. The
+exercises of a lesson are `EXERCISES` in its file `lesson_NN.py`; all files with such a name are imported.
 """
 
 from __future__ import annotations
@@ -22,44 +21,48 @@ from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import pretty
 from ppedu.notebook.exercises.common import Exercise
 
-PROGRESS = Path("progress.txt")  # beside the notebook, for all to see: it is the learner's own
-MOST = 1000  # characters of a reason
+PROGRESS = Path("progress.txt")  # next to the notebook, where learners see it and can delete it
+MOST = 1000  # characters; a longer reason is shortened
 
-_predictions: dict[str, Any] = {}  # by name; `...` until the learner puts a prediction in its place
+_predictions: dict[str, Any] = {}  # by name; `...` until the learner replaces it
 
 
 def predict(name: str, value: Any = ...) -> None:
-    """Note what you expect `name` to be, before you run anything. `outcome` shows it beside the result.
+    """Record what you expect `name` to be, before you run anything; `outcome` shows it next to the result.
 
-    value: your prediction. The lessons leave `...` in its place, and then it is asked for.
+    value: your prediction. While it is still `...`, as in the lessons, `predict` asks for it.
     """
     _predictions[name] = value
     if value is ...:
         print(f"{name}: what is your prediction? Put it in place of the three dots and run this cell again.")
     else:
-        print(f"Noted: {name} = {_say(value)}. Now run it.")
+        print(f"Noted: {name} = {_readable(value)}. Now run it.")
 
 
 def outcome(name: str, value: Any) -> None:
-    """Show `value`, the result, beside what was predicted for `name`, if anything was."""
-    found, predicted = _say(value), _predictions.get(name, ...)
+    """Show the result `value`, and next to it the prediction for `name`, if there is one."""
+    found, predicted = _readable(value), _predictions.get(name, ...)
     if predicted is not ...:
-        said = _say(predicted)
-        print(f"{name}: you said {said}, it is {found}{' — right.' if said == found else '.'}")
+        expected = _readable(predicted)
+        print(f"{name}: you said {expected}, it is {found}{' — right.' if expected == found else '.'}")
         return
     near = [] if name in _predictions else get_close_matches(name, _predictions)
-    print(f"{name}: it is {found}. You made no prediction{f' of that name, but one of {near[0]!r}' if near else ''}.")
+    print(
+        f"{name}: it is {found}. You made no prediction{f' with that name, but one for {near[0]!r}' if near else ''}."
+    )
 
 
-def _say(value: Any) -> str:
+def _readable(value: Any) -> str:
     return pretty(value) if isinstance(value, Real) else str(value)
 
 
 def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
-    """Say whether `answer` solves the exercise, such as "05.1"; if it does not, what is wrong and why.
+    """Check the answer to an exercise such as "05.1", and print that it is right, or what is wrong and why.
 
-    A right answer is noted for `progress`, and shown. A lesson's own `solution` is checked only: it is not the
-    learner's, all cells may be run before the exercise is done, and more about it would give it away.
+    A right answer is recorded for `progress`, and its picture is drawn.
+
+    solution: `answer` is the lesson's own solution. The result is printed, but not recorded as the learner's, and
+        without a picture: learners may run all cells before they solve the exercise, and it would give too much away.
 
     Raises:
         SettingError: there is no such exercise.
@@ -77,7 +80,7 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
 
 
 def is_right(exercise: str, answer: Any) -> bool:
-    """Return whether `answer` solves the exercise, and print nothing: for cells that go on with the answer.
+    """Return whether `answer` solves the exercise, without printing anything: for cells that build on the answer.
 
     Raises:
         SettingError: there is no such exercise.
@@ -86,15 +89,15 @@ def is_right(exercise: str, answer: Any) -> bool:
 
 
 def _shortened(wrong: str) -> str:
-    """The reason without its middle if it is long, as with a large object that the learner's function returns."""
+    """Return the reason with its middle left out if it is long, as when it quotes a large object."""
     return wrong if len(wrong) <= MOST else f"{wrong[: MOST // 2]} … {wrong[-MOST // 2 :]}"
 
 
 def progress() -> None:
-    """Show which exercises have been solved, in this notebook and in those beside it, today and before.
+    """Show which exercises have been solved so far, in all notebooks of this folder.
 
     Raises:
-        SettingError: the file that keeps it, `progress.txt` in this folder, cannot be read.
+        SettingError: `progress.txt` in this folder, which records them, cannot be read.
     """
     try:
         solved = _solved()
@@ -103,7 +106,7 @@ def progress() -> None:
     for lesson, exercises in groupby(EXERCISES, key=lambda name: name[:2]):
         print(f"lesson {int(lesson):2} ", *(f"  {name} {'✓' if name in solved else ' '}" for name in exercises))
     print(f"{len(solved)} of {len(EXERCISES)} are solved.", end=" ")
-    print(f"{PROGRESS}, beside the lessons, keeps it; delete it to begin anew." if solved else "")
+    print(f"They are recorded in {PROGRESS}, next to the lessons; delete it to start over." if solved else "")
 
 
 def _solved() -> set[str]:
@@ -112,17 +115,17 @@ def _solved() -> set[str]:
 
 
 def _note(exercise: str) -> None:
-    """One line for each; appended, since notebooks may run side by side."""
+    """Record that an exercise is solved. The line is appended, because several notebooks may run at once."""
     try:
         if exercise not in _solved():
             with PROGRESS.open("a", encoding="utf-8") as file:
                 file.write(f"{exercise} solved on {date.today()}\n")
     except OSError as error:
-        print(f"(This could not be noted in {PROGRESS}: {error.strerror}.)")
+        print(f"(This could not be recorded in {PROGRESS}: {error.strerror}.)")
 
 
 def find_fault(exercise: str, answer: Any) -> str | None:
-    """Return what is wrong with an answer, in a sentence; None if it is right.
+    """Explain in a sentence what is wrong with an answer; return None if it is right.
 
     Raises:
         SettingError: there is no such exercise.
@@ -136,14 +139,14 @@ def find_fault(exercise: str, answer: Any) -> str | None:
 
 def _task(exercise: str) -> Exercise:
     if exercise not in EXERCISES:
-        raise SettingError(f"there is no exercise {exercise!r}; there is: {', '.join(EXERCISES)}")
+        raise SettingError(f"there is no exercise {exercise!r}; the exercises are: {', '.join(EXERCISES)}")
     return EXERCISES[exercise]
 
 
-def _of_all_lessons() -> dict[str, Exercise]:
+def _exercises_of_all_lessons() -> dict[str, Exercise]:
     lessons = sorted(module.name for module in iter_modules(__path__) if module.name.startswith("lesson_"))
     found = (import_module(f"{__name__}.{lesson}").EXERCISES for lesson in lessons)
     return {name: exercise for exercises in found for name, exercise in exercises.items()}
 
 
-EXERCISES = _of_all_lessons()
+EXERCISES = _exercises_of_all_lessons()

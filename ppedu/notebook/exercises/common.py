@@ -1,4 +1,4 @@
-"""What the exercises of several lessons use: `Exercise` itself, and ways to question a learner's function."""
+"""Shared by the exercises of several lessons: `Exercise`, and functions that call and check a learner's answer."""
 
 from __future__ import annotations
 
@@ -16,51 +16,58 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
 from ppedu.zoo.registry import Entry, build
 
-Others = Sequence[tuple[Callable[..., Any], str]]  # well-known wrong answers, each with what it is instead
+Mistakes = Sequence[tuple[Callable[..., Any], str]]  # common wrong answers, each with an explanation
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """`wrong(answer)` gives the reason, or None if the answer is right; `reward(answer)` a timeline to draw."""
+    """An exercise of a lesson.
+
+    wrong: `wrong(answer)` explains what is wrong with an answer, or returns None if it is right.
+    praise: printed after "Right."
+    reward: `reward(answer)` returns the timeline to draw for a right answer.
+    """
 
     wrong: Callable[[Any], str | None]
     praise: str
     reward: Callable[[Any], Timeline] | None = None
 
 
-# Fewer, as many and more microbatches than ranks; the lesson's own case first.
+# (ranks, microbatches): fewer, equally many and more microbatches than ranks; the lesson's own case first.
 CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 3), (5, 4), (8, 20)]
 
 
-def require_function(answer: Any, *of: str) -> None:
-    *first, last = of
+def require_function(answer: Any, *parameters: str) -> None:
+    """Raise SettingError unless `answer` is a function that can be called with these parameters."""
+    *first, last = parameters
     before = f"{', '.join(first)} and " if first else ""
     wanted = f"give a function of {before}{last}"
     if not callable(answer):
         raise SettingError(f"{wanted}, not {answer!r}")
     try:
         takes = signature(answer)
-    except ValueError:  # some of Python's own do not tell
+    except ValueError:  # some built-in functions have no signature
         raise SettingError(f"{wanted}, written by you; got {answer!r}") from None
     try:
-        takes.bind(*of)
+        takes.bind(*parameters)
     except TypeError:
         raise SettingError(f"{wanted}; yours takes {' and '.join(takes.parameters) or 'nothing'}") from None
 
 
 def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
+    """Describe a case: "with 4 ranks and 8 microbatches"."""
     *first, last = plural(ranks, "rank"), plural(microbatches, "microbatch"), *others
     return f"with {', '.join(first)} and {last}"
 
 
 @contextmanager
 def own_line(function: Any, case: str) -> Iterator[None]:
-    """Report an error of the learner's `function` with the learner's own line, in place of a traceback.
+    """Turn an error in the learner's `function` into a SettingError with the line of the error.
 
-    case: what the function was tried on, such as "with 4 ranks and 8 microbatches"; it begins the sentence.
+    case: the arguments of the function, such as "with 4 ranks and 8 microbatches"; it begins the message.
 
     Raises:
-        SettingError: the function fails in here.
+        SettingError: the function raised an error.
     """
     try:
         yield
@@ -72,7 +79,7 @@ def own_line(function: Any, case: str) -> Iterator[None]:
 
 
 def _line_of(function: Any, error: Exception) -> str:
-    """Where in the learner's function the error arose; nothing if the function is not written in Python."""
+    """Describe the line of the learner's function that raised the error; empty if it is not written in Python."""
     written = unwrap(function)
     code = getattr(written, "__code__", None) or getattr(type(written).__call__, "__code__", None)
     own = [each for each in extract_tb(error.__traceback__) if code and each.filename == code.co_filename]
@@ -83,28 +90,32 @@ def _line_of(function: Any, error: Exception) -> str:
 
 
 def call(function: Any, case: str, *given: Any) -> Any:
-    """Return what a learner's function returns."""
+    """Call the learner's function and return its result; an error in it is reported with its line."""
     with own_line(function, case):
         return function(*given)
 
 
 def ask(function: Any, case: str, *sizes: Any) -> Any:
-    """Return the number that a learner's function returns.
+    """Call the learner's function, which should return a number.
 
     Raises:
-        SettingError: it returns something else, or fails.
+        SettingError: it returns something else, or raises an error.
     """
     answer = call(function, case, *sizes)
     if isinstance(answer, bool) or not isinstance(answer, Real):
-        forgotten = "; is there a return?" if answer is None else ""
-        raise SettingError(f"{case} your function gives {answer!r}, where a number is wanted{forgotten}")
+        raise SettingError(f"{case} your function returns {answer!r} instead of a number{missing_return(answer)}")
     if too_large(answer):
-        raise SettingError(f"{case} your function gives a number of more than 300 digits")
+        raise SettingError(f"{case} your function returns a number of more than 300 digits")
     return answer
 
 
+def missing_return(answer: Any) -> str:
+    """Suggest a missing return, as the end of a sentence, if the learner's function returned None."""
+    return "; is a return missing?" if answer is None else ""
+
+
 def too_large(number: Any) -> bool:
-    """Return whether a number is too large for a float, as 10**400 is; then it cannot be compared with one."""
+    """Return whether a number, such as 10**400, is too large to be compared with a float."""
     try:
         float(number)
     except OverflowError:
@@ -113,11 +124,12 @@ def too_large(number: Any) -> bool:
 
 
 def unlike(number: Any, other: Any) -> str:
-    """The number as people write it, but with all its digits where it would look like the other."""
+    """Format a number for reading, with all its digits if it would otherwise look the same as `other`."""
     return str(number) if pretty(number) == pretty(other) else pretty(number)
 
 
 def equal(one: Any, other: Any) -> bool:
+    """Return whether two numbers are equal up to rounding."""
     return bool(abs(one - other) < 1e-9)
 
 
@@ -125,13 +137,14 @@ def listed(values: Any) -> str:
     return ", ".join(map(str, values))
 
 
-def learners(generator: Any, ranks: int, microbatches: int) -> Schedule:
+def learner_schedule(generator: Any, ranks: int, microbatches: int) -> Schedule:
+    """Build the schedule "yours" from the learner's generator, with stage r on rank r."""
     with own_line(generator, with_sizes(ranks, microbatches)):
         return build("yours", Entry(generator, "loop"), ranks, microbatches, {})
 
 
 def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
-    """What is wrong with a learner's schedule, whatever it is meant to be."""
+    """Explain why a learner's schedule is not legal; return None if it is."""
     if not any(yours.orders):
         return f"{case} your generator yields nothing{hint}"
     if yours.problems:
@@ -140,32 +153,38 @@ def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
     return None
 
 
-def mistake(
-    said: Sequence[Any], cases: Sequence[Sequence[Any]], others: Others, same: Callable[[Any, Any], bool] = equal
+def explain_mistake(
+    answers: Sequence[Any], cases: Sequence[Sequence[Any]], mistakes: Mistakes, same: Callable[[Any, Any], bool] = equal
 ) -> str:
-    """Why it is wrong, as the end of a sentence, if all that was said is what one of the others gives; else nothing."""
-    for other, why in others:
-        if all(same(yours, other(*case)) for yours, case in zip(said, cases, strict=True)):
+    """Return the explanation of the common mistake that gives all these answers, as a new sentence; else ""."""
+    for mistake, why in mistakes:
+        if all(same(yours, mistake(*case)) for yours, case in zip(answers, cases, strict=True)):
             return f". {why}"
     return ""
 
 
 def not_the_idle_time(
-    formula: Any, letters: Mapping[str, str], times: Sequence[Sequence[int]], right: Callable[..., Any], others: Others
+    formula: Any,
+    letters: Mapping[str, str],
+    times: Sequence[Sequence[int]],
+    right: Callable[..., Any],
+    mistakes: Mistakes,
 ) -> str | None:
-    """What is wrong with a formula for the idle time of each rank.
+    """Explain what is wrong with a formula for the idle time of each rank; return None if it is right.
 
-    letters: its arguments after the ranks, and how the lesson writes them. times: what it is tried on.
+    letters: the formula's arguments after the ranks, and their symbols in the lesson.
+    times: the arguments with which it is checked.
+    right: returns the idle time for these arguments.
     """
     require_function(formula, "ranks", *letters)
     cases = []
     for ranks, *given in times:
         *first, last = (f"{letter} = {size}" for letter, size in zip(letters.values(), given, strict=True))
         cases.append(f"with {plural(ranks, 'rank')}, {', '.join(first)} and {last}")
-    said = [ask(formula, case, *sizes) for case, sizes in zip(cases, times, strict=True)]
-    for case, value, sizes in zip(cases, said, times, strict=True):
+    answers = [ask(formula, case, *sizes) for case, sizes in zip(cases, times, strict=True)]
+    for case, value, sizes in zip(cases, answers, times, strict=True):
         idle = right(*sizes)
         if not equal(value, idle):
-            fault = f"{case} each rank is idle for {pretty(idle)}; your formula says {unlike(value, idle)}"
-            return fault + mistake(said, times, others)
+            fault = f"{case} each rank is idle for {pretty(idle)}; your formula gives {unlike(value, idle)}"
+            return fault + explain_mistake(answers, times, mistakes)
     return None

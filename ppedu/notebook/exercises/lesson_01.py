@@ -1,4 +1,4 @@
-"""Lesson 1: how many ranks a model needs, and what crosses a cut."""
+"""Lesson 1: how many ranks a model needs, and how many bytes cross a cut."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import TYPE_CHECKING, Any
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.partition import evenly
 from ppedu.core.simulate import simulate
-from ppedu.notebook.exercises.common import Exercise, Others, ask, equal, mistake, require_function, unlike
+from ppedu.notebook.exercises.common import Exercise, Mistakes, ask, equal, explain_mistake, require_function, unlike
 from ppedu.zoo import schedule
 
-if TYPE_CHECKING:  # the other lessons do without torch
+if TYPE_CHECKING:  # the package must import without torch
     from ppedu.run.gpt import GPTConfig
 
-PER_WEIGHT = 16  # bytes: the weight, its gradient, and Adam's two averages, 4 each
+PER_WEIGHT = 16  # bytes: the weight, its gradient, and Adam's two averages, 4 bytes each
 
 
 def _not_the_fewest(fewest: Any) -> str | None:
     require_function(fewest, "config", "budget")
     cases = _budgets()
-    said = [ask(fewest, _within(*case), *case) for case in cases]
-    for ranks, case in zip(said, cases, strict=True):
+    answers = [ask(fewest, _within(*case), *case) for case in cases]
+    for ranks, case in zip(answers, cases, strict=True):
         if fault := _does_not_fit(ranks, *case):
-            return fault + mistake(said, cases, OTHER_COUNTS)
+            return fault + explain_mistake(answers, cases, WRONG_COUNTS)
     return None
 
 
 def _budgets() -> list[tuple[GPTConfig, float]]:
-    """The lesson's own case first; at last some that are filled to the last byte, or would be but for the head."""
+    """Return models and budgets in bytes, the lesson's own case first.
+
+    The last three are edge cases: used up to the last byte, exceeded only by the head, one byte to spare.
+    """
     from ppedu.run.gpt import GPTConfig
 
     large = GPTConfig(vocabulary=50257, context=2048, layers=32, heads=32, width=4096)
@@ -51,7 +54,7 @@ def _gb(number: float) -> str:
 
 @cache
 def _parts(config: GPTConfig) -> tuple[int, int, int]:
-    """The weights of the embedding, of one layer, of the head."""
+    """Count the weights of the embedding, of one layer, and of the head."""
     import torch
 
     from ppedu.run.gpt import Block, Embedding, Head
@@ -63,7 +66,7 @@ def _parts(config: GPTConfig) -> tuple[int, int, int]:
 
 
 def _held(config: GPTConfig, ranks: int) -> list[int]:
-    """The bytes that each rank of a pipeline holds whatever the batch."""
+    """Return the bytes that each rank of a pipeline holds, without activations."""
     embedding, layer, head = _parts(config)
     weights = [len(piece) * layer for piece in evenly(config.layers, ranks)]
     weights[0] += embedding
@@ -72,7 +75,7 @@ def _held(config: GPTConfig, ranks: int) -> list[int]:
 
 
 def _first(config: GPTConfig, fits: Callable[[list[int]], bool]) -> int:
-    """The fewest ranks of which `fits` is true, given what each holds."""
+    """Return the smallest number of ranks for which `fits(bytes on each rank)` is true."""
     return next(ranks for ranks in range(1, config.layers + 1) if fits(_held(config, ranks)))
 
 
@@ -83,7 +86,7 @@ def _fewest(config: GPTConfig, budget: float) -> int:
 def _does_not_fit(ranks: Any, config: GPTConfig, budget: float) -> str | None:
     case = _within(config, budget)
     if ranks not in range(1, config.layers + 1):
-        return f"{case} your function gives {pretty(ranks)}, where a whole number from 1 to {config.layers} is wanted"
+        return f"{case} your function returns {pretty(ranks)} instead of a whole number from 1 to {config.layers}"
     held = _held(config, int(ranks))
     if (most := max(held)) > budget:
         fullest = held.index(most)
@@ -93,12 +96,12 @@ def _does_not_fit(ranks: Any, config: GPTConfig, budget: float) -> str | None:
         on = plural(len(held), "rank")
         return f"{case} the model does not fit on {on}: rank {fullest} holds {holds}, {_gb(most)}"
     if ranks > (enough := _fewest(config, budget)):
-        return f"{case} it fits on {len(held)} ranks, but {enough} would do"
+        return f"{case} it fits on {len(held)} ranks, but {enough} would be enough"
     return None
 
 
 def _in_bytes(each: int) -> Callable[[GPTConfig, float], int]:
-    """As if a weight took so many bytes."""
+    """Return the wrong answer that counts `each` bytes per weight."""
     return lambda config, budget: _fewest(config, budget * PER_WEIGHT / each)
 
 
@@ -109,22 +112,22 @@ def _doubled(config: GPTConfig, budget: float) -> int:
     return ranks
 
 
-# What people take for the fewest ranks, and what it is instead.
-OTHER_COUNTS: Others = [
+# Common wrong answers for the fewest ranks.
+WRONG_COUNTS: Mistakes = [
     (
         lambda config, budget: ceil(sum(_held(config, 1)) / budget),
-        "That is the whole model over the budget, as if it could be cut anywhere. A rank holds whole layers, the first "
-        "one the embedding too, and the last one the head: look at the fullest",
+        "That is the size of the whole model divided by the budget, as if it could be cut anywhere. A rank holds whole "
+        "layers, plus the embedding on the first rank and the head on the last: look at the fullest rank",
     ),
     (
         lambda config, budget: int(sum(_held(config, 1)) // budget),
-        "That is the whole model over the budget, and rounded down; there must be room for the rest of it too",
+        "That is the size of the whole model divided by the budget, rounded down; the remainder has to fit too",
     ),
-    (_in_bytes(4), "That is enough for the weights. Their gradients and Adam's averages need room too"),
-    (_in_bytes(8), "That is enough for the weights and gradients. Adam keeps two more numbers for each weight"),
+    (_in_bytes(4), "That is enough for the weights. Their gradients and Adam's averages need memory too"),
+    (_in_bytes(8), "That is enough for the weights and gradients. Adam keeps two more numbers per weight"),
     (
         lambda config, budget: _first(config, lambda held: min(held) <= budget),
-        "That is enough for the emptiest rank; look at the fullest",
+        "That is enough for the rank that holds least; look at the fullest",
     ),
     (
         lambda config, budget: _first(config, lambda held: held[-1] <= budget),
@@ -132,24 +135,24 @@ OTHER_COUNTS: Others = [
     ),
     (
         lambda config, budget: _first(config, lambda held: held[0] <= budget),
-        "That is enough for rank 0. Mostly it is the fullest, but the head may be larger than the embedding",
+        "That is enough for rank 0. It is usually the fullest, but the head may be larger than the embedding",
     ),
     (
         lambda config, budget: _first(config, lambda held: max(held) < budget),
-        "A budget that is filled to the last byte is kept as well",
+        "A rank that uses its budget up to the last byte still fits",
     ),
-    (_doubled, "It need not be a power of two"),
+    (_doubled, "The number of ranks does not have to be a power of two"),
 ]
 
 
 def _not_the_bytes(formula: Any) -> str | None:
     require_function(formula, "sequences", "length", "width", "bytes_each")
-    said = [ask(formula, _microbatch(*sizes), *sizes) for sizes in MICROBATCHES]
-    for value, sizes in zip(said, MICROBATCHES, strict=True):
+    answers = [ask(formula, _microbatch(*sizes), *sizes) for sizes in MICROBATCHES]
+    for value, sizes in zip(answers, MICROBATCHES, strict=True):
         right = _over_the_cut(*sizes)
         if not equal(value, right):
-            fault = f"{_microbatch(*sizes)} {right:,} bytes cross the cut; your formula says {_digits(value, right)}"
-            return fault + mistake(said, MICROBATCHES, OTHER_BYTES)
+            fault = f"{_microbatch(*sizes)} {right:,} bytes cross the cut; your formula gives {_digits(value, right)}"
+            return fault + explain_mistake(answers, MICROBATCHES, WRONG_BYTES)
     return None
 
 
@@ -159,7 +162,7 @@ MICROBATCHES = [(4, 2048, 4096, 4), (1, 2048, 4096, 2), (2, 64, 64, 4), (3, 5, 7
 
 def _microbatch(sequences: int, length: int, width: int, bytes_each: int) -> str:
     tokens = f"{plural(sequences, 'sequence')} of {plural(length, 'token')}"
-    return f"with a microbatch of {tokens}, width {width} and {bytes_each} bytes a number"
+    return f"with a microbatch of {tokens}, width {width} and {bytes_each} bytes per number"
 
 
 def _over_the_cut(sequences: int, length: int, width: int, bytes_each: int) -> int:
@@ -170,27 +173,27 @@ def _digits(value: Any, right: int) -> str:
     return f"{value:,}" if isinstance(value, int) else unlike(value, right)
 
 
-# What people take for the bytes over a cut, and what it is instead.
-OTHER_BYTES: Others = [
+# Common wrong answers for the bytes that cross a cut.
+WRONG_BYTES: Mistakes = [
     (
         lambda s, t, w, b: s * t * w * b,
-        "That is the way down. In the backward as many come back: the gradient of each number that was sent",
+        "That is the way down. In the backward, equally many come back: the gradient of each number that was sent",
     ),
-    (lambda s, t, w, b: t * w * b, "That is one sequence, on its way down"),
+    (lambda s, t, w, b: t * w * b, "That is one sequence, on the way down only"),
     (lambda s, t, w, b: 2 * t * w * b, "That is one sequence, both ways; a microbatch may have several"),
-    (lambda s, t, w, b: 2 * s * t * w, "That is how many numbers cross it; how many bytes are they?"),
-    (lambda s, t, w, b: 8 * s * t * w, "A number takes bytes_each bytes, which need not be 4"),
-    (lambda s, t, w, b: s * t * w, "That is how many numbers go down; count their bytes, and those that come back"),
-    (lambda s, t, w, b: 2 * s * w * b, "That is one token of each sequence; every token has its activation"),
+    (lambda s, t, w, b: 2 * s * t * w, "That counts the numbers that cross the cut; multiply by the bytes of each"),
+    (lambda s, t, w, b: 8 * s * t * w, "A number takes bytes_each bytes, which is not always 4"),
+    (lambda s, t, w, b: s * t * w, "That counts the numbers that go down; count their bytes, and the gradients too"),
+    (lambda s, t, w, b: 2 * s * w * b, "That is one token of each sequence; every token has an activation"),
     (
         lambda s, t, w, b: 2 * s * t * b,
-        "That is one number for each token. So it is where the tokens go in; between two layers, a token is as many "
-        "numbers as the model is wide",
+        "That is one number per token. That holds only for the input; between two layers, each token is represented by "
+        "`width` numbers",
     ),
     (
         lambda s, t, w, b: 4 * s * t * w * b,
-        "That is twice as many. One rank sends the activation, the other its gradient; count a message once, where it "
-        "crosses",
+        "That is twice too many. One rank sends the activation, the other its gradient; count each message once, not "
+        "on both ranks",
     ),
     (lambda s, t, w, b: 2 * s * t * w * b / 1e9, "Give it in bytes, not in GB"),
 ]
@@ -199,8 +202,8 @@ OTHER_BYTES: Others = [
 EXERCISES = {
     "01.1": Exercise(
         _not_the_fewest,
-        "The fullest rank decides. This is your pipeline, with one microbatch: forward goes down, backward comes back "
-        "up. The white is waiting; lesson 3 is about it.",
+        "The fullest rank decides. This is your pipeline with one microbatch: forward goes down, backward comes back "
+        "up. In the empty space ranks wait; lesson 3 is about that.",
         lambda fewest: simulate(schedule("naive", int(fewest(*_budgets()[0])), 1)),
     ),
     "01.2": Exercise(

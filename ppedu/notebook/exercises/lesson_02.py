@@ -1,4 +1,4 @@
-"""Lesson 2: the hand-off between the two halves of a model that was cut."""
+"""Lesson 2: the hand-off between the two halves of a model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises.common import Exercise, own_line, require_function, too_large
 from ppedu.zoo import schedule
 
-if TYPE_CHECKING:  # the other lessons do without torch
+if TYPE_CHECKING:  # the package must import without torch
     from torch import Tensor
     from torch.nn import Module
 
 
 @dataclass
-class Seen:
-    """What the two halves made, were given and got back while the learner's function ran."""
+class Observed:
+    """The tensors that passed through the two halves while the learner's function ran."""
 
-    sent: list[Tensor] = field(default_factory=list)  # by the first half
-    received: list[Tensor] = field(default_factory=list)  # by the second
+    sent: list[Tensor] = field(default_factory=list)  # outputs of the first half
+    received: list[Tensor] = field(default_factory=list)  # inputs of the second half
     tracked: bool = False  # did the received activation require grad when the second half ran?
-    gradients: list[Tensor] = field(default_factory=list)  # that came to what was sent
-    loss: Any = None
-    error: RuntimeError | None = None  # from autograd
+    gradients: list[Tensor] = field(default_factory=list)  # that reached the first half's output
+    loss: Any = None  # the function's return value
+    error: RuntimeError | None = None  # raised by autograd
 
 
 @dataclass
-class Right:
-    """The same from the uncut model: its halves, their gradients in `.grad`; the activation's gradient; the loss."""
+class Reference:
+    """The uncut model after a backward: its halves with their `.grad`, the activation's gradient, and the loss."""
 
     first: Module
     second: Module
@@ -41,7 +41,7 @@ class Right:
 
 
 def _cases() -> Iterator[tuple[str, Module, Module, list[tuple[Tensor, Tensor]], Any]]:
-    """In words, the halves, the microbatches (inputs, targets) that they see one after the other, the loss."""
+    """Yield each case: its description, the two halves, the microbatches (inputs, targets), the loss function."""
     import torch
     from torch.nn import Linear, Sequential, Tanh
     from torch.nn.functional import l1_loss, mse_loss
@@ -54,7 +54,7 @@ def _cases() -> Iterator[tuple[str, Module, Module, list[tuple[Tensor, Tensor]],
         inputs, targets = torch.randn(2, 2, 4, 6, dtype=torch.float64)
     yield "", first, second, [(x, target)], mse_loss
     two = list(zip(inputs, targets, strict=True))
-    yield "with deeper halves, another loss and two microbatches, one after the other,", deep[0], deep[1], two, l1_loss
+    yield "with deeper halves, a different loss and two microbatches in turn,", deep[0], deep[1], two, l1_loss
 
 
 def _not_a_hand_off(function: Any) -> str | None:
@@ -80,20 +80,23 @@ def _not_a_hand_off(function: Any) -> str | None:
     return None
 
 
-def _uncut(first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Right:
+def _uncut(first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Reference:
     activation = first(x)
     activation.retain_grad()
     loss = loss_fn(second(activation), target)
     loss.backward()
-    return Right(first, second, activation.grad, loss.detach())
+    return Reference(first, second, activation.grad, loss.detach())
 
 
-def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Seen:
-    """Run the learner's function, and note what goes through the halves.
+def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Observed:
+    """Run the learner's function, and record the tensors that pass through the halves.
 
-    An error from autograd is noted too: what went through says better what is wrong. Other errors are raised.
+    An error from autograd is recorded as well, because the tensors explain the mistake better than its message.
+
+    Raises:
+        Exception: any other error of the learner's function.
     """
-    seen = Seen()
+    seen = Observed()
 
     def after_first(module: Module, inputs: Any, output: Tensor) -> None:
         seen.sent.append(output)
@@ -117,8 +120,8 @@ def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Te
     return seen
 
 
-def _not_cut(seen: Seen) -> str | None:
-    """What is wrong on the way down."""
+def _not_cut(seen: Observed) -> str | None:
+    """Explain what is wrong with the activation on the way down; return None if it is right."""
     import torch
 
     for half, runs in (("first", seen.sent), ("second", seen.received)):
@@ -127,97 +130,98 @@ def _not_cut(seen: Seen) -> str | None:
     (sent,), (received,) = seen.sent, seen.received
     if sent.grad_fn is None:
         return (
-            "what the first half made has no history, so no gradient can come back through it. Run it outside "
-            "no_grad(), and keep its output beside the copy; detach_() changes it in place"
+            "the output of the first half has no history, so no gradient can come back through it. Run it outside "
+            "no_grad(), and keep its output along with the copy; detach_() changes it in place"
         )
     if received.grad_fn is not None:
         return (
-            f"the second half's input still has its history, {received.grad_fn.name()}, so loss.backward() runs on "
-            "into the first half. From one process to another only the numbers travel: hand on a detached copy"
+            f"the second half's input still has its history, {received.grad_fn.name()}, so loss.backward() continues "
+            "into the first half. Between two processes only the numbers travel: hand over a detached copy"
         )
     if not torch.equal(received, sent):
-        return "the second half does not receive the numbers that the first half made"
+        return "the second half does not receive the output of the first half"
     if not seen.tracked:
         return (
-            "the received activation does not require grad when the second half runs: its .grad stays None, and there "
-            "is nothing to send back. Call requires_grad_() on it first"
+            "the received activation does not require grad when the second half runs, so its .grad stays None, and "
+            "there is nothing to send back. Call requires_grad_() on it first"
         )
     return None
 
 
-def _not_through_the_second(second: Module, right: Right) -> str | None:
+def _not_through_the_second(second: Module, right: Reference) -> str | None:
     if _none(second):
         return "the second half's weights have no gradients; loss.backward() computes them"
     return _unlike_the_uncut("second", second, right.second)
 
 
-def _not_back_to_the_first(seen: Seen, right: Right) -> str | None:
-    """What is wrong with the gradient that came to what was sent."""
+def _not_back_to_the_first(seen: Observed, right: Reference) -> str | None:
+    """Explain what is wrong with the gradient that reached the first half's output; return None if it is right."""
     import torch
 
     if not seen.gradients:
-        return _why_nothing_came(seen, right)
-    came = torch.stack(seen.gradients).sum(0)
-    if torch.equal(came, right.gradient):
+        return _why_no_gradient(seen, right)
+    gradient = torch.stack(seen.gradients).sum(0)
+    if torch.equal(gradient, right.gradient):
         return None
-    if torch.equal(came, seen.sent[0]):
-        return "the first half is given the activation itself, where the activation's gradient is wanted"
-    if torch.allclose(came, came.flatten()[0]):
+    if torch.equal(gradient, seen.sent[0]):
+        return "the first half gets the activation itself instead of the activation's gradient"
+    if torch.allclose(gradient, gradient.flatten()[0]):
         return (
-            "the first half is given the same gradient everywhere, as by sum() or mean(). It must be told how the "
-            "*loss* changes with each number that it sent: that is the gradient of the received activation"
+            "the first half gets the same gradient everywhere, as with sum() or mean(). It needs to know how the loss "
+            "changes with each number that it sent: that is the gradient of the received activation"
         )
-    times = _times(came, right.gradient)
+    times = _times(gradient, right.gradient)
     if times:
-        return f"the first half is given {times} times the gradient of the received activation; hand it back as it is"
-    return "the first half is given another tensor than the gradient of the received activation"
+        return f"the first half gets {times} times the gradient of the received activation; send it back as it is"
+    return "the first half gets a tensor other than the gradient of the received activation"
 
 
-def _why_nothing_came(seen: Seen, right: Right) -> str | None:
+def _why_no_gradient(seen: Observed, right: Reference) -> str | None:
+    """Explain why no gradient reached the first half's output."""
     (sent,), (received,) = seen.sent, seen.received
-    said = str(seen.error)
-    if "implicitly created" in said:
+    message = str(seen.error)
+    if "implicitly created" in message:
         return (
             "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, "
-            "starts from 1 by itself; give it the gradient of the received activation"
+            "can do without one; pass it the gradient of the received activation"
         )
-    if "does not require grad" in said:
-        return "backward() is called on a copy without history; call it on what first(x) returned"
-    if "Mismatch in shape" in said:
+    if "does not require grad" in message:
+        return "backward() is called on a copy without history; call it on the output of first(x)"
+    if "Mismatch in shape" in message:
         return (
-            f"backward() is given a gradient that has not the shape of what was sent, {tuple(sent.shape)}: it is that "
-            "of another tensor. Send back the gradient of the received activation"
+            f"the gradient passed to backward() does not have the shape of the activation, {tuple(sent.shape)}: it "
+            "belongs to a different tensor. Send back the gradient of the received activation"
         )
     if seen.error:
         return None
     if received.grad is not None and _times(received.grad, right.gradient) == "2":
         return (
-            "backward() is called on the received copy. That has no history, so its gradient is only added to itself; "
-            "call it on what first(x) returned"
+            "backward() is called on the received copy. That copy has no history, so its gradient is only added to "
+            "itself; call it on the output of first(x)"
         )
     return (
-        "the first half's weights have no gradients. The received activation now has one: go on with it from what "
-        "first(x) returned"
+        "the first half's weights have no gradients. The received activation now has one: use it to start a backward "
+        "from the output of first(x)"
     )
 
 
 def _unlike_the_uncut(name: str, half: Module, uncut: Module) -> str | None:
     from torch import equal
 
-    fault = f"the {name} half's gradients are not those of the uncut model"
+    fault = f"the {name} half's gradients differ from those of the uncut model"
     if _none(half):
-        return f"{fault}: there are none"
+        return f"{fault}: some are missing"
     mine, others = (_gradients(each) for each in (half, uncut))
     if equal(mine, others):
         return None
     times = _times(mine, others)
     if times:
-        return f"{fault}, but {times} times these. Leave the loss as loss_fn gives it"
-    return f"{fault}. Take the loss from loss_fn, and let backward() add to what is in .grad"
+        return f"{fault}: they are {times} times as large. Use the loss as loss_fn returns it"
+    return f"{fault}. Take the loss from loss_fn, and let backward() add to the existing .grad"
 
 
 def _gradients(half: Module) -> Tensor:
-    """Those of all its weights, one after the other."""
+    """Return the gradients of all weights, concatenated."""
     import torch
 
     return torch.cat([weight.grad.flatten() for weight in half.parameters() if weight.grad is not None])
@@ -228,7 +232,7 @@ def _none(half: Module) -> bool:
 
 
 def _times(one: Tensor, other: Tensor) -> str | None:
-    """The number that `one` is `other` times, in words; None if there is none."""
+    """Return the factor by which `one` is a multiple of `other`, formatted; None if it is not a multiple."""
     import torch
 
     if one.shape != other.shape:
@@ -237,24 +241,22 @@ def _times(one: Tensor, other: Tensor) -> str | None:
     return pretty(round(factor.item(), 4)) if torch.allclose(one, factor * other, rtol=1e-4) else None
 
 
-def _not_the_loss(said: Any, loss: Tensor) -> str | None:
+def _not_the_loss(returned: Any, loss: Tensor) -> str | None:
     from torch import is_tensor
 
-    value = said.item() if is_tensor(said) and said.numel() == 1 else said
+    value = returned.item() if is_tensor(returned) and returned.numel() == 1 else returned
     if not isinstance(value, Real) or too_large(value):
-        return f"the gradients are right, but your function gives {said!r}; let it return the loss"
+        return f"the gradients are right, but your function returns {returned!r}; it should return the loss"
     if value != loss.item():
-        return (
-            f"the gradients are right, but your function returns {pretty(value)}, and the loss is {pretty(loss.item())}"
-        )
+        return f"the gradients are right, but your function returns {pretty(value)}; the loss is {pretty(loss.item())}"
     return None
 
 
 EXERCISES = {
     "02.1": Exercise(
         _not_a_hand_off,
-        "All gradients are those of the uncut model, bit for bit. With a rank for each half, this is what you built: "
-        "down, and back up.",
+        "All gradients equal those of the uncut model, bit for bit. With one rank for each half, this is what you "
+        "built: down, and back up.",
         lambda _: simulate(schedule("naive", 2, 1)),
     ),
 }

@@ -1,4 +1,4 @@
-"""Lesson 4: five timelines, drawn step by step and not all legal, and a formula that is right in two cases alone."""
+"""Lesson 4: five drawn timelines, not all of them legal, and a formula that is right in two cases only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,22 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Span, Timeline
 from ppedu.core.validate import require_rank
-from ppedu.notebook.exercises.common import Exercise, Others, call, equal, listed, mistake, require_function, with_sizes
+from ppedu.notebook.exercises.common import (
+    Exercise,
+    Mistakes,
+    call,
+    equal,
+    explain_mistake,
+    listed,
+    missing_return,
+    require_function,
+    with_sizes,
+)
 from ppedu.zoo import schedule
 
 SLOTS = Costs(forward=1, backward=1)
 
-# A line for each rank, a column for each step.
+# One line per rank, one column per step.
 TIMELINES = {
     "A": """\
 0F0 0F1 0F2 0F3  ·   ·   ·   ·  0B0 0B2 0B3
@@ -45,12 +55,13 @@ TIMELINES = {
 
 
 def drawn(text: str, name: str = "drawn") -> Timeline:
-    """The timeline in a text: a line for each rank, a word for each step, which is an action or a dot.
+    """Parse a timeline drawn as text: one line per rank, one word per step, which is an action or a dot.
 
-    Stage s is on rank s mod ranks; as many stages and microbatches are meant as are named.
+    Stage s is on rank s mod ranks. The highest stage and microbatch in the text determine their numbers.
 
     Raises:
-        ParseError: a word is neither, there are none, or the ranks do not hold equally many stages.
+        ParseError: a word is neither an action nor a dot, there is no action, or the ranks hold different numbers of
+            stages.
     """
     rows = tuple(
         tuple(Span(Action.parse(word), step, step + 1) for step, word in enumerate(line.split()) if word not in "·.")
@@ -58,12 +69,12 @@ def drawn(text: str, name: str = "drawn") -> Timeline:
     )
     actions = [span.action for row in rows for span in row]
     if not actions:
-        raise ParseError("there is no action in the text; write a line for each rank, such as: 0F0 0F1 · 0B0 0B1")
+        raise ParseError("there is no action in the text; write one line per rank, such as: 0F0 0F1 · 0B0 0B1")
     stages = 1 + max(action.stage for action in actions)
     if stages % len(rows):
         raise ParseError(
-            f"{plural(len(rows), 'line')}, one for each rank, and {plural(stages, 'stage')}; every rank must hold "
-            "the same number of stages"
+            f"there are {plural(len(rows), 'line')}, one per rank, and {plural(stages, 'stage')}; every rank must "
+            "hold the same number of stages"
         )
     placement = Placement.make("loop", len(rows), stages // len(rows))
     orders = tuple(tuple(span.action for span in row) for row in rows)
@@ -71,11 +82,11 @@ def drawn(text: str, name: str = "drawn") -> Timeline:
     return Timeline(Schedule(name, placement, microbatches, orders), rows, SLOTS, "drawn")
 
 
-# What somebody overlooks who takes an illegal timeline for legal.
+# The kinds of faults, and how they are described to a learner who overlooked one.
 OVERLOOKED = {
-    "rank": "a rank runs something of a stage that it does not hold",
-    "early": "something is drawn before what it needs has ended",
-    "missing": "something is never run",
+    "rank": "a rank runs an action of a stage that it does not hold",
+    "early": "an action starts before one that it depends on has ended",
+    "missing": "an action never runs",
 }
 
 WANTED = "'legal', or a rank and its action, such as (2, '2F0')"
@@ -87,7 +98,7 @@ def _misjudged(verdicts: Any) -> str | None:
         raise SettingError(f"give a dict with a verdict on each of {names}; got {verdicts!r}")
     for name in verdicts:
         if name not in TIMELINES:
-            raise SettingError(f"there is no timeline {name!r}; there is: {names}")
+            raise SettingError(f"there is no timeline {name!r}; the timelines are: {names}")
     for name, text in TIMELINES.items():
         if name not in verdicts:
             raise SettingError(f"your verdict on {name} is missing; give {WANTED}")
@@ -101,24 +112,26 @@ def _misjudged(verdicts: Any) -> str | None:
 
 
 def _not_its_fault(timeline: Timeline, verdict: Any) -> str | None:
-    """What is wrong with a verdict; of the timeline's own faults no more than it takes to look again."""
+    """Explain what is wrong with a verdict, without giving away where the timeline's own faults are."""
     faults = _faults(timeline)
     if isinstance(verdict, str) and verdict == "legal":
         return f"{timeline.schedule.name} is not legal: {OVERLOOKED[next(iter(faults.values()))]}" if faults else None
     if isinstance(verdict, str) or not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
-        raise SettingError(f"give {WANTED}, and not {verdict!r}")
+        raise SettingError(f"give {WANTED}, not {verdict!r}")
     if isinstance(verdict[0], str):
         raise SettingError(f"a rank is a number, such as 0; got {verdict[0]!r}")
     rank = require_rank(verdict[0], timeline.schedule.ranks)
     try:
         action = Action.parse(str(verdict[1]))
     except ParseError:
-        raise SettingError(f"{verdict[1]!r} is no action; write the stage, F or B, and the microbatch: '0B1'") from None
-    return None if (rank, action) in faults else _all_right(timeline, rank, action)
+        raise SettingError(
+            f"{verdict[1]!r} is not an action; write the stage, F or B, and the microbatch: '0B1'"
+        ) from None
+    return None if (rank, action) in faults else _why_no_fault(timeline, rank, action)
 
 
 def _faults(timeline: Timeline) -> dict[tuple[int, Action], str]:
-    """What is wrong with an action on a rank: a key of `OVERLOOKED`."""
+    """Return the faulty actions (rank, action), each with the kind of its fault, a key of `OVERLOOKED`."""
     own, place = timeline.schedule, timeline.schedule.placement
     ends = {result: span.end for row in timeline.rows for span in row for result in produces(span.action)}
     faults = {}
@@ -137,8 +150,8 @@ def _faults(timeline: Timeline) -> dict[tuple[int, Action], str]:
     return faults
 
 
-def _all_right(timeline: Timeline, rank: int, action: Action) -> str:
-    """Why nothing is wrong with an action on a rank."""
+def _why_no_fault(timeline: Timeline, rank: int, action: Action) -> str:
+    """Explain why there is nothing wrong with an action on a rank."""
     own, place = timeline.schedule, timeline.schedule.placement
     stages, microbatches = range(own.stages), range(own.microbatches)
     if action.op not in ("F", "B") or action.stage not in stages or action.microbatch not in microbatches:
@@ -149,12 +162,13 @@ def _all_right(timeline: Timeline, rank: int, action: Action) -> str:
     ran = {span.action: (at, span) for at, row in enumerate(timeline.rows) for span in row}
     if action not in own.orders[rank]:
         where = f"; rank {ran[action][0]} runs it" if action in ran else ""
-        return f"in {own.name} rank {rank} does not run {action}, and need not: it holds {_stages(own, rank)}{where}"
+        held = _stages(own, rank)
+        return f"in {own.name} rank {rank} does not run {action}, and does not have to: it holds {held}{where}"
     before = sorted(cause for cause in ran.values() if set(produces(cause[1].action)) & set(requires(action, place)))
     after = " and ".join(f"{span.action} in step {span.start}" for _, span in before)
-    ready = f"what it needs has been run, {after}" if before else "it needs nothing from anybody"
+    ready = f"its dependencies have run before, {after}" if before else "it depends on no other action"
     when = f"in {own.name} rank {rank} runs {action} in step {ran[action][1].start}"
-    return f"{when}, and may: it holds stage {action.stage}, and {ready}"
+    return f"{when}, and that is legal: it holds stage {action.stage}, and {ready}"
 
 
 def _stages(own: Schedule, rank: int) -> str:
@@ -162,12 +176,12 @@ def _stages(own: Schedule, rank: int) -> str:
     return f"stage{'s' if len(held) > 1 else ''} {' and '.join(map(str, held))}"
 
 
-# Ranks and microbatches; of some so many that both the formula and the bubble are small.
+# (ranks, microbatches); with many microbatches, both the formula and the bubble are small.
 SIZES = [(4, 8), (4, 1), (2, 2), (1, 8), (3, 2), (1, 1), (2, 1), (2, 200), (8, 1), (5, 4), (3, 150)]
 
 
 def published(ranks: int, microbatches: int) -> float:
-    """A formula for 1F1B's bubble that is in circulation."""
+    """A formula for 1F1B's bubble that has been published, but is wrong."""
     return (ranks - 1) / (2 * (microbatches - 1) + ranks)
 
 
@@ -175,57 +189,56 @@ def _bubble(ranks: int, microbatches: int) -> float:
     return simulate(schedule("1f1b", ranks, microbatches)).bubble
 
 
-# What people answer, and what they overlook.
-OTHER_RANGES: Others = [
-    (lambda p, m: False, "A wrong formula can be right in places; that is why it is not noticed"),
+# Common wrong answers for where the formula is right.
+WRONG_RANGES: Mistakes = [
+    (lambda p, m: False, "A wrong formula can be right in some cases; that is why the error goes unnoticed"),
     (
         lambda p, m: equal(published(p, m), (p - 1) / m),
-        "One rank is also where it equals (p-1)/m, but that is the overhead, the makespan over the time that the "
-        "busiest rank works, minus 1; the bubble is the idle share of the makespan",
+        "You compare with (p-1)/m, which is the overhead: the makespan divided by the time that the busiest rank "
+        "works, minus 1. The bubble is the idle fraction of the makespan",
     ),
 ]
 
 
 def _not_where_it_holds(function: Any) -> str | None:
     require_function(function, "ranks", "microbatches")
-    said = [_yes_or_no(function, *sizes) for sizes in SIZES]
-    for yes, sizes in zip(said, SIZES, strict=True):
+    answers = [_yes_or_no(function, *sizes) for sizes in SIZES]
+    for yes, sizes in zip(answers, SIZES, strict=True):
         formula, bubble = published(*sizes), _bubble(*sizes)
         if yes == equal(formula, bubble):
             continue
         fault = (
             f"{with_sizes(*sizes)} the formula gives {pretty(formula)}, and the simulation "
-            f"{pretty(bubble)}{', too' if not yes else ''}; your function says {yes}"
+            f"{pretty(bubble)}{', too' if not yes else ''}; your function returns {yes}"
         )
-        close = ". Close is not equal: with many microbatches both are small, and still the one is twice the other"
-        return fault + (close if yes and bubble - formula < 0.01 else mistake(said, SIZES, OTHER_RANGES, eq))
+        close = ". Close is not equal: with many microbatches both are small, but the bubble is still twice the formula"
+        return fault + (close if yes and bubble - formula < 0.01 else explain_mistake(answers, SIZES, WRONG_RANGES, eq))
     return None
 
 
 def _yes_or_no(function: Callable[[int, int], Any], ranks: int, microbatches: int) -> bool:
-    """The learner's True or False, NumPy's too.
+    """Call the learner's function, which should return True or False; NumPy's are accepted as well.
 
     Raises:
-        SettingError: it is something else.
+        SettingError: it returns something else.
     """
     case = with_sizes(ranks, microbatches)
     answer = call(function, case, ranks, microbatches)
     if str(answer) not in ("True", "False"):
-        forgotten = "; is there a return?" if answer is None else ""
-        raise SettingError(f"{case} your function gives {answer!r}, where True or False is wanted{forgotten}")
+        raise SettingError(f"{case} your function returns {answer!r}, not True or False{missing_return(answer)}")
     return str(answer) == "True"
 
 
 EXERCISES = {
     "04.1": Exercise(
         _misjudged,
-        "Four of the five cannot be run as they are drawn. Of E the picture alone is wrong, its orders are legal: this "
-        "is when they run.",
+        "Four of the five cannot run as drawn. In E only the picture is wrong, and its orders are legal: this is when "
+        "they really run.",
         lambda _: simulate(drawn(TIMELINES["E"], "E").schedule, SLOTS),
     ),
     "04.2": Exercise(
         _not_where_it_holds,
-        "It is right for one rank, which never waits, and for one microbatch. Everywhere else it is too small, and "
-        "with many microbatches by half.",
+        "The formula is right for one rank, which never waits, and for one microbatch. Everywhere else it is too "
+        "small; with many microbatches it gives half the bubble.",
     ),
 }

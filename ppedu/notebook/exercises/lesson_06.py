@@ -1,4 +1,4 @@
-"""Lesson 6: three loops that hang and one that takes one message for another, tried on ranks in this process."""
+"""Lesson 6: three loops that hang, and one that confuses its messages, rehearsed on simulated ranks."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from ppedu.zoo import schedule
 
 
 def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
-    """Who waits for whom, if anybody does."""
+    """Explain which ranks wait for each other; return None if the program ended."""
     at = {wait.rank: wait for wait in rehearsal.waits}
     if not at:
         return None
-    ring = next(rings({rank: wait.peers for rank, wait in at.items()}), [])
-    each = "; ".join(_said(at[rank], at) for rank in ring or at)
-    kinds = {at[rank].kind for rank in ring}
+    cycle = next(rings({rank: wait.peers for rank, wait in at.items()}), [])
+    each = "; ".join(_description(at[rank], at) for rank in cycle or at)
+    kinds = {at[rank].kind for rank in cycle}
     forwards = [sum(action.op == "F" for action in rank.actions) for rank in rehearsal.ranks]
     if "all" in kinds:
-        each += ". What all ranks do together, all of them must call, each as often as the others"
+        each += ". A collective must be called by all ranks, and equally often"
     elif "swap" in kinds:
-        each += ". A swap needs two that swap with each other"
-        late = [rank for rank in ring if at[rank].doing == "send_bwd_recv_fwd" and forwards[rank] == microbatches]
+        each += ". A swap needs two ranks that swap with each other"
+        late = [rank for rank in cycle if at[rank].doing == "send_bwd_recv_fwd" and forwards[rank] == microbatches]
         if late:
-            each += f". After its last microbatch rank {late[0]} has nothing more to receive, so there it only sends"
+            each += f". After its last microbatch, rank {late[0]} has nothing left to receive, so it should only send"
     elif kinds == {"receive"}:
-        each += ". All receive, nobody sends"
+        each += ". All of them receive, and none sends"
     elif kinds == {"send"}:
-        each += ". All send, nobody receives"
+        each += ". All of them send, and none receives"
     return f"{case} it hangs: {each}"
 
 
-def _said(wait: Wait, at: dict[int, Wait]) -> str:
-    others = [f"rank {peer}" + ("" if peer in at else ", which has ended") for peer in wait.peers]
-    return f"at line {wait.line}, {wait.source}, rank {wait.rank} waits for {' and '.join(others)}"
+def _description(wait: Wait, at: dict[int, Wait]) -> str:
+    peers = [f"rank {peer}" + ("" if peer in at else ", which has ended") for peer in wait.peers]
+    return f"at line {wait.line}, {wait.source}, rank {wait.rank} waits for {' and '.join(peers)}"
 
 
 def _mixed_up(rehearsal: Rehearsal, case: str) -> str | None:
-    """What was computed with something else than its own, if anything was."""
+    """Explain which action ran with the wrong input; return None if every input was right."""
     for rank in rehearsal.ranks:
         for action, given, own in rank.mixed:
             kind, what = ("forward", "an activation") if action.op == "F" else ("backward", "a gradient")
@@ -53,26 +53,29 @@ def _mixed_up(rehearsal: Rehearsal, case: str) -> str | None:
             if given != own._replace(microbatch=given.microbatch):
                 return f"{runs} with {given} of stage {given.stage}, where it needs {own} of stage {own.stage}"
             return (
-                f"{runs} with {given}. A message has no name on it: what rank {given.stage} sends first, "
-                f"rank {rank.rank} receives first. And the shapes are the same, so nobody complains"
+                f"{runs} with {given}. Messages are not labeled: the first one that rank {given.stage} sends is the "
+                f"first one that rank {rank.rank} receives. And the shapes are equal, so there is no error"
             )
     return None
 
 
-# Ranks and microbatches: the smallest case that can go wrong first, so that there is little to think through.
+# (ranks, microbatches): the smallest case that can go wrong comes first, because it is the easiest to understand.
 CASES = [(2, 2), (1, 1), (2, 1), (2, 4), (4, 2), (3, 3), (4, 8)]
 
 
 def _ran(step: Any, ranks: int, microbatches: int) -> tuple[Rehearsal, Schedule]:
-    """A learner's training step, rehearsed, and what was run in it."""
+    """Rehearse the learner's training step, and return the schedule of the actions that ran as well."""
     case = with_sizes(ranks, microbatches)
     rehearsal = rehearse(lambda me: call(step, f"{case}, on rank {me.rank},", me, microbatches), ranks)
     orders = tuple(tuple(rank.actions) for rank in rehearsal.ranks)
     return rehearsal, Schedule("yours", Placement.make("loop", ranks), microbatches, orders)
 
 
-def _not_a_step(step: Any, like: str = "") -> str | None:
-    """What is wrong with a training step, which is to run what the schedule `like` runs, if one is named."""
+def _not_a_step(step: Any, name: str = "") -> str | None:
+    """Explain what is wrong with a training step; return None if it is right.
+
+    name: of the schedule whose order the step must keep, if any.
+    """
     require_function(step, "me", "microbatches")
     for ranks, microbatches in CASES:
         case = with_sizes(ranks, microbatches)
@@ -83,19 +86,19 @@ def _not_a_step(step: Any, like: str = "") -> str | None:
             return f"{case} your loop runs nothing; is there a return before its end?"
         if fault := not_legal(yours, f"{case} nothing hangs; still"):
             return fault
-        if like:
-            theirs = schedule(like, ranks, microbatches)
+        if name:
+            theirs = schedule(name, ranks, microbatches)
             for rank, (own, wanted) in enumerate(zip(yours.orders, theirs.orders, strict=True)):
                 for mine, its in zip(own, wanted, strict=True):
                     if mine != its:
                         return (
-                            f"{case} nothing hangs, but it is no {like.upper()} any more: rank {rank} runs {mine} "
+                            f"{case} nothing hangs, but it is not {name.upper()} anymore: rank {rank} runs {mine} "
                             f"where it should run {its}. Keep that order, and change how the ranks send and receive"
                         )
     return None
 
 
-# Ranks, the target, the losses, and after how many steps the loss is below the target or no step is left.
+# (ranks, target, losses, the step after which training should end: the loss is below the target, or no step is left).
 TRAININGS = [
     (2, 2.0, (4.0, 3.0, 1.5, 2.5, 1.0, 0.5), 3),
     (4, 2.0, (4.0, 1.5, 2.5, 1.0), 2),
@@ -123,7 +126,7 @@ def _not_stopped(train: Any) -> str | None:
                 f"{plural(enough, 'step')}, but takes {taken}"
             )
             if taken < enough:
-                return f"{fault}. me.step() gives 0 on the other ranks: they add 0, so the sum is the loss itself"
+                return f"{fault}. me.step() returns 0 on the other ranks, so the sum over all ranks is the loss itself"
             return fault
     return None
 
@@ -131,20 +134,20 @@ def _not_stopped(train: Any) -> str | None:
 EXERCISES = {
     "06.1": Exercise(
         _not_a_step,
-        "Each rank sends what the next one waits for before it waits itself.",
+        "Each rank sends what its neighbor is waiting for before it waits for a message of its own.",
     ),
     "06.2": Exercise(
         lambda step: _not_a_step(step, "1f1b"),
-        "Nobody waits for ever, on any number of ranks, and it is still 1F1B: this is what your loop ran.",
+        "Every rank gets to its end, on any number of ranks, and it is still 1F1B. This is what your loop ran.",
         lambda step: simulate(_ran(step, 4, 8)[1]),
     ),
     "06.3": Exercise(
         _not_stopped,
-        "All ranks know the loss, so all of them leave after the same step.",
+        "All ranks know the loss, so all of them stop after the same step.",
     ),
     "06.4": Exercise(
         _not_a_step,
-        "Every backward gets its own microbatch's gradient: this is what your loop ran.",
+        "Every backward gets its own microbatch's gradient. This is what your loop ran.",
         lambda step: simulate(_ran(step, 4, 8)[1]),
     ),
 }

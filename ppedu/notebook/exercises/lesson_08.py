@@ -1,6 +1,6 @@
-"""Lesson 8: the costs that a run shows, and what makes it longer than its simulation.
+"""Lesson 8: estimate the costs from a run, and explain why it takes longer than its simulation.
 
-The runs that answers are tried on are made up, not measured: they are the same each time, and what they hide is known.
+Answers are checked with synthetic runs: these are the same every time, and the right answer is known.
 """
 
 from __future__ import annotations
@@ -20,17 +20,30 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Span, Timeline
-from ppedu.notebook.exercises.common import Exercise, call, equal, require_function, too_large, with_sizes
+from ppedu.notebook.exercises.common import (
+    Exercise,
+    call,
+    equal,
+    missing_return,
+    require_function,
+    too_large,
+    with_sizes,
+)
 from ppedu.zoo import schedule
 
 
-def made_up(
+def synthetic_run(
     case: Schedule,
     lasts: Callable[[Action], float],
     travels: Callable[[], float],
     pause: Callable[[], float] = lambda: 0.0,
 ) -> Timeline:
-    """What might be measured of a schedule: how long an action lasts, a message travels, a rank pauses in between."""
+    """Return a timeline such as might be measured.
+
+    lasts: `lasts(action)` returns the duration of an action.
+    travels: returns the time that a message takes.
+    pause: returns the time that a rank pauses between two actions.
+    """
     free = [0.0] * case.ranks
     done: dict[Result, tuple[float, int]] = {}
     rows: list[list[Span]] = [[] for _ in range(case.ranks)]
@@ -56,15 +69,15 @@ def _seconds(*times: float) -> str:
 
 
 # Exercise 1: the costs. One forward and one backward of each stage take SLOW times as long as the others, and one
-# message in ten LATE times.
+# message in ten takes LATE times as long.
 SLOW, LATE = 8, 6
 
 
 @cache
 def _runs() -> list[tuple[Timeline, Costs]]:
-    """Each with the costs that it hides; the lesson's own case first."""
+    """Return synthetic runs, each with the costs to be found; the lesson's own case first."""
     chunks = Costs([0.015, 0.012, 0.018, 0.010], [0.030, 0.020, 0.028, 0.024], latency=0.003)
-    cases = [  # with seeds for which the medians come within 3 % of what is hidden
+    cases = [  # with seeds for which the medians are within 3 % of the true costs
         (schedule("1f1b", 4, 8), Costs(0.020, 0.040, latency=0.005), 63),
         (schedule("1f1b", 3, 6), Costs([0.010, 0.030, 0.020], [0.025, 0.050, 0.035], latency=0.008), 141),
         (schedule("interleaved", 2, 6, chunks=2), chunks, 1262),
@@ -73,7 +86,7 @@ def _runs() -> list[tuple[Timeline, Costs]]:
 
 
 def _noisy(case: Schedule, costs: Costs, chance: Random) -> Timeline:
-    """Nothing takes quite as long as the last time, and some things take much longer."""
+    """Return a run in which all times vary a little, and some actions and messages take much longer."""
     times = costs.durations(case.stages, case.ranks)
     slow = {make(stage, chance.randrange(case.microbatches)) for make in (F, B) for stage in range(case.stages)}
 
@@ -83,36 +96,43 @@ def _noisy(case: Schedule, costs: Costs, chance: Random) -> Timeline:
     def travels() -> float:
         return float(costs.latency) * chance.uniform(0.8, 1.2) * (LATE if chance.random() < 0.1 else 1)
 
-    return made_up(case, lasts, travels, pause=lambda: chance.uniform(0.0001, 0.0004))
+    return synthetic_run(case, lasts, travels, pause=lambda: chance.uniform(0.0001, 0.0004))
 
 
 def _not_the_costs(fit: Any) -> str | None:
     require_function(fit, "timeline")
     for run, hidden in _runs():
-        said = call(fit, _named(run), run)
-        if not isinstance(said, Costs):
-            forgotten = "; is there a return?" if said is None else ""
-            return f"your function gives {said!r}, where costs are wanted, such as pp.Costs(latency=0.005){forgotten}"
-        fault = _not_the_times(run, said, hidden) or _not_the_latency(run, float(said.latency), float(hidden.latency))
+        fitted = call(fit, _named(run), run)
+        if not isinstance(fitted, Costs):
+            return (
+                f"your function returns {fitted!r} instead of costs, such as pp.Costs(latency=0.005)"
+                f"{missing_return(fitted)}"
+            )
+        fault = _not_the_times(run, fitted, hidden) or _not_the_latency(
+            run, float(fitted.latency), float(hidden.latency)
+        )
         if fault:
             return f"{_named(run)} {fault}"
     return None
 
 
-def _not_the_times(run: Timeline, said: Costs, hidden: Costs) -> str | None:
+def _not_the_times(run: Timeline, fitted: Costs, hidden: Costs) -> str | None:
     stages, ranks = run.schedule.stages, run.schedule.ranks
-    yours, right = (costs.durations(stages, ranks) for costs in (said, hidden))
+    yours, right = (costs.durations(stages, ranks) for costs in (fitted, hidden))
     for op, name in ((Op.F, "forward"), (Op.B, "backward")):
         for stage in range(stages):
             value, time = float(yours[op][stage]), float(right[op][stage])
             if isclose(value, time, rel_tol=0.05):
                 continue
             fault = f"a {name} of stage {stage} takes {_seconds(time)}; your costs say {_seconds(value)}"
-            if getattr(said, name) is None:
-                return f"{fault}. You leave the {name} out, and then it is taken to be twice the forward"
-            if not isinstance(getattr(said, name), Sequence):
-                return f"{fault}. One number is the time of a rank's whole share, for all alike: list each stage's own"
-            for other, why in OTHER_TIMES:
+            if getattr(fitted, name) is None:
+                return f"{fault}. You leave out the {name}, and then it is assumed to be twice the forward"
+            if not isinstance(getattr(fitted, name), Sequence):
+                return (
+                    f"{fault}. A single number is the time of a rank's whole share, the same on all ranks: give a list "
+                    "with the time of each stage"
+                )
+            for other, why in WRONG_TIMES:
                 if isclose(value, other(run, op, stage), rel_tol=1e-6):
                     return f"{fault}. {why}"
             return fault
@@ -120,13 +140,13 @@ def _not_the_times(run: Timeline, said: Costs, hidden: Costs) -> str | None:
 
 
 def _times(run: Timeline, op: str, stage: int) -> list[float]:
-    """How long the forwards of a stage took, or the backwards."""
+    """Return the durations of a stage's forwards or backwards."""
     spans = (span for row in run.rows for span in row)
     return [end - start for action, start, end in spans if (action.op, action.stage) == (op, stage)]
 
 
 def _from_end_to_end(run: Timeline, op: str, stage: int) -> list[float]:
-    """The same, with what each waited for before it."""
+    """Return the durations of a stage's forwards or backwards, each with the wait before it."""
     row = run.rows[run.schedule.placement.rank(stage, 0)]
     ends = [0.0, *(span.end for span in row)]
     return [
@@ -136,14 +156,14 @@ def _from_end_to_end(run: Timeline, op: str, stage: int) -> list[float]:
     ]
 
 
-WITH_WAIT = "You count from the end of the action before, and so the rank's wait as work; a span has a start of its own"
-IN_SECONDS = "The timeline counts in seconds; do so, too"
+WITH_WAIT = "You measure from the end of the previous action, which includes the wait; use the span's own start"
+IN_SECONDS = "The timeline is in seconds; give seconds, too"
 
-# What people take for the time of a stage's forwards or backwards, and what it is instead.
-OTHER_TIMES: list[tuple[Callable[[Timeline, str, int], float], str]] = [
+# Common wrong answers for the time of a stage's forwards or backwards.
+WRONG_TIMES: list[tuple[Callable[[Timeline, str, int], float], str]] = [
     (
         lambda run, op, stage: mean(_times(run, op, stage)),
-        f"That is the mean, and one of them took {SLOW} times as long as the others. The median does not mind",
+        f"That is the mean, and one of them took {SLOW} times as long as the others. The median ignores it",
     ),
     (lambda run, op, stage: median(_from_end_to_end(run, op, stage)), WITH_WAIT),
     (lambda run, op, stage: mean(_from_end_to_end(run, op, stage)), WITH_WAIT),
@@ -153,27 +173,27 @@ OTHER_TIMES: list[tuple[Callable[[Timeline, str, int], float], str]] = [
     ),
     (
         lambda run, op, stage: median(_times(run, "B" if op == "F" else "F", stage)),
-        "Forward and backward have changed places",
+        "Forward and backward are swapped",
     ),
-    (lambda run, op, stage: max(_times(run, op, stage)), "That is the slowest of them, which came once"),
+    (lambda run, op, stage: max(_times(run, op, stage)), "That is the slowest of them, an exception"),
     (lambda run, op, stage: min(_times(run, op, stage)), "That is the fastest of them; the others take longer"),
-    (lambda run, op, stage: sum(_times(run, op, stage)), "That is all of them together; how long is one?"),
+    (lambda run, op, stage: sum(_times(run, op, stage)), "That is the sum of all of them; how long does one take?"),
     (lambda run, op, stage: 1000 * median(_times(run, op, stage)), IN_SECONDS),
 ]
 
 
 class Message(NamedTuple):
-    """What an action got from another rank."""
+    """A message from another rank, and the action that needs it."""
 
     action: Action
-    delay: float  # from the end of the action that made it to the start of the one that needs it
-    gap: float  # that the rank was idle before it
-    awaited: bool  # had the rank nothing left to do when it was made?
-    first: bool  # is it the rank's first action?
+    delay: float  # from the end of the action that sends the message to the start of the one that needs it
+    gap: float  # how long the rank was idle before `action`
+    awaited: bool  # was the rank already idle when the message was sent?
+    first: bool  # is `action` the rank's first?
 
 
 def _messages(run: Timeline) -> list[Message]:
-    """All messages. In these schedules neighbouring stages are on different ranks."""
+    """Return all messages of a run. In these schedules, neighboring stages are on different ranks."""
     ended = {span.action: span.end for row in run.rows for span in row}
     crossed = []
     for row in run.rows:
@@ -194,7 +214,7 @@ def _not_the_latency(run: Timeline, value: float, time: float) -> str | None:
     if value == 0:
         return f"{fault}: they have no latency yet"
     crossed = _messages(run)
-    for other, why in OTHER_LATENCIES:
+    for other, why in WRONG_LATENCIES:
         if isclose(value, other(crossed), rel_tol=1e-6):
             return f"{fault}. {why}"
     later = [message for message in crossed if not message.first]
@@ -202,9 +222,9 @@ def _not_the_latency(run: Timeline, value: float, time: float) -> str | None:
     if any(isclose(value, other, rel_tol=1e-6) for other in every):
         worst = max(crossed, key=lambda message: (not message.awaited, message.delay))
         return (
-            f"{fault}. You count messages that nobody waited for: what {worst.action} needs was made "
-            f"{_seconds(worst.delay)} before it started, but its rank was busy then. Compare the end of the "
-            "rank's action before with the end of what is needed, not with the start"
+            f"{fault}. You count messages for which no rank was waiting: the input of {worst.action} was sent "
+            f"{_seconds(worst.delay)} before {worst.action} started, but its rank was busy then. Compare the end of "
+            "the rank's previous action with the end of the action that sends the message, not with its start"
         )
     return fault
 
@@ -213,31 +233,31 @@ def _awaited(crossed: Sequence[Message]) -> list[float]:
     return [message.delay for message in crossed if message.awaited]
 
 
-IDLE = "That is how long a rank is idle; for a part of that time, what it waits for has not been made yet"
+IDLE = "That is how long a rank is idle; for part of that time, the message it waits for has not been sent yet"
 
-# What people take for the latency, and what it is instead.
-OTHER_LATENCIES: list[tuple[Callable[[Sequence[Message]], float], str]] = [
+# Common wrong answers for the latency.
+WRONG_LATENCIES: list[tuple[Callable[[Sequence[Message]], float], str]] = [
     (
         lambda crossed: mean(_awaited(crossed)),
-        f"That is the mean, and some messages took {LATE} times as long as the others. The median does not mind",
+        f"That is the mean, and some messages took {LATE} times as long as the others. The median ignores them",
     ),
     (lambda crossed: median(message.gap for message in crossed if message.awaited), IDLE),
     (lambda crossed: median(message.gap for message in crossed), IDLE),
     (lambda crossed: mean(message.gap for message in crossed), IDLE),
     (lambda crossed: min(_awaited(crossed)), "That is the fastest message; the others take longer"),
-    (lambda crossed: max(_awaited(crossed)), "That is the slowest message, of a few late ones"),
+    (lambda crossed: max(_awaited(crossed)), "That is the slowest message, an exception"),
     (lambda crossed: 1000 * median(_awaited(crossed)), IN_SECONDS),
 ]
 
 
-# Exercise 2: what makes a run longer than its simulation.
+# Exercise 2: why a run takes longer than its simulation.
 
 
 @cache
 def _longer_runs() -> list[tuple[Timeline, Costs]]:
-    """Each with the costs that it should have had; the lesson's own case first."""
+    """Return synthetic runs, each with the costs of its simulation; the lesson's own case first."""
     even, uneven = Costs(0.020, 0.040), Costs([0.012, 0.020, 0.016], [0.030, 0.030, 0.044], latency=0.004)
-    cases = [  # at most so many times as long does an action last, so much longer does a message travel
+    cases = [  # schedule, costs, the most by which an action is slowed down, the most by which a message is late
         (schedule("1f1b", 4, 8), even, 2.5, 0.010),
         (schedule("interleaved", 3, 6, chunks=2), Costs(0.020, 0.040, latency=0.005), 2, 0.020),
         (schedule("1f1b", 4, 8), even, 1, 0.006),
@@ -252,30 +272,29 @@ def _stretched(case: Schedule, costs: Costs, most: float, late: float, chance: R
     def lasts(action: Action) -> float:
         return float(times[action.op][action.stage]) * chance.uniform(1, most)
 
-    return made_up(case, lasts, travels=lambda: float(costs.latency) + chance.uniform(0, late))
+    return synthetic_run(case, lasts, travels=lambda: float(costs.latency) + chance.uniform(0, late))
 
 
 def _not_the_parts(function: Any) -> str | None:
     require_function(function, "measured", "costs")
     for measured, costs in _longer_runs():
-        said, right = call(function, _named(measured), measured, costs), _parts(measured, costs)
-        if not (isinstance(said, Sequence) and len(said) == 2 and all(map(_number, said))):
-            forgotten = "; is there a return?" if said is None else ""
-            return f"your function gives {said!r}, where two numbers are wanted, slower and waiting{forgotten}"
-        if all(map(equal, said, right)):
+        parts, right = call(function, _named(measured), measured, costs), _parts(measured, costs)
+        if not (isinstance(parts, Sequence) and len(parts) == 2 and all(map(_number, parts))):
+            return f"your function returns {parts!r} instead of two numbers, slower and waiting{missing_return(parts)}"
+        if all(map(equal, parts, right)):
             continue
         fault = (
-            f"{_named(measured)} slower actions make {_seconds(right[0])} of the difference and waiting "
-            f"{_seconds(right[1])}; your function says {_seconds(*said)}"
+            f"{_named(measured)} slower actions make up {_seconds(right[0])} of the difference and waiting "
+            f"{_seconds(right[1])}; your function returns {_seconds(*parts)}"
         )
-        if all(map(equal, said, reversed(right))):
-            return f"{fault}. The two have changed places"
-        if not equal(said[0], right[0]):
-            for other, why in OTHER_PARTS:
-                if equal(said[0], other(measured, costs)):
+        if all(map(equal, parts, reversed(right))):
+            return f"{fault}. The two are swapped"
+        if not equal(parts[0], right[0]):
+            for other, why in WRONG_PARTS:
+                if equal(parts[0], other(measured, costs)):
                     return f"{fault}. {why}"
-        if not equal(sum(said), sum(right)):
-            return f"{fault}. Together they are to be all of the difference, {_seconds(sum(right))}"
+        if not equal(sum(parts), sum(right)):
+            return f"{fault}. Together they must add up to the whole difference, {_seconds(sum(right))}"
         return fault
     return None
 
@@ -285,15 +304,15 @@ def _number(value: Any) -> bool:
 
 
 def _parts(measured: Timeline, costs: Costs) -> tuple[float, float]:
-    """What the run takes longer than its simulation: for slower actions, and for the rest."""
-    again = _again(measured, float(costs.latency))
-    return again - _simulated(measured, costs), measured.makespan - again
+    """Split the difference between a run and its simulation: due to slower actions, and due to waiting."""
+    replayed = _replayed(measured, float(costs.latency))
+    return replayed - _simulated(measured, costs), measured.makespan - replayed
 
 
-def _again(measured: Timeline, latency: float) -> float:
-    """The makespan if each action lasted as long as it did, and nothing else held anybody up."""
+def _replayed(measured: Timeline, latency: float) -> float:
+    """Return the makespan if every action lasted as long as it did, and nothing else delayed it."""
     lasted = {span.action: span.end - span.start for row in measured.rows for span in row}
-    return float(made_up(measured.schedule, lasted.__getitem__, lambda: latency).makespan)
+    return float(synthetic_run(measured.schedule, lasted.__getitem__, lambda: latency).makespan)
 
 
 def _simulated(measured: Timeline, costs: Costs) -> float:
@@ -306,43 +325,46 @@ def _with_medians(measured: Timeline, latency: Any) -> float:
 
 
 def _worked_longer(measured: Timeline, costs: Costs) -> list[float]:
-    """Each rank than in the simulation."""
+    """Return how much longer each rank worked than in the simulation."""
     return [one - other for one, other in zip(measured.busy, simulate(measured.schedule, costs).busy, strict=True)]
 
 
 MEDIANS = (
-    "You simulate with the median of each stage. But its actions lasted unlike times, and each holds up others by its "
-    "own: go through the run again, action by action"
+    "You simulate with the median of each stage. But its actions had different durations, and each delays other "
+    "actions by its own: replay the run, action by action"
 )
-OTHERS = "But a rank also waits for the slower actions of others"
+OTHERS = "But a rank also waits for the slower actions of the other ranks"
 
-# What people take for the part of the slower actions, and what it is instead.
-OTHER_PARTS: list[tuple[Callable[[Timeline, Costs], float], str]] = [
+# Common wrong answers for the part that is due to slower actions.
+WRONG_PARTS: list[tuple[Callable[[Timeline, Costs], float], str]] = [
     (
         lambda measured, costs: sum(_worked_longer(measured, costs)),
-        "That is what all ranks together worked longer. They work at the same time, and an action that nobody waits "
-        "for may be slow at no cost",
+        "That is how much longer all ranks together worked. They work at the same time, and if no action waits for a "
+        "slow one, it costs nothing",
     ),
     (
         lambda measured, costs: mean(_worked_longer(measured, costs)),
-        f"That is what a rank worked longer, on average. {OTHERS}",
+        f"That is how much longer a rank worked on average. {OTHERS}",
     ),
-    (lambda measured, costs: max(_worked_longer(measured, costs)), f"That is what one rank worked longer. {OTHERS}"),
+    (
+        lambda measured, costs: max(_worked_longer(measured, costs)),
+        f"That is how much longer one rank worked. {OTHERS}",
+    ),
     (lambda measured, costs: _with_medians(measured, costs.latency) - _simulated(measured, costs), MEDIANS),
     (lambda measured, costs: _with_medians(measured, 0) - _simulated(measured, costs), MEDIANS),
     (
-        lambda measured, costs: _again(measured, 0) - _simulated(measured, costs),
-        "When you go through the run again, messages take no time; let each take the latency of the costs",
+        lambda measured, costs: _replayed(measured, 0) - _simulated(measured, costs),
+        "In your replay, messages take no time; let each take the latency of the costs",
     ),
     (
         lambda measured, costs: (
             sum(span.end - span.start for _, span in measured.critical_path()) - _simulated(measured, costs)
         ),
-        "You add up the critical path. Without its waits the run would hang on another one",
+        "You add up the critical path. Without its waits, a different path would be critical",
     ),
     (
         lambda measured, costs: measured.makespan - _simulated(measured, costs),
-        "That is the whole difference; a part of it is waiting",
+        "That is the whole difference; part of it is waiting",
     ),
     (lambda measured, costs: 1000 * _parts(measured, costs)[0], IN_SECONDS),
 ]
@@ -351,10 +373,10 @@ OTHER_PARTS: list[tuple[Callable[[Timeline, Costs], float], str]] = [
 EXERCISES = {
     "08.1": Exercise(
         _not_the_costs,
-        "Slow actions and late messages do not mislead you, nor do ranks that are busy when a message comes.",
+        "Slow actions, late messages and ranks that are busy when a message arrives do not mislead your function.",
     ),
     "08.2": Exercise(
         _not_the_parts,
-        "What is left when every action lasts as long as it did is waiting: for messages, or for a turn.",
+        "With the measured durations replayed, the rest of the difference is waiting: for messages, or for a core.",
     ),
 }

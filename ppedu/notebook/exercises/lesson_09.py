@@ -1,4 +1,4 @@
-"""Lesson 9: the order of interleaved chunks, and how many of them are best."""
+"""Lesson 9: the order of interleaved chunks, and the best number of chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, own_li
 from ppedu.zoo import schedule
 from ppedu.zoo.registry import Entry, build
 
-# Ranks, microbatches (a multiple of them) and chunks; the lesson's own case first.
+# (ranks, microbatches, chunks), with the microbatches a multiple of the ranks; the lesson's own case first.
 DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
 
 
@@ -40,16 +40,16 @@ def _not_depth_first(generator: Any) -> str | None:
 
 
 def _not_forwards(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
-    """What is wrong with the forwards of a rank, whatever their order."""
+    """Explain which forwards of a rank are missing or wrong, whatever their order; return None if none are."""
     if not order:
         return f"your generator yields nothing for rank {rank}"
     stages = best.placement.stages_of(rank)
     for action in order:
         if action.op != "F":
-            return f"rank {rank} yields {action}; yield its forwards only, the backwards follow from them"
+            return f"rank {rank} yields {action}; yield only its forwards, the backwards are added for you"
         if action.stage not in stages:
             held = f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}"
-            return f"rank {rank} yields {action}, but holds {held}: stages are dealt out to the ranks in turn"
+            return f"rank {rank} yields {action}, but holds {held}: the stages are dealt out to the ranks in turn"
         if action not in wanted:
             return f"rank {rank} yields {action}, but the microbatches are 0 to {best.microbatches - 1}"
         if order.count(action) > 1:
@@ -62,21 +62,21 @@ def _not_forwards(order: Any, wanted: Any, rank: int, best: Schedule) -> str | N
 
 
 def _not_in_order(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
-    """Where the order of a rank's forwards is not depth first."""
+    """Explain where the order of a rank's forwards is not depth first; return None if it is."""
     if order == wanted:
         return None
     place = next(place for place, action in enumerate(order) if action != wanted[place])
-    fault = f"forward number {place + 1} of rank {rank} is {order[place]} where depth first has {wanted[place]}. "
+    fault = f"forward number {place + 1} of rank {rank} is {order[place]}, where depth first has {wanted[place]}. "
     breadth_first = schedule("looped-bfs", best.ranks, best.microbatches, chunks=best.chunks).orders[rank]
     if order == breadth_first[: len(order)]:
         return fault + "Yours is breadth first: all microbatches go through one chunk before the next"
     if order == tuple(F(stage, m) for m in range(best.microbatches) for stage in best.placement.stages_of(rank)):
-        return fault + "A microbatch comes back only when it has been to all the other ranks; run others meanwhile"
+        return fault + "A microbatch only comes back after passing all other ranks; run others in the meantime"
     return fault + f"Take {plural(best.ranks, 'microbatch')} through the first chunk, then the same through the next"
 
 
-CHUNKS = (1, 2, 3, 4, 6, 12)  # into which the twelve layers of a rank can be cut evenly
-# Ranks, microbatches and latency; the lesson's own case first.
+CHUNKS = (1, 2, 3, 4, 6, 12)  # the divisors of 12, as in the lesson
+# (ranks, microbatches, latency); the lesson's own case first.
 DELAYED = [(4, 8, 0.1), (4, 8, 0), (4, 8, 0.02), (4, 8, 1), (2, 8, 0.5), (6, 6, 0.1)]
 
 
@@ -86,12 +86,12 @@ def _interleaved(ranks: int, microbatches: int, latency: float, chunks: Any) -> 
 
 @cache
 def _makespans(ranks: int, microbatches: int, latency: float) -> dict[int, Any]:
-    """For each number of chunks."""
+    """Return the makespan for each number of chunks."""
     return {chunks: _interleaved(ranks, microbatches, latency, chunks).makespan for chunks in CHUNKS}
 
 
 def _best(ranks: int, microbatches: int, latency: float) -> int:
-    """The number of chunks with the shortest makespan."""
+    """Return the number of chunks with the least makespan."""
     takes = _makespans(ranks, microbatches, latency)
     return min(takes, key=lambda each: takes[each])
 
@@ -99,22 +99,22 @@ def _best(ranks: int, microbatches: int, latency: float) -> int:
 def _not_the_best_chunks(function: Any) -> str | None:
     require_function(function, "ranks", "microbatches", "latency")
     cases = [with_sizes(ranks, microbatches, f"a latency of {latency}") for ranks, microbatches, latency in DELAYED]
-    said = [ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
-    for case, (ranks, microbatches, latency), chunks in zip(cases, DELAYED, said, strict=True):
+    answers = [ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
+    for case, (ranks, microbatches, latency), chunks in zip(cases, DELAYED, answers, strict=True):
         takes = _makespans(ranks, microbatches, latency)
         best = _best(ranks, microbatches, latency)
         if chunks not in takes:
             makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
-            return f"{case} your function gives {pretty(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
+            return f"{case} your function returns {pretty(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
         if equal(takes[chunks], takes[best]):
             continue
         yours = "1 chunk takes" if chunks == 1 else f"{chunks} chunks take"
         fault = f"{case}, {yours} {pretty(takes[chunks])}, and {best} only {pretty(takes[best])}"
-        if set(said) == {max(CHUNKS)}:
-            return f"{fault}. The most chunks have the smallest bubble, but also the most messages, and these take time"
-        if set(said) == {1}:
+        if set(answers) == {max(CHUNKS)}:
+            return f"{fault}. More chunks mean a smaller bubble, but also more messages, and these take time"
+        if set(answers) == {1}:
             return f"{fault}. One chunk sends the fewest messages, but has the largest bubble"
-        if said == [_best(4, 8, latency) for _, _, latency in DELAYED]:
+        if answers == [_best(4, 8, latency) for _, _, latency in DELAYED]:
             return f"{fault}. {pretty(chunks)} is the best for 4 ranks and 8 microbatches; use ranks and microbatches"
         return fault
     return None
@@ -123,7 +123,7 @@ def _not_the_best_chunks(function: Any) -> str | None:
 EXERCISES = {
     "09.1": Exercise(
         _not_depth_first,
-        "That is depth first. With backwards dealt out in the same way, from the last chunk to the first, it is "
+        "That is depth first. With backwards in the same order, but from the last chunk to the first, it is "
         "interleaved 1F1B: here with three chunks.",
         lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),
     ),

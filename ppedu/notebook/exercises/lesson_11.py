@@ -9,12 +9,12 @@ from ppedu.core.costs import Costs
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
-from ppedu.notebook.exercises.common import Exercise, ask, equal, mistake, not_the_idle_time, require_function
+from ppedu.notebook.exercises.common import Exercise, ask, equal, explain_mistake, not_the_idle_time, require_function
 from ppedu.zoo import schedule
 
 
 def _counted() -> list[Schedule]:
-    """The lesson's own case first."""
+    """Return the schedules whose copies are counted; the lesson's own case first."""
     return [
         schedule("1f1b", 4, 8),
         schedule("dualpipe", 4, 8),
@@ -26,16 +26,16 @@ def _counted() -> list[Schedule]:
     ]
 
 
-# What people count, and what it is instead.
-OTHER_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
+# Common wrong answers for the number of copies.
+WRONG_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
     (
         lambda schedule: len(schedule.placement.stages_of(0)),
-        "You count the stages on a rank; into how many is the model cut?",
+        "You count the stages on one rank; how many stages is the model cut into?",
     ),
     (
         lambda schedule: schedule.chunks,
-        "chunks are the stages of one copy on a rank: that says into how small pieces a copy is cut, and not how many "
-        "copies there are",
+        "chunks is the number of stages of one copy on a rank: it says how finely a copy is cut, not how many copies "
+        "there are",
     ),
     (
         lambda schedule: sum(len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks)),
@@ -43,7 +43,7 @@ OTHER_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
     ),
     (
         lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
-        "That is the part of the model that one rank holds; take all ranks together",
+        "That is the fraction of the model that one rank holds; add up all ranks",
     ),
 ]
 
@@ -51,16 +51,16 @@ OTHER_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
 def _not_the_copies(function: Any) -> str | None:
     require_function(function, "schedule")
     cases = _counted()
-    said = [ask(function, _named(each), each) for each in cases]
-    for each, value in zip(cases, said, strict=True):
+    answers = [ask(function, _named(each), each) for each in cases]
+    for each, value in zip(cases, answers, strict=True):
         held = sum(len(each.placement.stages_of(rank)) for rank in range(each.ranks))
         if equal(value, held / each.stages):
             continue
         fault = (
             f"{_named(each)} the model is cut into {plural(each.stages, 'stage')}, and together the ranks hold "
-            f"{held}: {pretty(held / each.stages)} of each; your function says {pretty(value)}"
+            f"{held}: {pretty(held / each.stages)} of each; your function returns {pretty(value)}"
         )
-        return fault + mistake(said, [(case,) for case in cases], OTHER_COUNTS)
+        return fault + explain_mistake(answers, [(case,) for case in cases], WRONG_COUNTS)
     return None
 
 
@@ -68,16 +68,17 @@ def _named(schedule: Schedule) -> str:
     return f"for {schedule.name} on {plural(schedule.ranks, 'rank')}"
 
 
-# Ranks and the times of F, B and W of a share, for which the published formula is exact: F = I and W no longer.
-# The lesson's own case first.
+# (ranks, time of F, time of B, time of W of a share), for which the published formula is exact: F = I, and W is not
+# longer. The lesson's own case first.
 TIMES = [(4, 1, 2, 1), (8, 1, 2, 1), (3, 2, 4, 2), (5, 4, 6, 2), (1, 1, 2, 1), (6, 3, 4, 1)]
 
-# What people make of the published (PP/2-1)(F&B+B-3W), p ranks, and what it is instead.
-OTHER_ROWS: list[tuple[Callable[..., Any], str]] = [
+# Common wrong readings of the published (PP/2-1)(F&B+B-3W), with p ranks.
+WRONG_ROWS: list[tuple[Callable[..., Any], str]] = [
     (
         lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w),
-        "That is DualPipe's on as many ranks. In the table PP counts the stages, and its times are those of a stage: "
-        "how many stages has DualPipeV here, and what part of a rank's share is each?",
+        "That is the idle time of DualPipe on the same number of ranks. In the table PP counts the stages, and the "
+        "times are those of a stage: how many stages does DualPipeV have here, and what fraction of a rank's share is "
+        "each?",
     ),
     (
         lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w),
@@ -85,20 +86,20 @@ OTHER_ROWS: list[tuple[Callable[..., Any], str]] = [
     ),
     (
         lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) / 2,
-        "A stage's times are halves, that is right. But PP counts the stages, and a rank has two",
+        "You are right that a stage's times are halves. But PP counts the stages, and a rank has two",
     ),
     (
         lambda p, f, b, w: (p - 1) * (max(f, b) + b - 3 * w) / 2,
-        "You let the shorter part of a pair take no time; without overlap F&B is F+B",
+        "You let the shorter half of a pair take no time; without overlap F&B is F+B",
     ),
-    (lambda p, f, b, w: (p - 1) * (f + b), "That is 1F1B's"),
-    (lambda p, f, b, w: (p - 1) * (f + b - 2 * w), "That is ZB-H1's, which the table calls ZB1P"),
+    (lambda p, f, b, w: (p - 1) * (f + b), "That is the idle time of 1F1B"),
+    (lambda p, f, b, w: (p - 1) * (f + b - 2 * w), "That is the idle time of ZB-H1, which the table calls ZB1P"),
 ]
 
 
 def _not_the_row(formula: Any) -> str | None:
     letters = {"forward": "F", "backward": "B", "weight": "W"}
-    return not_the_idle_time(formula, letters, TIMES, _idle_time, OTHER_ROWS)
+    return not_the_idle_time(formula, letters, TIMES, _idle_time, WRONG_ROWS)
 
 
 def _idle_time(ranks: int, forward: int, backward: int, weight: int) -> Any:
@@ -109,10 +110,10 @@ def _idle_time(ranks: int, forward: int, backward: int, weight: int) -> Any:
 EXERCISES = {
     "11.1": Exercise(
         _not_the_copies,
-        "DualPipe's ranks hold the model twice, DualPipeV's hold it once, although each has two stages, too.",
+        "DualPipe's ranks hold the model twice. DualPipeV's hold it once, although each has two stages as well.",
     ),
     "11.2": Exercise(
         _not_the_row,
-        "The published row, read for p ranks: twice as many stages, each half as long.",
+        "That is the published row for p ranks: twice as many stages, each half as long.",
     ),
 }
