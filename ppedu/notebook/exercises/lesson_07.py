@@ -163,8 +163,8 @@ def _not_one_norm(function: Any) -> str | None:
         if _same(factors, right):
             continue
         fault = (
-            f"{_whose(norms)}, the norm of all is {pretty(norm)}. The limit is {pretty(most)}, so the gradients should be "
-            f"multiplied by {pretty(right[0])}; you multiply them by {_each(factors)}"
+            f"{_whose(norms)}, the norm of all is {pretty(norm)}. The limit is {pretty(most)}, so the gradients should "
+            f"be multiplied by {pretty(right[0])}; you multiply them by {_each(factors)}"
         )
         return fault + explain_mistake(answers, NORMS, WRONG_FACTORS, _same)
     return None
@@ -262,8 +262,8 @@ def _not_added_up(function: Any) -> str | None:
     why = WRONG_SUMS.get((parts[0], parts[1]), "Both should have the sum, which contains each gradient once")
     (own, other), (others, its_own) = parts
     return (
-        f"at the end the embedding has {pretty(own)} times its own gradient plus {pretty(other)} times the head's, and the "
-        f"head has {pretty(its_own)} times its own plus {pretty(others)} times the embedding's. {why}"
+        f"at the end the embedding has {pretty(own)} times its own gradient plus {pretty(other)} times the head's, and "
+        f"the head has {pretty(its_own)} times its own plus {pretty(others)} times the embedding's. {why}"
     )
 
 

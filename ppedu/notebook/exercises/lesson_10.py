@@ -41,8 +41,8 @@ def _not_filled(generator: Any) -> str | None:
             order = _early_start(timeline) or _whole(yours) or _late_start(yours)
             why = order or _needless(timeline, room) or _longest_wait(timeline)
             return (
-                f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is possible. "
-                f"{why}"
+                f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is "
+                f"possible. {why}"
             )
     return None
 
