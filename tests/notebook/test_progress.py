@@ -25,11 +25,11 @@ def in_a_new_kernel(folder):
 
 
 def test_solved_exercises_are_remembered_until_the_file_is_deleted(in_a_new_kernel, folder):
-    assert f"0 of {len(EXERCISES)} are solved." in in_a_new_kernel("progress()")
+    assert f"Solved: 0 of {len(EXERCISES)} exercises.\n" in in_a_new_kernel("progress()")
     in_a_new_kernel(f"check_answer('03.1', {WRONG})\ncheck_answer('03.1', {RIGHT})")
     known = in_a_new_kernel("progress()")
     assert "03.1 ✓" in known and known.count("✓") == 1
-    assert f"1 of {len(EXERCISES)} are solved. progress.txt" in known
+    assert f"Solved: 1 of {len(EXERCISES)} exercises. progress.txt" in known
     [file] = folder.iterdir()
     file.unlink()
     assert "✓" not in in_a_new_kernel("progress()")
@@ -63,6 +63,6 @@ def test_an_answer_is_right_even_if_the_file_cannot_be_written(folder, capsys):
     (folder / "progress.txt").mkdir()
     check_answer("03.1", eval(RIGHT))
     told = capsys.readouterr().out
-    assert told.startswith("Right.") and "(This could not be noted in progress.txt: Is a directory.)" in told
+    assert told.startswith("Right.") and "(This could not be recorded in progress.txt: Is a directory.)" in told
     with pytest.raises(SettingError, match=r"progress\.txt cannot be read: Is a directory"):
         progress()

@@ -1,6 +1,6 @@
-"""Every lesson holds to the pattern, and runs with right answers as well as it does as first opened (nbval).
+"""Every lesson follows the same pattern, and runs with right, wrong and failing answers (nbval runs it as saved).
 
-A solution defines one name, `solution_` and the name of the exercise's answer; so the answer follows from the solution.
+A solution defines a single name: `solution_` plus the name of the exercise's answer.
 """
 
 import ast
@@ -13,7 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 START, *LESSONS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-GOING_ON = [path for path in LESSONS if "is_right(" in path.read_text(encoding="utf-8")]  # with the learner's answers
+BUILDING_ON_ANSWERS = [path for path in LESSONS if "is_right(" in path.read_text(encoding="utf-8")]
 
 
 @pytest.fixture(params=LESSONS, ids=lambda path: path.stem)
@@ -51,12 +51,12 @@ def test_lesson_has_the_parts_of_the_pattern(lesson):
     assert solutions == [place + 1 for place in exercises], "a solution follows each exercise"
     assert all(lesson.cells[place].metadata["jupyter"]["source_hidden"] for place in solutions)
     assert [place for place, cell in enumerate(lesson.cells) if ", solution=True)" in cell.source] == solutions, (
-        "only what the learner has solved is noted as solved"
+        "a lesson's solution must not be recorded as the learner's"
     )
 
 
 def _number_and_name(cell):
-    """Of an exercise or a solution: its number, and the name of the answer."""
+    """Return the number of an exercise or solution, and the name of the answer."""
     [found] = re.findall(r'check_answer\("(.+?)", (\w+)', cell.source)
     return found
 
@@ -70,22 +70,22 @@ def test_a_solution_is_labelled_and_defines_one_name_of_its_own(lesson):
     for place in _tagged(lesson, "exercise"):
         exercise, solution = lesson.cells[place : place + 2]
         number, name = _number_and_name(exercise)
-        assert solution.source.startswith(f"# Solution {number}\n"), "this line can be seen although it is folded"
+        assert solution.source.startswith(f"# Solution {number}\n"), "this line stays visible in a folded cell"
         assert _number_and_name(solution) == (number, f"solution_{name}")
         assert _bound(solution.source) == {f"solution_{name}"}
         assert "register" not in solution.source and "global" not in solution.source
 
 
-def test_a_lesson_does_not_need_its_solutions(lesson):
+def test_no_cell_depends_on_a_solution(lesson):
     solutions = _tagged(lesson, "solution")
     code = [
         cell.source for place, cell in enumerate(lesson.cells) if place not in solutions and cell.cell_type == "code"
     ]
-    assert not any("solution" in source for source in code), "so the solutions can be deleted"
+    assert not any("solution" in source for source in code), "deleting the solutions must not break the lesson"
 
 
-def _goes_on_with(lesson, place):
-    """The name of an exercise's answer, and the cells after the solution that read it."""
+def _cells_using_the_answer(lesson, place):
+    """Return the name of an exercise's answer, and the cells after the solution that read it."""
     _, name = _number_and_name(lesson.cells[place])
     after = [cell for cell in lesson.cells[place + 2 :] if cell.cell_type == "code" and cell.source[:2] != "%%"]
     return name, [cell for cell in after if name in _read(cell.source) - _bound(cell.source)]
@@ -96,7 +96,7 @@ def _read(source):
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
-def test_a_page_is_saved_as_it_ran_from_top_to_bottom(page):
+def test_a_page_is_saved_with_the_outputs_of_one_run_from_top_to_bottom(page):
     counts = [cell.execution_count for cell in page.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
     outputs = [output for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
@@ -106,7 +106,7 @@ def test_a_page_is_saved_as_it_ran_from_top_to_bottom(page):
     assert "widgets" not in page.metadata
 
 
-def test_the_first_page_names_each_lesson_by_its_question_and_leads_there():
+def test_the_first_page_links_to_each_lesson_by_its_question():
     text = "\n".join(cell.source for cell in nbformat.read(START, as_version=4).cells if cell.cell_type == "markdown")
     titles = [nbformat.read(path, as_version=4).cells[0].source.splitlines()[0] for path in LESSONS]
     rows = [line for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
@@ -116,17 +116,17 @@ def test_the_first_page_names_each_lesson_by_its_question_and_leads_there():
     assert f"]({LESSONS[0].name})." in text.splitlines()[-1]
 
 
-def test_an_exercise_is_saved_as_not_yet_solved_and_its_solution_as_right(lesson):
+def test_exercises_are_saved_unsolved_and_solutions_as_right(lesson):
     for place in _tagged(lesson, "exercise"):
         number, _ = _number_and_name(lesson.cells[place])
         assert _text(lesson.cells[place]).startswith("Not yet:")
-        assert _text(lesson.cells[place + 1]) == f"Solution {number} is right.\n", "and nbval sees that it is so"
+        assert _text(lesson.cells[place + 1]) == f"Solution {number} is right.\n", "nbval compares this output"
 
 
-def test_a_cell_that_needs_an_answer_reports_that_it_is_not_right_yet(lesson):
+def test_a_cell_that_uses_an_answer_reports_that_it_is_not_right_yet(lesson):
     for place in _tagged(lesson, "exercise"):
         number, name = _number_and_name(lesson.cells[place])
-        _, cells = _goes_on_with(lesson, place)
+        _, cells = _cells_using_the_answer(lesson, place)
         for cell in cells[:1]:
             assert f'is_right("{number}", {name})' in cell.source
             assert f"Exercise {number} is not right yet." in _text(cell)
@@ -165,10 +165,10 @@ def counted(answer, name):
 
 
 @pytest.mark.slow
-def test_a_lesson_keeps_the_learners_right_answers_and_goes_on_with_them(lesson, tmp_path):
+def test_a_lesson_keeps_the_learners_right_answers_and_uses_them(lesson, tmp_path):
     exercises, uses = _tagged(lesson, "exercise"), {}
     for place in exercises:
-        name, cells = _goes_on_with(lesson, place)
+        name, cells = _cells_using_the_answer(lesson, place)
         uses[name] = bool(cells)
         answer = re.sub(r"\bsolution_", "", lesson.cells[place + 1].source)
         check = f'check_answer("{_number_and_name(lesson.cells[place])[0]}", {name}'
@@ -188,8 +188,8 @@ def test_a_lesson_keeps_the_learners_right_answers_and_goes_on_with_them(lesson,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", GOING_ON, ids=lambda path: path.stem)
-def test_a_lesson_runs_to_its_end_with_answers_that_fail(path, tmp_path):
+@pytest.mark.parametrize("path", BUILDING_ON_ANSWERS, ids=lambda path: path.stem)
+def test_a_lesson_runs_to_its_end_with_failing_answers(path, tmp_path):
     lesson = nbformat.read(path, as_version=4)
     exercises = _tagged(lesson, "exercise")
     for place in exercises:

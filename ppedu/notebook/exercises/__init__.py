@@ -105,8 +105,8 @@ def progress() -> None:
         raise SettingError(f"{PROGRESS} cannot be read: {error.strerror}") from None
     for lesson, exercises in groupby(EXERCISES, key=lambda name: name[:2]):
         print(f"lesson {int(lesson):2} ", *(f"  {name} {'✓' if name in solved else ' '}" for name in exercises))
-    print(f"{len(solved)} of {len(EXERCISES)} are solved.", end=" ")
-    print(f"They are recorded in {PROGRESS}, next to the lessons; delete it to start over." if solved else "")
+    where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if solved else ""
+    print(f"Solved: {len(solved)} of {len(EXERCISES)} exercises.{where}")
 
 
 def _solved() -> set[str]:
