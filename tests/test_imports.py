@@ -1,4 +1,4 @@
-"""What importing ppedu loads, what its packages may import, and what its public names are."""
+"""Imports and public names: the modules that ppedu loads, the layers of its packages, and `__all__`."""
 
 import ast
 import shutil
@@ -74,15 +74,6 @@ def test_no_function_of_a_lower_layer_imports_a_third_party_package(package):
             assert {module.partition(".")[0] for module in modules} <= {"ppedu", *sys.stdlib_module_names}, file
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """Return a copy of the project's sources, which a test may change."""
-    folder = tmp_path_factory.mktemp("project")
-    shutil.copytree(ROOT / "ppedu", folder / "ppedu", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("file", "line", "broken"),
     [
@@ -91,9 +82,9 @@ def project(tmp_path_factory):
             "def lazy():\n    from ppedu.zoo import schedule\n",
             "ppedu.core is not allowed to import ppedu.zoo",
         ),
-        ("zoo/gpipe.py", "from ppedu.board.board import Board\n", "ppedu.zoo is not allowed to import ppedu.board"),
-        ("view/palette.py", "import ppedu.run\n", "ppedu.view is not allowed to import ppedu.run"),
-        ("run/data.py", "def lazy():\n    import ppedu.cli.main\n", "ppedu.run is not allowed to import ppedu.cli"),
+        ("zoo/__init__.py", "from ppedu.board.board import Board\n", "ppedu.zoo is not allowed to import ppedu.board"),
+        ("view/__init__.py", "import ppedu.run\n", "ppedu.view is not allowed to import ppedu.run"),
+        ("run/__init__.py", "def lazy():\n    import ppedu.cli.main\n", "ppedu.run is not allowed to import ppedu.cli"),
         ("board/levels.py", "def lazy():\n    import torch\n", "ppedu.board is not allowed to import torch"),
         (
             "core/lower.py",
@@ -104,18 +95,17 @@ def project(tmp_path_factory):
         ("core/actions.py", "import ppedu.core.placement\n", None),
     ],
 )
-def test_an_import_that_breaks_a_contract_is_reported(project, file, line, broken):
+def test_an_import_that_breaks_a_contract_is_reported(tmp_path, file, line, broken):
+    """Append a line to a file of a copy of ppedu, and run import-linter there."""
     pytest.importorskip("importlinter")
-    changed = project / "ppedu" / file
-    before = changed.read_text(encoding="utf-8") if changed.exists() else None
+    shutil.copytree(ROOT / "ppedu", tmp_path / "ppedu", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    changed = tmp_path / "ppedu" / file
     changed.parent.mkdir(exist_ok=True)
-    changed.write_text(f"{before or ''}\n{line}", encoding="utf-8")
+    with changed.open("a", encoding="utf-8") as text:
+        text.write(f"\n{line}")
     command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--no-logo"]
-    done = subprocess.run(command, cwd=project, env={"PYTHONPATH": str(project)}, capture_output=True, text=True)
-    if before is None:
-        shutil.rmtree(changed.parent)
-    else:
-        changed.write_text(before, encoding="utf-8")
+    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert (done.returncode, broken is None or broken in done.stdout) == (int(broken is not None), True), done.stdout
 
 

@@ -272,7 +272,7 @@ class Board:
     # --- undo and redo --------------------------------------------------------------------------------------------
 
     def undo(self) -> tuple[Action, ...]:
-        """Take back the last action, or all that `finish` placed, and return them; () if there are none."""
+        """Take back the last action, or all that `finish` placed, and return them; () if nothing has been placed."""
         return self._move_step(self._steps, self._undone)
 
     def redo(self) -> tuple[Action, ...]:

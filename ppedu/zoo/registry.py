@@ -102,9 +102,9 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
 
 
 class Names(tuple[str, ...]):
-    """Names of schedules. Printed, or at the end of a notebook's cell, they are a table of what is known about each.
+    """Names of schedules, which print and display as a table of the facts about each.
 
-    In a terminal too narrow for a table, they are a list.
+    In a terminal too narrow for a table, they print as a list.
     """
 
     __slots__ = ()
@@ -163,7 +163,7 @@ def _without_type(parameter: inspect.Parameter) -> str:
 def schedules() -> Names:
     """Return the names that `schedule` knows: the published ones from the simplest on, then those of the user.
 
-    Printed, or at the end of a notebook's cell, they are a table of what is known about each.
+    Printed, or at the end of a notebook's cell, they are a table of the facts about each schedule.
     """
     return Names(_entries)
 

@@ -1,4 +1,4 @@
-"""The board and its levels, against the rules played by hand, pp.check, the ticking clock and exhaustive search."""
+"""The board and its levels, against independent rules, pp.check, the stepper and exhaustive search."""
 
 import random
 import re
@@ -20,11 +20,11 @@ from ppedu.board.levels import LEVELS, level
 
 @st.composite
 def boards(draw, splits=(False, True, None), capped=None):
-    """An empty board of up to three ranks, and the settings it was made with."""
+    """Draw an empty board of up to three ranks."""
     shape = draw(st.sampled_from(["loop", "v", "bidirectional"]))
     ranks, microbatches = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     chunks = 1 if shape == "bidirectional" else draw(st.integers(1, 2))
-    least = 2 if shape == "bidirectional" and microbatches > 1 else chunks  # more than one microbatch need not fit
+    least = 2 if shape == "bidirectional" and microbatches > 1 else chunks  # several microbatches need not fit
     capped = draw(st.booleans()) if capped is None else capped
     return Board(
         Placement.make(shape, ranks, chunks, microbatches),
@@ -37,7 +37,7 @@ def boards(draw, splits=(False, True, None), capped=None):
 
 
 def play(board, dice, most=100):
-    """Place up to so many actions, anywhere; return them."""
+    """Place up to `most` random actions, and return them."""
     placed = []
     while len(placed) < most and (open_ranks := [rank for rank in range(board.ranks) if board.choices(rank)]):
         placed.append(dice.choice(board.choices(dice.choice(open_ranks))))
@@ -46,12 +46,12 @@ def play(board, dice, most=100):
 
 
 def lay(board, actions):
-    """Place what stands in a line."""
+    """Place actions that are separated by spaces."""
     for action in actions.split():
         board.place(action)
 
 
-dice = st.builds(random.Random, st.integers(0, 2**32))  # drawn whole: each throw by itself would be slow
+dice = st.builds(random.Random, st.integers(0, 2**32))  # one draw for a seed is faster than a draw for each choice
 positions = st.tuples(boards(), dice, st.integers(0, 14))
 
 
@@ -60,7 +60,7 @@ def singles(board):
 
 
 def alphabet(board):
-    """Every action there could be, and some that there cannot: any pairs, one stage and microbatch too many."""
+    """Return all actions, some of a stage or a microbatch that does not exist, all allowed pairs and some others."""
     sizes = range(board.placement.stages + 1), range(board.microbatches + 1)
     alone = [Action(stage, op, m) for stage, m, op in product(*sizes, (Op.F, Op.B, Op.I, Op.W))]
     likely = list(product([action for action in alone if allowed(board, action)], repeat=2))
@@ -69,7 +69,7 @@ def alphabet(board):
 
 
 def allowed(board, action):
-    """May it be placed? By the rules, from nothing but what lies on the board."""
+    """Return whether the rules allow to place `action`, judged from the placed actions alone."""
     placed, placement = singles(board), board.placement
     for stage, op, m, _ in action.singles:
         if stage >= placement.stages or m >= board.microbatches:
@@ -243,7 +243,7 @@ def test_place_returns_the_span_of_the_action():
     assert board.place(F(1, 0)) == (F(1, 0), 3, 4)
 
 
-# --- back and forth ---------------------------------------------------------------------------------------------
+# --- undo and redo ----------------------------------------------------------------------------------------------
 
 
 @given(boards(), dice, st.lists(st.sampled_from(["place"] * 4 + ["undo", "redo", "finish", "reset"]), max_size=30))
@@ -252,12 +252,12 @@ def test_undo_and_redo_restore_the_same_positions(board, dice, commands):
     def look():
         return board.schedule, board.timeline, [board.choices(rank) for rank in range(board.ranks)], board.moves
 
-    seen, now = [look()], 0  # every position that can be come to, and which of them this is
+    seen, now = [look()], 0  # the positions that undo and redo can reach, and the index of the current one
     for command in commands:
         if command in ("place", "finish"):
             try:
                 done = play(board, dice, 1) if command == "place" else board.finish()
-            except ScheduleError:  # no way to finish, and nothing has changed
+            except ScheduleError:  # the board cannot be completed, and is unchanged
                 done = ()
             if done:
                 now += 1
@@ -282,11 +282,11 @@ def test_given_actions_cannot_be_undone():
     assert board.moves == (F(0, 0), F(1, 0))
 
 
-# --- help, and dead ends ----------------------------------------------------------------------------------------
+# --- hints and dead ends ----------------------------------------------------------------------------------------
 
 
 def can_end(board):
-    """Can it be completed within the memory? Everything is tried; a microbatch's forwards and backwards are a chain."""
+    """Return whether the board can be completed within the memory, by trying every order of each microbatch's chain."""
     stages, placement = board.placement.stages, board.placement
     share = Fraction(placement.ranks, stages)
 
@@ -399,7 +399,7 @@ def test_the_verdict_compares_with_par_and_names_the_costliest_wait():
 
 
 def test_unused_pairs_are_not_reported_as_a_wait():
-    """F+B is 3, a pair is 1; a lone rank never waits."""
+    """F+B takes 3 and a pair takes 1. A single rank never waits."""
     board = Board(Placement.make("loop", 1), 2, Costs(overlap=1), pairs=True, par=pp.schedule("1f1b-overlap", 1, 2))
     lay(board, "0F0 0B0 0F1 0B1")
     assert board.verdict().startswith("6 slots; par is 4: the actions themselves take longer.")
@@ -442,18 +442,18 @@ def test_invalid_settings_of_a_board_are_refused(settings, error, words):
 # --- levels -----------------------------------------------------------------------------------------------------
 
 
-def shortest(holders, microbatches, times, room=None):
-    """The fewest ticks in which all can be done: what every rank might do is tried, tick by tick.
+def shortest(holders, microbatches, times, most=None):
+    """Return the least makespan in ticks, by trying every choice of every rank, tick by tick.
 
-    Stage s is on rank `holders[s]`; `times` are ticks of F, B, I and W in each stage; `room` is for so many stages'
-    activations on a rank. Microbatches are alike, so each stage takes them in turn.
+    Stage s is on rank `holders[s]`; `times` are the ticks of F, B, I and W in each stage; `most` is the number of
+    stages' activations that fit on a rank. Microbatches are alike, so each stage runs them in order.
     """
     stages, ranks, ops = range(len(holders)), range(max(holders) + 1), list(times)
     gradient, last = ("I", "W") if "W" in times else ("B", "B")
     slots = [(stage, op) for stage in stages for op in ops]
 
     def options(started, working, rank):
-        """What a rank may start now: microbatch number started[stage, op] of each, or nothing."""
+        """Yield what a rank may start now: None to wait, or the next microbatch of a stage and an op."""
         yield None
         if working[rank]:
             return
@@ -469,7 +469,7 @@ def shortest(holders, microbatches, times, room=None):
                 needs = [(stage, "I")] if op == "W" else [(stage, "F"), (stage + 1, gradient)]
             number = counts[stage, op]
             met = all(ended[need] > number for need in needs if need[0] in stages)
-            if number < microbatches and met and not (op == "F" and room is not None and held >= room):
+            if number < microbatches and met and not (op == "F" and most is not None and held >= most):
                 yield stage, op, times[op]
 
     layer = {((0,) * len(slots), (None,) * len(ranks))}
@@ -496,8 +496,8 @@ def test_no_order_beats_par_within_the_memory(name):
     ops = "FIW" if chosen.board().split else "FB"
     durations = chosen.par.costs.durations(placement.stages, placement.ranks)
     times = {op: durations[Op(op)][0] for op in ops}
-    room = None if chosen.memory is None else chosen.memory * chunks
-    assert shortest(placement.holders[0], chosen.microbatches, times, room) == chosen.par.makespan
+    most = None if chosen.memory is None else chosen.memory * chunks
+    assert shortest(placement.holders[0], chosen.microbatches, times, most) == chosen.par.makespan
 
 
 @pytest.mark.parametrize("name", LEVELS)

@@ -24,8 +24,8 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def told(capsys):
-    """`told(*arguments)`: the exit code of a command and what it wrote to stdout and to stderr."""
+def cli(capsys):
+    """Return a function that runs a command and returns its exit code, its stdout and its stderr."""
 
     def run(*arguments):
         try:
@@ -42,30 +42,30 @@ def process(*arguments, **options):
     return subprocess.run(words, capture_output=True, text=True, encoding="utf-8", timeout=60, **options)
 
 
-# --- what each command does -------------------------------------------------------------------------------------
+# --- the commands -----------------------------------------------------------------------------------------------
 
 
-def test_list_prints_the_table_of_schedules(told):
-    assert told("list") == (0, f"{pp.schedules()}\n", "")
+def test_list_prints_the_table_of_schedules(cli):
+    assert cli("list") == (0, f"{pp.schedules()}\n", "")
 
 
-def test_draw_prints_the_timeline_as_wide_as_the_terminal(told, monkeypatch):
+def test_draw_prints_the_timeline_as_wide_as_the_terminal(cli, monkeypatch):
     for width in (60, 200):
         monkeypatch.setenv("COLUMNS", str(width))
-        code, drawn, _ = told("draw", "zb-h1", "-r", "3", "-m", "6")
+        code, drawn, _ = cli("draw", "zb-h1", "-r", "3", "-m", "6")
         assert code == 0 and drawn == pp.simulate(pp.schedule("zb-h1", 3, 6)).text(width) + "\n"
         assert max(map(len, drawn.splitlines()[1:])) <= width
 
 
 @pytest.mark.parametrize("ending", [".json", ".svg"])
-def test_draw_saves_the_format_of_the_file_ending(told, folder, ending):
-    assert told("draw", "1f1b", "-r", "2", "-m", "2", "--save", f"x{ending}") == (0, "", "")
+def test_draw_saves_the_format_of_the_file_ending(cli, folder, ending):
+    assert cli("draw", "1f1b", "-r", "2", "-m", "2", "--save", f"x{ending}") == (0, "", "")
     pp.simulate(pp.schedule("1f1b", 2, 2)).save(folder / f"y{ending}")
     assert (folder / f"x{ending}").read_bytes() == (folder / f"y{ending}").read_bytes()
 
 
-def test_simulate_prints_the_totals_and_a_line_for_each_rank(told):
-    code, output, _ = told("simulate", "1f1b")
+def test_simulate_prints_the_totals_and_a_line_for_each_rank(cli):
+    code, output, _ = cli("simulate", "1f1b")
     title, *lines = output.splitlines()
     lines = [line.split() for line in lines]
     assert code == 0 and title == "1f1b, 4 ranks, 8 microbatches"
@@ -89,56 +89,56 @@ def test_simulate_prints_the_totals_and_a_line_for_each_rank(told):
         ("v.CSV --placement v", 6),
     ],
 )
-def test_times_and_options_reach_the_schedule(told, arguments, makespan):
-    code, output, error = told("simulate", *arguments.split())
+def test_times_and_options_reach_the_schedule(cli, arguments, makespan):
+    code, output, error = cli("simulate", *arguments.split())
     assert (code, error) == (0, "")
     assert output.splitlines()[1].split() == ["makespan", f"{float(makespan):.4g}"]
 
 
-def test_check_prints_legal_for_a_legal_schedule(told):
-    assert told("check", "legal.csv") == (0, "legal\n", "")
-    assert told("check", "legal.csv", "-m", "2") == (0, "legal\n", "")
-    assert told("check", "v.CSV", "--placement", "v") == (0, "legal\n", "")
-    assert told("check", "dualpipe", "-r", "4", "-m", "8") == (0, "legal\n", "")
+def test_check_prints_legal_for_a_legal_schedule(cli):
+    assert cli("check", "legal.csv") == (0, "legal\n", "")
+    assert cli("check", "legal.csv", "-m", "2") == (0, "legal\n", "")
+    assert cli("check", "v.CSV", "--placement", "v") == (0, "legal\n", "")
+    assert cli("check", "dualpipe", "-r", "4", "-m", "8") == (0, "legal\n", "")
 
 
-def test_check_prints_a_line_for_each_problem_and_exits_with_1(told, folder):
+def test_check_prints_a_line_for_each_problem_and_exits_with_1(cli, folder):
     problems = pp.check(pp.Schedule.from_csv(folder / "illegal.csv"))
     assert len(problems) >= 3
-    assert told("check", "illegal.csv") == (1, "".join(f"{problem}\n" for problem in problems), "")
+    assert cli("check", "illegal.csv") == (1, "".join(f"{problem}\n" for problem in problems), "")
 
 
-def test_check_suggests_the_placement_that_fits(told):
-    code, output, _ = told("check", "v.CSV")
+def test_check_suggests_the_placement_that_fits(cli):
+    code, output, _ = cli("check", "v.CSV")
     assert code == 1 and output.count("\n") == 1 and "with 'v' the same orders are" in output
     assert "--placement v" in output
-    code, _, error = told("draw", "v.CSV")
+    code, _, error = cli("draw", "v.CSV")
     assert code == 1 and "--placement v" in error
 
 
-def test_an_exported_csv_can_be_read_back(told, folder):
+def test_an_exported_csv_can_be_read_back(cli, folder):
     made = pp.schedule("zb-v", 4, 8)
-    assert told("export", "zb-v") == (0, made.to_csv(), "")
-    assert told("export", "zb-v", "--save", "x.csv") == (0, "", "")
+    assert cli("export", "zb-v") == (0, made.to_csv(), "")
+    assert cli("export", "zb-v", "--save", "x.csv") == (0, "", "")
     assert (folder / "x.csv").read_text() == made.to_csv()
-    assert told("export", "x.csv", "--placement", "v") == (0, made.to_csv(), "")
-    assert told("export", "zb-v", "--save", "x.json", "--latency", "2") == (0, "", "")
+    assert cli("export", "x.csv", "--placement", "v") == (0, made.to_csv(), "")
+    assert cli("export", "zb-v", "--save", "x.json", "--latency", "2") == (0, "", "")
     loaded = pp.Timeline.load(folder / "x.json")
     assert loaded.schedule == made and loaded.makespan == pp.simulate(made, pp.Costs(latency=2)).makespan
 
 
 @pytest.mark.parametrize("receive", ["early", "late"])
-def test_export_with_lower_adds_messages(told, receive):
+def test_export_with_lower_adds_messages(cli, receive):
     made = pp.schedule("1f1b", 4, 8)
-    assert told("export", "1f1b", "--lower", receive) == (0, pp.lower(made, receive=receive).to_csv(), "")
+    assert cli("export", "1f1b", "--lower", receive) == (0, pp.lower(made, receive=receive).to_csv(), "")
 
 
-def test_export_for_torch_contains_only_actions_of_torch(told):
-    code, output, _ = told("export", "interleaved-overlap", "-o", "backward_first=True", "--torch")
+def test_export_for_torch_contains_only_actions_of_torch(cli):
+    code, output, _ = cli("export", "interleaved-overlap", "-o", "backward_first=True", "--torch")
     assert code == 0 and output and "OVERLAP" not in output
 
 
-# --- what cannot work -------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------
 
 BAD = {
     "draw nope": "unknown schedule 'nope'",
@@ -165,15 +165,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("arguments", BAD)
-def test_an_invalid_setting_prints_one_line_and_exits_with_1(told, arguments):
-    code, output, error = told(*arguments.split())
+def test_an_invalid_setting_prints_one_line_and_exits_with_1(cli, arguments):
+    code, output, error = cli(*arguments.split())
     assert (code, output, error.count("\n")) == (1, "", 1)
     assert error.startswith("ppedu: ") and BAD[arguments] in error
 
 
 @pytest.mark.parametrize("command", ["draw", "simulate", "export"])
-def test_an_illegal_schedule_is_neither_drawn_nor_exported(told, command):
-    code, output, error = told(command, "illegal.csv")
+def test_an_illegal_schedule_is_neither_drawn_nor_exported(cli, command):
+    code, output, error = cli(command, "illegal.csv")
     assert (code, output) == (1, "") and "is not legal:\n  rank 0, position" in error
 
 
@@ -194,23 +194,23 @@ USAGE = {
 
 
 @pytest.mark.parametrize("arguments", USAGE)
-def test_an_invalid_command_line_prints_the_usage_and_exits_with_2(told, arguments):
-    code, output, error = told(*arguments.split())
+def test_an_invalid_command_line_prints_the_usage_and_exits_with_2(cli, arguments):
+    code, output, error = cli(*arguments.split())
     assert (code, output) == (2, "")
     assert error.startswith("usage: python -m ppedu") and USAGE[arguments] in error
 
 
-def test_the_help_lists_commands_and_settings(told):
-    code, output, _ = told("--help")
+def test_the_help_lists_commands_and_settings(cli):
+    code, output, _ = cli("--help")
     assert code == 0
     for command in ("list", "draw", "check", "simulate", "export", "train"):
         assert f"\n    {command} " in output
-    _, output, _ = told("draw", "--help")
+    _, output, _ = cli("draw", "--help")
     for setting in ("--ranks", "--option", "--placement", "--save", "--overlap TIME", "--latency TIME"):
         assert f" {setting}" in output
 
 
-# --- the real command -------------------------------------------------------------------------------------------
+# --- the process ------------------------------------------------------------------------------------------------
 
 
 def test_the_process_exits_with_the_code_and_no_traceback():

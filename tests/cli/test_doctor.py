@@ -21,7 +21,7 @@ READY = checkup._Answer(["2.13.0", json.dumps([True, []])], "")
 
 @pytest.fixture
 def found(monkeypatch):
-    """`found(name, …)`: the check of that name, on a machine where torch is not asked and no rank is started."""
+    """Return a function that returns the check of a name, without querying torch or starting ranks."""
 
     def look(name, answer=READY, ranks=lambda *_, **__: None):
         monkeypatch.setattr(checkup, "_query_torch", lambda: answer)

@@ -1,4 +1,4 @@
-"""`python -m ppedu lessons`: the lessons come out of the package, and what a learner has written is left alone."""
+"""`python -m ppedu lessons` copies the lessons, and never overwrites a learner's work."""
 
 import os
 import shutil
@@ -21,8 +21,8 @@ def contents(folder):
 
 
 @pytest.fixture
-def told(capsys, tmp_path, monkeypatch):
-    """`told(*arguments)`: the exit code of the command, in an empty folder, and what it wrote."""
+def cli(capsys, tmp_path, monkeypatch):
+    """Return a function that runs the command in an empty folder and returns its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
@@ -32,8 +32,8 @@ def told(capsys, tmp_path, monkeypatch):
     return run
 
 
-def test_lessons_are_copied_and_the_command_to_open_them_is_printed(told):
-    code, out, _ = told("--no-open")
+def test_lessons_are_copied_and_the_command_to_open_them_is_printed(cli):
+    code, out, _ = cli("--no-open")
     assert code == 0 and contents(Path("ppedu-lessons")) == contents_of_lessons()
     assert out.endswith("To open them: cd ppedu-lessons && jupyter lab 00_start_here.ipynb\n")
 
@@ -42,27 +42,27 @@ def contents_of_lessons():
     return {name: (ROOT / "notebooks" / name).read_bytes() for name in NAMES}
 
 
-def test_changed_lessons_are_kept_and_deleted_ones_are_copied_again(told):
+def test_changed_lessons_are_kept_and_deleted_ones_are_copied_again(cli):
     folder = Path("deep/my lessons")
-    told(str(folder), "--no-open")
+    cli(str(folder), "--no-open")
     (folder / NAMES[3]).write_text("mine")
     (folder / NAMES[5]).unlink()
-    code, out, _ = told(str(folder), "--no-open")
+    code, out, _ = cli(str(folder), "--no-open")
     assert code == 0 and contents(folder) == contents_of_lessons() | {NAMES[3]: b"mine"}
     assert f"Kept, because you have changed them: {NAMES[3]}\n" in out and "choose another folder" in out
     assert "cd 'deep/my lessons' && jupyter lab" in out
 
 
-def test_a_missing_source_or_an_unwritable_folder_is_reported(told, monkeypatch):
+def test_a_missing_source_or_an_unwritable_folder_is_reported(cli, monkeypatch):
     Path("file").touch()
-    code, _, error = told("file", "--no-open")
+    code, _, error = cli("file", "--no-open")
     assert code == 1 and error == "ppedu: cannot copy the lessons to file: File exists; choose another folder\n"
     monkeypatch.setattr(lessons, "PACKAGE", Path("nowhere/ppedu"))
-    code, _, error = told("--no-open")
+    code, _, error = cli("--no-open")
     assert code == 1 and "there are no lessons in nowhere/ppedu/lessons" in error
 
 
-def test_jupyterlab_starts_in_the_folder_or_its_installation_is_suggested(told, tmp_path, monkeypatch):
+def test_jupyterlab_starts_in_the_folder_or_its_installation_is_suggested(cli, tmp_path, monkeypatch):
     (tmp_path / "jupyterlab.py").write_text("import os, sys; print('opened', os.getcwd(), *sys.argv[1:])")
     done = subprocess.run(
         [sys.executable, "-m", "ppedu", "lessons", "x", "--lab=--port=9 --notebook-dir='a b'"], capture_output=True,
@@ -73,7 +73,7 @@ def test_jupyterlab_starts_in_the_folder_or_its_installation_is_suggested(told, 
     assert opened.startswith(f"opened {tmp_path / 'x'} --LabApp.default_url=/lab/tree/00_start_here.ipynb ")
     assert opened.endswith(" --port=9 --notebook-dir=a b")
     monkeypatch.setattr(lessons, "find_spec", lambda name: None)
-    code, _, error = told("x")
+    code, _, error = cli("x")
     assert code == 1 and "pip install 'ppedu[lab]'" in error
 
 
@@ -82,7 +82,7 @@ def test_jupyterlab_starts_in_the_folder_or_its_installation_is_suggested(told, 
     [
         ("linux", 1000, ["DISPLAY"], []),
         ("linux", 1000, ["WAYLAND_DISPLAY"], []),
-        ("linux", 1000, ["BROWSER"], []),  # such as an editor's on the other side of SSH
+        ("linux", 1000, ["BROWSER"], []),  # such as that of an editor at the other end of SSH
         ("linux", 1000, [], ["--no-browser"]),
         ("linux", 0, ["DISPLAY"], ["--allow-root"]),
         ("linux", 0, [], ["--allow-root", "--no-browser"]),
@@ -112,14 +112,14 @@ sys.exit(main(["lessons", "x", "--no-open"]))
 """
 
 
-def test_a_full_disk_leaves_no_partial_lesson(told, tmp_path):
+def test_a_full_disk_leaves_no_partial_lesson(cli, tmp_path):
     sizes = sorted((ROOT / "notebooks" / name).stat().st_size for name in NAMES)
     full = subprocess.run([sys.executable, "-c", FULL, str(sizes[-2])], capture_output=True, text=True, timeout=60)
     assert full.returncode == 1 and full.stdout == ""
     assert full.stderr == "ppedu: cannot copy the lessons to x: File too large; choose another folder\n"
     copied = contents(tmp_path / "x")
     assert copied.items() < contents_of_lessons().items()
-    assert told("x", "--no-open")[1].splitlines()[0] == "The lessons are in x."
+    assert cli("x", "--no-open")[1].splitlines()[0] == "The lessons are in x."
     assert contents(tmp_path / "x") == contents_of_lessons()
 
 

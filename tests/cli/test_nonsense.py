@@ -1,4 +1,4 @@
-"""Every subcommand answers nonsense with one sentence, or with the usage, and an exit code; never with a traceback."""
+"""Every command answers nonsense with one sentence or the usage, and an exit code, but never with a traceback."""
 
 import contextlib
 import io
@@ -32,7 +32,7 @@ PLACES += [(f"{start} ", option) for start, options in OPTIONS.items() for optio
 
 
 class Accepted(Exception):
-    """Ranks or JupyterLab were about to be started."""
+    """Raised instead of starting ranks or JupyterLab."""
 
 
 @pytest.fixture(autouse=True)

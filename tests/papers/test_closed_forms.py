@@ -1,4 +1,4 @@
-"""The formulas of `ppedu.zoo.theory` against the simulation: right where they say they hold, wrong elsewhere."""
+"""The formulas of `ppedu.zoo.theory` against the simulation: correct under their conditions, and wrong without them."""
 
 import random
 from dataclasses import replace
@@ -17,7 +17,7 @@ TIMED = [name for name in published() if facts_of(name).idle or facts_of(name).m
 
 
 def cases(name):
-    """5000 sizes, costs and options, drawn so that what a formula asks for is often the case and often not."""
+    """Yield 5000 sizes, costs and options that often fulfil the conditions of a formula, and often do not."""
     draw = random.Random(name)
     for _ in range(5000):
         p = draw.choice([1, 2, 2, 3, 4, 4, 5, 6])
@@ -44,7 +44,7 @@ def cases(name):
 
 
 def known(quantity, name, p, m, costs, options):
-    """What theory says, or None where it refuses."""
+    """Return the value of a formula, or None if it is refused."""
     try:
         return getattr(theory, quantity)(name, p, m, costs, **options).value
     except SettingError:
@@ -64,7 +64,7 @@ def run(name, p, m, costs, options):
 @pytest.mark.parametrize("name", TIMED)
 @pytest.mark.parametrize("least", ["span", "peak"])
 def test_formulas_agree_with_the_simulation(name, least):
-    """Forty times for each schedule's time, and for its memory: everything that theory knows there."""
+    """Compare all quantities in forty cases in which the time is known, and in forty in which the memory is known."""
     held = list(islice((case for case in cases(name) if known(least, name, *case) is not None), 40))
     assert len(held) == 40
     for case in held:
@@ -88,7 +88,7 @@ def conditions(field):
     ],
 )
 def test_each_condition_is_needed(name, field, condition, monkeypatch):
-    """If it alone fails (for hops: if there is latency and the formula has none), the formula can be wrong."""
+    """If only this condition fails, or for hops if there is latency, the formula without it can be wrong."""
     formula, every = split(getattr(facts_of(name), field), latency=True)
     others = [each for each in every if each != condition] or ["p >= 1"]
     without = "0" if field == "hops" else f"{formula} if {' and '.join(others)}"
@@ -109,7 +109,7 @@ def test_each_condition_is_needed(name, field, condition, monkeypatch):
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (4, 2), (4, 8), (8, 32)])
 def test_two_bubbles_are_in_use_and_differ(name, p, m):
-    """A share of the makespan, (p-1)/(m+p-1), and an overhead over the ideal, (p-1)/m (arXiv 2104.04473, §2.2)."""
+    """One is a share of the makespan, (p-1)/(m+p-1); one is relative to the ideal, (p-1)/m (arXiv 2104.04473, §2.2)."""
     assert theory.bubble(name, p, m).value == Fraction(p - 1, m + p - 1)
     assert theory.overhead(name, p, m).value == Fraction(p - 1, m)
 
@@ -123,14 +123,14 @@ def test_1f1b_of_four_ranks_and_eight_microbatches():
 
 
 def test_no_bubble_in_span_is_a_bubble_in_the_makespan():
-    """Zero Bubble's ZB-2p (here ZB-H2, of the same span) at unit cost: 0, and 6.8 % of the makespan."""
+    """ZB-2p of Zero Bubble, here ZB-H2 with the same span, has a bubble of 0 in the span and 6.8 % in the makespan."""
     timeline = pp.simulate(pp.schedule("zb-h2", 8, 32), Costs(forward=1, input=1, weight=1))
     assert timeline.span == 3 * 32
     assert f"{timeline.bubble:.1%}" == "6.8%"
 
 
 def test_zb_h1_as_printed_needs_w_no_longer_than_f_and_i():
-    """(p-1)(F+I-W), arXiv 2401.10241, table 2, against the F, I, W that a rank has in each case."""
+    """The formula is (p-1)(F+I-W) in arXiv 2401.10241, table 2."""
     for (f, i, w), right in {(3, 3, 2): True, (2, 3, 3): False, (4, 1, 3): False}.items():
         timeline = pp.simulate(pp.schedule("zb-h1", 4, 8), Costs(forward=f, input=i, weight=w))
         assert (timeline.idle[0] == 3 * (f + i - w)) is right
@@ -138,7 +138,7 @@ def test_zb_h1_as_printed_needs_w_no_longer_than_f_and_i():
 
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_latency_delays_all_microbatches_of_1f1b_but_only_the_first_of_zb_h1(p):
-    """1F1B waits for all but one message each way in p microbatches; in ZB-H1 there is a W to do meanwhile."""
+    """In p microbatches, 1F1B waits for all messages but one in each direction; ZB-H1 runs a W meanwhile."""
 
     def lost(name, m):
         slow, fast = (theory.makespan(name, p, m, Costs(latency=c)).value for c in (Fraction(1, 4), 0))
@@ -150,7 +150,7 @@ def test_latency_delays_all_microbatches_of_1f1b_but_only_the_first_of_zb_h1(p):
 
 @pytest.mark.parametrize(("name", "most"), [("zb-h1", Fraction(1)), ("zb-h2", Fraction(5, 2))])
 def test_zero_bubble_hides_messages_up_to_a_length(name, most):
-    """ZB-H1 behind a W of 2, ZB-H2 behind half of F + I = 5; for longer ones no formula is known."""
+    """ZB-H1 hides messages behind a W of 2, ZB-H2 behind half of F + I = 5. No formula is known for longer messages."""
     for latency, right in ((most, True), (most + Fraction(1, 100), False)):
         costs = Costs(forward=2, input=3, weight=2, latency=latency)
         assert (known("span", name, 4, 16, costs, {}) is not None) is right

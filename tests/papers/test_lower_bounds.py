@@ -1,4 +1,4 @@
-"""What no schedule can beat: bounds from `ppedu.zoo.theory`, and optima that were proved by constraint solving."""
+"""Lower bounds from `ppedu.zoo.theory`, and optima that were proved by constraint solving."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -25,8 +25,8 @@ COSTS = [
 SIZES = [(1, 3), (2, 1), (3, 8), (4, 4), (5, 3), (6, 14)]
 
 
-def one_stage_a_rank(p, m):
-    """The published schedules that give each rank one stage of one copy of the model."""
+def one_stage_per_rank(p, m):
+    """Yield the published schedules with one stage on each rank and one copy of the model."""
     for name in pp.schedules():
         try:
             schedule = pp.schedule(name, p, m)
@@ -43,7 +43,7 @@ def is_split(schedule):
 @pytest.mark.parametrize("costs", COSTS, ids=str)
 @pytest.mark.parametrize(("p", "m"), SIZES)
 def test_no_published_schedule_beats_the_bounds(p, m, costs):
-    for schedule in one_stage_a_rank(p, m):
+    for schedule in one_stage_per_rank(p, m):
         timeline = pp.simulate(schedule, costs)
         most = pp.simulate(schedule).peak_activations[0]
         assert timeline.makespan >= theory.least_makespan(p, m, costs, split=is_split(schedule)).value
@@ -60,29 +60,29 @@ def test_gpipe_reaches_the_bound_for_full_backwards(costs):
 
 @given(st.randoms(use_true_random=False), st.booleans())
 @often(100)
-def test_no_schedule_of_uneven_stages_beats_the_bound(chance, split):
-    p, m = chance.randint(1, 5), chance.randint(1, 6)
-    schedule = random_legal(chance, p, 1, m, split=chance.random() if split else 0, pairs=chance.choice([0, 0.3]))
-    costs = uneven(chance, p, latency=chance.choice([0, 2]))
+def test_no_schedule_of_uneven_stages_beats_the_bound(rng, split):
+    p, m = rng.randint(1, 5), rng.randint(1, 6)
+    schedule = random_legal(rng, p, 1, m, split=rng.random() if split else 0, pairs=rng.choice([0, 0.3]))
+    costs = uneven(rng, p, latency=rng.choice([0, 2]))
     assert pp.simulate(schedule, costs).makespan >= theory.least_makespan(p, m, costs, split).value
 
 
 @pytest.mark.parametrize("split", [False, True])
 def test_the_bound_for_uneven_stages_is_often_the_least_makespan_of_all_orders(split):
-    chance = Random(3)
+    rng = Random(3)
     reached = 0
     for _ in range(60):
-        p, m = chance.choice([(1, 3), (2, 3), (3, 2)])
-        costs = replace(uneven(chance, p), activation=0)  # so that memory forbids no order
-        least = fastest(pp.simulate(random_legal(chance, p, 1, m, split), costs))
+        p, m = rng.choice([(1, 3), (2, 3), (3, 2)])
+        costs = replace(uneven(rng, p), activation=0)  # so that the memory allows every order
+        least = fastest(pp.simulate(random_legal(rng, p, 1, m, split), costs))
         bound = theory.least_makespan(p, m, costs, split).value
         assert least >= bound
         reached += least == bound
     assert reached >= 30
 
 
-def uneven(chance, p, latency=0):
-    times = {name: [chance.randint(0, 5) for _ in range(p)] for name in ("forward", "input", "weight")}
+def uneven(rng, p, latency=0):
+    times = {name: [rng.randint(0, 5) for _ in range(p)] for name in ("forward", "input", "weight")}
     return Costs(**times, latency=latency)
 
 
@@ -97,20 +97,22 @@ def test_equal_costs_given_per_stage_have_the_bound_of_equal_stages(p, m, costs,
 
 @pytest.mark.parametrize("bound", [theory.least_makespan, theory.least_span])
 def test_the_bounds_refuse_pairs_that_save_time(bound):
-    """1F1B with overlapped pairs would beat both."""
+    """1F1B with overlapped pairs would beat both bounds."""
     saving = Costs(overlap=1)
     run = pp.simulate(pp.schedule("1f1b-overlap", 4, 8), saving)
     assert run.makespan < theory.least_makespan(4, 8).value and run.span < theory.least_span(4, 8).value
-    with pytest.raises(SettingError, match="pairs that take as long as their parts, 3; got 1: leave out overlap"):
+    with pytest.raises(
+        SettingError, match="an overlapped pair takes as long as its parts, 3; got 1: leave out overlap"
+    ):
         bound(4, 8, saving)
     assert bound(4, 8, Costs(overlap=3)) == bound(4, 8)
 
 
 @pytest.mark.parametrize("formula", [theory.least_makespan, partial(theory.makespan, "zb-h1")])
 def test_formulas_refuse_backwards_that_differ_from_the_sum_of_their_halves(formula):
-    """Halves of 2 and 2 beside a whole of 9: a split schedule has less to do than m(F+B)."""
+    """With halves of 2 and 2 and a full backward of 9, a split schedule has less work than m(F+B)."""
     with pytest.raises(
-        SettingError, match=r"in formulas B = I \+ W; got B=9, I=2, W=2: leave out backward, or simulate"
+        SettingError, match=r"formulas assume B = I \+ W; got B=9, I=2, W=2; leave out backward, or simulate"
     ):
         formula(4, 8, Costs(backward=9, input=2, weight=2))
 
@@ -120,7 +122,7 @@ def test_two_stages_per_rank_can_beat_the_bound_for_one():
 
 
 OPTIMA = [
-    # p, m, the most microbatches a rank may hold, backwards in two halves, least makespan, least span; unit costs
+    # p, m, memory in microbatches, whether backwards are split, optimal makespan, optimal span; at unit cost
     (4, 8, 4, True, 27, 27),
     (4, 8, 7, True, 27, 24),
     (4, 8, 4, False, 33, 33),
@@ -134,7 +136,7 @@ OPTIMA = [
 def test_no_published_schedule_beats_a_proved_optimum(p, m, most, split, makespan, span):
     assert theory.least_span(p, m, UNIT, most).value <= span
     assert makespan is None or theory.least_makespan(p, m, UNIT, split).value <= makespan
-    for schedule in one_stage_a_rank(p, m):
+    for schedule in one_stage_per_rank(p, m):
         timeline = pp.simulate(schedule, UNIT)
         if max(timeline.peak_activations) <= most and split >= is_split(schedule):
             assert timeline.span >= span
@@ -163,7 +165,7 @@ def test_these_schedules_are_optimal_at_their_memory(name, size, optimum):
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-h2"])
 @pytest.mark.parametrize(("costs", "interval"), [(COSTS[0], 3), (COSTS[2], 8)])
 def test_a_rank_holds_at_most_a_microbatchs_lifespan_over_the_interval(name, costs, interval):
-    """arXiv 2405.15362, of schedules that repeat themselves: these do every F + B."""
+    """The law of arXiv 2405.15362 is for periodic schedules; these repeat every F + B."""
     timeline = pp.simulate(pp.schedule(name, 4, 24), costs)
     for rank in range(4):
         starts = {action.microbatch: start for action, start, _ in timeline.spans(rank) if action.op == "F"}

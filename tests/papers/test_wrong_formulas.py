@@ -1,4 +1,4 @@
-"""Formulas and orders in circulation that are wrong, and slips that cost time without being wrong."""
+"""Published formulas and orders that are wrong, and mistakes that are legal but slow."""
 
 from fractions import Fraction
 
@@ -11,7 +11,7 @@ UNIT = Costs(forward=1, backward=1)
 
 
 def with_warmup(p, m, warmup):
-    """1F1B in which `warmup(rank)` forwards come before the turns."""
+    """Return 1F1B with a warm-up of `warmup(rank)` forwards."""
     orders = []
     for rank in range(p):
         first = min(max(warmup(rank), 0), m)
@@ -30,13 +30,13 @@ def test_the_bubble_of_1f1b_is_not_p_minus_1_over_2m_minus_2_plus_p(p, m):
 
 
 def test_where_gpipe_idles_for_43_percent_1f1b_does_too_and_not_for_19():
-    """A read-me gives GPipe 43 % and 1F1B 19 % for the same p and m."""
+    """One README claims 43 % for GPipe and 19 % for 1F1B, for the same p and m."""
     for name in ("gpipe", "1f1b"):
         assert f"{pp.simulate(pp.schedule(name, 4, 4)).bubble:.0%}" == "43%"
 
 
 def test_no_rank_holds_p_plus_m_over_pm_of_all_activations():
-    """The whole is m microbatches of p shares each; a rank that keeps everything of its own has 1/p of that."""
+    """All activations are m microbatches of p shares; a rank that keeps all of its own holds 1/p of them."""
     for p, m in [(2, 4), (4, 8), (8, 8)]:
         for name in ("naive", "gpipe", "1f1b"):
             peak = max(pp.simulate(pp.schedule(name, p, m)).peak_activations)

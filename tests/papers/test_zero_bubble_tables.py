@@ -1,8 +1,7 @@
 """Zero Bubble Pipeline Parallelism (arXiv 2401.10241), tables 5 and 9: bubble rates.
 
-The rate is (cost - m(F+I+W)) / cost; the cost of ZB-H2 is its span, of the others the makespan. Times are in
-microseconds and were measured on the paper's models; its c, the time of a message, is paid on every way between
-two ranks.
+The rate is (cost - m(F+I+W)) / cost. The cost of ZB-H2 is its span, that of the other schedules the makespan. Times are
+in microseconds and were measured on the paper's models; c, the time of a message, is added to every hop between ranks.
 """
 
 import pytest
@@ -21,8 +20,8 @@ TABLE = [  # the embedding and the loss are each counted as a layer
     (8, 64, 32, 29935, 29621, 19388, 535, 0.1091, 0.0328, 0.0554, 0.0294),
     (16, 48, 48, 11347, 11248, 8132, 377, 0.2552, 0.1136, 0.1397, 0.0672),
 ]
-# The paper prints for 1F1B-I .1055 .0818 .0443 .0808 .0628 .0320 .1104. Its script lets a chunk wait for the last
-# rank's output of the chunk before in the first microbatch of each group only. Here every microbatch waits.
+# For 1F1B-I the paper prints .1055 .0818 .0443 .0808 .0628 .0320 .1104. In its script only the first microbatch of each
+# group waits for the output of the previous chunk from the last rank. Here every microbatch waits.
 
 
 def rates(p, m, layers, f, i, w, c):
@@ -31,7 +30,7 @@ def rates(p, m, layers, f, i, w, c):
     for name, options in names.items():
         quantity = "span" if name == "zb-h2" else "makespan"
         cost = getattr(pp.simulate(pp.schedule(name, p, m, **options), costs), quantity)
-        if name != "interleaved":  # whose formula does not know of messages
+        if name != "interleaved":  # whose formula is for zero latency
             assert getattr(theory, quantity)(name, p, m, costs).value == cost
         yield round(float((cost - m * (f + i + w)) / cost), 4)
 

@@ -1,4 +1,4 @@
-"""Hanayo: the wave as drawn, its bubble and its memory, at any size."""
+"""Hanayo: the order in the paper's figure, the bubble and the memory."""
 
 from fractions import Fraction
 
@@ -43,8 +43,11 @@ def test_if_f_is_b_hanayo_waits_as_long_as_interleaved_and_holds_less(chunks):
 
 
 def test_no_order_of_the_same_actions_is_faster_for_p_microbatches():
-    """One wave, B = 2F: the last rank waits for p-1 forwards of a chunk, has only 2p to do in the 3p-1 until its first
-    backward, and at the end p-1 backwards of a chunk are left for the others."""
+    """The bound is for one wave and B = 2F.
+
+    The last rank waits for p-1 forwards of a chunk, runs only 2p of the 3p-1 forwards that fit before its first
+    backward, and after its last backward p-1 backwards of a chunk are left on other ranks.
+    """
     for p in range(1, 9):
         least = Fraction((p - 1) + (p - 1) + 2 * (p - 1), 2)
         assert set(pp.simulate(pp.schedule("hanayo", p, p), Costs(forward=1, backward=2)).idle) == {least}

@@ -1,4 +1,4 @@
-"""Order for order the same as torch.distributed.pipelining, where it has the schedule too."""
+"""Orders equal those of torch.distributed.pipelining for the schedules that it has, too."""
 
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -23,8 +23,8 @@ SAME = [
 ]
 
 
-def torchs_order(theirs, rank, ranks, chunks, microbatches):
-    """A rank's order without idle steps, from what torch's generation reads of an object that needs process groups."""
+def order_of_torch(theirs, rank, ranks, chunks, microbatches):
+    """Return a rank's order from torch's generator, on a stand-in for an object that would need process groups."""
     rounds = max(1, microbatches // ranks)
     settings = SimpleNamespace(
         pp_group_size=ranks, _n_microbatches=microbatches, n_local_stages=chunks, num_stages=ranks * chunks, rank=rank,
@@ -43,7 +43,7 @@ def test_the_order_equals_that_of_torch(name, theirs, options):
                 continue  # torch refuses these
             ours = pp.schedule(name, p, m, **options)
             for rank in range(p):
-                order = torchs_order(theirs, rank, p, ours.chunks, m)
+                order = order_of_torch(theirs, rank, p, ours.chunks, m)
                 assert list(map(str, ours.orders[rank])) == list(map(str, order))
                 compared += 1
     assert compared > 100
@@ -51,7 +51,7 @@ def test_the_order_equals_that_of_torch(name, theirs, options):
 
 @pytest.mark.parametrize(("name", "theirs"), [("gpipe", "ScheduleGPipe"), ("1f1b", "Schedule1F1B")])
 def test_the_order_equals_that_of_the_loop_in_torch(name, theirs):
-    """The loop itself, on a stage that only notes what it is asked to do and has nobody to send to."""
+    """Run torch's loop on a stage that records its calls and has no peers."""
     for p in range(1, 7):
         for m in range(1, 3 * p + 3):
             ours = pp.schedule(name, p, m)
@@ -83,5 +83,5 @@ def test_dualpipe_is_the_dualpipev_of_torch_and_its_mirror_image(p):
     for m in range(2 * p, 3 * p + 4, 2):
         ours = pp.schedule("dualpipe", p, m)
         for rank in range(p):
-            half = torchs_order("ScheduleDualPipeV", min(rank, p - 1 - rank), p // 2, 2, m // 2)
+            half = order_of_torch("ScheduleDualPipeV", min(rank, p - 1 - rank), p // 2, 2, m // 2)
             assert list(map(str, ours.orders[rank])) == [unfolded(action, rank) for action in half]

@@ -1,4 +1,4 @@
-"""Each published schedule is legal wherever it says it works, and takes the time and memory that its paper states."""
+"""Published schedules are legal for every size they accept, and take the published time and memory."""
 
 from fractions import Fraction
 
@@ -42,7 +42,7 @@ def test_a_schedule_is_legal_for_every_size_for_which_it_exists(name, options, r
             assert pp.check(pp.schedule(name, p, m, **options)) == [], (p, m)
 
 
-# arXiv 2412.19437 and 2104.04473 give the formulas; F=1, B=2, I=W=1, a pair 3: the makespans at (p, m).
+# Makespans at each (p, m) for F=1, B=2, I=W=1 and a pair of 3, by the formulas of arXiv 2412.19437 and 2104.04473.
 SIZES = [(4, 16), (8, 32), (16, 64), (32, 128), (64, 256)]
 MAKESPANS = {
     ("1f1b", None): [57, 117, 237, 477, 957],
@@ -74,7 +74,7 @@ def test_a_pair_that_is_faster_than_its_parts_shortens_the_run(name, makespan):
 
 @pytest.mark.parametrize(("p", "m", "makespan", "waits", "peak"), [(4, 10, 66, 6, 9), (8, 20, 134, 14, 17)])
 def test_dualpipev_in_chunks(p, m, makespan, waits, peak):
-    """The DualPipe repository's table, in the times and the memory of a chunk: F=1, B=2, W=1, a pair 3."""
+    """The table of the DualPipe repository, for times and memory of a chunk: F=1, B=2, W=1, a pair 3."""
     chunk = [1] * 2 * p
     costs = Costs(forward=chunk, backward=[2] * 2 * p, overlap=[3] * 2 * p, activation=chunk)
     timeline = pp.simulate(pp.schedule("dualpipev", p, m), costs)
@@ -111,6 +111,6 @@ def test_invalid_sizes_are_refused_with_valid_ones(name, ranks, microbatches, op
 
 
 def test_a_fixed_group_wastes_time_if_the_last_one_is_smaller():
-    """Megatron's groups of p, the last one short: idle 9.5 where 4.5 would do."""
+    """With Megatron's groups of p, the last one smaller, the idle time is 9.5 instead of 4.5."""
     assert idle(pp.schedule("interleaved", 4, 10, group=4)) == {Fraction(19, 2)}
     assert idle(pp.schedule("interleaved", 4, 10)) == {Fraction(9, 2)}

@@ -1,4 +1,4 @@
-"""A schedule of one's own, and what can be wrong with it."""
+"""Registering a schedule, and mistakes in its generator."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from ppedu.zoo import registry as registered
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    """What a test registers is gone after it."""
+    """Undo the registrations of each test."""
     monkeypatch.setattr(registered, "_entries", dict(registered._entries))
 
 
@@ -119,7 +119,7 @@ def test_an_error_inside_a_generator_is_raised_unchanged():
 
 
 def test_check_finds_a_wrong_microbatch():
-    """The warm-up's length forgotten where the backwards count, so that rank 0 asks for microbatch -3."""
+    """The backwards subtract ranks - 1 instead of the warm-up, so that the last rank runs microbatch -3."""
 
     @pp.register("mine")
     def mine(rank, ranks, microbatches):

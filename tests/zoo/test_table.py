@@ -1,4 +1,4 @@
-"""The table of schedules: names as before, and what is known about each."""
+"""The table of schedules and their facts."""
 
 import re
 from html.parser import HTMLParser
@@ -15,7 +15,7 @@ PUBLISHED = pp.schedules()
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    """What a test registers is gone after it, and what others have registered is not there."""
+    """Start each test with the published schedules, and undo its registrations."""
     published = {
         name: entry for name, entry in registered._entries.items() if registered._is_published(entry.generator)
     }
@@ -23,7 +23,7 @@ def registry(monkeypatch):
 
 
 class Cells(HTMLParser):
-    """The cells of an HTML table, row by row, and the addresses that are linked to."""
+    """The cells of an HTML table, row by row, and the addresses of its links."""
 
     def __init__(self, text):
         super().__init__()
@@ -51,7 +51,7 @@ class Cells(HTMLParser):
 
 
 def rows(names):
-    """Each schedule's cells, of the table as a notebook shows it."""
+    """Return the cells of each schedule in the HTML table, by column."""
     head, *body = Cells(names._repr_html_()).rows
     return {row[0]: dict(zip(head, row, strict=True)) for row in body}
 
@@ -144,7 +144,7 @@ def test_the_printed_table_fits_the_terminal_and_is_complete_at_any_width(monkey
     text = printed(monkeypatch, width)
     assert max(map(len, text.splitlines())) <= max(60, width)
     facts = {cell for row in rows(PUBLISHED).values() for cell in row.values()} - {"–"}
-    assert all(" ".join(text.split()).count(cell) for cell in facts) or width == 180  # whose cells take several lines
+    assert all(" ".join(text.split()).count(cell) for cell in facts) or width == 180  # at that width cells are wrapped
 
 
 def test_columns_of_the_printed_table_are_aligned(monkeypatch):

@@ -1,5 +1,4 @@
-"""Formulas that are asked for: what they answer, how it reads, and when they refuse. Whether they are right is
-tested in tests/papers."""
+"""Results, texts and errors of `pp.theory`. tests/papers compares the formulas with the simulation."""
 
 from fractions import Fraction
 from functools import partial

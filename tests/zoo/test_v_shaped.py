@@ -1,4 +1,4 @@
-"""V-Min, V-Half and adaptive V: published memory, the least idle time that it allows, and a cap that holds."""
+"""V-Min, V-Half and v-adaptive: the published memory, the least idle time it allows, and the memory limit."""
 
 import itertools
 from fractions import Fraction
@@ -21,12 +21,12 @@ def idle(schedule, costs=UNIT):
 
 
 def most_held(order):
-    """The most chunks that are between their F and the end of their W, which the order alone decides."""
+    """Return the peak of the chunks between their F and the end of their W; it follows from the order alone."""
     return max(itertools.accumulate({"F": 1, "I": 0, "W": -1}[action.op] for action in order))
 
 
 def complete(schedule):
-    """Down the ranks and back up: rank r has chunks r and 2p-1-r, and runs F, I and W of each microbatch in both."""
+    """Return whether each rank r runs F, I and W of every microbatch in its stages, r and 2p-1-r, exactly once."""
     for rank, order in enumerate(schedule.orders):
         stages = rank, 2 * schedule.ranks - 1 - rank
         wanted = {make(stage, m) for make in (F, I, W) for stage in stages for m in range(schedule.microbatches)}
@@ -36,11 +36,11 @@ def complete(schedule):
 
 
 def least_idle(p, k):
-    """What no V-shaped schedule of F, I and W beats, in ticks, if a rank holds k microbatches and there are p or more.
+    """Return a lower bound on the idle time, in ticks, of V-shaped schedules that hold k microbatches, for m >= p.
 
-    The last rank can do nothing for p-1 ticks. Its first I comes after 3p-1 ticks, when the first microbatch has been
-    down, up and down again: before that it can do 2k forwards and no more. After its last forward there are 3p ticks
-    to go: up, down and up again, and a W. It then holds no more than 2k chunks, and has at most I and W to do for each.
+    The last rank cannot work for p-1 ticks. Its first I comes after 3p-1 ticks, when the first microbatch has passed
+    down, up and down again; before that it can run at most 2k forwards. After its last forward 3p ticks remain: up,
+    down and up again, and a W. It then holds at most 2k chunks, and has at most I and W to run for each.
     """
     return max(p - 1, 3 * p - 1 - 2 * k) + max(0, 3 * p - 4 * k)
 
@@ -54,8 +54,8 @@ def test_adaptive_v_idles_as_little_as_its_memory_allows(p):
             assert max(map(most_held, schedule.orders)) == 2 * k
 
 
-# arXiv 2405.15362: peaks of floor((p+4)/3) and floor((p+2)/2). Idle: what the authors' own scheduler
-# (sail-sg/zero-bubble-pipeline-parallelism, zbv_greedy.py) reaches at unit cost, with any m >= 3p.
+# arXiv 2405.15362: peaks of floor((p+4)/3) and floor((p+2)/2). The idle times are those of the authors' own scheduler
+# (sail-sg/zero-bubble-pipeline-parallelism, zbv_greedy.py) at unit cost, for any m >= 3p.
 THEIRS = {
     "v-min": {2: 3, 3: 5, 4: 11, 5: 15, 6: 17, 7: 23, 8: 27, 9: 29, 10: 35, 11: 39, 12: 41},
     "v-half": {2: 1, 3: 5, 4: 5, 5: 11, 6: 11, 7: 17, 8: 17, 9: 23, 10: 23, 11: 29, 12: 29},
@@ -115,7 +115,7 @@ TIMES = [(2, 3, 2), (3, 3, 2), (4, 5, 3), (3, 4, 5), (3, 2, 3)]  # of F, I and W
 
 @pytest.mark.parametrize(("f", "i", "w"), TIMES)
 def test_the_bubble_of_v_half_does_not_grow_with_m_for_unequal_times(f, i, w):
-    """arXiv 2405.15362, §3: as long as W + 2I >= 2F and W + 2F >= 2I, which all of these keep."""
+    """All of these fulfil the conditions of arXiv 2405.15362, §3: W + 2I >= 2F and W + 2F >= 2I."""
     costs = Costs(forward=f, input=i, weight=w)
     for p in (3, 4, 5, 8, 11, 12):
         assert idle(pp.schedule("v-half", p, 3 * p), costs) == idle(pp.schedule("v-half", p, 5 * p), costs)

@@ -1,4 +1,4 @@
-"""The published schedules: what they run, in which order, and that they are legal at any size."""
+"""The simple published schedules: their orders at any size, and the errors of `pp.schedule`."""
 
 import itertools
 
@@ -82,7 +82,7 @@ def test_in_the_naive_schedule_one_rank_works_at_a_time(ranks, microbatches):
     assert timeline.makespan == sum(timeline.busy)
 
 
-# --- what cannot be made ----------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["ranks", "microbatches"])
