@@ -1,4 +1,4 @@
-"""Train the toy GPT on however many ranks there are: `torchrun --nproc-per-node 4 -m ppedu.run.train`."""
+"""Train the toy GPT on any number of ranks: `torchrun --nproc-per-node 4 -m ppedu.run.train`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -26,66 +26,84 @@ from ppedu.run.pipeline import Pipeline, local_stages
 from ppedu.zoo import schedule
 from ppedu.zoo.options import option
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16}  # and what forwards are autocast to
-MOST_SEED = 10**9  # a generator's seed is made of it and the step
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16}  # by name: the dtype for autocast
+MAX_SEED = 10**9  # so that the generators' seeds, which combine it with the step, stay valid
+PIPELINE, MODEL, TRAINING, FILES = "the pipeline", "the model", "the training", "files"  # groups of the command line
+
+
+def setting(default: Any, group: str, metavar: str, meaning: str) -> Any:
+    """Return a dataclass field that the command line can set; `meaning` is its help text there."""
+    return field(default=default, metadata={"group": group, "metavar": metavar, "meaning": meaning})
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What is trained, and how.
+    """The settings of a training run.
 
-    schedule: any name in `pp.schedules()`. options: of the schedule, such as {"chunks": 3}. steps: optimizer steps.
-    batch: sequences in a step. microbatches: pieces that a pipeline cuts its part of the batch into.
-    context, layers, heads, width, tied: of the GPT. lr: AdamW's learning rate. clip: the most that the norm of all
-    gradients may be. dtype: "float32", or "bfloat16" for forwards in mixed precision. seed: of the weights and the
-    batches; the number of ranks changes neither. text: a file in place of Python's documentation.
-    replicas: pipelines side by side, each of which takes its part of the batch.
-    save: a folder for checkpoints; training goes on from the one that is there, if it is of the same model, the same
-    seed and a text of the same characters. every: steps from one to the next.
+    schedule, options: a name in `pp.schedules()`, and options of that schedule, such as {"chunks": 3}.
+    steps: the number of optimizer steps.
+    batch: the number of sequences in a step, over all replicas.
+    microbatches: into how many microbatches each pipeline cuts its part of the batch.
+    context, layers, heads, width, tied: of the model; see `GPTConfig`.
+    lr: the learning rate of AdamW.
+    clip: the maximum norm of all gradients; None for no clipping.
+    dtype: "float32", or "bfloat16" for forwards in mixed precision.
+    seed: of the weights and the batches, which do not depend on the number of ranks.
+    text: a file to train on; by default Python's documentation.
+    replicas: the number of pipelines side by side, among which the ranks and the batch are divided.
+    save: a folder for checkpoints. Training resumes from the checkpoint in it, if that was made with the same model,
+        seed and alphabet.
+    every: the number of steps between two checkpoints.
 
     Raises:
-        SettingError: a setting cannot work.
+        SettingError: a setting is invalid, or two do not fit together.
     """
 
-    schedule: str = "1f1b"
-    steps: int = 50
-    microbatches: int = 8
-    batch: int = 32
-    context: int = 64
-    layers: int = 4
-    heads: int = 4
-    width: int = 64
-    lr: float = 3e-3
-    seed: int = 0
-    text: str | None = None
+    schedule: str = setting("1f1b", PIPELINE, "NAME", "a schedule that `python -m ppedu list` shows")
+    steps: int = setting(50, TRAINING, "N", "optimizer steps")
+    microbatches: int = setting(8, PIPELINE, "N", "microbatches into which a pipeline cuts its part of the batch")
+    batch: int = setting(32, TRAINING, "N", "sequences in a step")
+    context: int = setting(64, MODEL, "N", "characters in a sequence")
+    layers: int = setting(4, MODEL, "N", "transformer blocks")
+    heads: int = setting(4, MODEL, "N", "attention heads")
+    width: int = setting(64, MODEL, "N", "width of the residual stream")
+    lr: float = setting(3e-3, TRAINING, "RATE", "learning rate of AdamW")
+    seed: int = setting(0, TRAINING, "N", "seed of the weights and the batches")
+    text: str | None = setting(None, FILES, "FILE", "train on this text instead of Python's documentation")
     options: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = False
-    clip: float | None = None
-    dtype: str = "float32"
-    replicas: int = 1
-    save: str | None = None
-    every: int = 10
+    clip: float | None = setting(None, TRAINING, "NORM", "maximum norm of all gradients")
+    dtype: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 for forwards in mixed precision")
+    replicas: int = setting(1, PIPELINE, "N", "pipelines side by side, each with its part of the ranks and the batch")
+    save: str | None = setting(
+        None,
+        FILES,
+        "FOLDER",
+        "write checkpoints to this folder, and resume from the one in it; load only checkpoints that you trust, "
+        "because each contains a pickle (.metadata of torch), and a pickle can run any code",
+    )
+    every: int = setting(10, FILES, "N", "steps between two checkpoints")
 
     def __post_init__(self) -> None:
         for name in ("steps", "microbatches", "batch", "replicas", "every"):
             require_count(name, getattr(self, name))
-        if require_count("seed", self.seed, least=0) > MOST_SEED:
-            raise SettingError(f"seed must be at most {MOST_SEED}; got {self.seed}")
+        if require_count("seed", self.seed, least=0) > MAX_SEED:
+            raise SettingError(f"seed must be at most {MAX_SEED}; got {self.seed}")
         if self.batch % self.replicas:
             raise SettingError(
-                f"a batch of {self.batch} cannot be shared equally by {self.replicas} replicas; "
+                f"a batch of {self.batch} cannot be divided equally among {self.replicas} replicas; "
                 f"take a multiple of {self.replicas}"
             )
         if self.batch // self.replicas < self.microbatches:
             raise SettingError(
-                f"{self.batch // self.replicas} sequences for a pipeline cannot be cut into {self.microbatches} "
+                f"{self.batch // self.replicas} sequences per pipeline cannot be cut into {self.microbatches} "
                 f"microbatches; take a batch of at least {self.replicas * self.microbatches}, or fewer microbatches"
             )
         for name in ("lr", "clip"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and value > 0) and (name, value) != ("clip", None):
-                raise SettingError(f"{name} must be above 0; got {value!r}")
-        if self.dtype not in list(DTYPES):  # a list, so that a value that cannot be hashed is refused as well
+                raise SettingError(f"{name} must be a number above 0; got {value!r}")
+        if self.dtype not in list(DTYPES):  # a list, because `in` would raise TypeError for an unhashable value
             raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
         if not isinstance(self.options, Mapping):
             raise SettingError(f"options must be a dict such as {{'chunks': 3}}; got {self.options!r}")
@@ -95,23 +113,24 @@ class TrainConfig:
         self.gpt(vocabulary=1)
 
     def gpt(self, vocabulary: int) -> GPTConfig:
+        """Return the size of the model for a text with `vocabulary` different characters."""
         return GPTConfig(vocabulary, self.context, self.layers, self.heads, self.width, self.tied)
 
     def fixed(self, text: Text) -> dict[str, Any]:
-        """Return the settings that must be the same for one run to go on from the checkpoint of another."""
+        """Return the settings that a run must share with the checkpoint from which it resumes."""
         return asdict(self.gpt(len(text.characters))) | {"characters": text.characters, "seed": self.seed}
 
     def schedule_on(self, ranks: int) -> Schedule:
-        """What each pipeline runs, where so many ranks train.
+        """Return the schedule of each pipeline if `ranks` ranks train, replicas included.
 
         Raises:
-            SettingError: there is no such schedule, the replicas cannot share the ranks, or there are more stages than
-                layers.
+            SettingError: the schedule is unknown, the replicas cannot divide the ranks equally, or there are more
+                stages than layers.
             ScheduleError: the schedule is not legal.
         """
         if ranks % self.replicas:
             raise SettingError(
-                f"{ranks} ranks cannot be shared equally by {self.replicas} replicas; "
+                f"{ranks} ranks cannot be divided equally among {self.replicas} replicas; "
                 f"take a multiple of {self.replicas}"
             )
         made = schedule(self.schedule, ranks // self.replicas, self.microbatches, **self.options)
@@ -126,14 +145,14 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What came out: the loss of every step, those before a checkpoint included, and this rank's pipeline."""
+    """The loss of every step, including those before the checkpoint that was resumed, and this rank's pipeline."""
 
     losses: list[float]
     pipeline: Pipeline
 
     @property
     def timeline(self) -> Timeline | None:
-        """The last step of this pipeline's ranks, measured; None where the checkpoint left no step to do."""
+        """The measured timeline of this pipeline's last step; None if the checkpoint had all steps already."""
         return self.pipeline.timeline if self.pipeline.steps else None
 
 
@@ -144,15 +163,17 @@ def train_gpt(
     device: torch.device | str | None = None,
     each: Callable[[TrainResult], object] | None = None,
 ) -> TrainResult:
-    """Train on the ranks of `group`; every rank must call it with the same `config`.
+    """Train the toy GPT on the ranks of `group`. Every rank must call it with the same `config`.
 
-    progress: the first rank shows a progress bar on stderr. device: where this rank's stages are; by default where the
-    group's messages arrive. each: called after every step with what there is until then.
+    group: all ranks that train, replicas included; by default all ranks of the program.
+    progress: show a progress bar on the first rank's stderr.
+    device: of this rank's stages; by default `group.device`.
+    each: called after every step with the result so far.
 
     Raises:
-        SettingError: what `TrainConfig.schedule_on` refuses, or a text that is too short.
-        PipelineError: a checkpoint cannot be written or read, is of another model, seed or alphabet, or another run
-            saves in the folder.
+        SettingError: the settings do not fit the number of ranks, or the text is too short.
+        PipelineError: a checkpoint cannot be written or read, has another model, seed or alphabet, or another run is
+            saving in the folder.
     """
     config, group = TrainConfig() if config is None else config, PipelineGroup.of(group)
     require_instance("config", config, TrainConfig, "a TrainConfig, such as TrainConfig(steps=50)")
@@ -177,12 +198,12 @@ def train_gpt(
     optimizer = torch.optim.AdamW(weights, lr=config.lr)
     losses: list[float] = []
     if config.save is not None:
-        from ppedu.run.checkpoint import Checkpoints  # what it needs of torch takes a second to load
+        from ppedu.run.checkpoint import Checkpoints  # imported here, because it takes a second
 
         checkpoints = Checkpoints(config.save, modules.values(), optimizer, config.fixed(text), group)
         losses = checkpoints.load()
         if losses and group.is_first:
-            print(f"going on after step {len(losses)}, from the checkpoint in {config.save}", file=sys.stderr)
+            print(f"resuming after step {len(losses)}, from the checkpoint in {config.save}", file=sys.stderr)
 
     quiet = not (progress and group.is_first)
     steps = range(len(losses), config.steps)
@@ -205,80 +226,55 @@ def train_gpt(
 
 
 def side_by_side(group: PipelineGroup, replicas: int) -> tuple[PipelineGroup, dist.ProcessGroup | None]:
-    """This rank's pipeline, one of `replicas` that share the group's ranks in order; and its like in all of them."""
+    """Divide a group into `replicas` pipelines of consecutive ranks.
+
+    Returns this rank's pipeline, and the process group of the ranks with the same stages in all replicas (None if there
+    is one replica).
+    """
     if replicas == 1:
         return group, None
     size = group.size // replicas
-    replica, place = divmod(group.rank, size)
+    replica, rank = divmod(group.rank, size)
     pipeline = [group.peer(replica * size + each) for each in range(size)]
-    beside = [group.peer(each * size + place) for each in range(replicas)]
-    # Made by their members alone, as ranks outside `group` have no part in it.
-    made = [dist.new_group(ranks, use_local_synchronization=True) for ranks in (pipeline, beside)]
-    return PipelineGroup(place, size, made[0]), made[1]
-
-
-SETTINGS: dict[str, dict[str, tuple[type, str, str]]] = {  # in groups, by name: the type, what it is, what it does
-    "the pipeline": {
-        "schedule": (str, "NAME", "one that `python -m ppedu list` shows"),
-        "microbatches": (int, "N", "pieces that a pipeline cuts its part of the batch into"),
-        "replicas": (int, "N", "pipelines side by side, each with its part of the ranks and of the batch"),
-    },
-    "the model": {
-        "layers": (int, "N", "transformer blocks"),
-        "heads": (int, "N", "attention heads"),
-        "width": (int, "N", "width of the residual stream"),
-        "context": (int, "N", "characters in a sequence"),
-    },
-    "the training": {
-        "steps": (int, "N", "optimizer steps"),
-        "batch": (int, "N", "sequences in a step"),
-        "lr": (float, "RATE", "AdamW's learning rate"),
-        "clip": (float, "NORM", "the most that the norm of all gradients may be"),
-        "dtype": (str, "NAME", "float32, or bfloat16 for forwards in mixed precision"),
-        "seed": (int, "N", "of the weights and the batches"),
-    },
-    "files": {
-        "text": (str, "FILE", "train on this text, in place of Python's documentation"),
-        "save": (
-            str,
-            "FOLDER",
-            "write checkpoints there, and go on from the one that is there; load only your own, because torch stores "
-            "a pickle (.metadata) in each, and a pickle can run any code",
-        ),
-        "every": (int, "N", "steps from one checkpoint to the next"),
-    },
-}
+    same_stages = [group.peer(each * size + rank) for each in range(replicas)]
+    # Only the members take part in creating each group, because ranks outside `group` do not call this.
+    groups = [dist.new_group(ranks, use_local_synchronization=True) for ranks in (pipeline, same_stages)]
+    return PipelineGroup(rank, size, groups[0]), groups[1]
 
 
 def parser(**options: Any) -> argparse.ArgumentParser:
-    """The command line: each setting of `TrainConfig`, and `--out`. `options` go to argparse."""
+    """Return the parser of the command line: the settings of `TrainConfig`, and `--out`. options: of ArgumentParser."""
     made = argparse.ArgumentParser(description="Train a toy GPT with pipeline parallelism.", **options)
-    groups = {title: made.add_argument_group(title) for title in SETTINGS}
-    for title, settings in SETTINGS.items():
-        for name, (kind, metavar, meaning) in settings.items():
-            default = getattr(TrainConfig, name)
-            told = meaning if default is None else f"{meaning} (default: {default})"
-            groups[title].add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=told)
-    told = "an option of the schedule, as `list` shows them: -o chunks=3; may be repeated"
-    groups["the pipeline"].add_argument(
-        "-o", "--option", type=option, action="append", default=[], dest="options", metavar="NAME=VALUE", help=told
+    groups = {title: made.add_argument_group(title) for title in (PIPELINE, MODEL, TRAINING, FILES)}
+    for each in fields(TrainConfig):
+        if each.metadata:
+            kind = {"int": int, "float": float}.get(str(each.type).partition(" ")[0], str)
+            text = each.metadata["meaning"] + ("" if each.default is None else f" (default: {each.default})")
+            groups[each.metadata["group"]].add_argument(
+                f"--{each.name}", type=kind, metavar=each.metadata["metavar"], default=each.default, help=text
+            )
+    text = "an option of the schedule, as `list` shows them: -o chunks=3; may be repeated"
+    groups[PIPELINE].add_argument(
+        "-o", "--option", type=option, action="append", default=[], dest="options", metavar="NAME=VALUE", help=text
     )
-    groups["the model"].add_argument("--tied", action="store_true", help="the head has the token embedding's weights")
-    groups["files"].add_argument(
+    groups[MODEL].add_argument("--tied", action="store_true", help="use the token embedding's weights in the head")
+    groups[FILES].add_argument(
         "--out", metavar="FILE", default="timeline.json", help="for the timeline (default: timeline.json)"
     )
     return made
 
 
 def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
-    """Return the settings that the command line gives, all of them checked but the folder for checkpoints.
+    """Return the settings of a command line for `ranks` ranks, after checking all except the checkpoint folder.
+
+    options: as parsed by `parser`.
 
     Raises:
-        SettingError: a setting cannot work.
-        PipelineError: `out` cannot be written, or the text cannot be read.
+        SettingError: a setting is invalid.
+        PipelineError: `options.out` cannot be written, or the text cannot be read.
     """
-    given = {name: value for name, value in vars(options).items() if name in TrainConfig.__dataclass_fields__}
-    config = TrainConfig(**given | {"options": dict(options.options)})
+    settings = {each.name: getattr(options, each.name) for each in fields(TrainConfig)}
+    config = TrainConfig(**settings | {"options": dict(options.options)})
     config.schedule_on(ranks)
     require_savable(options.out)
     Text(config.text).batch(1, config.context, seed=0)
@@ -286,7 +282,7 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
 
 
 def require_saved(config: TrainConfig) -> None:
-    """Raise PipelineError unless checkpoints can be saved as `config` says, and training can go on from those there."""
+    """Raise PipelineError unless the folder `config.save` can be used and its checkpoint, if any, can be resumed."""
     if config.save is not None:
         from ppedu.run.checkpoint import require_usable
 
@@ -294,7 +290,7 @@ def require_saved(config: TrainConfig) -> None:
 
 
 def main() -> None:
-    """One rank of `torchrun … -m ppedu.run.train`."""
+    """Train on one rank of `torchrun … -m ppedu.run.train`."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     options = parser(prog="ppedu.run.train").parse_args()
     config = prepare(options, ranks)
@@ -307,7 +303,7 @@ def main() -> None:
         if rank == 0:
             print(f"loss {result.losses[0]:.3f} → {result.losses[-1]:.3f}")
             if result.timeline is None:
-                print(f"{config.save} holds {len(result.losses)} steps already; take more --steps to go on")
+                print(f"{config.save} holds {len(result.losses)} steps already; take more --steps to continue")
             else:
                 result.timeline.save(options.out)
                 print(f"{result.timeline.summary()}; saved to {options.out}")

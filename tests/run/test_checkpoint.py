@@ -269,7 +269,7 @@ def test_what_is_no_part_of_the_model_may_change_from_run_to_run(folder, texts, 
 def test_training_that_has_been_done_is_not_done_again(folder, capsys):
     first, again = alone(folder), alone(folder)
     assert again.losses == first.losses and (first.timeline is None, again.timeline is None) == (False, True)
-    assert capsys.readouterr().err == f"going on after step 2, from the checkpoint in {folder}\n"
+    assert capsys.readouterr().err == f"resuming after step 2, from the checkpoint in {folder}\n"
 
 
 def test_a_later_checkpoint_is_not_written_over(folder):

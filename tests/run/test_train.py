@@ -226,21 +226,21 @@ REFUSED = {
     "no batch": ({"batch": -8}, "batch must be at least 1"),
     "few sequences": (
         {"batch": 14, "replicas": 2},
-        "7 sequences for a pipeline cannot be cut into 8 microbatches; take a batch of at least 16, or fewer",
+        "7 sequences per pipeline cannot be cut into 8 microbatches; take a batch of at least 16, or fewer",
     ),
     "0 replicas": ({"replicas": 0}, "replicas must be at least 1"),
     "unequal replicas": (
         {"batch": 33, "replicas": 2},
-        "33 cannot be shared equally by 2 replicas; take a multiple of 2",
+        "33 cannot be divided equally among 2 replicas; take a multiple of 2",
     ),
     "never saved": ({"every": 0}, "every must be at least 1"),
     "negative seed": ({"seed": -1}, "seed must be at least 0"),
     "huge seed": ({"seed": 10**30}, "seed must be"),
-    "lr 0": ({"lr": 0}, "lr must be above 0"),
-    "lr nan": ({"lr": float("nan")}, "lr must be above 0"),
+    "lr 0": ({"lr": 0}, "lr must be a number above 0"),
+    "lr nan": ({"lr": float("nan")}, "lr must be a number above 0"),
     "lr text": ({"lr": "fast"}, "lr must be .*'fast'"),
-    "no lr": ({"lr": None}, "lr must be above 0; got None"),
-    "clip 0": ({"clip": 0.0}, "clip must be above 0; got 0.0"),
+    "no lr": ({"lr": None}, "lr must be a number above 0; got None"),
+    "clip 0": ({"clip": 0.0}, "clip must be a number above 0; got 0.0"),
     "dtype": ({"dtype": "float16"}, "dtype must be float32 or bfloat16; got 'float16'"),
     "width": ({"width": 65}, "width must be a multiple of the 4 heads, such as 32; got 65"),
     "dtype list": ({"dtype": ["float32"]}, r"dtype must be float32 or bfloat16; got \['float32'\]"),
@@ -269,7 +269,7 @@ IMPOSSIBLE = {
     ),
     "more stages than layers": (4, {"schedule": "zb-v"}, "the 8 stages that zb-v has on 4 ranks"),
     "few microbatches": (4, {"schedule": "dualpipe", "microbatches": 6, "layers": 8}, "dualpipe needs .* got 6 for 4"),
-    "unequal pipelines": (4, {"replicas": 3, "batch": 33}, "4 ranks cannot be shared equally by 3 replicas"),
+    "unequal pipelines": (4, {"replicas": 3, "batch": 33}, "4 ranks cannot be divided equally among 3 replicas"),
 }
 
 

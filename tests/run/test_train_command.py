@@ -98,7 +98,7 @@ def test_training_goes_on_where_it_was_saved_with_more_ranks_and_another_schedul
     saved = ["--save", tmp_path / "saved", "--out", tmp_path / "timeline.json"]
     train_gpt(config(*SMALL, "--steps", 2, *saved))
     ended = command("-n", 2, *SMALL, "--schedule", "interleaved", "-o", "chunks=2", *saved)
-    assert f"going on after step 2, from the checkpoint in {tmp_path / 'saved'}" in ended.stdout
+    assert f"resuming after step 2, from the checkpoint in {tmp_path / 'saved'}" in ended.stdout
     assert loss_lines(ended.stdout) == loss_lines(four[0].stdout)
     assert pp.Timeline.load(tmp_path / "timeline.json").schedule == pp.schedule("interleaved", 2, 4, chunks=2)
 
@@ -116,11 +116,11 @@ REFUSED = {
     "0 ranks": (["-n", "0"], "the number of ranks must be at least 1; got 0"),
     "too many ranks": (["-n", "5"], "4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks"),
     "too many stages": (["--schedule", "zb-v", "--layers", "3"], "the 4 stages that zb-v has on 2 ranks"),
-    "unequal replicas": (["--replicas", "4"], "2 ranks cannot be shared equally by 4 replicas"),
+    "unequal replicas": (["--replicas", "4"], "2 ranks cannot be divided equally among 4 replicas"),
     "unknown option": (["-o", "chunks=2"], "'1f1b' takes"),
     "65 ranks": (["-n", "65", "--layers", "65"], "at most 64 ranks"),
     "unknown schedule": (["--schedule", "zigzag"], "unknown schedule 'zigzag'"),
-    "few sequences": (["--batch", "7"], "7 sequences for a pipeline cannot be cut into 8 microbatches"),
+    "few sequences": (["--batch", "7"], "7 sequences per pipeline cannot be cut into 8 microbatches"),
     "half": (["--dtype", "float16"], "dtype must be float32 or bfloat16"),
     "a file to save in": (["--save", "short.txt"], "cannot save in 'short.txt': File exists"),
     "no folder": (["--out", "nowhere/timeline.json"], "cannot write 'nowhere/timeline.json'"),
