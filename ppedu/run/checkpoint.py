@@ -1,8 +1,8 @@
-"""Training that stops and goes on: weights and the optimizer's state on disk, by their names in the whole model.
+"""Checkpoints, from which training resumes: weights and optimizer state, by their names in the whole model.
 
-Nothing there knows of ranks or stages: what four ranks have saved, two can load, with another schedule. A folder holds
-one checkpoint, such as `step-40`, and while the next is written, that as `step-50.part`. Its file `lock` keeps a second
-run out while the first one trains.
+A checkpoint does not depend on ranks or stages: two ranks can load what four have saved, with another schedule. A
+folder holds one checkpoint, such as `step-40`; while the next one is written, it is called `step-50.part`. The file
+`lock` keeps a second run from using the folder while the first one trains.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ppedu.core.files import named
 from ppedu.run.comm import PipelineGroup
 
 Answer = TypeVar("Answer")
-ABOUT = "about.json"  # in a checkpoint, beside torch's files: the settings it was trained with, and the losses so far
+ABOUT = "about.json"  # in each checkpoint, beside torch's files: the settings of the run, and its losses so far
 LOCK = "lock"  # in the folder, beside the checkpoint
 
 
 class Checkpoints:
     """The checkpoints of a training run.
 
-    folder: one that all ranks see. The first `load` or `save` locks it, until this object or its process ends.
-    modules: of this rank, with the names that their weights have in the whole model. What several ranks hold is
-        written by one of them.
-    optimizer: its state is saved, not its settings, such as the learning rate.
-    model: the settings that must not change from one run to the next, such as the model's sizes, as JSON values; a
-        checkpoint with other settings is refused.
-    group: all ranks that train; by default the whole world.
+    folder: a folder that all ranks can access. The first `load` or `save` locks it, until this object is freed or its
+        process ends.
+    modules: this rank's modules, whose weights have the names they have in the whole model. If several ranks hold a
+        weight, one of them writes it.
+    optimizer: its state is saved; its settings, such as the learning rate, are not.
+    model: the settings that must stay the same when training resumes, such as the model's sizes, as JSON values.
+    group: all ranks that train; by default all ranks of the program.
     """
 
     def __init__(
@@ -60,22 +60,23 @@ class Checkpoints:
         self._locked = False
 
     def save(self, losses: Sequence[float]) -> None:
-        """Write a checkpoint after as many steps as there are losses. All ranks must call it.
+        """Write the checkpoint after step number `len(losses)`. All ranks must call it.
 
-        The one before is removed once this one is whole, so that a kill at any time leaves one to load.
+        The checkpoint before is removed once this one is complete, so that one can be loaded after a kill at any time.
 
         Raises:
-            PipelineError: it cannot be written, there is one of as many steps already, or another run uses the folder.
+            PipelineError: the checkpoint cannot be written, the folder holds one of this step or a later one, or
+                another run is using the folder.
         """
-        whole = self.folder / f"step-{len(losses)}"
-        part = whole.with_name(f"{whole.name}.part")
+        complete = self.folder / f"step-{len(losses)}"
+        part = complete.with_name(f"{complete.name}.part")
 
         def begin() -> None:
-            self._keep_others_out()
+            self._require_lock()
             if (newest := max(_steps(self.folder), default=-1)) >= len(losses):
                 raise PipelineError(
-                    f"{str(self.folder)!r} holds a checkpoint of {newest} steps, and this would be one of "
-                    f"{len(losses)}; load that one first, or save in another folder"
+                    f"cannot save step {len(losses)} in {str(self.folder)!r}, which holds a checkpoint of step "
+                    f"{newest}; load that one first, or save in another folder"
                 )
             for left in self.folder.glob("step-*.part"):
                 shutil.rmtree(left)
@@ -84,44 +85,45 @@ class Checkpoints:
             about = {"model": self.model, "losses": list(losses)}
             (part / ABOUT).write_text(json.dumps(about), encoding="utf-8")
             before = _steps(self.folder)
-            part.rename(whole)
+            part.rename(complete)
             for step in before:
                 shutil.rmtree(self.folder / f"step-{step}")
 
-        self._once(begin)
-        with _troubles(f"cannot write the checkpoint {str(whole)!r}"):
-            checkpoint.save(self._tensors(), checkpoint_id=part, **self._ranks())
-        self._once(finish)
+        self._on_first(begin)
+        with _one_error(f"cannot write the checkpoint {str(complete)!r}"):
+            checkpoint.save(self._tensors(), checkpoint_id=part, **self._torch_options())
+        self._on_first(finish)
 
     def load(self) -> list[float]:
-        """Read the newest checkpoint, if there is one; returns its losses, or none. All ranks must call it.
+        """Load the newest checkpoint and return its losses; return [] if there is none. All ranks must call it.
 
-        Load only what you trust: torch lists what is in a checkpoint in a pickle, and a pickle can run any code.
+        Only load checkpoints that you trust: torch writes a pickle into each, and a pickle can run any code.
 
         Raises:
-            PipelineError: it cannot be read, has other settings in its `model`, or another run uses the folder.
+            PipelineError: the checkpoint cannot be read, was made with another `model`, or another run is using the
+                folder.
         """
 
         def look() -> tuple[Path, list[float], dict[str, Any]] | None:
-            self._keep_others_out()
+            self._require_lock()
             if (found := _newest(self.folder, self.model)) is None:
                 return None
-            with _troubles(_unreadable(found[0])):
+            with _one_error(_unreadable(found[0])):
                 return *found, checkpoint.FileSystemReader(found[0]).read_metadata().state_dict_metadata
 
-        newest = self._once(look)
+        newest = self._on_first(look)
         if newest is None:
             return []
         path, losses, listed = newest
-        self._make_room(listed)
-        with _troubles(_unreadable(path)):
-            checkpoint.load(self._tensors(), checkpoint_id=path, **self._ranks())
+        self._allocate(listed)
+        with _one_error(_unreadable(path)):
+            checkpoint.load(self._tensors(), checkpoint_id=path, **self._torch_options())
         return losses
 
-    def _keep_others_out(self) -> None:
-        """Lock the folder, if this is not done yet; raise PipelineError if another run holds the lock."""
+    def _require_lock(self) -> None:
+        """Lock the folder unless this is done already; raise PipelineError if another run holds the lock."""
         if not self._locked:
-            weakref.finalize(self, os.close, _lock(self.folder))
+            weakref.finalize(self, os.close, _lock_folder(self.folder))
             self._locked = True
 
     def _weights(self) -> dict[str, nn.Parameter]:
@@ -129,22 +131,22 @@ class Checkpoints:
             name: weight for module in self.modules for name, weight in module.named_parameters(remove_duplicate=False)
         }
 
-    def _make_room(self, listed: Mapping[str, Any]) -> None:
-        """Have the optimizer hold what is listed of its state, empty: one that has done no step holds nothing."""
+    def _allocate(self, listed: Mapping[str, Any]) -> None:
+        """Allocate the optimizer state in `listed`: before its first step, an optimizer has no tensors to load into."""
         names = {f"optimizer.{name}": weight for name, weight in self._weights().items()}
         for key, entry in listed.items():
             name, _, part = key.rpartition(".")
             if name in names:
-                device = "cpu" if part == "step" else names[name].device  # where torch's optimizers have it
+                device = "cpu" if part == "step" else names[name].device  # as in torch's optimizers
                 dtype = entry.properties.dtype
-                if part != "step" and entry.size == names[name].shape:  # sharded, if the weight is
+                if part != "step" and entry.size == names[name].shape:  # sharded like its weight
                     empty = torch.empty_like(names[name], dtype=dtype)
                 else:
                     empty = torch.empty(entry.size, dtype=dtype, device=device)
                 self.optimizer.state[names[name]][part] = empty
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Everything that is on disk, by name; torch reads in place."""
+        """Return the tensors of a checkpoint by name: weights, buffers and optimizer state. torch loads in place."""
         state = {f"optimizer.{name}": self.optimizer.state.get(weight, {}) for name, weight in self._weights().items()}
         return {name: value for module in self.modules for name, value in module.state_dict().items()} | {
             f"{name}.{part}": value
@@ -153,15 +155,15 @@ class Checkpoints:
             if isinstance(value, torch.Tensor)
         }
 
-    def _ranks(self) -> dict[str, Any]:
+    def _torch_options(self) -> dict[str, Any]:
         return {"process_group": self.group.process_group, "no_dist": self.group.size == 1}
 
-    def _once(self, do: Callable[[], Answer]) -> Answer:
-        """What the first rank gets, on all of them, or its error."""
+    def _on_first(self, do: Callable[[], Answer]) -> Answer:
+        """Call `do` on the first rank only, and return its result, or raise its error, on all ranks."""
         answer: list[Any] = [None]
         if self.group.is_first:
             try:
-                with _troubles(f"cannot use {str(self.folder)!r} for checkpoints"):
+                with _one_error(f"cannot use {str(self.folder)!r} for checkpoints"):
                     answer = [do()]
             except PipelineError as error:
                 answer = [error]
@@ -174,29 +176,29 @@ class Checkpoints:
 
 
 def require_usable(folder: str | os.PathLike[str], model: Mapping[str, Any]) -> None:
-    """Raise PipelineError unless a run with the settings `model` can save in `folder` and go on from what it holds."""
+    """Raise PipelineError unless a run with the settings `model` can use `folder` and resume from what it holds."""
     path = named(folder)
-    with _troubles(f"cannot use {str(path)!r} for checkpoints"):
-        lock = _lock(path)
+    with _one_error(f"cannot use {str(path)!r} for checkpoints"):
+        lock = _lock_folder(path)
         try:
             _newest(path, model)
         finally:
             os.close(lock)
 
 
-def _lock(folder: Path) -> int:
-    """Return a file descriptor that locks `folder`, made if need be, until it is closed or this process ends.
+def _lock_folder(folder: Path) -> int:
+    """Lock `folder`, creating it if necessary, and return a file descriptor; closing it releases the lock.
 
     Raises:
-        PipelineError: another process holds the lock, or there can be no files in the folder.
+        PipelineError: another process holds the lock, or no file can be created in the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise PipelineError(f"cannot save in {str(folder)!r}: {error.strerror}; name a folder of yours") from error
+        raise PipelineError(f"cannot save in {str(folder)!r}: {error.strerror}; name a folder you can write") from error
     try:
-        # A lock of the process: a cell that failed in a notebook does not lock out the next one there.
+        # A lock of the process: a notebook cell that failed does not lock out the next cell.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         owner = os.read(file, 1000).decode(errors="replace")
@@ -205,35 +207,35 @@ def _lock(folder: Path) -> int:
             f"another run ({owner}) is saving in {str(folder)!r}; wait until it ends, or save in another folder"
         ) from None
     except OSError:
-        return file  # some network file systems know no locks; training there is better than none
+        return file  # some network file systems do not support locks; train there without one
     owner = f"process {os.getpid()} on {socket.gethostname()}"
     os.truncate(file, os.write(file, owner.encode()))
     return file
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps after which there is a whole checkpoint."""
+    """Return the steps of the complete checkpoints in `folder`."""
     steps = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
     return [int(step) for step in steps if step.isdecimal()]
 
 
 def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float]] | None:
-    """Return the newest checkpoint and its losses, or None if there is none yet.
+    """Return the newest checkpoint and its losses; None if the folder has no checkpoint.
 
     Raises:
-        PipelineError: it cannot be read, or was made with settings other than `model`.
+        PipelineError: the checkpoint cannot be read, or was made with other settings than `model`.
     """
     if not (steps := _steps(folder)):
         return None
     path = folder / f"step-{max(steps)}"
-    with _troubles(_unreadable(path)):
+    with _one_error(_unreadable(path)):
         about = json.loads((path / ABOUT).read_text(encoding="utf-8"))
         made, losses = about["model"], about["losses"]
-        pairs = [(name, made.get(name), model.get(name)) for name in {**made, **model}]
-        told = [f"{name} {_unlike(old, new)}, not {_unlike(new, old)}" for name, old, new in pairs if old != new]
-        if told:
+        pairs = ((name, made.get(name), model.get(name)) for name in {**made, **model})
+        changed = [f"{name} {_only(old, new)}, not {_only(new, old)}" for name, old, new in pairs if old != new]
+        if changed:
             raise PipelineError(
-                f"the checkpoint {str(path)!r} was made with {' and '.join(told)}; "
+                f"the checkpoint {str(path)!r} was made with {' and '.join(changed)}; "
                 "use the same settings, or save in another folder"
             )
         numbers = isinstance(losses, list) and all(isinstance(loss, (int, float)) for loss in losses)
@@ -243,25 +245,25 @@ def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float]] 
 
 
 def _unreadable(path: Path) -> str:
-    return f"cannot read the checkpoint {str(path)!r} (remove it to start anew)"
+    return f"cannot read the checkpoint {str(path)!r} (remove it to start from the beginning)"
 
 
-def _unlike(value: Any, other: Any) -> str:
-    """Return `value` for a message; of two lists only the items that `other` lacks."""
+def _only(value: Any, other: Any) -> str:
+    """Return `value` as text for a message; if both are lists, only the items that `other` lacks."""
     if isinstance(value, list) and isinstance(other, list):
         value = [item for item in value if item not in other]
     return reprlib.repr(value)
 
 
 @contextmanager
-def _troubles(what: str) -> Iterator[None]:
-    """Errors of files and of torch, which has one that is no Exception and holds those of all ranks, told in short."""
+def _one_error(what: str) -> Iterator[None]:
+    """Raise errors of files and of torch as a PipelineError that begins with `what` and names the first cause."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # so it is, for one rank
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # true, and fine, for one rank
             yield
     except PipelineError:
         raise
-    except (Exception, CheckpointException) as error:
+    except (Exception, CheckpointException) as error:  # CheckpointException is a BaseException with all ranks' errors
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         raise PipelineError(f"{what}: {type(first).__name__}: {first}") from error

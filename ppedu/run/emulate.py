@@ -1,13 +1,14 @@
-"""Emulated stages: real messages between real ranks, but where a rank would compute, it sleeps.
+"""Emulated stages: real messages between real ranks, which sleep where they would compute.
 
-Sleeping ranks share a core in peace, so a laptop shows what eight devices would do: the order, the messages and the
-waiting for them are real, only the times of the actions are given. A timeline that came about so is "emulated".
+Sleeping ranks can share a processor core, so a laptop shows the run of eight devices: the order, the messages and the
+time spent waiting for them are real, and only the durations of the actions are given. Such a timeline has the source
+"emulated".
 
-What is emulated is a device with a queue, such as a GPU, which goes on while Python prepares what comes next: an action
-begins, for the device, when the one before has ended and what it needs is there, although Python may come to it a
-little later. It ends so much earlier, so that a process which is woken late catches up. A message that a rank had to
-wait for counts with the time that it really took, from Python's sending it to Python's having it. All this decides when
-a sleep ends, and nothing else; what the timeline tells was measured.
+The emulated device has a queue, like a GPU, and works while Python prepares the next action. On the device, an action
+starts as soon as the previous one has ended and its inputs have arrived, even if Python gets to it a little later.
+Python then sleeps less, so that a process that was woken late catches up. A message for which a rank had to wait counts
+with its real travel time, from Python's send to Python's receive. All of this only determines when a sleep ends; the
+times in the timeline are measured.
 """
 
 from __future__ import annotations
@@ -32,33 +33,31 @@ from ppedu.run.messages import Messages
 from ppedu.run.pipeline import Pipeline
 from ppedu.run.stage import Stage
 
-SHORT = 0.0002  # seconds: a sleep ends about as much too late, and a message that is there is had in less
+SHORT = 0.0002  # seconds: how much too late a sleep may end, and the longest receive of an arrived message
 
 
 def emulate(
-    schedule: Schedule,
-    costs: Costs,
-    group: PipelineGroup | None = None,
-    *,
-    size: int = 4096,
-    timeout: float = 60.0,
+    schedule: Schedule, costs: Costs, group: PipelineGroup | None = None, *, size: int = 4096, timeout: float = 60.0
 ) -> Timeline:
-    """The timeline of a step in which every action takes what `costs` says, in seconds, and nothing is computed.
+    """Run a step in which actions sleep as long as they take in `costs`, and return the timeline of all ranks.
 
-    All ranks must call it; each gets the timeline of all. For several steps make an `Emulation`.
+    All ranks must call it. For several steps, create an `Emulation`.
 
-    size: bytes of a message, at least 16 and a multiple of 8. timeout: seconds that a rank waits for another.
+    costs: in seconds.
+    group: the ranks of the pipeline; by default all ranks of the program.
+    size: of a message in bytes; rounded up to a multiple of 8, and at least 16.
+    timeout: the seconds that a rank waits for another one.
 
     Raises:
         ScheduleError: the schedule is not legal.
-        SettingError: the costs, the size or the group do not fit.
-        CommunicationError: another rank has failed, was given something else, or does not answer in time.
+        SettingError: the costs or the size are invalid, or the group has another number of ranks than the schedule.
+        CommunicationError: another rank has failed, was given other arguments, or does not answer within the timeout.
     """
     return Emulation(schedule, costs, group, size=size, timeout=timeout).step()
 
 
 class Emulation:
-    """A pipeline of emulated stages; see `emulate`. `simulated` is what it would be if messages took no time."""
+    """A pipeline of emulated stages; see `emulate`. `simulated` is the timeline that `costs` predict."""
 
     def __init__(
         self,
@@ -67,11 +66,11 @@ class Emulation:
         group: PipelineGroup | None = None,
         *,
         size: int = 4096,
-        timeout: float = 60.0,
+        timeout: float = 60,
     ):
         self.simulated = simulate(schedule, costs)
-        self.lasts = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
-        self.end = 0.0  # of the device's last action; 0 before the first
+        self.durations = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
+        self.end = 0.0  # when the device's last action ends; 0 before the first
         group = PipelineGroup.of(group)
         words = max(2, -(-require_count("size", size) // 8))
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
@@ -80,7 +79,7 @@ class Emulation:
         self.pipeline.messages = self.messages
 
     def step(self) -> Timeline:
-        """Run a step. Before the first, one in which nothing takes time: ranks connect and tell each other sizes."""
+        """Run a step and return its timeline. The first call runs a step without sleeps before, to connect the ranks."""
         if not self.pipeline.steps:
             self._step()
             self.messages.latency = float(self.simulated.costs.latency)
@@ -92,51 +91,52 @@ class Emulation:
         return replace(self.pipeline.timeline, costs=replace(self.simulated.costs, unit="s"), source="emulated")
 
     def _step(self) -> None:
-        nothing = [torch.zeros(1)] * self.simulated.schedule.microbatches
-        self.pipeline.step(nothing, nothing)
+        batch = [torch.zeros(1)] * self.simulated.schedule.microbatches
+        self.pipeline.step(batch, batch)
 
     def _run(self, action: Action, step: Step) -> None:
-        if action not in self.lasts:  # part of a pair, which has one time for both
+        if action not in self.durations:  # part of a pair, whose duration covers both parts
             step.default(action)
             return
         step.wait(action)
-        self.end = max(self.end or time.monotonic(), self.messages.came) + self.lasts[action]
+        self.end = max(self.end or time.monotonic(), self.messages.due) + self.durations[action]
         step.default(action)
         sleep_until(self.end)
 
 
 class EmulatedStage(Stage):
-    """A stage that makes tensors of the right size, in no time. In each stands when the device has made it."""
+    """A stage that returns tensors of the right size at once. Each contains the time at which the device made it."""
 
     def __init__(self, index: int, emulation: Emulation, words: int):
         super().__init__(nn.Identity(), index)
         self.emulation, self.words = emulation, words
 
     def forward(self, microbatch: int, x: Any = None, **keywords: Any) -> torch.Tensor:
-        return self._made().requires_grad_()
+        return self._result().requires_grad_()
 
     def backward(self, microbatch: int, dy: Any = None) -> torch.Tensor:
-        return self._made()
+        return self._result()
 
     def backward_input(self, microbatch: int, dy: Any = None) -> torch.Tensor:
-        return self._made()
+        return self._result()
 
     def backward_weight(self, microbatch: int) -> None:
         pass
 
-    def _made(self) -> torch.Tensor:
+    def _result(self) -> torch.Tensor:
         made = self.emulation.end + self.emulation.messages.offset
         return torch.full((self.words,), made, dtype=torch.float64)
 
 
 class TimedMessages(Messages):
-    """Messages that tell when the device made them, and when they were sent, by the clock of rank 0.
+    """Messages that contain the times at which the device made them and at which they were sent, by rank 0's clock.
 
-    latency: seconds that they take at least. offset: from this rank's clock to rank 0's. came: when the device here had
-    the last one that it needed.
+    latency: the seconds that a message takes at least.
+    offset: the seconds to add to this rank's clock to get rank 0's.
+    due: when the last message that this rank's device needed has arrived there.
     """
 
-    latency = offset = came = 0.0
+    latency = offset = due = 0.0
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
         tensors[0].detach()[1] = time.monotonic() + self.offset
@@ -146,16 +146,16 @@ class TimedMessages(Messages):
         asked = time.monotonic()
         arrived = super().wait(action, user, device)
         now = time.monotonic()
-        made, sent = (told - self.offset for told in arrived[0][:2].tolist())
+        made, sent = (seconds - self.offset for seconds in arrived[0][:2].tolist())
         waited = now - asked > SHORT
-        due = made + max(self.latency, now - sent if waited else 0)
-        self.came = max(self.came, due)
-        sleep_until(due)
+        arrival = made + max(self.latency, now - sent if waited else 0)
+        self.due = max(self.due, arrival)
+        sleep_until(arrival)
         return arrived
 
 
 def sleep_until(end: float) -> None:
-    """Return at `end`, a time of `time.monotonic`. The last bit is waited for awake, as a sleep ends late."""
+    """Sleep until the time `end` of `time.monotonic`, and poll for the last moment, because sleeps end late."""
     left = end - time.monotonic()
     if left > SHORT:
         time.sleep(left - SHORT)

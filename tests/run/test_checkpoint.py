@@ -1,4 +1,4 @@
-"""Checkpoints: training that was killed goes on as if nothing had happened, on any ranks, with any schedule."""
+"""Checkpoints: training that was killed resumes with the same losses, on any ranks, with any schedule."""
 
 import functools
 import json
@@ -84,7 +84,7 @@ def contents(folder):
 
 @pytest.fixture
 def train(ranks, folder):
-    """`train(size, **settings)`: each rank's losses or error. killed: a rank, what it is about to do, which time."""
+    """`train(size, **settings)` returns each rank's losses or error. killed: a rank, before which call, which time."""
 
     def run(size, killed=(-1, "", 0), **settings):
         job = json.dumps([SMALL | {"save": str(folder)} | settings, *killed])
@@ -97,7 +97,7 @@ def train(ranks, folder):
 
 @pytest.fixture(scope="module")
 def plain():
-    """The same training, and what it leaves, written with torch alone."""
+    """The same training and its final state, written with torch alone."""
 
     @functools.cache
     def run(tied=False):
@@ -130,20 +130,20 @@ SOME = [(chosen.randrange(2), "forward", chosen.randrange(9, 25)), (0, "files", 
 @pytest.mark.parametrize(
     "killed", [*SOME, *(pytest.param(each, marks=pytest.mark.slow) for each in ANYWHERE if each not in SOME)], ids=str
 )
-def test_a_killed_training_goes_on_as_if_nothing_had_happened(train, plain, folder, killed):
+def test_training_resumes_after_a_kill_with_the_same_losses(train, plain, folder, killed):
     with pytest.raises(pp.core.errors.RankError, match=f"rank {killed[0]} was killed by SIGKILL"):
         train(2, killed)
     assert train(2, every=3) == [plain()[0]] * 2
     assert contents(folder) == ["lock", "step-6"]
 
 
-def test_what_four_ranks_have_saved_others_go_on_with_by_another_schedule(train, plain, folder):
+def test_a_checkpoint_of_four_ranks_resumes_on_other_ranks_with_another_schedule(train, plain, folder):
     losses, model, optimizer = plain()
     assert train(4, schedule="1f1b", steps=2) == [losses[:2]] * 4
     assert train(2, schedule="zb-v", steps=4) == [losses[:4]] * 2
     assert train(1, schedule="gpipe") == [losses]
 
-    # What is in the folder now, as torch itself reads it, is the whole model and its optimizer.
+    # torch itself reads the whole model and its optimizer from the folder.
     expected = model.state_dict() | {
         f"optimizer.{name}.{part}": value
         for name, weight in model.named_parameters()
@@ -157,7 +157,7 @@ def test_what_four_ranks_have_saved_others_go_on_with_by_another_schedule(train,
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_tied_weights_and_two_copies_are_saved_as_one(train, plain):
+def test_tied_weights_and_two_copies_are_saved_once(train, plain):
     expected = plain(tied=True)[0]
     train(2, schedule="dualpipe", tied=True, steps=2)
     train(2, schedule="dualpipev", tied=True, steps=4)
@@ -165,7 +165,7 @@ def test_tied_weights_and_two_copies_are_saved_as_one(train, plain):
     assert train(1, tied=True) == [pytest.approx(expected, rel=1e-5)]
 
 
-def test_a_damaged_checkpoint_is_told_in_a_line_on_every_rank(train, folder):
+def test_a_damaged_checkpoint_is_reported_in_one_line_on_every_rank(train, folder):
     train(2, steps=2)
     for file in ("__1_0.distcp", "about.json"):
         (folder / "step-2" / file).write_bytes(b"")
@@ -174,7 +174,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line_on_every_rank(train, folder):
 
 
 @pytest.mark.parametrize("value", ["abc", [0.5], [0.5, "a"], {"a": 1, "b": 2}, None, 2])
-def test_losses_that_are_not_a_number_for_each_step_are_damage(folder, value):
+def test_a_checkpoint_without_a_loss_for_each_step_is_damaged(folder, value):
     alone(folder)
     file = folder / "step-2" / "about.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"losses": value}))
@@ -213,7 +213,7 @@ else:
 """
 
 
-def test_a_second_run_is_kept_out_of_the_folder_until_the_first_has_ended(ranks, folder, plain):
+def test_a_second_run_cannot_use_the_folder_until_the_first_has_ended(ranks, folder, plain):
     output = ranks(TWO_RUNS, 2, json.dumps(SMALL | {"save": str(folder)}))
     (process, losses), told = map(json.loads, output)
     assert losses == plain()[0]
@@ -260,28 +260,28 @@ FREE = {
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_what_is_no_part_of_the_model_may_change_from_run_to_run(folder, texts, name):
+def test_settings_that_are_not_part_of_the_model_may_change_between_runs(folder, texts, name):
     losses = alone(folder).losses
     schedule = {"schedule": "interleaved"} if name == "options" else {}
     assert alone(folder, **{"steps": 3} | schedule | {name: FREE[name]}).losses[:2] == losses
 
 
-def test_training_that_has_been_done_is_not_done_again(folder, capsys):
+def test_a_finished_training_does_not_run_again(folder, capsys):
     first, again = alone(folder), alone(folder)
     assert again.losses == first.losses and (first.timeline is None, again.timeline is None) == (False, True)
     assert capsys.readouterr().err == f"resuming after step 2, from the checkpoint in {folder}\n"
 
 
-def test_a_later_checkpoint_is_not_written_over(folder):
+def test_a_later_checkpoint_is_not_overwritten(folder):
     pipeline = alone(folder).pipeline
     modules = [stage.module for stage in pipeline.stages.values()]
     checkpoints = Checkpoints(folder, modules, torch.optim.AdamW(modules[0].parameters()), model={})
-    with pytest.raises(pp.PipelineError, match=f"'{folder}' holds a checkpoint of 2 steps, and this would be one of 1"):
+    with pytest.raises(pp.PipelineError, match=f"cannot save step 1 in '{folder}', which holds a checkpoint of step 2"):
         checkpoints.save([0.5])
     assert contents(folder) == ["lock", "step-2"]
 
 
-def test_a_folder_that_cannot_be_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(pp.PipelineError, match=r"cannot save in '.*file/saved'"):
         alone(tmp_path / "file" / "saved")

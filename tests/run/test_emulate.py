@@ -1,4 +1,4 @@
-"""Emulated stages, on real ranks: the schedule's order, no less than the simulation's times, labelled as emulated."""
+"""Emulated stages on real ranks: the order of the schedule, at least the simulated times, labelled as emulated."""
 
 import json
 import sys
@@ -44,13 +44,13 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def reports(ranks):
-    """What each rank says, by case."""
+    """Each rank's report, by case."""
     output = ranks(RUN, 4, json.dumps(CASES))
     return list(zip(*([json.loads(line) for line in text.splitlines()] for text in output), strict=True))
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: f"{CASES[case][0]}-{case}")
-def test_all_ranks_have_one_timeline_of_the_schedules_order_labelled_as_emulated(reports, case):
+def test_all_ranks_get_the_same_timeline_in_the_order_of_the_schedule_labelled_as_emulated(reports, case):
     first, *others = reports[case]
     assert all(other == first for other in others)
     assert first["label"] == ["emulated", "emulated", "emulated"]
@@ -58,7 +58,7 @@ def test_all_ranks_have_one_timeline_of_the_schedules_order_labelled_as_emulated
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: f"{CASES[case][0]}-{case}")
-def test_it_takes_no_less_than_the_simulation_and_nothing_starts_before_what_it_needs(reports, case):
+def test_a_step_takes_at_least_its_simulation_and_respects_all_dependencies(reports, case):
     name, microbatches, costs = CASES[case]
     simulated = pp.simulate(pp.schedule(name, 4, microbatches), pp.Costs(**costs))
     report = reports[case][0]
@@ -73,7 +73,7 @@ def test_it_takes_no_less_than_the_simulation_and_nothing_starts_before_what_it_
             assert report["starts"][after] >= report["ends"][before] - 1e-9
 
 
-def test_machines_whose_clocks_differ_agree_on_when_a_message_was_made(ranks):
+def test_machines_with_different_clocks_agree_on_when_a_message_was_made(ranks):
     ranks(
         """
         import time
@@ -96,7 +96,7 @@ def test_machines_whose_clocks_differ_agree_on_when_a_message_was_made(ranks):
 
 
 class SlowSleeper:
-    """A clock of its own, on which every sleep ends too late."""
+    """A fake of `time`, whose sleeps end `late` seconds too late."""
 
     def __init__(self, late):
         self.now, self.late = 1000.0, late
@@ -128,15 +128,15 @@ def test_a_process_that_is_woken_late_catches_up(slow):
 
 
 @pytest.mark.parametrize(
-    ("waits", "latency", "came"),
+    ("waits", "latency", "due"),
     [
-        (0, 0, 990),  # it was there: the device had it as soon as it was made
-        (3, 0, 995),  # it was sent 2 before it was asked for, so it took 5
+        (0, 0, 990),  # it had arrived: the device had it as soon as it was made
+        (3, 0, 995),  # sent 2 s before the rank began to wait for 3 s, so it took 5 s
         (3, 1, 995),
         (3, 20, 1010),
     ],
 )
-def test_a_message_that_is_waited_for_counts_with_the_time_it_took(slow, monkeypatch, waits, latency, came):
+def test_a_message_that_a_rank_waits_for_counts_with_its_real_travel_time(slow, monkeypatch, waits, latency, due):
     time = slow(late=0)
 
     def wait(*_):
@@ -147,11 +147,11 @@ def test_a_message_that_is_waited_for_counts_with_the_time_it_took(slow, monkeyp
     messages = TimedMessages(pp.Placement.make("loop", 1), PipelineGroup(0, 1), 1.0, debug=False)
     messages.latency = latency
     messages.wait(pp.F(0, 0), pp.F(0, 0), torch.device("cpu"))
-    assert messages.came == pytest.approx(came, abs=1e-3)
-    assert time.now >= messages.came
+    assert messages.due == pytest.approx(due, abs=1e-3)
+    assert time.now >= messages.due
 
 
-def test_what_does_not_fit_is_told():
+def test_wrong_arguments_are_refused():
     schedule = pp.schedule("1f1b", 2, 2)
     with pytest.raises(pp.PipelineError, match="needs 2 ranks; the group has 1"):
         emulate(schedule, pp.Costs())

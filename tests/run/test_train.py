@@ -1,4 +1,4 @@
-"""Training: the number of ranks and the schedule change when things are computed, never what."""
+"""Training: the number of ranks and the schedule change when something is computed, never the result."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ print(json.dumps(train(TrainConfig(**settings), *how)))
 
 
 def sized(ranks):
-    """As small as every schedule can be on so many ranks."""
+    """Return the smallest settings with which every schedule runs on `ranks` ranks."""
     return SMALL | {"layers": 2 * ranks, "microbatches": 2 * ranks}
 
 
@@ -113,7 +113,7 @@ CASES = [*EVERY.values(), *TIED.values(), *ALIKE.values(), MIXED]
 
 @pytest.fixture(scope="module")
 def trained(ranks):
-    """What each rank reports of a case. All cases for as many ranks run in one program."""
+    """Each rank's report on a case. All cases with the same number of ranks run in one program."""
     found = {}
 
     def get(case):
@@ -130,7 +130,7 @@ def trained(ranks):
 
 @pytest.fixture(scope="module")
 def plain(ranks):
-    """The losses of training without a pipeline, on the whole batch or in equal pieces, last in first out or not."""
+    """The losses of training without a pipeline: on the whole batch or in equal pieces, in order or reversed."""
     found = {}
 
     def get(settings, pieces=1, lifo=False):
@@ -143,7 +143,7 @@ def plain(ranks):
 
 
 def alone(case):
-    """The settings that do not say how the work is shared out."""
+    """Return the settings that do not determine how the work is divided."""
     return {
         name: value
         for name, value in case[1].items()
@@ -156,7 +156,7 @@ def losses(reports):
 
 
 @pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
-def test_losses_are_those_of_training_without_a_pipeline_on_every_rank(trained, plain, case):
+def test_losses_on_every_rank_equal_training_without_a_pipeline(trained, plain, case):
     size, name = case[0], case[1]["schedule"]
     # looped-bfs adds up the gradients from the last microbatch to the first.
     expected = plain(alone(case), 2 * size, lifo=name == "looped-bfs")
@@ -178,7 +178,7 @@ def test_every_rank_has_the_timeline_measured_in_seconds(trained, case):
         assert times == sorted(times) and times[-1] < 60
 
 
-def test_what_needs_a_message_starts_after_its_sender_has_ended(trained):
+def test_an_action_starts_after_the_sender_of_its_message_has_ended(trained):
     report = trained(EVERY["1f1b-4"])[0]
     time = {
         action: span
@@ -201,7 +201,7 @@ def test_200_steps_follow_training_without_a_pipeline(ranks, plain):
 
 
 @pytest.mark.parametrize("case", TIED.values(), ids=TIED)
-def test_tied_weights_stay_equal_to_the_last_bit_and_train_as_one(trained, plain, case):
+def test_tied_weights_stay_equal_bit_for_bit_and_train_as_one(trained, plain, case):
     reports = trained(case)
     held = [weight for report in reports for weight in report["tied"]]
     assert len(held) == (4 if case[1]["schedule"] == "dualpipe" else 2) and len(set(held)) == 1
@@ -209,11 +209,11 @@ def test_tied_weights_stay_equal_to_the_last_bit_and_train_as_one(trained, plain
 
 
 @pytest.mark.parametrize("case", ALIKE.values(), ids=ALIKE)
-def test_what_is_set_follows_training_without_a_pipeline_on_the_whole_batch(trained, plain, case):
+def test_other_settings_follow_training_without_a_pipeline_on_the_whole_batch(trained, plain, case):
     assert losses(trained(case)) == [pytest.approx(plain(alone(case)), rel=1e-5)] * case[0]
 
 
-def test_mixed_precision_is_that_of_autocast(trained, plain):
+def test_mixed_precision_equals_autocast_without_a_pipeline(trained, plain):
     expected = plain(alone(MIXED), 4)
     assert expected != plain(alone(MIXED) | {"dtype": "float32"}, 4)
     assert losses(trained(MIXED)) == [expected] * 2
@@ -253,7 +253,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("setting", "says"), REFUSED.values(), ids=REFUSED)
-def test_a_setting_that_cannot_work_is_refused(setting, says):
+def test_an_invalid_setting_is_refused(setting, says):
     with pytest.raises(pp.SettingError, match=says):
         TrainConfig(**setting)
 
@@ -274,7 +274,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize(("size", "setting", "says"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_what_cannot_run_on_so_many_ranks_is_refused(size, setting, says):
+def test_settings_that_do_not_fit_the_ranks_are_refused(size, setting, says):
     with pytest.raises(pp.SettingError, match=says):
         TrainConfig(**setting).schedule_on(size)
 
@@ -289,7 +289,7 @@ def test_what_cannot_run_on_so_many_ranks_is_refused(size, setting, says):
         (1, 2, 0, ("cuda:0", "gloo"), "2 ranks share 1 GPU; their messages go through the host's memory\n"),
     ],
 )
-def test_more_ranks_than_gpus_share_them_and_say_so_once(monkeypatch, capsys, gpus, ranks, local, expected, says):
+def test_more_ranks_than_gpus_share_them_with_one_warning(monkeypatch, capsys, gpus, ranks, local, expected, says):
     chosen = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)

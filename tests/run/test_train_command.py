@@ -39,7 +39,7 @@ def loss_lines(text):
     return re.findall(r"^loss \d\.\d\d\d → \d\.\d\d\d$", text, re.MULTILINE)
 
 
-def test_the_command_trains_and_says_the_loss_once(four):
+def test_the_command_trains_and_prints_the_loss_once(four):
     ended, out = four
     assert ended.returncode == 0 and ended.stderr == ""
     assert len(loss_lines(ended.stdout)) == 1 and f"saved to {out}" in ended.stdout
@@ -89,12 +89,12 @@ def test_two_machines_train_one_pipeline_with_the_losses_of_one_process(tmp_path
 
 
 def config(*arguments):
-    """The settings that a rank finds in its command line."""
+    """Return the settings that a rank reads from its command line."""
     torch.set_num_threads(1)
     return prepare(parser().parse_args(list(map(str, arguments))), ranks=1)
 
 
-def test_training_goes_on_where_it_was_saved_with_more_ranks_and_another_schedule(four, tmp_path):
+def test_training_resumes_with_more_ranks_and_another_schedule(four, tmp_path):
     saved = ["--save", tmp_path / "saved", "--out", tmp_path / "timeline.json"]
     train_gpt(config(*SMALL, "--steps", 2, *saved))
     ended = command("-n", 2, *SMALL, "--schedule", "interleaved", "-o", "chunks=2", *saved)
@@ -109,7 +109,7 @@ def test_the_help_lists_every_setting(capfd):
     told = capfd.readouterr().out
     for setting in ["-n", "--out", *(f"--{field.name}" for field in dataclasses.fields(TrainConfig))]:
         assert f"\n  {setting.replace('--options', '-o')} " in told
-    assert "pickle" in told  # which checkpoints hold, so only one's own are safe to load
+    assert "pickle" in told  # the warning to load only trusted checkpoints
 
 
 REFUSED = {
@@ -141,7 +141,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("settings", "says"), REFUSED.values(), ids=REFUSED)
-def test_a_bad_setting_is_told_in_one_line_before_any_rank_is_started(settings, says, folder, monkeypatch, capfd):
+def test_an_invalid_setting_is_reported_in_one_line_before_any_rank_starts(settings, says, folder, monkeypatch, capfd):
     monkeypatch.setattr(
         "ppedu.notebook.pool.RankPool.start", lambda self: pytest.fail("ranks were about to be started")
     )
@@ -151,7 +151,7 @@ def test_a_bad_setting_is_told_in_one_line_before_any_rank_is_started(settings, 
     assert told.startswith("ppedu: ") and says in told
 
 
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_before_any_rank_is_started(folder, monkeypatch, capfd):
+def test_a_checkpoint_of_another_run_is_reported_before_any_rank_starts(folder, monkeypatch, capfd):
     monkeypatch.setattr(
         "ppedu.notebook.pool.RankPool.start", lambda self: pytest.fail("ranks were about to be started")
     )
@@ -166,13 +166,13 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_told_before_any_rank_is_sta
 TOO_MANY = "ppedu: 4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks; take at least 5 layers\n"
 
 
-def test_a_bad_setting_ends_the_command_with_1_and_no_traceback():
+def test_an_invalid_setting_ends_the_command_with_1_and_no_traceback():
     ended = command("-n", 5)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == TOO_MANY
 
 
-def test_a_rank_of_torchrun_tells_a_bad_setting_in_one_line_too():
+def test_a_rank_of_torchrun_reports_an_invalid_setting_in_one_line():
     alone = {"env": os.environ | {"RANK": "0", "WORLD_SIZE": "5"}}
     ended = command(launcher=("-m", "ppedu.run.train"), **alone)
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -182,7 +182,7 @@ def test_a_rank_of_torchrun_tells_a_bad_setting_in_one_line_too():
 @pytest.mark.parametrize(
     "arguments", [[], ["learn"], ["train", "--steps", "many"], ["train", "--wat"], ["train", "-o", "chunks"]]
 )
-def test_a_command_line_that_is_not_one_gets_the_usage(arguments, capfd):
+def test_an_invalid_command_line_prints_the_usage(arguments, capfd):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
     assert "usage: python -m ppedu" in capfd.readouterr().err
@@ -199,7 +199,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_that_torchs_import_loses_ends_the_command_at_once(tmp_path):
+def test_an_interrupt_during_torchs_import_ends_the_command_at_once(tmp_path):
     (tmp_path / "torch.py").write_text(LOSES_INTERRUPTS)
     process = subprocess.Popen(
         [sys.executable, "-m", "ppedu", "train"],
