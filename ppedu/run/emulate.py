@@ -66,7 +66,7 @@ class Emulation:
         group: PipelineGroup | None = None,
         *,
         size: int = 4096,
-        timeout: float = 60,
+        timeout: float = 60.0,
     ):
         self.simulated = simulate(schedule, costs)
         self.durations = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
@@ -79,7 +79,7 @@ class Emulation:
         self.pipeline.messages = self.messages
 
     def step(self) -> Timeline:
-        """Run a step and return its timeline. The first call runs a step without sleeps before, to connect the ranks."""
+        """Run a step and return its timeline. The first call also runs one without sleeps, to connect the ranks."""
         if not self.pipeline.steps:
             self._step()
             self.messages.latency = float(self.simulated.costs.latency)

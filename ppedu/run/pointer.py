@@ -1,22 +1,22 @@
-"""The same training step, nanotron's way: every rank runs the whole model, and pointers stand for what is elsewhere.
+"""The training step in the style of nanotron: every rank runs the whole model, with pointers to remote tensors.
 
-A `PipelineBlock` is a part of the model that knows its rank. There it computes. Elsewhere it passes on: a tensor that
-it is given leaves for the block's rank, and out comes a `TensorPointer`, which says "over there". On its own rank, a
-block that is given a pointer gets the tensor from there. So the model is written as for one rank,
+A `PipelineBlock` is a part of the model that knows its rank. On that rank, it computes; if its input is a
+`TensorPointer`, it first receives the tensor to which that points. On any other rank, a block that gets a tensor sends
+it to the block's rank and returns a pointer. So the model is written as if for one rank,
 
     for block in blocks: x = block(x)
 
-and all messages happen within. Those of the gradients happen within autograd: the backward of a send is a receive, the
-backward of a receive a send.
+and the blocks exchange all messages. Autograd exchanges those of the gradients: the backward of a send is a receive,
+and the backward of a receive is a send.
 
-Messages are due long before they are done. What is to be sent waits until this rank itself needs something from its
-neighbour there, or until the loop says that it can go. From the rank after, a rank takes once it has given; from the
-rank before it takes, and then gives. So of two neighbours one always gives while the other takes, and 1F1B, in which
-both have something for each other, does not hang. At the end of a step nothing may be due.
+A message is queued first and exchanged later: when this rank needs something from the same neighbour, or when the loop
+flushes the queue. With the rank after it, a rank first sends and then receives; with the rank before it, it first
+receives and then sends. So of two neighbours, one always sends while the other receives, and 1F1B, in which both have
+something to send, does not hang. At the end of a step, all queues must be empty.
 
-The idea is that of nanotron (github.com/huggingface/nanotron, src/nanotron/parallel/pipeline_parallel: block.py,
-functional.py and state.py for blocks, autograd and queues, engine.py for the loops). To be read beside `loops`, where
-every message is in sight, and `engine`, which runs any schedule.
+The design is that of nanotron (github.com/huggingface/nanotron, src/nanotron/parallel/pipeline_parallel: block.py,
+functional.py and state.py for blocks, autograd and queues, engine.py for the loops). Compare it with `loops`, which
+show every message, and with `tiny` and `pipeline`, which run any schedule.
 """
 
 from __future__ import annotations
@@ -37,58 +37,58 @@ from ppedu.run.stage import Loss
 
 @dataclass(frozen=True)
 class TensorPointer:
-    """A tensor that is on another rank."""
+    """Stands for a tensor on another rank."""
 
     rank: int
 
 
 class Pending:
-    """What one rank has still to do: messages and backwards, each with its microbatch, the oldest first.
+    """The queues of one rank: messages and backwards that are still to run, each with its microbatch, oldest first.
 
-    shape: of the activation that travels between ranks, for one microbatch. group: the ranks; by default the world.
+    shape: of one microbatch's activation between two ranks.
+    group: the ranks of the pipeline; by default all ranks of the program.
     """
 
     def __init__(self, shape: Sequence[int], group: PipelineGroup | None = None):
         self.shape, self.group = shape, PipelineGroup.of(group)
-        self.microbatch = 0  # whose forward is running
-        operations = ("send_forward", "recv_backward", "send_backward")  # an activation is received when it is needed
+        self.microbatch = 0  # the one whose forward is running
+        operations = ("send_forward", "recv_backward", "send_backward")  # "recv_forward" runs at once, without a queue
         self.due: dict[str, deque[tuple[int, torch.Tensor | None]]] = {each: deque() for each in operations}
-        self.ends: deque[tuple[int, torch.Tensor]] = deque()  # where the backwards start
+        self.ends: deque[tuple[int, torch.Tensor]] = deque()  # the tensors at which the backwards start
 
     def do(self, operation: str) -> torch.Tensor | None:
-        """Do the oldest message of one kind."""
+        """Exchange the oldest queued message of this kind, and return the tensor received, if any."""
         _, tensor = self.due[operation].popleft()
         return communicate(operation, tensor, self.shape, group=self.group)
 
     def do_all(self, operation: str) -> None:
+        """Exchange all queued messages of this kind."""
         while self.due[operation]:
             self.do(operation)
 
     def backward(self) -> None:
-        """Do the oldest backward, with the messages that autograd meets on the way."""
+        """Run the oldest queued backward, in which autograd exchanges the messages of gradients."""
         self.ends.popleft()[1].backward()
 
-    def require_none(self) -> None:
-        """Return if nothing is left, which the next step would take for its own.
-
-        Raises:
-            CommunicationError: something is.
-        """
+    def require_empty(self) -> None:
+        """Raise CommunicationError unless all queues are empty; the next step would run what is left in them."""
         left = [f"{operation} of microbatch {m}" for operation, queue in self.due.items() for m, _ in queue]
         left += [f"the backward of microbatch {m}" for m, _ in self.ends]
         if left:
-            raise CommunicationError(f"rank {self.group.rank} ends a step, but has left to do: {', '.join(left)}")
+            raise CommunicationError(
+                f"rank {self.group.rank} ends a step with work left to do: {', '.join(left)}; run it within the step"
+            )
 
 
 class _Send(torch.autograd.Function):
-    """To the rank after: the activation and, in the backward, its gradient back."""
+    """Sends an activation to the rank after; its backward receives the gradient."""
 
     @staticmethod
     def forward(ctx: Any, y: torch.Tensor, pending: Pending) -> torch.Tensor:
         ctx.pending = pending
         pending.due["send_forward"].append((pending.microbatch, y))
         pending.due["recv_backward"].append((pending.microbatch, None))
-        return y.new_zeros(())  # of no meaning, but a backward can start from it
+        return y.new_zeros(())  # its value has no meaning, but a backward can start from it
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> tuple[torch.Tensor | None, None]:
@@ -97,7 +97,7 @@ class _Send(torch.autograd.Function):
 
 
 class _Receive(torch.autograd.Function):
-    """From the rank before: an activation, which `receive` has got, and in the backward its gradient to there."""
+    """Passes on an activation received from the rank before; its backward queues the send of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, pending: Pending) -> torch.Tensor:
@@ -111,21 +111,23 @@ class _Receive(torch.autograd.Function):
 
 
 def receive(pending: Pending) -> torch.Tensor:
-    """The oldest activation from the rank before, which is given the gradients that are due to it after that."""
+    """Receive the next activation from the rank before, then send it the queued gradients."""
     x = communicate("recv_forward", shapes=pending.shape, group=pending.group)
     pending.do_all("send_backward")
-    received: torch.Tensor = _Receive.apply(x, pending)
+    received: torch.Tensor = _Receive.apply(x, pending)  # type: ignore[no-untyped-call]
     return received
 
 
 class PipelineBlock(nn.Module):
-    """A part of the model that runs on `rank`: `module`, which no other rank needs.
+    """A part of the model that runs on `rank`.
 
-    Takes and gives a tensor where it runs, and a pointer elsewhere.
+    module: required on `rank`, and ignored on the other ranks.
+
+    Called with a tensor or a pointer, a block returns a tensor on its rank and a pointer elsewhere.
 
     Raises:
-        SettingError: there is no such rank, or this is it and there is no module; or a tensor that is to be sent wants
-            no gradient, as where all weights before it are frozen.
+        SettingError: the rank is not in the group, or this is the rank and `module` is None; when called, a tensor to
+            send does not require grad, for example because all weights before it are frozen.
     """
 
     def __init__(self, module: nn.Module | None, rank: int, pending: Pending):
@@ -133,7 +135,7 @@ class PipelineBlock(nn.Module):
         self.rank, self.pending = require_rank(rank, pending.group.size), pending
         self.module = module if rank == pending.group.rank else None
         if rank == pending.group.rank and module is None:
-            raise SettingError(f"this is rank {rank}, where the block runs: give it its module here")
+            raise SettingError(f"the block runs on rank {rank}, which is this one: pass its module here")
 
     def forward(self, x: torch.Tensor | TensorPointer) -> torch.Tensor | TensorPointer:
         if self.module is not None:
@@ -141,8 +143,11 @@ class PipelineBlock(nn.Module):
             return y
         if isinstance(x, torch.Tensor):
             if not x.requires_grad:
-                raise SettingError(f"what goes to rank {self.rank} wants no gradient; here every rank trains weights")
-            self.pending.ends.append((self.pending.microbatch, _Send.apply(x, self.pending)))
+                raise SettingError(
+                    f"the tensor for rank {self.rank} does not require grad; every rank must have weights to train"
+                )
+            sent: torch.Tensor = _Send.apply(x, self.pending)  # type: ignore[no-untyped-call]
+            self.pending.ends.append((self.pending.microbatch, sent))
         return TensorPointer(self.rank)
 
 
@@ -154,26 +159,25 @@ def pointer_step(
     pending: Pending,
     order: str = "1f1b",
 ) -> torch.Tensor:
-    """Run forwards and backwards for all microbatches; the gradients are added to `.grad`, as in `loops`.
+    """Run the forwards and backwards of all microbatches, and add the gradients to `.grad`.
 
-    blocks: of the whole model, in the order of their ranks. inputs, targets: the microbatches, of equal size; the first
-    rank reads `inputs`, the last `targets`. order: "1f1b", or "afab": all forwards, then all backwards, as in GPipe.
+    blocks: of the whole model, in the order of their ranks.
+    inputs, targets: the batch cut into microbatches of equal size; the first rank reads `inputs`, the last `targets`.
+    order: "1f1b", or "afab" for all forwards and then all backwards, as in GPipe.
 
-    Returns the mean loss on the last rank, and 0 on the others.
+    Returns the mean loss on the last rank, and 0 on the other ranks.
 
     Raises:
-        SettingError: there is no such order, or the blocks do not go through the ranks from first to last.
-        CommunicationError: a message has another shape or dtype than expected, or something is left to do in the end.
+        SettingError: the order is unknown, or the blocks do not go through all ranks from first to last.
+        CommunicationError: a message has another shape or dtype than expected, or a queue is not empty at the end.
     """
     group, microbatches = pending.group, len(inputs)
     warmups = {"afab": microbatches, "1f1b": min(group.size - group.rank - 1, microbatches)}
     if order not in warmups:
-        raise SettingError(f"there is no order {order!r} here; there is: {', '.join(warmups)}")
+        raise SettingError(f"unknown order {order!r}; available: {', '.join(warmups)}")
     ranks = [block.rank for block in blocks]
     if ranks != sorted(ranks) or set(ranks) != set(range(group.size)):
-        raise SettingError(
-            f"the blocks are on the ranks {ranks}; they must go from 0 to {group.size - 1}, each in turn"
-        )
+        raise SettingError(f"the ranks of the blocks must go from 0 to {group.size - 1} without a gap; got {ranks}")
 
     total = torch.zeros(())
     for m in range(microbatches):
@@ -188,11 +192,11 @@ def pointer_step(
         if m < warmups[order]:
             pending.do_all("send_forward")
         else:
-            pending.backward()  # which sends the activation before it waits for the gradient
+            pending.backward()  # sends the activation before it waits for the gradient
 
     pending.do_all("send_backward")
     for _ in range(warmups[order]):
         pending.backward()
         pending.do_all("send_backward")
-    pending.require_none()
+    pending.require_empty()
     return total

@@ -1,4 +1,4 @@
-"""The step with pointers: gradients of the engine and of one process, and nothing left over unnoticed."""
+"""The step with pointers: it gives the gradients of the engine and of one process, and reports work left in a queue."""
 
 import pytest
 
@@ -36,7 +36,7 @@ for microbatches in map(int, sys.argv[1:]):
         pieces = range(2 * size)  # two blocks on each rank
         mine = {p: GPT.stage(config, p, len(pieces)) for p in pieces if p // 2 == rank}
         blocks = [PipelineBlock(mine.get(p), p // 2, pending) for p in pieces]
-        for _ in range(2):  # the second step finds nothing of the first one
+        for _ in range(2):  # twice: nothing of the first step is left in the second
             for piece in mine.values():
                 piece.zero_grad()
             result = pointer_step(blocks, next_token_loss, inputs, targets, pending, order)
@@ -51,11 +51,11 @@ dist.barrier()
 
 
 @pytest.mark.parametrize(("size", "microbatches"), [(1, (2,)), (2, (1, 5)), (4, (1, 2, 4, 9))])
-def test_gradients_are_those_of_one_process_and_of_the_engine(ranks, size, microbatches):
+def test_gradients_equal_those_of_one_process_and_of_the_engine(ranks, size, microbatches):
     ranks(EVERY_STEP, size, *map(str, microbatches))
 
 
-def test_what_is_left_over_at_the_end_of_a_step_is_told(ranks):
+def test_work_left_in_a_queue_at_the_end_of_a_step_is_reported(ranks):
     output = ranks(
         """
         import torch, torch.distributed as dist
@@ -68,9 +68,9 @@ def test_what_is_left_over_at_the_end_of_a_step_is_told(ranks):
         pending = Pending((1, 3))
         blocks = [PipelineBlock(nn.Linear(3, 3) if rank == place else None, place, pending) for place in (0, 1)]
         if rank == 0:
-            pending.backward = lambda: None  # a loop that forgets its backwards
+            pending.backward = lambda: None  # as in a loop that forgets its backwards
         else:
-            pending.do_all = lambda operation: None  # one that forgets to send the last gradients
+            pending.do_all = lambda operation: None  # as in a loop that forgets to send the last gradients
         x = torch.ones(2, 1, 3)
         try:
             pointer_step(blocks, nn.functional.mse_loss, x, x, pending, "afab")
@@ -80,21 +80,22 @@ def test_what_is_left_over_at_the_end_of_a_step_is_told(ranks):
         2,
     )
     assert [text.strip() for text in output] == [
-        "rank 0 ends a step, but has left to do: recv_backward of microbatch 0, recv_backward of microbatch 1, "
-        "the backward of microbatch 0, the backward of microbatch 1",
-        "rank 1 ends a step, but has left to do: send_backward of microbatch 0, send_backward of microbatch 1",
+        "rank 0 ends a step with work left to do: recv_backward of microbatch 0, recv_backward of microbatch 1, "
+        "the backward of microbatch 0, the backward of microbatch 1; run it within the step",
+        "rank 1 ends a step with work left to do: send_backward of microbatch 0, send_backward of microbatch 1; "
+        "run it within the step",
     ]
 
 
 REFUSED = [
-    "there is no order 'gpipe' here; there is: afab, 1f1b",
-    "the blocks are on the ranks [1, 0]; they must go from 0 to 1, each in turn",
-    "the blocks are on the ranks [0]; they must go from 0 to 1, each in turn",
+    "unknown order 'gpipe'; available: afab, 1f1b",
+    "the ranks of the blocks must go from 0 to 1 without a gap; got [1, 0]",
+    "the ranks of the blocks must go from 0 to 1 without a gap; got [0]",
     "there is no rank 2; the ranks are 0 to 1",
 ]
 
 
-def test_what_cannot_run_is_told(ranks):
+def test_wrong_blocks_orders_and_inputs_are_refused(ranks):
     output = ranks(
         """
         import torch, torch.distributed as dist
@@ -126,6 +127,6 @@ def test_what_cannot_run_is_told(ranks):
     for rank, text in enumerate(output):
         assert text.splitlines() == [
             *REFUSED,
-            f"this is rank {rank}, where the block runs: give it its module here",
-            f"what goes to rank {1 - rank} wants no gradient; here every rank trains weights",
+            f"the block runs on rank {rank}, which is this one: pass its module here",
+            f"the tensor for rank {1 - rank} does not require grad; every rank must have weights to train",
         ]
