@@ -4,8 +4,8 @@
     s = pp.schedule("1f1b", ranks=4, microbatches=8)
     print(s)
 
-These are the names a notebook uses. Importing them loads the standard library alone; torch, matplotlib
-and Jupyter are loaded by the packages that need them (`pp.run`, `pp.view`, `pp.notebook`), when first used.
+`import ppedu` needs only the standard library. The packages that need torch, matplotlib or Jupyter (`pp.run`,
+`pp.view`, `pp.notebook`) are imported when they are first used.
 """
 
 from importlib import import_module
@@ -14,14 +14,7 @@ from typing import Any
 from ppedu.core.actions import Action, B, F, I, Op, W
 from ppedu.core.check import check
 from ppedu.core.costs import Costs
-from ppedu.core.errors import (
-    CommunicationError,
-    ParseError,
-    PipelineError,
-    RankError,
-    ScheduleError,
-    SettingError,
-)
+from ppedu.core.errors import CommunicationError, ParseError, PipelineError, RankError, ScheduleError, SettingError
 from ppedu.core.lower import align, label, lower, merge_backward, strip
 from ppedu.core.placement import Placement
 from ppedu.core.problems import Problem
@@ -32,72 +25,44 @@ from ppedu.zoo import register, schedule, schedules
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Action",
-    "B",
-    "CommunicationError",
-    "Costs",
-    "F",
-    "I",
-    "Op",
-    "ParseError",
-    "PipelineError",
-    "Placement",
-    "Problem",
-    "RankError",
-    "Schedule",
-    "ScheduleError",
-    "SettingError",
-    "Span",
-    "Timeline",
-    "W",
-    "align",
-    "check",
-    "compare",
-    "differences",
-    "doctor",
-    "explore",
-    "export",
-    "give_back",
-    "label",
-    "lower",
-    "merge_backward",
-    "partition",
-    "puzzle",
-    "register",
-    "schedule",
-    "schedules",
-    "show_live",
-    "simulate",
-    "strip",
-    "theory",
-]
+__all__ = ["Action", "B", "Costs", "F", "I", "Op", "Placement", "Problem", "Schedule", "Span", "Timeline", "W"]
+__all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "ScheduleError", "SettingError"]
+__all__ += ["align", "check", "label", "lower", "merge_backward", "simulate", "strip"]
+__all__ += ["register", "schedule", "schedules"]
+__all__ += ["compare", "differences", "doctor", "explore", "export", "give_back", "partition", "puzzle", "show_live"]
+__all__ += ["theory"]
+
+# Names that are imported when first used, each with the module that defines it or that it stands for.
+LAZY = {
+    "compare": "ppedu.view.interactive",
+    "differences": "ppedu.view.interactive",
+    "doctor": "ppedu.cli.checkup",
+    "explore": "ppedu.view.explore",
+    "export": "ppedu.core.export",
+    "give_back": "ppedu.notebook.exchange",
+    "notebook": "ppedu.notebook",
+    "partition": "ppedu.core.partition",
+    "puzzle": "ppedu.view.puzzle",
+    "run": "ppedu.run",
+    "show_live": "ppedu.notebook.exchange",
+    "theory": "ppedu.zoo.theory",
+    "view": "ppedu.view",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("run", "view", "notebook"):
-        return import_module(f"ppedu.{name}")
-    if name in ("export", "partition"):
-        return import_module(f"ppedu.core.{name}")
-    if name == "theory":
-        return import_module("ppedu.zoo.theory")
-    if name == "doctor":
-        return import_module("ppedu.cli.checkup").doctor
-    if name in ("compare", "differences"):
-        return getattr(import_module("ppedu.view.interactive"), name)
-    if name in ("explore", "puzzle"):
-        return getattr(import_module(f"ppedu.view.{name}"), name)
-    if name in ("give_back", "show_live"):
-        return getattr(import_module("ppedu.notebook.exchange"), name)
-    raise AttributeError(f"module 'ppedu' has no attribute {name!r}")
+    if name not in LAZY:
+        raise AttributeError(f"module 'ppedu' has no attribute {name!r}")
+    module = import_module(LAZY[name])
+    return getattr(module, name, module)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "notebook", "run", "view"})
+    return sorted({*globals(), *LAZY})
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """`%load_ext ppedu` makes `%%torchrun` known."""
+    """Register the `%%torchrun` magic, when a notebook runs `%load_ext ppedu`."""
     from ppedu.notebook.magic import load
 
     load(ipython)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
-from ppedu.core.errors import SettingError
 from ppedu.zoo import Facts, register
+from ppedu.zoo.registry import require_even
 
 
 @register(
@@ -56,12 +56,8 @@ def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
     Picture: two sets of slanted lines, woven together.
     """
-    if ranks % 2:
-        raise SettingError(
-            f"chimera needs an even number of ranks; got {ranks} — try {f'{ranks - 1} or ' * (ranks > 1)}{ranks + 1}"
-        )
-    if microbatches % 2:
-        raise SettingError(f"chimera needs an even number of microbatches; got {microbatches} — try {microbatches + 1}")
+    require_even("chimera", "ranks", ranks)
+    require_even("chimera", "microbatches", microbatches)
     slots = []
     for first, stage in ((0, rank), (microbatches // 2, ranks - 1 - rank)):
         for i in range(microbatches // 2):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ppedu.core.actions import Action, B, F, I, W, overlap
 from ppedu.core.errors import SettingError
 from ppedu.zoo import Facts, register
+from ppedu.zoo.registry import require_even
 
 
 @register(
@@ -28,10 +29,7 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
     Picture: slanted warm-ups from the top and the bottom that cross, pairs in the middle, weight backwards at the end.
     """
-    if ranks % 2:
-        raise SettingError(
-            f"dualpipe needs an even number of ranks; got {ranks} — try {f'{ranks - 1} or ' * (ranks > 1)}{ranks + 1}"
-        )
+    require_even("dualpipe", "ranks", ranks)
     if microbatches % 2 or microbatches < 2 * ranks:
         nearest = max(2 * ranks, microbatches + microbatches % 2)
         raise SettingError(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
-from ppedu.core.errors import SettingError
 from ppedu.core.placement import Placement
 from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import equal_groups
+from ppedu.zoo.registry import require_even
 
 
 @register(
@@ -32,9 +32,7 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
 
     Picture: Chimera, with each microbatch travelling in both of its directions.
     """
-    if chunks % 2:
-        nearest = " or ".join(str(number) for number in (chunks - 1, chunks + 1) if number)
-        raise SettingError(f"hanayo needs an even number of chunks, two for each wave; got {chunks} — try {nearest}")
+    require_even("hanayo", "chunks", chunks)
     stages = Placement.make("v", ranks, chunks).stages_of(rank)
     slots = []
     for group in equal_groups(ranks, microbatches):

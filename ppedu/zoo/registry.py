@@ -101,6 +101,13 @@ def options_of(name: str) -> dict[str, inspect.Parameter]:
     return dict([*inspect.signature(_entries[name].generator).parameters.items()][3:])
 
 
+def require_even(name: str, what: str, count: int) -> None:
+    """Raise SettingError unless the schedule `name` gets an even number of ranks, microbatches or chunks."""
+    if count % 2:
+        nearest = " or ".join(str(even) for even in (count - 1, count + 1) if even)
+        raise SettingError(f"{name} needs an even number of {what}; got {count} — try {nearest}")
+
+
 class Names(tuple[str, ...]):
     """Names of schedules, which print and display as a table of the facts about each.
 

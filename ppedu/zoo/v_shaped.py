@@ -37,12 +37,7 @@ def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None =
     yield from _orders(ranks, microbatches, 2 * ranks if memory > ranks else int(2 * memory))[rank]
 
 
-@register(
-    "v-half",
-    placement="v",
-    chunks=2,
-    facts=Facts(SOURCE, idle=IDLE, peak="(p+2)//2 if m >= p and M_W == 1"),
-)
+@register("v-half", placement="v", chunks=2, facts=Facts(SOURCE, idle=IDLE, peak="(p+2)//2 if m >= p and M_W == 1"))
 def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Run v-adaptive in half of ZB-V's memory, floor((p+2)/2) activations (Qi et al., arXiv 2405.15362, §3).
 
@@ -52,12 +47,7 @@ def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     yield from v_adaptive(rank, ranks, microbatches, memory=(ranks + 2) // 2)
 
 
-@register(
-    "v-min",
-    placement="v",
-    chunks=2,
-    facts=Facts(SOURCE, idle=IDLE, peak="(p+4)//3 if m >= p and M_W == 1"),
-)
+@register("v-min", placement="v", chunks=2, facts=Facts(SOURCE, idle=IDLE, peak="(p+4)//3 if m >= p and M_W == 1"))
 def v_min(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """Run v-adaptive in a third of ZB-V's memory, floor((p+4)/3) activations (Qi et al., arXiv 2405.15362, §3).
 

@@ -70,6 +70,4 @@ def test_hanayo_is_legal_for_any_number_of_microbatches_and_runs_in_the_stepper(
 def test_an_odd_number_of_chunks_is_refused_with_the_nearest_even_ones(chunks, instead):
     with pytest.raises(SettingError) as caught:
         pp.schedule("hanayo", 4, 8, chunks=chunks)
-    assert str(caught.value) == (
-        f"hanayo needs an even number of chunks, two for each wave; got {chunks} — try {instead}"
-    )
+    assert str(caught.value) == (f"hanayo needs an even number of chunks; got {chunks} — try {instead}")

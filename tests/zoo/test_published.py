@@ -96,7 +96,7 @@ REFUSED = [
     ("dualpipe", 4, 9, {}, "even number of microbatches.* got 9 for 4 ranks — try 10"),
     ("dualpipev", 4, 7, {}, "got 7 for 4 ranks — try 8"),
     ("chimera", 3, 6, {}, "even number of ranks; got 3 — try 2 or 4"),
-    ("chimera", 4, 3, {}, "even number of microbatches; got 3 — try 4"),
+    ("chimera", 4, 3, {}, "even number of microbatches; got 3 — try 2 or 4"),
     ("interleaved", 4, 8, {"chunks": 0}, "chunks must be at least 1; got 0"),
     ("interleaved", 4, 8, {"chunks": 1.5}, "chunks must be a whole number"),
     ("interleaved", 4, 8, {"group": 0}, "group must be at least 1"),

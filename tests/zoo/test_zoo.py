@@ -1,13 +1,14 @@
 """The simple published schedules: their orders at any size, and the errors of `pp.schedule`."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ppedu as pp
-from ppedu import Action, SettingError
+from ppedu import Action, SettingError, zoo
 
 ZOO = ("naive", "gpipe", "1f1b")
 PRINTED = {
@@ -25,6 +26,13 @@ def kinds(order):
 
 def test_the_published_schedules_are_known():
     assert set(ZOO) <= set(pp.schedules())
+
+
+def test_every_module_with_a_schedule_is_a_family():
+    files = Path(zoo.__file__).parent.glob("*.py")
+    assert {file.stem for file in files if "@register(" in file.read_text(encoding="utf-8")} - {"registry"} == {
+        *zoo.FAMILIES
+    }
 
 
 @pytest.mark.parametrize("name", ZOO)
