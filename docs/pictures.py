@@ -1,4 +1,7 @@
-"""Draw the README's pictures: `make pictures`. Those of the lessons are what their cells tagged `picture` show."""
+"""Draw the pictures of the README and the lessons: `make pictures`.
+
+A lesson's picture is the output of its cell with the tag `picture`.
+"""
 
 import base64
 import io

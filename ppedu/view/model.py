@@ -181,7 +181,7 @@ class Stack:
 
     @cached_property
     def legend(self) -> dict[str, str]:
-        """What the colors and lines mean that occur in the panels. The keys are ops and names of lines and shades."""
+        """The colours and lines that occur in the panels, in words. Their keys are also CSS classes and swatches."""
         placements = [panel.timeline.schedule.placement for panel in self.panels]
         ops = {box.op for panel in self.panels for box in panel.boxes}
         outlines = [panel.outline.source for panel in self.panels if panel.outline]

@@ -24,7 +24,7 @@ def chromium():
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """A JupyterLab server on copies of the lessons; its address, and its folder."""
+    """The address and the folder of a JupyterLab server on copies of the lessons."""
     with jupyter_lab(tmp_path_factory.mktemp("lab")) as (address, folder):
         shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns("*.json", ".*"), dirs_exist_ok=True)
         yield address, folder
@@ -55,7 +55,7 @@ def open_page(server, chromium):
 
 @pytest.fixture
 def notebook(server, open_page):
-    """`notebook(cells)` opens a notebook of these cells, runs all, and returns the page."""
+    """`notebook(cells)` opens a notebook with these cells, runs them all, and returns the page."""
     _, folder = server
 
     def open_(cells):

@@ -1,4 +1,4 @@
-"""JupyterLab and its browser, and what is done on an open page."""
+"""A JupyterLab server, and actions on its pages."""
 
 import contextlib
 import json
@@ -20,13 +20,13 @@ QUIET = [
 ]  # fmt: skip
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is on the page, seen or not
+    "notebook-extension/tracker": {"windowingMode": "none"},  # all cells are on the page, also those out of sight
 }
 
 
 @contextlib.contextmanager
 def jupyter_lab(home: Path) -> Iterator[tuple[str, Path]]:
-    """A JupyterLab server with settings of its own, in `home`; its address, and the folder whose notebooks it opens."""
+    """Run a JupyterLab server with settings in `home`; yield its address and the folder of its notebooks."""
     folder = home / "notebooks"
     folder.mkdir()
     for name, settings in SETTINGS.items():
@@ -42,7 +42,7 @@ def jupyter_lab(home: Path) -> Iterator[tuple[str, Path]]:
         "IPYTHONDIR": "ipython",
     }
     log = home / "log"
-    with log.open("wb") as out:  # and no pipe, which would be full one day, and the server would wait
+    with log.open("wb") as out:  # a full pipe would block the server
         server = subprocess.Popen(
             [
                 sys.executable, "-m", "jupyterlab", "--no-browser", "--port=0", "--allow-root",
@@ -78,7 +78,7 @@ STATE = """() => {
 
 
 def run_all(page, seconds=180):
-    """Run every cell of the notebook on the page; what they then hold."""
+    """Run every cell of the notebook on the page, and return the state of the cells."""
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
     page.evaluate("() => { void window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
     deadline = time.monotonic() + seconds
@@ -89,7 +89,7 @@ def run_all(page, seconds=180):
 
 
 def picture(page, name):
-    """Keep what is to be looked at."""
+    """Save a screenshot to look at."""
     folder = ROOT / "artifacts"
     folder.mkdir(exist_ok=True)
     page.screenshot(path=folder / f"{name}.png")

@@ -1,4 +1,4 @@
-"""The lesson as a learner opens it: JupyterLab in a real browser, every cell run, nothing wrong on the page."""
+"""Lessons as a learner opens them: in JupyterLab in a real browser, with every cell run."""
 
 from pathlib import Path
 
@@ -6,10 +6,13 @@ import pytest
 from opened import ROOT, picture, run_all
 
 LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
-FIRST = ("00", "05")  # these have one of everything but a board, which test_widgets has; nbval runs the others, too
+FIRST = (
+    "00",
+    "05",
+)  # with every kind of widget but the puzzle, which test_widgets covers
 
 
-# Move the controls of one widget, one by one; how many there were. Each must change what is painted or what is said.
+# Use every control of one widget and return their number. Each must change the picture or the text.
 MOVE = """async place => {
   const root = document.querySelectorAll('.ppedu')[place];
   const all = selector => [...root.querySelectorAll(selector)];

@@ -1,4 +1,4 @@
-"""A saved page in a real browser with the network off: pointed at, clicked, driven by keys, made narrow and dark."""
+"""A saved page in a real browser, offline: pointer, clicks, keyboard, narrow windows and the dark theme."""
 
 import base64
 import io
@@ -25,12 +25,12 @@ F1B = pp.simulate(pp.schedule("1f1b", 4, 8))
 DUAL = pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2), latency=Fraction(1, 4)))
 ZB = pp.simulate(pp.schedule("zb-v", 4, 8), pp.Costs(forward=0.01, unit="s"))
 BOTH = pp.simulate(DUAL.schedule, pp.Costs(forward=0.02, overlap=0.05, latency=0.005, unit="s"))
-LEFT, RIGHT, TOP, BOTTOM = 62, 66, 26, 26  # what a panel leaves free around its rows
+LEFT, RIGHT, TOP, BOTTOM = 62, 66, 26, 26  # the margins of a panel
 
 
 @pytest.fixture
 def visit(chromium, tmp_path):
-    """`visit(timeline)` opens the page that it saves, `visit(states)` one with such widgets; the network is off."""
+    """`visit(timeline)` opens the page that it saves, `visit(states)` a page with these widgets, both offline."""
     contexts, wrong = [], []
 
     def open_(what, scheme="light"):
@@ -68,7 +68,7 @@ for (const state of {json.dumps(states)}) mount(document.querySelector("main"), 
 
 
 def widgets():
-    """What each kind of widget shows, in its several moods."""
+    """Return states of every kind of widget."""
     refused, solved = pp.puzzle("1f1b"), pp.puzzle("dualpipe")
     for action in ("0F0", "2B0"):
         refused.handle({"place": action})
@@ -84,7 +84,7 @@ def widgets():
 
 
 def spans(timeline):
-    """rank, the action or half of a pair, start, end, and which half (0: it is no pair's)."""
+    """Yield rank, action or half of a pair, start, end, and 1 or 2 for the half, otherwise 0."""
     for rank in range(timeline.schedule.ranks):
         for action, start, end in timeline.spans(rank):
             for half, single in enumerate(action.singles, 1):
@@ -92,7 +92,7 @@ def spans(timeline):
 
 
 def place(box, timeline, rank, time, half=0, axis=None):
-    """Where, on a panel of this size, a rank's time is: as the picture's axis and rows have it."""
+    """Return the position of a rank and a time on a panel of this size."""
     across = LEFT + (box["width"] - LEFT - RIGHT) * float(time / (axis or timeline.makespan))
     row = {0: 0.3, 1: 0.2, 2: 0.5}[half]
     return {"x": across, "y": TOP + (rank + row) * (box["height"] - TOP - BOTTOM) / timeline.schedule.ranks}
@@ -116,7 +116,7 @@ HOVER = """([panel, places]) => {
 
 
 @pytest.mark.parametrize("timeline", [F1B, DUAL], ids=lambda t: t.schedule.name)
-def test_every_action_and_every_gap_says_what_the_timeline_knows_of_it(visit, timeline):
+def test_every_action_and_every_gap_is_explained_under_the_pointer(visit, timeline):
     page = visit(timeline)
     panel, line = page.locator(".ppedu-panel"), page.locator(".ppedu-line")
     actions, gaps, box = list(spans(timeline)), timeline.gaps(), panel.bounding_box()
@@ -127,14 +127,14 @@ def test_every_action_and_every_gap_says_what_the_timeline_knows_of_it(visit, ti
         assert words.startswith(f"{single}: ") and f"on rank {rank}, {pretty(start)}–{pretty(end)}" in words
     for (rank, start, end, why), words in zip(gaps, said[len(actions) :], strict=True):
         assert words == f"{timeline.why_idle(rank, (start + end) / 2)}." == f"{why}."
-    for at in (0, len(actions)):  # with a hand on the mouse
+    for at in (0, len(actions)):  # with the real mouse
         panel.hover(position=places[at])
         assert line.text_content() == said[at]
     page.mouse.move(2, 2)
     assert line.text_content().startswith("Point at an action or a gap")
 
 
-def test_a_click_shows_a_microbatchs_journey_in_the_timeline_that_is_clicked(visit):
+def test_a_click_shows_the_journey_of_a_microbatch_in_that_timeline(visit):
     pair = [pp.simulate(pp.schedule(name, 4, many)) for name, many in (("gpipe", 4), ("zb-h1", 6))]
     page = visit([pp.compare(*pair).state()])
     line = page.locator(".ppedu-line")
@@ -148,7 +148,7 @@ def test_a_click_shows_a_microbatchs_journey_in_the_timeline_that_is_clicked(vis
             assert line.text_content() == journey(timeline, microbatch)
 
 
-def test_everything_can_be_reached_and_done_by_keys(visit):
+def test_everything_works_with_the_keyboard(visit):
     page = visit(DUAL)
     line = page.locator(".ppedu-line")
     reached = []
@@ -160,7 +160,7 @@ def test_everything_can_be_reached_and_done_by_keys(visit):
         )
         if name == "BODY":
             break
-        assert ring, f"where the keyboard is must be seen: {name}"
+        assert ring, f"the focus must be visible: {name}"
         reached.append(name)
     counts = Counter(reached)
     every = page.evaluate("() => document.querySelectorAll('button, select, input, summary, .ppedu-panel').length")
@@ -172,7 +172,7 @@ def test_everything_can_be_reached_and_done_by_keys(visit):
         page.keyboard.press("ArrowRight")
         assert line.text_content().startswith(f"{expected}: ")
     page.keyboard.press("ArrowRight")
-    assert line.text_content().startswith(f"{own[-1]}: "), "it stays on the rank"
+    assert line.text_content().startswith(f"{own[-1]}: "), "the focus stays on the rank"
     page.keyboard.press("ArrowDown")
     assert ", on rank 1, " in line.text_content()
     page.keyboard.press("Enter")
@@ -186,7 +186,7 @@ def test_everything_can_be_reached_and_done_by_keys(visit):
     page.keyboard.press("Space")
     page.get_by_role("button", name="play").wait_for()
     page.keyboard.press("Home")
-    assert line.text_content().startswith("0F0: "), "all is shown again, and the keyboard is where it was"
+    assert line.text_content().startswith("0F0: "), "the whole timeline is shown, and the focus is where it was"
 
 
 LINES = """pre => {
@@ -200,13 +200,13 @@ LINES = """pre => {
 }"""
 
 
-def test_no_action_in_words_is_broken_over_two_lines(visit):
+def test_no_entry_of_the_orders_as_text_breaks_across_lines(visit):
     page = visit(ZB)
     page.add_style_tag(content="pre { word-break: break-all; }")  # as JupyterLab has it
     page.set_viewport_size({"width": 420, "height": 900})
     page.locator("main summary").click()
     words = page.locator(".ppedu-words pre")
-    expect(words).not_to_be_empty()  # they are written once they are open
+    expect(words).not_to_be_empty()  # the text is written when the details are opened
     text, tops = words.text_content(), page.evaluate(LINES, words.element_handle())
     entries = list(re.finditer(r"\d+[FBIW]\d+\W\S+–\S+", text))
     assert len(entries) == sum(1 for _ in spans(ZB)) and len(set(tops)) > 50
@@ -231,7 +231,7 @@ BOXES = """() => {
 
 
 @pytest.mark.parametrize("name, what", [("page", DUAL), ("widgets", None)], ids=["page", "widgets"])
-def test_nothing_is_cut_off_and_nothing_covers_another_wide_and_narrow(visit, name, what):
+def test_nothing_is_cut_off_or_covered_at_any_width(visit, name, what):
     page = visit(what or widgets())
     page.locator("summary").first.click()
     for width in (1280, 800):
@@ -240,13 +240,13 @@ def test_nothing_is_cut_off_and_nothing_covers_another_wide_and_narrow(visit, na
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width and not page.evaluate(CUT)
         for (one, *a), (other, *b) in combinations(page.evaluate(BOXES), 2):
             assert a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2], f"{one} covers {other}"
-        for scheme in ("light", "dark"):  # to be looked at
+        for scheme in ("light", "dark"):  # to look at
             page.emulate_media(color_scheme=scheme)
             picture(page, f"{name}_{width}_{scheme}")
 
 
 @pytest.mark.parametrize("what", [F1B, DUAL, None], ids=["1f1b", "dualpipe", "widgets"])
-def test_an_accessibility_check_finds_nothing(visit, what):
+def test_axe_finds_no_accessibility_violations(visit, what):
     page = visit(what or widgets())
     for words in page.locator("summary").all():
         words.click()
@@ -257,7 +257,7 @@ def test_an_accessibility_check_finds_nothing(visit, what):
 
 
 def colour(timeline, single):
-    """The colour of an action's box, as the palette's numbers say."""
+    """Return the colour of an action's box, computed from the numbers in look.py."""
     channels = [int(COLORS[single.op][at : at + 2], 16) for at in (1, 3, 5)]
     chunk = timeline.schedule.placement.chunk(single.stage, single.microbatch)
     darker = DARKER * chunk / max(1, timeline.schedule.chunks - 1)
@@ -270,7 +270,7 @@ def close(one, other, by=2):
 
 
 @pytest.mark.parametrize("timeline, scheme", [(DUAL, "light"), (ZB, "dark")], ids=["light", "dark"])
-def test_the_picture_has_each_actions_colour_and_gaps_have_the_papers(visit, timeline, scheme):
+def test_actions_have_their_colours_and_gaps_that_of_the_page(visit, timeline, scheme):
     page = visit(timeline, scheme)
     drawn = page.evaluate("() => document.querySelector('canvas').toDataURL()")
     shot = Image.open(io.BytesIO(base64.b64decode(drawn.split(",")[1]))).convert("RGB")
@@ -278,11 +278,11 @@ def test_the_picture_has_each_actions_colour_and_gaps_have_the_papers(visit, tim
     with page.expect_download() as saved:
         page.get_by_role("button", name="save as PNG").click()
     png = Image.open(io.BytesIO(saved.value.path().read_bytes())).convert("RGB")
-    assert png.size == (2 * width, 2 * height), "sharp where it is printed"
+    assert png.size == (2 * width, 2 * height), "twice the resolution, for printing"
     paper = (255, 255, 255) if scheme == "light" else (18, 18, 18)
 
     def at(rank, time, row):
-        """The colour on the page, which the saved picture has too."""
+        """Return the colour on the page, which must be the same in the saved picture."""
         across = LEFT + (width - LEFT - RIGHT) * float(time / timeline.makespan)
         down = TOP + (rank + row) * (height - TOP - BOTTOM) / timeline.schedule.ranks
         found = shot.getpixel((int(across), int(down)))
@@ -290,7 +290,7 @@ def test_the_picture_has_each_actions_colour_and_gaps_have_the_papers(visit, tim
         return found
 
     for rank, single, start, end, half in spans(timeline):
-        # A fifth into the box and near its upper edge: beside the number.
+        # A fifth into the box and near its upper edge, where the number does not reach.
         found = at(rank, start + (end - start) / 5, 0.45 if half == 2 else 0.14)
         assert close(found, colour(timeline, single)), (single, found)
     wide = [gap for gap in timeline.gaps() if gap.end - gap.start > timeline.makespan / 50]
@@ -335,4 +335,4 @@ def test_a_saved_svg_has_a_box_for_each_action_at_its_time_and_in_its_colour(vis
         assert len(found) == len(expected)
         for one, other in zip(sorted(found), sorted(expected), strict=True):
             assert one[0] == other[0] and one[1] == pytest.approx(other[1], abs=0.11) and close(one[2], other[2])
-    assert float(root.get("height")) == down and len(clips) == len(odd), "each part is clipped by its own"
+    assert float(root.get("height")) == down and len(clips) == len(odd), "each part has its own clip path"

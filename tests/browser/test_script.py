@@ -1,4 +1,4 @@
-"""The browser's script by itself, loaded in an empty page: what it computes, against Python."""
+"""The script of the widgets, loaded in an empty page and compared with Python."""
 
 import json
 import math
@@ -20,7 +20,7 @@ from ppedu.view.script import script, style
 LOAD = """async script => {
   window.script = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
 }"""
-QUARTER = Fraction(1, 4)  # times that floats hold exactly
+QUARTER = Fraction(1, 4)  # so that all times are exact as floats
 CASES = [
     pp.simulate(pp.schedule("1f1b", 4, 6), pp.Costs(latency=QUARTER)),
     pp.simulate(pp.schedule("zb-v", 3, 6), pp.Costs(latency=QUARTER)),
@@ -53,7 +53,7 @@ def panel(timeline):
 
 
 def spans(timeline):
-    """rank, the action or half of a pair, start, end, in the order of the browser's boxes."""
+    """Yield rank, action or half of a pair, start and end, in the order of the boxes."""
     factor, _ = timeline.readable
     for rank in range(timeline.schedule.ranks):
         for action, start, end in timeline.spans(rank):
@@ -63,13 +63,13 @@ def spans(timeline):
 
 
 def moments(timeline, draw):
-    """Each start and end of a rank, and times drawn between, before and after."""
+    """Return each start and end, and random times between, before and after them."""
     edges = sorted({time for _, _, *times in spans(timeline) for time in times})
     return edges + [draw.uniform(-0.1, 1.1) * edges[-1] for _ in range(100)]
 
 
 @each_case
-def test_the_script_knows_what_each_rank_does_and_holds_at_any_time(page, timeline):
+def test_the_script_looks_up_what_each_rank_runs_and_holds_at_any_time(page, timeline):
     asked = [(rank, time) for rank in range(timeline.schedule.ranks) for time in moments(timeline, random.Random(1))]
     found = page.evaluate(
         """([data, asked]) => {
@@ -96,7 +96,7 @@ def test_the_script_knows_what_each_rank_does_and_holds_at_any_time(page, timeli
 
 
 @each_case
-def test_the_script_finds_a_microbatchs_journey(page, timeline):
+def test_the_script_finds_the_journey_of_each_microbatch(page, timeline):
     found = page.evaluate(
         """data => {
           const timeline = new script.Timeline(data);
@@ -118,7 +118,7 @@ SENTENCE = re.compile(
 
 
 @each_case
-def test_an_action_is_described_in_right_words(page, timeline):
+def test_the_description_of_an_action_is_correct(page, timeline):
     sentences = page.evaluate(
         """([data, names]) => {
           const timeline = new script.Timeline(data);
@@ -137,7 +137,7 @@ def test_an_action_is_described_in_right_words(page, timeline):
         }.get(op, {f"{stage}F{m}"} | ({above} if int(stage) < last else set()))
 
     def names(text, here, none):
-        """The actions listed, each with its rank where that is another."""
+        """Return the listed actions; each action of another rank must be followed by that rank."""
         listed = [] if text == none else text.split(", ")
         found = {each.split(" ")[0] for each in listed}
         assert listed == [
@@ -178,7 +178,7 @@ def test_ticks_are_steps_of_one_two_or_five_that_fill_their_range(page):
         assert 4 <= len(found) <= 11
         assert all(after - before == pytest.approx(step, rel=1e-5) for before, after in pairwise(found))
         assert round(step / 10 ** math.floor(math.log10(step) + 1e-5), 3) in (1, 2, 5)
-        # None is outside, and no other would have room at either end.
+        # No tick is outside, and there is no space for another one at either end.
         assert left - 1e-6 * width <= found[0] < left + step * (1 + 1e-5)
         assert right - step * (1 + 1e-5) < found[-1] <= right + 1e-6 * width
 
@@ -205,7 +205,7 @@ PICTURES = """([data, width, views, look]) => {
 
 
 def cover(one, other):
-    """Does one text lie over another? What their letters leave free above and below does not count."""
+    """Return whether two texts overlap, apart from the space above and below their letters."""
     return (
         one["left"] < other["right"]
         and other["left"] < one["right"]
@@ -219,7 +219,7 @@ LONG = pp.simulate(pp.schedule("interleaved-overlap", 16, 64, chunks=2), pp.Cost
 
 @pytest.mark.parametrize("width", [1232, 752, 420])
 @pytest.mark.parametrize("timeline", [CASES[2], CASES[3], LONG], ids=lambda t: t.schedule.name)
-def test_no_words_of_a_picture_cover_others_or_are_cut_off(page, timeline, width):
+def test_no_text_of_a_picture_is_covered_or_cut_off(page, timeline, width):
     data = panel(timeline)
     draw = random.Random(3)
     tick = 10 ** math.floor(math.log10(data["makespan"]))
@@ -233,7 +233,7 @@ def test_no_words_of_a_picture_cover_others_or_are_cut_off(page, timeline, width
         for text in texts:
             assert text["left"] >= 0 and text["right"] <= width and text["bottom"] <= height, text
         times = [text["text"] for text in texts if re.fullmatch(r"[-\d.e]+", text["text"])]
-        assert len(set(times)) == len(times) >= 2, "each tick says another time"
+        assert len(set(times)) == len(times) >= 2, "ticks have different labels"
 
 
 def test_the_number_on_a_box_can_be_read_on_its_colour(page):
@@ -247,7 +247,7 @@ def test_the_number_on_a_box_can_be_read_on_its_colour(page):
     )
 
     def luminance(colour):
-        """Relative luminance as WCAG 2 defines it."""
+        """Return the relative luminance, as WCAG 2 defines it."""
         whole = re.findall(r"\d+", colour) if colour[0] == "r" else [int(colour[k : k + 2], 16) for k in (1, 3, 5)]
         channels = [int(c) / 255 for c in whole]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -273,7 +273,7 @@ CHARTS = """sets => sets.map(points => {
 })"""
 
 
-def test_a_chart_puts_its_points_where_the_axes_say_and_no_label_over_another(page):
+def test_points_of_a_chart_match_its_axes_and_labels_do_not_overlap(page):
     draw = random.Random(4)
     names = pp.schedules()
     sets = [[{"name": "1f1b", "x": 4, "y": 0}], [{"name": "a", "x": 4, "y": 0.2}, {"name": "b", "x": 4, "y": 0.2}]]
@@ -286,7 +286,7 @@ def test_a_chart_puts_its_points_where_the_axes_say_and_no_label_over_another(pa
         numbers = [text for text in texts if re.fullmatch(r"[\d.]+", text["text"])]
         floor = max(text["y"] for text in numbers)
         across = {float(text["text"]): text["x"] for text in numbers if text["y"] == floor}
-        up = {float(text["text"]): text["y"] - 4 for text in numbers if text["y"] != floor}  # to a letter's middle
+        up = {float(text["text"]): text["y"] - 4 for text in numbers if text["y"] != floor}  # to the middle of a letter
 
         def at(value, axis):
             (low, start), (high, end) = min(axis.items()), max(axis.items())
@@ -296,7 +296,7 @@ def test_a_chart_puts_its_points_where_the_axes_say_and_no_label_over_another(pa
         for circle in found["circles"]:
             assert min(math.dist(circle, each) for each in expected) < 0.1
         for each in expected:
-            assert min(math.dist(circle, each) for circle in found["circles"]) < 6, "near ones share a point"
+            assert min(math.dist(circle, each) for circle in found["circles"]) < 6, "close points share a circle"
         assert not [(a["text"], b["text"]) for a, b in combinations(texts, 2) if cover(a, b)]
         for text in texts:
             for x, y in found["circles"]:
@@ -340,7 +340,7 @@ def test_zooming_and_moving_stay_within_the_timeline(page):
         if what == "zoom":
             around = given[1] if len(given) > 1 else (left + right) / 2
             assert width == pytest.approx(min(end, max(end / 5000, (right - left) * given[0])))
-            if now > 1e-9 and until < end - 1e-9:  # what is pointed at stays where it is
+            if now > 1e-9 and until < end - 1e-9:  # the time under the pointer stays in place
                 assert (around - now) / width == pytest.approx((around - left) / (right - left), abs=1e-6)
         else:
             assert width == pytest.approx(min(end, given[1] if len(given) > 1 else right - left))
@@ -348,7 +348,7 @@ def test_zooming_and_moving_stay_within_the_timeline(page):
         left, right = now, until
 
 
-def test_a_step_goes_to_the_next_time_at_which_anything_begins_or_ends(page):
+def test_a_step_goes_to_the_next_start_or_end_of_an_action(page):
     pair = CASES[0], CASES[1]  # stacked, on one axis
     times = sorted({time for timeline in pair for *_, start, end in spans(timeline) for time in (start, end)})
     forth = page.evaluate(FIGURE, [stack(*pair), [["step", 1]] * (len(times) + 1)])
@@ -370,14 +370,14 @@ MOUNT = """async ([states, times]) => {
     built.figure.destroy();
     const painted = holder.firstChild.dataset.painted;
     await frame();
-    if (holder.firstChild.dataset.painted !== painted) throw Error("it goes on after its end");
+    if (holder.firstChild.dataset.painted !== painted) throw Error("painted after it was destroyed");
     holder.remove();
   }
   await frame();
 }"""
 
 
-def test_what_has_gone_leaves_nothing_on_the_page(page):
+def test_removed_widgets_leave_no_nodes_or_listeners_behind(page):
     shown = [pp.compare("gpipe", "1f1b"), pp.explore(), pp.puzzle(), CASES[3].show()]
     live = {**CASES[0].show().state(), "kind": "live", "losses": [3, 2], "steps": 9}
     states = [*(each.state() for each in shown), live]
@@ -396,7 +396,7 @@ def test_what_has_gone_leaves_nothing_on_the_page(page):
 
 
 def test_a_widget_of_131072_boxes_is_painted(page):
-    """Functions called with as many arguments overflow the stack."""
+    """A call with that many arguments would overflow the stack."""
     state = pp.simulate(pp.schedule("gpipe", 64, 1024)).show().state()
     (panel_,) = state["panels"]
     assert len(panel_["sources"]) == 131_072
@@ -438,7 +438,7 @@ OVER = """async ([data, view, time, places]) => {
 
 
 @pytest.mark.parametrize("left, right", [(0, 33), (10, 20), (20, 33), (30, 33), (3, 4)])
-def test_what_comes_after_the_moment_is_faded_in_every_view(page, left, right):
+def test_everything_after_the_moment_of_playing_is_faded_in_every_view(page, left, right):
     data = stack(pp.simulate(pp.schedule("1f1b", 4, 8)))
     places = [left + (right - left) * (k + 0.5) / 40 for k in range(40)]
     found = page.evaluate(OVER, [data, {"left": left, "right": right}, 12, places])
@@ -447,7 +447,7 @@ def test_what_comes_after_the_moment_is_faded_in_every_view(page, left, right):
             assert bool(alpha) == (place > 12), place
 
 
-def test_new_timelines_are_shown_whole_and_not_from_the_last_ones_moment(page):
+def test_new_timelines_are_shown_whole_and_not_played(page):
     states = [stack(pp.simulate(pp.schedule(name, 4, 8))) for name in ("1f1b", "zb-v")]
     playing = page.evaluate(
         """([first, second]) => {
@@ -466,7 +466,7 @@ def test_new_timelines_are_shown_whole_and_not_from_the_last_ones_moment(page):
     assert playing == [None, None]
 
 
-def test_odd_names_are_part_of_a_well_formed_svg_and_fit_into_it(page):
+def test_any_name_fits_into_a_well_formed_svg(page):
     odd = "a\0 \x1b <b>& \ud800 $\\frac{$ " + "x" * 200
     (data,) = Stack([Panel(CASES[0], title=odd)]).state()["panels"]
     data["axis"] = "time, <b>& $\\frac{$ " + "x" * 200
@@ -501,7 +501,7 @@ CLICKS = """([before, after]) => {
 }"""
 
 
-def test_clicks_at_one_place_of_the_board_place_one_action(page):
+def test_several_clicks_at_one_place_place_one_action(page):
     board = pp.puzzle("gpipe")
     board.handle({"place": "0F0"})
     before = board.state()
@@ -521,10 +521,10 @@ PIXELS = """async ([state, places]) => {
 }"""
 
 
-def test_very_many_boxes_have_the_colours_of_few(page):
+def test_a_pixel_has_the_mean_colour_of_very_many_boxes(page):
     timeline = pp.simulate(pp.schedule("gpipe", 4, 800))
     state = timeline.show().state()
-    assert len(state["panels"][0]["sources"]) == 6400, "more than are drawn as rectangles"
+    assert len(state["panels"][0]["sources"]) == 6400, "too many to be drawn as rectangles"
     gaps = [(gap.rank, (gap.start + gap.end) / 2) for gap in timeline.gaps() if gap.end - gap.start > 8]
     places = [(0, 400.5), (3, 400.5), (0, 2000.5), (3, 1500.5)]
     assert gaps
@@ -539,4 +539,4 @@ def test_very_many_boxes_have_the_colours_of_few(page):
     for op, colour in zip("FFBB", found[:4], strict=True):
         for channel, (one, other) in zip(colour, zip(*shades[op], strict=True), strict=True):
             assert min(one, other) - 2 <= channel <= max(one, other) + 2, "the mean of neighbours"
-    assert all(min(colour) > 200 for colour in found[4:]), "paper, perhaps with a line of the grid"
+    assert all(min(colour) > 200 for colour in found[4:]), "the page, perhaps with a line of the grid"

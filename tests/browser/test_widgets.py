@@ -1,4 +1,4 @@
-"""What a cell shows, in JupyterLab in a real browser: pointed at, clicked, played, and run again."""
+"""Widgets in JupyterLab in a real browser: pointer, clicks, playing, and cells that run again."""
 
 import os
 import re
@@ -13,7 +13,7 @@ SHOW = "import ppedu as pp\npp.simulate(pp.schedule('1f1b', ranks=4, microbatche
 
 
 def painted(page, widget):
-    """Wait until it has been painted again."""
+    """Return a function that waits until the widget is painted again."""
     before = widget.get_attribute("data-painted")
     return lambda: page.wait_for_function(
         "([node, before]) => node.dataset.painted !== before", arg=[widget.element_handle(), before]
@@ -21,19 +21,19 @@ def painted(page, widget):
 
 
 def fits(page):
-    """Is nothing wider than its place?"""
+    """Return whether no widget is wider than the page allows."""
     return page.evaluate("() => [...document.querySelectorAll('.ppedu')].every(e => e.scrollWidth <= e.clientWidth)")
 
 
 def place(widget, timeline, rank, time):
-    """Where, on the panel, a rank's time is: as the picture's axis and rows have it."""
+    """Return the position of a rank and a time on the panel."""
     box = widget.locator(".ppedu-panel").bounding_box()
     across = 62 + (box["width"] - 62 - 66) * time / float(timeline.makespan)
     rows = box["height"] - 26 - 26
     return {"x": across, "y": 26 + (rank + 0.3) * rows / timeline.schedule.ranks}
 
 
-def test_a_timeline_says_what_is_pointed_at_and_nothing_moves(notebook):
+def test_pointing_explains_actions_and_gaps_without_moving_anything(notebook):
     page = notebook([SHOW])
     timeline = pp.simulate(pp.schedule("1f1b", 4, 8))
     widget, panel, line = (page.locator(each) for each in (".ppedu", ".ppedu-panel", ".ppedu-line"))
@@ -58,12 +58,12 @@ def test_a_timeline_says_what_is_pointed_at_and_nothing_moves(notebook):
     assert widget.bounding_box()["height"] == height
 
 
-def test_a_timeline_is_played_stepped_zoomed_and_driven_by_keys(notebook):
+def test_a_timeline_is_played_stepped_zoomed_and_used_with_the_keyboard(notebook):
     page = notebook([SHOW])
     widget, panel, line = (page.locator(each) for each in (".ppedu", ".ppedu-panel", ".ppedu-line"))
     page.get_by_role("button", name="go to the start").click()
     page.get_by_role("button", name="step forward").click()
-    for key in ("Enter", "Space"):  # the notebook has keys of its own, which must not come before
+    for key in ("Enter", "Space"):  # these are also shortcuts of the notebook, which must not act
         page.get_by_role("button", name="step forward").press(key)
     assert line.inner_text().startswith(
         "At 3: rank 0 0F3, rank 1 1F2, rank 2 2F1, rank 3 3F0. Activations held: 4, 3, 2, 1."
@@ -109,7 +109,7 @@ def test_a_picture_is_saved(notebook, kind, tmp_path):
         assert content.read_bytes().startswith(b"\x89PNG") and content.stat().st_size > 20_000
 
 
-def test_every_control_of_explore_changes_what_is_shown(notebook):
+def test_every_control_of_explore_changes_the_timeline(notebook):
     page = notebook(["import ppedu as pp\ne = pp.explore('dualpipe')\ne"])
     widget, note = page.locator(".ppedu"), page.locator(".ppedu-note")
     for name, value in {
@@ -127,7 +127,7 @@ def test_every_control_of_explore_changes_what_is_shown(notebook):
     picture(page, "explore")
     page.locator("label[data-name=ranks] input").fill("5")
     page.get_by_text("dualpipe needs an even number of ranks; got 5").wait_for()
-    assert shown.inner_text() == code, "what is possible stays"
+    assert shown.inner_text() == code, "the last valid setting stays"
     picture(page, "explore_impossible")
     page.get_by_role("button", name="4 ranks").click()
     page.get_by_text("The bubble (").wait_for()
@@ -147,20 +147,20 @@ COUNT_ANSWERS = """() => {
 }"""
 
 
-def test_what_comes_of_a_slider_s_next_values_is_there_before_anybody_asks(notebook):
+def test_the_next_values_of_a_slider_are_known_in_advance(notebook):
     page = notebook(["import os\nimport ppedu as pp\npp.explore('zb-h1', weight=0.3)", "os.getpid()"])
     process = int(run_all(page)[1]["outputs"][0]["data"]["text/plain"])
     widget, panel = page.locator(".ppedu"), page.locator(".ppedu-panel")
     slider = page.locator("label[data-name=weight] input")
     page.evaluate(COUNT_ANSWERS)
     slider.hover()
-    page.wait_for_function("() => window.answers === 7")  # 0 to 0.7, less what is shown
-    os.kill(process, signal.SIGSTOP)  # who answers now is not the kernel
+    page.wait_for_function("() => window.answers === 7")  # 0 to 0.7, without the value that is shown
+    os.kill(process, signal.SIGSTOP)  # the kernel cannot answer now
     try:
         for key, value in [("ArrowRight", "0.4"), ("ArrowRight", "0.5"), ("ArrowLeft", "0.4"), ("ArrowLeft", "0.3")]:
             slider.press(key)
             page.locator("label[data-name=weight] output", has_text=value).wait_for()
-            if value != "0.3":  # which nobody has foreseen
+            if value != "0.3":  # the start value, which is not requested in advance
                 costs = pp.Costs(backward=2, weight=2 * float(value))
                 summary = pp.simulate(pp.schedule("zb-h1", 4, 8), costs).summary()
                 assert panel.get_attribute("aria-label") == summary
@@ -172,7 +172,7 @@ def test_what_comes_of_a_slider_s_next_values_is_there_before_anybody_asks(noteb
     page.wait_for_function("said => document.querySelector('.ppedu-panel').ariaLabel === said", arg=summary)
 
 
-def test_a_level_is_solved_by_clicking_and_wrong_moves_are_refused(notebook):
+def test_a_level_is_solved_by_clicking_and_illegal_moves_are_refused(notebook):
     page = notebook(["import ppedu as pp\nboard = pp.puzzle('1f1b')\nboard"])
     note = page.locator(".ppedu-note")
 
@@ -248,7 +248,7 @@ def test_a_training_is_watched_while_it_runs(notebook):
     while page.get_by_text("step 30 of 30").count() == 0:
         seen.add(page.locator(".ppedu [role=status]").first.inner_text().split(",")[0])
         page.wait_for_timeout(50)
-    assert len(seen) > 2, "it was shown while it ran"
+    assert len(seen) > 2, "the timeline was shown during training"
     page.get_by_text("[0] 30").wait_for()
     page.locator(".ppedu-chart").wait_for()
     picture(page, "live")
@@ -260,7 +260,7 @@ def test_a_training_is_watched_while_it_runs(notebook):
 COUNT = "from ipywidgets.widgets.widget import _instances; len(_instances)"
 
 
-def test_running_cells_again_and_moving_controls_leaves_nothing_behind(notebook):
+def test_running_cells_again_and_moving_controls_leaves_no_nodes_behind(notebook):
     page = notebook([SHOW, "e = pp.explore()\ne", COUNT])
     session = page.context.new_cdp_session(page)
 
@@ -299,7 +299,7 @@ def test_running_cells_again_and_moving_controls_leaves_nothing_behind(notebook)
     assert page.evaluate("() => performance.memory.usedJSHeapSize") < used + 20e6
 
 
-def test_a_figure_stays_when_the_kernel_has_gone(notebook):
+def test_a_figure_still_works_after_the_kernel_has_stopped(notebook):
     page = notebook([SHOW])
     page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
     page.get_by_text(re.compile("No Kernel")).first.wait_for()
@@ -308,7 +308,7 @@ def test_a_figure_stays_when_the_kernel_has_gone(notebook):
     assert page.locator(".ppedu-line").inner_text().startswith("At 0: rank 0 0F0")
 
 
-def test_dark_is_dark(notebook):
+def test_widgets_follow_the_dark_theme(notebook):
     page = notebook([SHOW, "pp.explore('zb-v')"])
     page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
     page.wait_for_timeout(1500)

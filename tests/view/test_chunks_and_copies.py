@@ -1,4 +1,4 @@
-"""Chunks are told apart by their shade, the second copy of the model by its edge."""
+"""Chunks differ in their shade, and the second copy of the model in its edge."""
 
 import pytest
 from matplotlib import pyplot
@@ -9,7 +9,7 @@ import ppedu as pp
 
 @pytest.fixture
 def drawn():
-    """The boxes of a schedule's picture: (rank, left, color, edge)."""
+    """`drawn(name)` returns the boxes of a schedule's picture as (rank, left, color, edge), and its legend."""
 
     def draw(name, **options):
         axes = pp.simulate(pp.schedule(name, 4, 8, **options)).plot()
@@ -39,7 +39,7 @@ def test_the_second_copy_has_an_edge(drawn):
     assert "second copy" in legend
 
 
-def test_one_chunk_of_one_copy_needs_neither(drawn):
+def test_one_chunk_and_one_copy_have_one_shade_and_one_edge(drawn):
     boxes, legend = drawn("1f1b")
     assert {edge for *_, edge in boxes} == {to_rgba("white")}
     assert not {"darker: later chunk", "second copy"} & set(legend)

@@ -1,4 +1,4 @@
-"""A timeline as a page, read as a browser would: what it shows, and that it asks nobody for anything."""
+"""A saved page, parsed as a browser parses it: its content, and that it makes no requests."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from ppedu import Costs, Schedule, simulate
 
 
 class Page(HTMLParser):
-    """The text under each kind of tag, and all attributes."""
+    """A page's text by tag, and all attributes."""
 
     def __init__(self, path):
         super().__init__()
@@ -39,7 +39,7 @@ def page(tmp_path):
     return save
 
 
-def test_the_page_has_the_title_the_numbers_and_what_is_drawn(page):
+def test_the_page_contains_the_title_the_numbers_and_the_boxes(page):
     found = page(simulate(pp.schedule("1f1b", 4, 8)))
     assert found.texts["title"] == found.texts["h1"]
     assert found.texts["h1"][0].strip() == "1f1b, 4 ranks, 8 microbatches, simulated"
@@ -50,15 +50,15 @@ def test_the_page_has_the_title_the_numbers_and_what_is_drawn(page):
     assert len(shown["sources"]) == 4 * 8 * 2 and shown["makespan"] == 33
 
 
-def test_the_overhead_is_the_timelines_own_and_says_what_it_is(page):
-    """On uneven stages it is neither the bubble's idle over busy time nor a formula's."""
+def test_the_overhead_of_uneven_stages_is_computed_and_explained(page):
+    """It equals neither idle over busy time nor a closed form there."""
     timeline = simulate(pp.schedule("1f1b", 4, 8), Costs(forward=[1, 1, 1, 3], backward=[2, 2, 2, 6]))
     busiest = max(sum(end - start for _, start, end in timeline.spans(rank)) for rank in range(4))
     overhead = page(timeline).texts["td"][4:6]
     assert overhead == [f"{timeline.makespan / busiest - 1:.1%}", "makespan / busiest rank’s busy time − 1"]
 
 
-def test_a_comparison_is_a_page_with_the_numbers_and_orders_of_each(tmp_path):
+def test_the_page_of_a_comparison_contains_the_numbers_and_orders_of_each_timeline(tmp_path):
     compared = pp.compare("gpipe", "zb-v")
     compared.save(tmp_path / "x.html")
     found = Page(tmp_path / "x.html")
@@ -71,7 +71,7 @@ def test_a_comparison_is_a_page_with_the_numbers_and_orders_of_each(tmp_path):
     assert [text.strip() for text in found.texts["pre"]] == [text.strip() for text in texts]
 
 
-def test_controls_that_need_a_kernel_are_not_on_a_page(tmp_path):
+def test_controls_that_need_a_kernel_are_left_out_of_a_page(tmp_path):
     for shown in (
         pp.explore("zb-v"),
         pp.puzzle("1f1b"),
@@ -83,11 +83,11 @@ def test_controls_that_need_a_kernel_are_not_on_a_page(tmp_path):
 
 
 def _state(found):
-    """What the page's script is given."""
+    """Return the state that the page passes to its script."""
     return json.loads(re.search(r'^mount\(document.querySelector\("main"\), (.*)\);$', found.source, re.MULTILINE)[1])
 
 
-def test_the_page_asks_the_network_for_nothing(page):
+def test_the_page_makes_no_requests(page):
     found = page(simulate(pp.schedule("zb-v", 4, 8)))
     assert not [name for name, _ in found.attributes if name in ("src", "href", "xlink:href", "data", "action")]
     assert not {"link", "iframe", "img", "object", "base"} & set(found.tags)
@@ -102,7 +102,7 @@ def test_the_orders_can_be_copied_from_the_page(page, tmp_path):
     assert Schedule.from_csv(tmp_path / "zb-v.csv", placement="v") == timeline.schedule
 
 
-def test_names_and_units_are_text_whatever_is_in_them(page):
+def test_names_and_units_are_escaped(page):
     odd = dataclasses.replace(pp.schedule("gpipe", 2, 2), name="<i>mine</i> & yours</script><b>")
     found = page(simulate(odd, Costs(unit="<b>")))
     assert found.texts["h1"][0].startswith("<i>mine</i> & yours</script><b>, 2 ranks")

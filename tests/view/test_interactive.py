@@ -1,4 +1,4 @@
-"""What a cell shows, without a browser: what controls and clicks do, and what is left where there is no kernel."""
+"""Interactive timelines without a browser: what controls and clicks do, and what is displayed without a kernel."""
 
 import base64
 import json
@@ -18,19 +18,19 @@ def made_by(code):
     return names
 
 
-def test_without_a_kernel_a_picture_is_left():
+def test_without_a_kernel_a_picture_and_text_are_displayed():
     for each in (pp.simulate(pp.schedule("1f1b", 2, 2)), pp.explore(), pp.compare("gpipe", "1f1b"), pp.puzzle()):
         data, _ = each._repr_mimebundle_()
         assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG") and "rank 1" in data["text/plain"]
         assert set(data) == {"text/plain", "image/png"}
 
 
-def test_a_timeline_too_large_for_a_picture_is_left_as_text():
+def test_a_timeline_too_large_for_a_picture_is_displayed_as_text():
     data, _ = pp.simulate(pp.schedule("1f1b", 32, 128)).show()._repr_mimebundle_()
     assert set(data) == {"text/plain"}
 
 
-def test_what_is_shown_needs_anywidget_and_a_timeline_does_without(monkeypatch):
+def test_without_anywidget_a_timeline_is_a_picture_and_widgets_raise(monkeypatch):
     monkeypatch.setattr(interactive, "in_notebook", lambda: True)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     interactive._widget_class.cache_clear()
@@ -40,6 +40,21 @@ def test_what_is_shown_needs_anywidget_and_a_timeline_does_without(monkeypatch):
     ):
         timeline.show()._repr_mimebundle_()
     assert "image/png" in timeline._repr_mimebundle_()[0]
+
+
+def test_without_matplotlib_only_pictures_raise(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "ppedu.view.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    timeline = pp.simulate(pp.schedule("1f1b", 2, 2))
+    for call in (timeline.plot, lambda: timeline.save(tmp_path / "x.svg"), lambda: timeline.save(tmp_path / "x.png")):
+        with pytest.raises(pp.SettingError, match=r"pictures need matplotlib, .*; pip install 'ppedu\[plot\]'"):
+            call()
+    assert set(timeline._repr_mimebundle_()[0]) == {"text/plain"}
+    for ending in ("html", "json"):
+        timeline.save(tmp_path / f"x.{ending}")
+    monkeypatch.setattr(interactive, "in_notebook", lambda: True)
+    data, _ = timeline.show()._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data and "image/png" not in data
 
 
 def test_an_outline_is_sent_beside_its_timeline():
@@ -60,7 +75,7 @@ def test_timelines_on_one_axis_have_one_unit():
 
 
 @pytest.mark.parametrize("name", pp.schedules())
-def test_the_code_of_what_is_explored_makes_it(name):
+def test_the_code_shown_by_explore_reproduces_its_timeline(name):
     controls = pp.explore(name, 4, 8, latency=0.2, forward=1.5, memory=3 if name == "v-adaptive" else 0)
     controls.set(overlap="0.25", weight="0.3")
     made = made_by(controls.code())["t"]
@@ -68,7 +83,7 @@ def test_the_code_of_what_is_explored_makes_it(name):
     assert float(made.makespan) == pytest.approx(float(controls.timeline.makespan))
 
 
-def test_what_is_impossible_is_explained_and_what_is_near_is_offered():
+def test_invalid_settings_are_explained_and_the_nearest_valid_ones_offered():
     controls = pp.explore("dualpipe", 4, 8)
     controls.handle({"set": {"ranks": "5"}})
     state = controls.state()
@@ -84,7 +99,7 @@ def test_what_is_impossible_is_explained_and_what_is_near_is_offered():
     "name, sizes",
     [("dualpipe", {"microbatches": "13"}), ("chimera", {"ranks": "7"}), ("dualpipev", {"microbatches": "5"})],
 )
-def test_every_offer_is_possible(name, sizes):
+def test_every_offer_is_valid(name, sizes):
     controls = pp.explore(name, 4, 8)
     controls.handle({"set": sizes})
     offers = list(controls.offers)
@@ -106,19 +121,19 @@ def test_every_offer_is_possible(name, sizes):
         ({"colour": 1}, "unknown control 'colour'; available: schedule, ranks"),
     ],
 )
-def test_a_control_that_cannot_be_is_refused(settings, message):
+def test_unknown_controls_and_values_outside_the_range_raise(settings, message):
     with pytest.raises(pp.SettingError, match=f"^{message}"):
         pp.explore(**settings)
 
 
-def test_a_cap_that_is_passed_is_told():
+def test_a_peak_above_the_memory_cap_is_reported():
     controls = pp.explore("gpipe", 4, 8, memory=6)
     assert "Rank 0 holds 8 activations, over the limit of 6." in controls.state()["note"] and controls.state()["over"]
     controls.set(schedule="1f1b")
     assert "limit" not in controls.state()["note"] and not controls.state()["over"]
 
 
-def test_controls_are_those_that_mean_something():
+def test_only_controls_that_affect_the_schedule_are_shown():
     def names(name):
         return {control["name"] for control in pp.explore(name).state()["controls"]}
 
@@ -129,11 +144,11 @@ def test_controls_are_those_that_mean_something():
     assert names("dualpipe") == always | {"weight", "overlap"}
 
 
-def test_a_comparison_counts_messages_as_the_lowered_schedules_do():
+def test_a_comparison_counts_the_messages_of_the_lowered_schedules():
     rows = {
         name: rest for name, *rest in pp.compare("gpipe", "interleaved", "dualpipe", ranks=4, microbatches=8).rows()
     }
-    # Between neighbours there and back; two chunks also go from the last rank to the first, once.
+    # Each pair of neighbours exchanges a message in each direction; with two chunks, so do the last and the first rank.
     assert rows["gpipe"] == [33, pytest.approx(3 / 11), 8, 2 * 3 * 8]
     assert rows["interleaved"][3] == 2 * 7 * 8 and rows["dualpipe"][3] == 2 * 3 * 8
 
@@ -148,12 +163,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name, wrong", [(name, wrong) for name, all_ in WRONG.items() for wrong in all_])
-def test_what_cannot_be_shown_is_refused(name, wrong):
+def test_wrong_arguments_raise(name, wrong):
     with pytest.raises(pp.SettingError):
         getattr(pp, name)(*wrong)
 
 
-def test_costs_that_fit_one_schedule_alone_are_refused_with_what_to_do():
+def test_costs_that_fit_only_one_of_the_compared_schedules_raise_with_advice():
     costs = pp.Costs(forward=[1, 2, 3, 4])
     with pytest.raises(
         pp.SettingError, match=r"^zb-v: 4 costs for 8 stages; .*simulate each schedule with its own costs"
@@ -165,7 +180,7 @@ def test_costs_that_fit_one_schedule_alone_are_refused_with_what_to_do():
     assert [name for name, *_ in shown.rows()] == list(own)
 
 
-def test_costs_of_ones_own_stay_while_the_sizes_change():
+def test_given_costs_stay_while_the_sizes_change():
     costs = pp.Costs(forward=[1, 2, 3, 4], latency=0.5, activation=[4, 3, 2, 1], unit="ms")
     controls = pp.explore("1f1b", 4, 8, costs=costs)
     assert controls.timeline == pp.simulate(pp.schedule("1f1b", 4, 8), costs)
@@ -177,7 +192,7 @@ def test_costs_of_ones_own_stay_while_the_sizes_change():
     assert made.schedule == controls.schedule and made.makespan == pytest.approx(float(controls.timeline.makespan))
 
 
-def test_sizes_that_do_not_fit_the_costs_are_explained_and_those_that_do_are_offered():
+def test_sizes_that_do_not_fit_the_costs_are_explained_and_fitting_ones_offered():
     controls = pp.explore("zb-v", 4, 8, costs=pp.Costs(forward=[1] * 8, overlap=[2] * 8, activation=[1] * 8))
     for change, offer in (({"ranks": "6"}, {"ranks": 4}), ({"schedule": "1f1b", "ranks": "4"}, {"ranks": 8})):
         controls.handle({"set": change})
@@ -200,7 +215,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("shown_", [pp.explore(), pp.puzzle(), pp.compare("1f1b")], ids=lambda each: each.kind)
-def test_messages_that_the_widget_would_not_send_change_nothing(shown_):
+def test_malformed_messages_change_nothing(shown_):
     def state():
         return {name: each for name, each in shown_.state().items() if name not in ("turn", "note", "tone")}
 
@@ -211,7 +226,7 @@ def test_messages_that_the_widget_would_not_send_change_nothing(shown_):
 
 
 @pytest.mark.parametrize("one, other", [("1f1b", "gpipe"), ("1f1b", "zb-h1"), ("gpipe", "gpipe")])
-def test_without_the_marked_actions_two_schedules_are_the_same(one, other):
+def test_without_the_marked_actions_two_schedules_are_equal(one, other):
     pair = [pp.schedule(name, 4, 6) for name in (one, other)]
     found = pp.differences(*pair)
     left = [
@@ -221,7 +236,7 @@ def test_without_the_marked_actions_two_schedules_are_the_same(one, other):
     assert left[0] == left[1] and bool(found.first) == (one != other)
 
 
-def test_of_an_attempt_that_is_not_legal_as_much_is_shown_as_runs():
+def test_an_illegal_schedule_is_shown_up_to_its_deadlock():
     right = pp.schedule("gpipe", 2, 2)
     orders = (right.orders[0], (pp.F(1, 0), pp.B(1, 1), pp.F(1, 1), pp.B(1, 0)))
     attempt = pp.Schedule("attempt", right.placement, 2, orders)
@@ -230,7 +245,7 @@ def test_of_an_attempt_that_is_not_legal_as_much_is_shown_as_runs():
     assert len(first["sources"]) == 8 and len(second["sources"]) == 3 and found.second
 
 
-def test_a_level_is_solved_by_its_par_and_its_code_is_an_ordinary_schedule():
+def test_each_level_is_solved_by_its_par_and_its_code_is_a_legal_schedule():
     for name, level in LEVELS.items():
         board = pp.puzzle(name)
         par = level.par.schedule
@@ -246,7 +261,7 @@ def test_a_level_is_solved_by_its_par_and_its_code_is_an_ordinary_schedule():
 
 
 @pytest.mark.parametrize("name", ["two-ranks", "1f1b", "dualpipe"])
-def test_no_button_takes_the_place_of_one_that_was_clicked(name):
+def test_no_button_takes_the_place_of_a_clicked_one(name):
     board, draw = pp.puzzle(name), random.Random(name)
     for _ in range(12):
         before = board.state()["trays"]
@@ -268,7 +283,7 @@ def test_no_button_takes_the_place_of_one_that_was_clicked(name):
             assert not board.state()["trays"][rank][place][3], "a second click there does nothing"
 
 
-def test_a_wrong_move_is_refused_and_changes_nothing():
+def test_an_illegal_move_is_refused_and_changes_nothing():
     board = pp.puzzle("two-ranks")
     board.handle({"place": "0F0"})
     before = board.schedule
@@ -279,7 +294,7 @@ def test_a_wrong_move_is_refused_and_changes_nothing():
         assert board.schedule == before
 
 
-def test_undo_redo_reset_hint_and_finish_do_what_they_say():
+def test_undo_redo_reset_hint_and_finish():
     board = pp.puzzle("1f1b")
     board.handle({"do": "hint"})
     hint = board.state()["note"].split()[0]

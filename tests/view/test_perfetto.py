@@ -1,4 +1,4 @@
-"""Timelines as Chrome traces: what tracing tools expect to find, and that nothing is lost on the way back."""
+"""Timelines as Chrome traces: what tracing tools expect, and that loading restores everything."""
 
 import copy
 import dataclasses
@@ -29,7 +29,7 @@ TIMELINES = {
     "1f1b": simulate(pp.schedule("1f1b", 4, 8)),
     "thirds": simulate(pp.schedule("zb-v", 4, 8), Costs(forward=Fraction(1, 3), latency=Fraction(1, 7))),
     "floats": simulate(pp.schedule("gpipe", 3, 5), Costs(forward=0.1, backward=[0.2, 0.3, 0.4])),
-    "chunked": by_hand(  # split backwards, a pair, and stages that weigh differently
+    "chunked": by_hand(  # split backwards, a pair, and stages with different activations
         2,
         Costs(latency=Fraction(1, 3), activation=[1, 2, 3, 4], weight_memory=Fraction(1, 4), unit="s"),
         "0F0 2F0 0F1 (2I0;2F1)OVERLAP_B_F 2B1 0I0 0W0 2W0 0B1",
@@ -50,7 +50,7 @@ def read(timeline, tmp_path):
 
 
 @pytest.mark.parametrize("name", TIMELINES)
-def test_what_is_saved_is_loaded(tmp_path, name):
+def test_a_loaded_timeline_equals_the_saved_one(tmp_path, name):
     timeline = TIMELINES[name]
     timeline.save(tmp_path / "x.json")
     loaded = Timeline.load(tmp_path / "x.json")
@@ -68,7 +68,7 @@ def test_what_is_saved_is_loaded(tmp_path, name):
         assert [value for _, value in loaded.memory(rank)] == pytest.approx(held)
 
 
-def test_what_is_loaded_can_be_saved_again_and_is_the_same(tmp_path):
+def test_saving_a_loaded_timeline_again_changes_nothing(tmp_path):
     TIMELINES["chunked"].save(tmp_path / "x.json")
     once = Timeline.load(tmp_path / "x.json")
     once.save(tmp_path / "y.json")
@@ -79,18 +79,18 @@ def test_what_is_loaded_can_be_saved_again_and_is_the_same(tmp_path):
     ]
 
 
-def test_a_measured_run_is_loaded_as_one_and_counted_from_its_start(tmp_path):
+def test_a_loaded_run_is_still_measured_and_counts_from_its_start(tmp_path):
     rows = tuple(tuple(Span(a, start + 50, end + 50) for a, start, end in row) for row in SMALL.rows)
     Timeline(SMALL.schedule, rows, Costs(unit="s"), "measured").save(tmp_path / "x.json")
     loaded = Timeline.load(tmp_path / "x.json")
     assert (loaded.source, loaded.start, loaded.end, loaded.costs.unit) == ("measured", 0, 9, "s")
 
 
-# --- what a viewer finds ----------------------------------------------------------------------------------------
+# --- the events -------------------------------------------------------------------------------------------------
 
 
 def slices(events):
-    """The slices of each track, in the order of the file; and the marks."""
+    """Return the slices and marks of each track, in the order of the file."""
     found = {}
     for event in events:
         if event["ph"] in ("X", "i"):
@@ -124,7 +124,7 @@ def test_every_span_is_on_a_track_of_its_rank_in_microseconds(tmp_path, name):
 
 @pytest.mark.parametrize("name", TIMELINES)
 @pytest.mark.parametrize("whole", [int, round])
-def test_slices_do_not_overlap_where_nanoseconds_are_counted(tmp_path, name, whole):
+def test_slices_do_not_overlap_when_rounded_to_nanoseconds(tmp_path, name, whole):
     for own in slices(read(TIMELINES[name], tmp_path)["traceEvents"]).values():
         for event, following in pairwise(own):
             over = whole(event["ts"] * 1000) + whole(event.get("dur", 0) * 1000)
@@ -132,7 +132,7 @@ def test_slices_do_not_overlap_where_nanoseconds_are_counted(tmp_path, name, who
 
 
 @pytest.mark.parametrize("name", [*TIMELINES, "dualpipe", "1f1b-overlap"])
-def test_an_arrow_leads_from_each_result_to_who_needs_it_on_another_rank(tmp_path, name):
+def test_an_arrow_leads_from_each_result_to_the_action_on_another_rank_that_requires_it(tmp_path, name):
     timeline = TIMELINES.get(name) or simulate(pp.schedule(name, 4, 8), Costs(latency=Fraction(1, 7)))
     events = read(timeline, tmp_path)["traceEvents"]
     tracks = slices(events)
@@ -162,7 +162,7 @@ def test_an_arrow_leads_from_each_result_to_who_needs_it_on_another_rank(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["1f1b", "thirds", "floats", "lowered"])
-def test_the_counter_of_a_rank_is_what_its_slices_have_taken_and_not_given_back(tmp_path, name):
+def test_the_counter_of_a_rank_follows_from_its_slices(tmp_path, name):
     events = read(TIMELINES[name], tmp_path)["traceEvents"]
     tracks = names(events, "thread_name")
     share = TIMELINES[name].schedule.ranks / TIMELINES[name].schedule.stages
@@ -180,7 +180,7 @@ def test_the_counter_of_a_rank_is_what_its_slices_have_taken_and_not_given_back(
     assert len({(event["name"], event["ts"]) for event in counted}) == len(counted)
 
 
-def test_messages_that_take_no_time_are_marks_and_others_slices(tmp_path):
+def test_messages_without_duration_are_marks_and_others_are_slices(tmp_path):
     lowered = TIMELINES["lowered"]
     longer = tuple(
         tuple(Span(a, start, end + Fraction(1, 9) * (a.op == "SEND_B")) for a, start, end in row)
@@ -222,14 +222,14 @@ def test_a_measured_run_and_its_simulation_are_saved_in_one_file(tmp_path):
     assert len(set(starts)) == len(starts) == 8
 
 
-def test_one_timeline_is_loaded_from_a_file_that_holds_one(tmp_path):
+def test_loading_one_timeline_from_a_file_of_several_raises(tmp_path):
     pp.view.save((each for each in [SMALL, SMALL]), tmp_path / "x.json")
     with pytest.raises(ParseError, match=r"holds 2 timelines; ppedu.view.load_all returns all of them"):
         Timeline.load(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(("timelines", "ending"), [([], ".json"), ([], ".png"), ([SMALL, SMALL], ".svg")])
-def test_a_file_holds_a_timeline_or_a_trace_several(tmp_path, timelines, ending):
+def test_only_a_trace_can_hold_several_timelines(tmp_path, timelines, ending):
     with pytest.raises(SettingError, match=f"cannot hold {len(timelines)} timelines; save one, or several in a .json"):
         pp.view.save(timelines, tmp_path / f"x{ending}")
     assert list(tmp_path.iterdir()) == []
@@ -239,7 +239,7 @@ def test_a_file_holds_a_timeline_or_a_trace_several(tmp_path, timelines, ending)
 
 
 def broken(change):
-    """A test's file: the trace of SMALL, changed."""
+    """Write the trace of SMALL with a change to a file."""
 
     def write(path):
         SMALL.save(path)
@@ -281,7 +281,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_file_that_is_no_timeline_is_refused_by_name(tmp_path, what):
+def test_a_file_that_is_not_a_timeline_raises_an_error_with_its_name(tmp_path, what):
     path = tmp_path / "x.json"
     broken(BROKEN[what])(path)
     with pytest.raises(ParseError, match="is not a timeline saved by ppedu") as caught:
@@ -299,7 +299,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("what", BUGS)
-def test_a_file_that_is_no_timeline_is_refused_as_well(tmp_path, what):
+def test_a_changed_trace_is_refused(tmp_path, what):
     path = tmp_path / "x.json"
     broken(BUGS[what])(path)
     with pytest.raises(ParseError):
@@ -308,7 +308,7 @@ def test_a_file_that_is_no_timeline_is_refused_as_well(tmp_path, what):
 
 @contextmanager
 def little_memory(megabytes=400):
-    """Let the process take this much more memory and no more, on systems that have such a limit."""
+    """Limit the memory that the process may allocate, on systems that support it."""
     if sys.platform != "linux":
         yield
         return
@@ -345,7 +345,7 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path, what):
 
 
 def places(data, path=()):
-    """Where values are in JSON data: the keys that lead to each."""
+    """Yield the path of keys to each value in JSON data."""
     inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in inner:
         yield (*path, key)
@@ -370,10 +370,10 @@ OF_ANY_SIZE = st.fixed_dictionaries({"ranks": NUMBERS, "chunks": NUMBERS, "micro
 
 @st.composite
 def damaged(draw):
-    """A saved trace in which some values are others or missing."""
+    """A saved trace in which some values are changed or missing."""
     data = copy.deepcopy(draw(st.sampled_from(SAVED)))
     for _ in range(draw(st.integers(1, 3))):
-        # Most changes are to what the file says of a timeline, and not to one of its many events.
+        # Most changes affect the key "ppedu" and not one of the many events.
         about = draw(st.integers(0, 3))
         every = [path for path in places(data) if not about or (path[0] == "ppedu" and len(path) == 3)]
         if every:
@@ -390,7 +390,7 @@ def damaged(draw):
 
 @settings(max_examples=300, deadline=10_000)
 @given(data=damaged() | OF_ANY_SIZE | JSON)
-def test_a_damaged_file_is_refused_or_gives_timelines_that_can_be_shown(tmp_path_factory, data):
+def test_a_damaged_file_is_refused_or_gives_timelines_that_can_be_drawn(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged.json"
     path.write_text(json.dumps(data))
     with little_memory():
@@ -418,14 +418,14 @@ def test_a_schedule_of_numpy_counts_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["interleaved", "zb-v", "dualpipe", "chimera"])
-def test_chunks_pairs_copies_and_messages_are_loaded_as_they_were(tmp_path, name):
+def test_chunks_pairs_copies_and_messages_are_loaded_unchanged(tmp_path, name):
     made = pp.schedule(name, 4, 8)
     for schedule in (made, pp.lower(made, fsdp=True)):
         simulate(schedule, Costs(latency=Fraction(1, 3))).save(tmp_path / "x.json")
         assert Timeline.load(tmp_path / "x.json").schedule == schedule
 
 
-def test_a_placement_of_ones_own_is_loaded_as_it_was(tmp_path):
+def test_a_custom_placement_is_loaded_unchanged(tmp_path):
     placement = pp.Placement.custom([0, 0, 1])
     order = [tuple(pp.Action.parse(a) for a in text.split()) for text in ("0F0 1F0 1B0 0B0", "2F0 2B0")]
     timeline = simulate(pp.Schedule("own", placement, 1, tuple(order)))

@@ -1,4 +1,4 @@
-"""The picture, looked at through matplotlib's own objects: where boxes, numbers, strips and words are."""
+"""Pictures, inspected through matplotlib's objects: the positions of boxes, numbers, strips and text."""
 
 import dataclasses
 
@@ -24,13 +24,13 @@ def moved(timeline, by, **changes):
 
 
 def rectangles(collection):
-    """(left, right, top, bottom) of every path of a collection; the y axis points down."""
+    """Return (left, right, top, bottom) of every path of a collection; the y axis points down."""
     boxes = (path.get_extents() for path in collection.get_paths())
     return [(box.x0, box.x1, box.y0, box.y1) for box in boxes]
 
 
 def drawn(ax):
-    """The boxes of the actions as (rank, left, right), sorted."""
+    """Return the boxes of the actions as (rank, left, right), sorted."""
     return sorted((int(top), left, right) for left, right, top, _ in rectangles(ax.collections[0]))
 
 
@@ -46,7 +46,7 @@ def numbers(ax):
 
 
 def strips(ax, ranks):
-    """The memory strip of each rank."""
+    """Return the memory strip of each rank."""
     return ax.collections[-ranks:]
 
 
@@ -56,14 +56,14 @@ def strips(ax, ranks):
 @pytest.mark.parametrize(
     "name, ranks, microbatches", [("1f1b", 4, 8), ("gpipe", 3, 5), ("naive", 1, 1), ("1f1b", 16, 32)]
 )
-def test_there_is_a_box_for_each_action_in_its_time_and_row(name, ranks, microbatches):
+def test_each_action_has_a_box_at_its_time_in_its_row(name, ranks, microbatches):
     timeline = simulate(pp.schedule(name, ranks, microbatches), Costs(backward=1.5, latency=0.25))
     ax = timeline.plot()
     assert len(ax.collections[0].get_paths()) == 2 * ranks * microbatches
     assert drawn(ax) == spans(timeline)
 
 
-def test_boxes_stay_in_their_rows_and_leave_room_for_the_memory():
+def test_boxes_stay_in_their_rows_above_the_memory_strip():
     ax = SMALL.plot()
     floors = [max(y for path in strip.get_paths() for y in path.vertices[:, 1]) for strip in strips(ax, 4)]
     for _, _, top, bottom in rectangles(ax.collections[0]):
@@ -109,7 +109,7 @@ def test_ops_are_told_apart_by_colour_and_neighbours_of_a_kind_by_shade():
     assert len({f0, f1, b0, i1, w1}) == 5
 
 
-def test_a_picture_may_leave_the_legend_to_another():
+def test_the_legend_can_be_left_out():
     assert simulate(pp.schedule("1f1b", 2, 2)).plot(legend=False).get_legend() is None
 
 
@@ -139,7 +139,7 @@ def test_each_box_of_four_ranks_and_eight_microbatches_carries_its_microbatch():
     assert found == expected
 
 
-def test_numbers_are_left_out_where_they_could_not_be_read():
+def test_numbers_too_small_to_read_are_left_out():
     assert numbers(simulate(pp.schedule("1f1b", 32, 128)).plot()) == []
 
 
@@ -156,7 +156,7 @@ def test_a_number_fits_into_its_box(ranks, microbatches):
         assert text.get_fontsize() >= 5
 
 
-# --- words ------------------------------------------------------------------------------------------------------
+# --- text -------------------------------------------------------------------------------------------------------
 
 
 def test_the_title_holds_name_size_makespan_bubble_and_peak():
@@ -165,13 +165,13 @@ def test_the_title_holds_name_size_makespan_bubble_and_peak():
     assert ax.get_title("right").split("    ") == ["makespan 33", "bubble 27.3%", "peak memory 4"]
 
 
-def test_a_title_of_ones_own_replaces_the_name_and_leaves_the_numbers():
+def test_a_given_title_replaces_the_name_and_keeps_the_numbers():
     ax = SMALL.plot(title="My first pipeline")
     assert ax.get_title("left") == "My first pipeline"
     assert "bubble 27.3%" in ax.get_title("right")
 
 
-def test_a_measured_run_says_so():
+def test_the_title_of_a_measured_run_ends_with_measured():
     assert moved(SMALL, 5, source="measured").plot().get_title("left") == "1f1b, 4 ranks, 8 microbatches, measured"
 
 
@@ -199,7 +199,7 @@ def test_the_time_axis_names_its_unit(forward, unit, label, last):
 
 
 def height(strip, time):
-    """How high the strip stands at a time: the points above its floor, a thousandth of a row apart, that it covers."""
+    """Return the height of the strip at a time, in rows, to a thousandth."""
     (path,) = strip.get_paths()
     floor = path.vertices[:, 1].max()
     column = [(time, floor - step / 1000) for step in range(1, 300)]
@@ -207,7 +207,7 @@ def height(strip, time):
 
 
 @pytest.mark.parametrize("timeline", [SMALL, moved(SMALL, 77)], ids=["from 0", "from 77"])
-def test_the_strip_is_as_high_as_the_activations_that_are_held(timeline):
+def test_the_height_of_the_memory_strip_shows_the_activations_held(timeline):
     ax = timeline.plot()
     unit = height(strips(ax, 4)[0], 3.5) / 4  # after four forwards rank 0 holds four
     assert unit > 0.03
@@ -218,7 +218,7 @@ def test_the_strip_is_as_high_as_the_activations_that_are_held(timeline):
             assert height(strip, time) == pytest.approx((started - ended) * unit, abs=0.002)
 
 
-def test_a_scale_of_ones_own_makes_pictures_comparable():
+def test_a_given_memory_scale_makes_pictures_comparable():
     own, common = (height(strips(SMALL.plot(memory=memory), 4)[0], 3.5) for memory in (True, 8))
     assert common == pytest.approx(own / 2, abs=0.002)
 
@@ -258,7 +258,7 @@ def test_an_outline_may_be_longer_and_may_run_another_schedule():
 
 @pytest.mark.parametrize("wrong", [simulate(pp.schedule("1f1b", 3, 8)), SMALL.schedule, "1f1b", 3])
 @pytest.mark.parametrize("way", [SMALL.plot, SMALL.show])
-def test_what_is_not_a_timeline_of_as_many_ranks_is_refused_as_an_outline(way, wrong):
+def test_an_outline_that_is_not_a_timeline_with_this_number_of_ranks_raises(way, wrong):
     with pytest.raises(
         SettingError, match=r"outline must be a timeline of 4 ranks, such as simulate.*; got "
     ) as caught:
@@ -267,16 +267,16 @@ def test_what_is_not_a_timeline_of_as_many_ranks_is_refused_as_an_outline(way, w
 
 
 @pytest.mark.parametrize("wrong", [3, "ax", pyplot, [None]])
-def test_what_is_not_axes_is_refused(wrong):
+def test_an_ax_that_is_not_axes_raises(wrong):
     with pytest.raises(SettingError, match=r"ax must be one matplotlib Axes, .*; got "):
         SMALL.plot(wrong)
 
 
-# --- where it is drawn ------------------------------------------------------------------------------------------
+# --- axes and options -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", [{"title": 3}, {"memory": "x"}, {"until": "x"}, {"marks": 3}])
-def test_an_option_of_another_type_is_refused(wrong):
+def test_an_option_of_a_wrong_type_raises(wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(SettingError, match=f"^{name} must be .*; got {value!r}$"):
         SMALL.plot(**wrong)
@@ -310,5 +310,5 @@ def test_a_given_ax_is_drawn_into_and_returned():
     simulated("0F0 0B0", forward=0, backward=0),
     Timeline(SMALL.schedule, ((),) * 4, Costs()),
 ], ids=["no time", "no spans"])  # fmt: skip
-def test_a_run_with_nothing_to_see_is_drawn_all_the_same(timeline):
+def test_an_empty_run_is_drawn(timeline):
     assert timeline.plot().get_title("right").startswith("makespan 0")

@@ -1,4 +1,4 @@
-"""Timelines saved as pictures, and what cannot be saved."""
+"""Timelines saved as pictures, and paths and names that cannot be saved."""
 
 from dataclasses import replace
 from html import escape
@@ -61,7 +61,7 @@ def test_the_words_and_numbers_of_an_svg_are_text(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".svg", ".html"])
-def test_what_is_saved_again_is_the_same_file(tmp_path, ending):
+def test_saving_twice_writes_the_same_bytes(tmp_path, ending):
     for name in ("a", "b"):
         simulate(pp.schedule("1f1b", 4, 8)).save(tmp_path / f"{name}{ending}")
     assert (tmp_path / f"a{ending}").read_bytes() == (tmp_path / f"b{ending}").read_bytes()
@@ -78,7 +78,7 @@ def test_saving_leaves_no_figure_behind_and_the_current_one_current(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.jpg", "x.json.gz", "json", ".json", "svg"])
-def test_an_unknown_ending_is_refused_with_those_that_are_known(tmp_path, name):
+def test_an_unknown_ending_raises_an_error_that_lists_the_known_ones(tmp_path, name):
     with pytest.raises(SettingError, match=r"cannot save .*; end it in .json, .html, .svg, .png, .pdf$") as caught:
         TIMELINE.save(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
@@ -86,14 +86,14 @@ def test_an_unknown_ending_is_refused_with_those_that_are_known(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["\0.svg", "a\0/x.json", "\ud800.html", 3, b"x.svg"])
-def test_what_cannot_name_a_file_is_refused(name):
+def test_a_path_that_cannot_name_a_file_raises(name):
     for call in (TIMELINE.save, pp.compare("1f1b").save, pp.Timeline.load, TIMELINE.schedule.to_csv):
         with pytest.raises(SettingError, match="a file name must be text or a Path; got "):
             call(name)
 
 
 @pytest.mark.parametrize("ending", [".json", ".html", *STARTS])
-def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
+def test_the_error_names_the_file_that_cannot_be_written(tmp_path, ending):
     (tmp_path / f"folder{ending}").mkdir()
     for path in (tmp_path / "nowhere" / f"x{ending}", tmp_path / f"folder{ending}", tmp_path / f"{'x' * 300}{ending}"):
         with pytest.raises(
@@ -104,7 +104,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, ending):
     assert pyplot.get_fignums() == []
 
 
-# --- names, titles and units of every kind ------------------------------------------------------------------------
+# --- special characters -------------------------------------------------------------------------------------------
 
 ODD = ["$\\frac{$", "a$b$c 100%", '<b>&"', "\\alpha", "_x", "ü" * 5000]
 FORBIDDEN = "$\0 a\x1bb \x0b \ud800 \ufffe"
@@ -112,19 +112,19 @@ TINY = pp.schedule("gpipe", 1, 1)
 
 
 def written(svg):
-    """The texts of a well-formed SVG."""
+    """Return the texts of an SVG, which must be well-formed."""
     return {each.text for each in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")}
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
-def test_odd_names_and_units_are_drawn_as_they_are(tmp_path, odd):
+def test_special_characters_in_names_and_units_are_drawn_literally(tmp_path, odd):
     simulate(replace(TINY, name=odd), Costs(unit=odd)).save(tmp_path / "x.svg")
     expected = {label(f"time, {odd}"), label(f"{odd}, 1 rank, 1 microbatch")}
     assert expected <= written((tmp_path / "x.svg").read_text())
 
 
 @pytest.mark.parametrize("ending", [".html", *STARTS, None])
-def test_odd_names_units_titles_and_sources_do_not_break_a_picture(tmp_path, ending):
+def test_no_characters_in_names_units_titles_or_sources_break_a_picture(tmp_path, ending):
     timeline = replace(simulate(replace(TINY, name=ODD[0]), Costs(unit=ODD[0])), source=FORBIDDEN)
     if ending:
         timeline.save(tmp_path / f"x{ending}")
@@ -140,9 +140,9 @@ def test_odd_names_units_titles_and_sources_do_not_break_a_picture(tmp_path, end
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_any_text_can_be_made_part_of_an_svg_and_keeps_what_it_can(text):
+def test_any_text_can_be_encoded_for_svg_and_keeps_its_printable_characters(text):
     found = ElementTree.fromstring(f"<a>{escape(encodable(text))}</a>".encode()).text or ""
-    kept = text.replace("\r\n", "\n").replace("\r", "\n")  # as XML reads the ends of lines
+    kept = text.replace("\r\n", "\n").replace("\r", "\n")  # as XML normalizes line ends
     assert len(found) == len(kept)
     for one, other in zip(kept, found, strict=True):
         assert one == other or (other == "\N{REPLACEMENT CHARACTER}" and not (one.isprintable() or one in "\n\t"))

@@ -89,7 +89,7 @@ const ICONS = {
 };
 
 /**
- * A drawn sign for a button. Fonts may lack these signs, or color them.
+ * A drawn icon for a button. Fonts may lack these characters, or colour them.
  * @param {keyof typeof ICONS} name
  */
 function icon(name) {
@@ -281,7 +281,10 @@ export class Figure {
     return new Layout(this.timelines[n], this.look, this.stack.clientWidth, this.view);
   }
 
-  /** @param {Partial<Pick<Figure, "by" | "path" | "time" | "current" | "chosen">>} changes */
+  /**
+   * Change the state of the figure, and draw it.
+   * @param {Partial<Pick<Figure, "by" | "path" | "time" | "current" | "chosen">>} changes
+   */
   set(changes) {
     Object.assign(this, changes);
     this.explain();
@@ -375,7 +378,10 @@ export class Figure {
     if (start[next] < this.view.left || end[next] > this.view.right) this.lookAt(start[next] - width / 2, width);
   }
 
-  /** @param {number} left */
+  /**
+   * Show the part of the time axis that begins at a time, within its ends.
+   * @param {number} left
+   */
   lookAt(left, width = this.view.right - this.view.left) {
     const most = Math.min(width, this.end);
     const from = Math.max(0, Math.min(left, this.end - most));
@@ -383,13 +389,17 @@ export class Figure {
     this.draw();
   }
 
-  /** @param {number} factor */
+  /**
+   * Multiply the visible time by a factor, and keep the time `around` in its place.
+   * @param {number} factor
+   */
   zoom(factor, around = (this.view.left + this.view.right) / 2) {
     const before = this.view.right - this.view.left;
     const width = Math.max(this.end / 5000, before * factor);
     this.lookAt(around - (around - this.view.left) * (width / before), width);
   }
 
+  /** Show the whole timeline, without a journey, and end playing. */
   whole() {
     this.view = { left: 0, right: this.end };
     this.set({ time: null, chosen: null });
@@ -554,7 +564,7 @@ function fitted(canvas, width, height, ratio = devicePixelRatio) {
 }
 
 /**
- * The color behind a node.
+ * Return the background colour behind a node.
  * @param {HTMLElement | null} node
  */
 function behind(node) {

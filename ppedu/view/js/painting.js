@@ -11,7 +11,7 @@ import { largest } from "./model.js";
  * @typedef {import("./model.js").Timeline} Timeline
  * @typedef {import("./model.js").View} View
  * @typedef {"op" | "microbatch" | "stage"} ColorBy
- * @typedef {{ rgb: Color, fill: string, ink: string }} Shade the fill of a box and the color of the number on it
+ * @typedef {{ rgb: Color, fill: string, ink: string }} Shade the fill of a box and the colour of the number on it
  * @typedef {CanvasRenderingContext2D | SvgContext} Context
  * @typedef {[number, number, number, number]} Rectangle left, top, width and height
  *
@@ -30,7 +30,7 @@ const LINE = 16;
 const FONT = "system-ui, sans-serif";
 const MANY = 5000; // boxes in view
 
-// ------------------------------------------------------------------------------------------------------------ colors
+// ----------------------------------------------------------------------------------------------------------- colours
 
 /** @param {Color} color */
 const luminance = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
@@ -49,7 +49,7 @@ function hue(degrees, light) {
   return [channel(0), channel(8), channel(4)];
 }
 
-/** The shades of a timeline's boxes, for each way to color them. */
+/** The shades of a timeline's boxes, for each way to colour them. */
 export class Palette {
   /**
    * @param {Pick<Panel, "shades" | "stages">} data
@@ -88,7 +88,7 @@ export class Palette {
    */
   mix(op, which) {
     if (this.by === "op") return this.shades[op][which >> 1][which % 2];
-    // Neighboring microbatches are far apart, neighboring stages close; backwards are darker than forwards.
+    // Neighbouring microbatches are far apart, neighbouring stages close; backwards are darker than forwards.
     const degrees = this.by === "microbatch" ? (which * 137.5) % 360 : (which * 300) / Math.max(1, this.stages);
     return hue(degrees, { F: 0.66, B: 0.42, I: 0.5, W: 0.34 }[op]);
   }
@@ -390,7 +390,7 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
 }
 
 /**
- * The space left between neighboring boxes.
+ * The space left between neighbouring boxes.
  * @param {number} width
  */
 const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
