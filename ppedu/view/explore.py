@@ -35,7 +35,7 @@ SLIDERS: dict[str, tuple[str, Any, Any, Any]] = {
     "weight": ("W's part of B", 0, 1, 0.1),
     "latency": ("latency", 0, 2, 0.1),
     "overlap": ("a pair saves", 0, 0.5, 0.05),
-    "memory": ("memory cap", 0, 32, 1),  # 0: no cap
+    "memory": ("memory limit", 0, 32, 1),  # 0: no limit
 }
 SIZES = ("ranks", "microbatches", "chunks")
 COSTS = ("forward", "backward", "weight", "latency", "overlap")
@@ -117,7 +117,7 @@ class Explore(Interactive):
         return f"{bubble} {self._over_limit()}".rstrip()
 
     def _over_limit(self) -> str:
-        """Return a sentence about the rank with the highest peak if that exceeds the memory cap, otherwise ""."""
+        """Return a sentence about the rank with the highest peak if that exceeds the memory limit, otherwise ""."""
         peaks, cap = self.timeline.peak_activations, self.shown["memory"]
         if not cap or max(peaks) <= cap:
             return ""

@@ -126,7 +126,7 @@ def test_unknown_controls_and_values_outside_the_range_raise(settings, message):
         pp.explore(**settings)
 
 
-def test_a_peak_above_the_memory_cap_is_reported():
+def test_a_peak_above_the_memory_limit_is_reported():
     controls = pp.explore("gpipe", 4, 8, memory=6)
     assert "Rank 0 holds 8 activations, over the limit of 6." in controls.state()["note"] and controls.state()["over"]
     controls.set(schedule="1f1b")
