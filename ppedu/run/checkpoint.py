@@ -95,7 +95,7 @@ class Checkpoints:
         self._on_first(finish)
 
     def load(self) -> list[float]:
-        """Load the newest checkpoint and return its losses; return [] if there is none. All ranks must call it.
+        """Load the newest checkpoint and return its losses; return [] if the folder is empty. All ranks must call it.
 
         Only load checkpoints that you trust: torch writes a pickle into each, and a pickle can run any code.
 

@@ -29,11 +29,7 @@ Microbatches = Sequence[torch.Tensor]
 
 
 def naive_step(
-    stage: Stage,
-    inputs: Microbatches,
-    targets: Microbatches,
-    shape: Sequence[int],
-    group: PipelineGroup | None = None,
+    stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], group: PipelineGroup | None = None
 ) -> torch.Tensor:
     """Run one microbatch at a time, forward through all stages and back."""
     stage.begin(inputs, targets)
@@ -49,11 +45,7 @@ def naive_step(
 
 
 def gpipe_step(
-    stage: Stage,
-    inputs: Microbatches,
-    targets: Microbatches,
-    shape: Sequence[int],
-    group: PipelineGroup | None = None,
+    stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], group: PipelineGroup | None = None
 ) -> torch.Tensor:
     """Run all forwards, then all backwards (GPipe, arXiv 1811.06965)."""
     stage.begin(inputs, targets)
@@ -70,11 +62,7 @@ def gpipe_step(
 
 
 def one_f_one_b_step(
-    stage: Stage,
-    inputs: Microbatches,
-    targets: Microbatches,
-    shape: Sequence[int],
-    group: PipelineGroup | None = None,
+    stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], group: PipelineGroup | None = None
 ) -> torch.Tensor:
     """Run warm-up forwards, then one forward and one backward in turn, then the cooldown (1F1B, arXiv 2006.09503)."""
     group = group or PipelineGroup.world()

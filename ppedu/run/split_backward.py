@@ -49,8 +49,8 @@ def backward_input(
     """Return the gradients of `inputs`, and a function that adds the weights' gradients to `.grad`; call it once.
 
     outputs: the edges through which `grads`, the gradients of the stage's outputs, enter its graph.
-    inputs: leaves that require grad. If there are none, no rank is waiting for a gradient, and the returned function
-        runs the whole backward.
+    inputs: leaves that require grad. If the list is empty, no rank is waiting for a gradient, and the returned
+        function runs the whole backward.
 
     Some weights cannot wait, because deferring them would compute something twice. Their gradients are computed at
     once, and the function only adds them. These are weights that are used in several places or are outputs

@@ -1,4 +1,4 @@
-"""What the tests of real ranks tell in the end, whether they pass or fail."""
+"""The lines that tests of real ranks print below the test report, whether they pass or fail."""
 
 from collections.abc import Callable
 

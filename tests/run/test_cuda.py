@@ -1,4 +1,4 @@
-"""On a GPU: pairs run on two streams, and gradients are those of one process. Skipped where there is none."""
+"""On a GPU: pairs run on two streams, and gradients are those of one process. Skipped without a GPU."""
 
 import pytest
 

@@ -126,7 +126,7 @@ case(
 case("one matrix twice", lambda s, x: (x @ s.w).sin() @ s.w, w=weight(4, 4))
 case("one matrix in several ways", lambda s, x: ((x @ s.w).sin() @ s.w.t()) @ s.w + s.w.sum(), w=weight(4, 4))
 case("slices of one weight", lambda s, x: fn.linear(fn.linear(x, s.w[:4]).sin(), s.w[4:]), w=weight(9, 4))
-case("a weight made of others", lambda s, x: fn.linear(x, s.u @ s.v).sin(), u=weight(5, 2), v=weight(2, 4))
+case("a weight computed from two weights", lambda s, x: fn.linear(x, s.u @ s.v).sin(), u=weight(5, 2), v=weight(2, 4))
 case("weight norm", linears(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))))
 
 

@@ -1,4 +1,4 @@
-"""What `to_torch` writes runs in torch's own runtime, which comes to the gradients that the engine comes to."""
+"""Schedules written by `to_torch` run in torch's own runtime and give the same gradients as the engine."""
 
 import json
 
