@@ -50,7 +50,7 @@ def test_text_is_parsed_to_the_action_and_written_back(text):
 
 
 @pytest.mark.parametrize("text", NOT_ACTIONS)
-def test_what_is_not_exactly_one_action_is_refused(text):
+def test_text_that_is_not_exactly_one_action_is_refused(text):
     with pytest.raises(ParseError) as caught:
         Action.parse(text)
     shown = re.match("'(.*)' is not an action", str(caught.value))
@@ -61,7 +61,7 @@ def test_what_is_not_exactly_one_action_is_refused(text):
 
 @given(strategies.actions)
 @strategies.often(300)
-def test_every_action_survives_text(action):
+def test_every_action_survives_a_round_trip_through_text(action):
     assert Action.parse(str(action)) == action
 
 
@@ -73,7 +73,7 @@ def test_space_around_an_action_does_not_matter(action, space):
 
 @given(st.text("0123FBIWSENDRCV_UHAGOLP();-x ", max_size=20))
 @strategies.often(500)
-def test_text_that_is_accepted_is_the_text_that_would_be_written(text):
+def test_accepted_text_is_written_back_unchanged(text):
     try:
         action = Action.parse(text)
     except ParseError:
@@ -83,7 +83,7 @@ def test_text_that_is_accepted_is_the_text_that_would_be_written(text):
 
 @given(strategies.actions, st.data())
 @strategies.often(300)
-def test_an_action_with_one_character_changed_is_refused_or_another_action(action, data):
+def test_changing_a_character_gives_another_action_or_an_error(action, data):
     text = str(action)
     at = data.draw(st.integers(0, len(text) - 1))
     character = data.draw(st.sampled_from(sorted(set("0123456789FBIWSENDRCV_();x- ") - {text[at]})))
@@ -100,7 +100,7 @@ def test_an_action_with_one_character_changed_is_refused_or_another_action(actio
 
 @given(st.sampled_from(["OVERLAP_F_B", "OVERLAP_B_F", "F"]), st.lists(strategies.actions, max_size=3))
 @strategies.often(300)
-def test_a_pair_is_a_forward_and_a_backward_wherever_it_comes_from(op, parts):
+def test_every_way_to_make_a_pair_requires_a_forward_and_a_backward(op, parts):
     """By the rule in words: in OVERLAP_F_B the forward is first, in OVERLAP_B_F second; a B or an I is the other."""
     ops = [part.op for part in (parts if op == "OVERLAP_F_B" else reversed(parts))]
     right = op != "F" and len(ops) == 2 and ops[0] == "F" and ops[1] in ("B", "I")
@@ -118,7 +118,7 @@ def test_a_pair_is_a_forward_and_a_backward_wherever_it_comes_from(op, parts):
 
 @given(strategies.actions, strategies.actions)
 @strategies.often(200)
-def test_overlap_makes_pairs_and_nothing_else(first, second):
+def test_overlap_makes_only_valid_pairs(first, second):
     if {*first.op, *second.op} in ({"F", "B"}, {"F", "I"}) and len(first.op + second.op) == 2:
         assert overlap(first, second).parts == (first, second)
         assert str(overlap(first, second)).endswith("OVERLAP_F_B" if first.op == "F" else "OVERLAP_B_F")

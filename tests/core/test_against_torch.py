@@ -81,13 +81,13 @@ def test_torch_reads_every_action_that_is_written_here(action):
 
 
 @pytest.mark.parametrize("text", ["2F0x", "02F0", "2F00", "2F0 3F0"])
-def test_what_torch_reads_as_something_else_is_refused_here(text):
+def test_text_that_torch_misreads_is_refused(text):
     assert str(schedules._Action.from_str(text)) != text
     with pytest.raises(ParseError):
         Action.parse(text)
 
 
-def test_every_kind_of_action_that_torch_has_is_known_here():
+def test_every_op_of_torch_is_known():
     theirs = {kind.value for kind in schedules._ComputationType}
     assert theirs == {op.value for op in Op} - {"OVERLAP_B_F"}
 
@@ -97,13 +97,13 @@ def test_every_kind_of_action_that_torch_has_is_known_here():
 
 @given(strategies.shuffled_schedules())
 @often(120)
-def test_the_verdict_on_shuffled_orders_is_torchs(schedule):
+def test_torch_agrees_about_shuffled_orders(schedule):
     assert (check(schedule) == []) == torch_accepts(schedule)
 
 
 @given(strategies.mutated_schedules(mutations=("drop", "swap", "split")))
 @often(120)
-def test_the_verdict_on_incomplete_orders_is_torchs(schedule):
+def test_torch_agrees_about_incomplete_orders(schedule):
     assert (check(schedule) == []) == torch_accepts(schedule)
 
 
@@ -127,7 +127,7 @@ def test_torch_reads_validates_and_steps_through_every_schedule_of_the_zoo(name,
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
 @pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 3), (4, 8), (8, 20)])
-def test_idle_steps_are_those_that_torch_adds(name, ranks, microbatches):
+def test_idle_steps_equal_those_that_torch_adds(name, ranks, microbatches):
     """torch adds them for its zero-bubble schedule; of split backwards it knows other rules, so these have none."""
     schedule = pp.schedule(name, ranks, microbatches)
     bare = SimpleNamespace(pipeline_order=read(schedule.to_csv()), pp_group_size=ranks)
@@ -202,7 +202,7 @@ def test_the_first_backward_of_looped_bfs_starts_when_torch_draws_it(tmp_path, r
 
 
 @pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 8), (8, 20)])
-def test_gpipe_runs_what_torchs_gpipe_runs(ranks, microbatches):
+def test_gpipe_equals_torchs_gpipe(ranks, microbatches):
     drawn = schedules.ScheduleGPipe._get_pipeline_order(
         SimpleNamespace(_num_stages=ranks, _n_microbatches=microbatches)
     )
@@ -211,7 +211,7 @@ def test_gpipe_runs_what_torchs_gpipe_runs(ranks, microbatches):
 
 
 @pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 8), (8, 20)])
-def test_1f1b_runs_what_torchs_1f1b_rule_gives(ranks, microbatches):
+def test_1f1b_equals_torchs_1f1b_rule(ranks, microbatches):
     """torch's general rule for one stage a rank, warmed up as its Schedule1F1B is when it runs."""
     for rank, order in enumerate(pp.schedule("1f1b", ranks, microbatches).orders):
         warmup = ranks - 1 - rank

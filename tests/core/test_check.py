@@ -31,7 +31,7 @@ def test_every_legal_schedule_passes(schedule):
 
 @given(mutated_schedules())
 @often(300)
-def test_the_verdict_is_that_of_the_second_judge(schedule):
+def test_the_stepper_agrees_about_mutated_schedules(schedule):
     legal = stepper.legal(schedule)
     event("legal" if legal else "illegal")
     assert (check(schedule) == []) == legal
@@ -39,13 +39,13 @@ def test_the_verdict_is_that_of_the_second_judge(schedule):
 
 @given(shuffled_schedules())
 @often(80)
-def test_the_verdict_on_shuffled_orders_is_that_of_the_second_judge(schedule):
+def test_the_stepper_agrees_about_shuffled_orders(schedule):
     legal = stepper.legal(schedule)
     event("legal" if legal else "illegal")
     assert (check(schedule) == []) == legal
 
 
-def test_the_verdict_on_all_576_orders_of_two_ranks_and_two_microbatches():
+def test_the_stepper_agrees_about_all_576_orders_of_two_ranks_and_two_microbatches():
     base = pp.schedule("1f1b", 2, 2)
     verdicts = []
     for orders in itertools.product(*map(itertools.permutations, base.orders)):
@@ -60,7 +60,7 @@ def test_the_verdict_on_all_576_orders_of_two_ranks_and_two_microbatches():
 
 @given(mutated_schedules())
 @often(80)
-def test_a_problem_stands_where_it_says_and_its_sentence_names_the_place(schedule):
+def test_a_problem_gives_its_place_and_its_sentence_names_it(schedule):
     for problem in check(schedule):
         if problem.index is None:
             assert problem.kind == "missing"
@@ -105,7 +105,7 @@ def test_all_actions_that_are_missing_are_reported(schedule):
 
 @given(legal_schedules(pairs=0.2), st.data())
 @often(60)
-def test_the_second_of_two_is_the_duplicate(schedule, data):
+def test_the_second_occurrence_is_reported_as_the_duplicate(schedule, data):
     rank, _, action = data.draw(st.sampled_from(stepper.singles(schedule)))
     orders = [list(order) for order in schedule.orders]
     orders[rank].append(action)
@@ -115,7 +115,7 @@ def test_the_second_of_two_is_the_duplicate(schedule, data):
 
 @given(shuffled_schedules())
 @often(80)
-def test_what_is_too_early_needs_something_that_comes_later_on_its_own_rank(schedule):
+def test_an_order_problem_names_a_later_dependency_on_the_same_rank(schedule):
     for problem in check(schedule):
         if problem.kind == "order":
             action = schedule.orders[problem.rank][problem.index]
@@ -124,7 +124,7 @@ def test_what_is_too_early_needs_something_that_comes_later_on_its_own_rank(sche
             assert needed & set(later)
 
 
-def test_everything_that_is_wrong_is_said_at_once():
+def test_all_problems_are_reported_together():
     schedule = read("0F0 0F0 2F0 0B0 0F5 1B1", "1B0 1F0 1I1 1F1 1W1 1B1 0B1", microbatches=2)
     assert found(schedule) == [
         ("duplicate", 0, 1, "0F0"),
@@ -170,7 +170,7 @@ SHAPES = {"loop": ["interleaved", "1f1b"], "v": ["zb-v", "dualpipev"], "bidirect
 
 @pytest.mark.parametrize("meant, name", [(meant, name) for meant, names in SHAPES.items() for name in names])
 @pytest.mark.parametrize("given", SHAPES)
-def test_the_placement_that_was_meant_is_named(meant, name, given):
+def test_the_placement_that_fits_is_suggested(meant, name, given):
     right = pp.schedule(name, 4, 8)
     if given == "bidirectional" and right.stages > 4:
         return  # two copies have a stage of each on a rank
@@ -181,7 +181,7 @@ def test_the_placement_that_was_meant_is_named(meant, name, given):
             wrong.validate()
 
 
-def test_no_placement_is_named_where_none_makes_the_orders_legal():
+def test_no_placement_is_suggested_if_the_orders_are_illegal_with_all():
     assert suggest_placement(read("0F0 1B0", "1F0 0B0")) is None
     assert suggest_placement(read("0F0 0B0", "1F0 1B0 1B0")) is None
 
@@ -201,7 +201,7 @@ NEGATIVE = [F(0, -1), F(-1, 0), B(1, -1), W(-2, 0), Action(1, Op.SEND_F, -1), Ac
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("action", NEGATIVE, ids=repr)
-def test_numbers_below_0_are_out_of_range(rank, action):
+def test_negative_numbers_are_out_of_range(rank, action):
     orders = [list(order) for order in pp.schedule("1f1b", 2, 2).orders]
     orders[rank].insert(0, action)
     kinds = [(p.kind, p.rank, p.index) for p in check(with_orders(pp.schedule("1f1b", 2, 2), orders))]
@@ -266,7 +266,7 @@ def test_three_ranks_in_a_ring_that_goes_round_the_loop():
     assert ring(problem) == [(0, 4, "3B1", "4B1", 1), (1, 5, "1B0", "2B0", 2), (2, 5, "2B0", "3B0", 0)]
 
 
-def test_a_rank_that_waits_for_the_ring_is_not_in_it():
+def test_a_rank_that_waits_for_the_ring_is_not_part_of_it():
     schedule = read("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F1 2F0 2B0 2B1", microbatches=2)
     (problem,) = check(schedule)
     assert [rank for rank, *_ in ring(problem)] == [1, 2]
@@ -285,7 +285,7 @@ def one_f_one_b(ranks, microbatches, warmup):
     return with_orders(pp.schedule("1f1b", ranks, microbatches), orders)
 
 
-def test_1f1b_with_its_own_warmup_is_1f1b():
+def test_1f1b_by_its_rule_is_legal():
     assert one_f_one_b(4, 8, lambda rank: 3 - rank) == pp.schedule("1f1b", 4, 8)
 
 
@@ -305,7 +305,7 @@ def test_a_rank_of_1f1b_that_warms_up_less_than_the_next_one_deadlocks_with_it(s
     assert {rank for rank, *_ in ring(problem)} == {short, short + 1}
 
 
-def test_a_warmup_that_is_not_clamped_runs_microbatches_that_are_not_there():
+def test_an_unclamped_warmup_runs_microbatches_that_do_not_exist():
     orders = [[F(rank, m) for m in range(3 - rank)] + [F(rank, 3 - rank), B(rank, 0)] for rank in range(4)]
     out_of_range = [each for each in found(with_orders(pp.schedule("1f1b", 4, 2), orders)) if each[0] == "range"]
     assert out_of_range == [("range", 0, 2, "0F2"), ("range", 0, 3, "0F3"), ("range", 1, 2, "1F2")]

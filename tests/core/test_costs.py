@@ -40,7 +40,7 @@ def lengths(**costs):
         ({"forward": 0, "backward": 0}, {"F": 0, "B": 0, "I": 0, "W": 0}),
     ],
 )
-def test_the_times_that_are_not_given_follow_from_those_that_are(costs, expected):
+def test_missing_times_follow_from_given_times(costs, expected):
     if expected is None:
         with pytest.raises(SettingError, match="half of a split backward takes longer than the full backward"):
             lengths(**costs)
@@ -49,38 +49,38 @@ def test_the_times_that_are_not_given_follow_from_those_that_are(costs, expected
 
 
 @pytest.mark.parametrize("costs", [{"weight": 3}, {"backward": 1, "weight": 2}, {"backward": [1], "input": [2]}])
-def test_a_half_that_takes_longer_than_the_whole_is_refused_with_a_way_out(costs):
+def test_half_a_backward_cannot_take_longer_than_all_of_it(costs):
     with pytest.raises(SettingError, match="takes longer than the full backward; give both input and weight"):
         simulate(SPLIT, Costs(**costs))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [-1, -0.001, math.nan, math.inf, True, "1", Decimal(1), 1j, (), {}, [[1]]], ids=repr)
-def test_what_is_not_a_number_of_at_least_0_is_refused(name, value):
+def test_costs_that_are_not_numbers_of_at_least_0_are_refused(name, value):
     with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
         Costs(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["forward", "latency", "weight_memory", "activation"])
-def test_what_has_no_default_of_another_kind_cannot_be_none(name):
+def test_costs_with_a_number_as_default_cannot_be_none(name):
     with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got None"):
         Costs(**{name: None})
 
 
 @pytest.mark.parametrize("name", ["forward", "backward", "input", "weight", "overlap", "activation"])
-def test_every_number_of_a_sequence_is_looked_at(name):
+def test_every_entry_of_a_sequence_is_checked(name):
     with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got -2"):
         Costs(**{name: [1, -2, 3]})
 
 
 @pytest.mark.parametrize("name", ["latency", "weight_memory"])
-def test_what_is_one_number_cannot_be_a_sequence(name):
+def test_latency_and_weight_memory_cannot_be_sequences(name):
     with pytest.raises(SettingError, match=f"^{name} must be a number"):
         Costs(**{name: [1, 1]})
 
 
 @pytest.mark.parametrize("value", [1.001, 2, Fraction(3, 2)])
-def test_weight_memory_is_a_part_of_the_activation(value):
+def test_weight_memory_is_at_most_1(value):
     with pytest.raises(SettingError, match="weight_memory is a part of the activation, 0 to 1; got"):
         Costs(weight_memory=value)
 
@@ -91,7 +91,7 @@ def test_weight_memory_is_a_part_of_the_activation(value):
     [[1, 2.5], (1, 2.5), np.array([1, 2.5]), torch.tensor([1, 2.5]), [np.int64(1), torch.tensor(2.5)]],
     ids=lambda value: type(value).__module__,
 )
-def test_sequences_are_kept_as_tuples_of_pythons_own_numbers(name, value):
+def test_sequences_are_stored_as_tuples_of_python_numbers(name, value):
     halves = {"backward": [9, 9]} if name in ("input", "weight") else {}
     costs = Costs(**{**halves, name: value})
     assert getattr(costs, name) == (1, 2.5)
@@ -126,7 +126,7 @@ def test_a_list_that_changes_later_does_not_change_the_costs():
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [1e308, 10**400, Fraction(10**3000, 7), 1.1e100], ids=repr)
-def test_what_is_too_large_to_be_added_up_is_refused(name, value):
+def test_costs_whose_sums_would_overflow_are_refused(name, value):
     says = f"^{name} must be at most 1e.100, or sums would overflow; give it in a larger unit$"
     with pytest.raises(SettingError, match=says):
         Costs(**{name: value})
@@ -140,7 +140,7 @@ EXTREME = st.sampled_from([0, 1e-100, Fraction(1, 10**100), 1, 1e100, 10**100, F
 
 @given(legal_schedules(pairs=0.2), st.lists(EXTREME, min_size=5, max_size=5))
 @often(60)
-def test_whatever_is_accepted_gives_finite_times_that_can_be_shown(schedule, values):
+def test_accepted_costs_give_finite_times_that_can_be_printed(schedule, values):
     names = ("forward", "input", "weight", "latency", "activation")
     timeline = simulate(schedule, Costs(**dict(zip(names, values, strict=True))))
     assert math.isfinite(timeline.makespan) and math.isfinite(max(timeline.peak_activations))
@@ -149,7 +149,7 @@ def test_whatever_is_accepted_gives_finite_times_that_can_be_shown(schedule, val
 
 
 @pytest.mark.parametrize("unit", [None, 5, b"s", ["s"]])
-def test_a_unit_is_text(unit):
+def test_a_unit_that_is_not_text_is_refused(unit):
     with pytest.raises(SettingError, match=r"unit must be text, such as .s. or .ms.; got "):
         Costs(unit=unit)
 
@@ -169,7 +169,7 @@ def runs(draw, split):
 @pytest.mark.parametrize("split", [0, 1])
 @given(st.data())
 @often(50)
-def test_the_costs_of_a_simulated_run_are_found_again(split, data):
+def test_fit_recovers_the_costs_of_a_simulated_run(split, data):
     schedule, given = data.draw(runs(split))
     timeline = simulate(schedule, Costs(**given))
     found = Costs.fit(timeline)
@@ -177,7 +177,7 @@ def test_the_costs_of_a_simulated_run_are_found_again(split, data):
     assert simulate(schedule, found).rows == timeline.rows
 
 
-def test_the_median_is_taken_so_that_one_slow_action_does_not_count():
+def test_fit_ignores_a_single_slow_action():
     schedule = read("0F0 0F1 0F2 0B0 0B1 0B2", microbatches=3)
     ends = [0, 2, 3, 53, 57, 58, 61]
     spans = zip(schedule.orders[0], ends, ends[1:], strict=False)
@@ -185,7 +185,7 @@ def test_the_median_is_taken_so_that_one_slow_action_does_not_count():
     assert Costs.fit(measured) == Costs(forward=[2], backward=[3], unit="s")
 
 
-def test_a_run_in_which_only_some_stages_split_their_backward_is_fitted():
+def test_fit_accepts_a_run_in_which_only_some_stages_split_backwards():
     schedule = read("0F0 0B0", "1F0 1I0 1W0")
     timeline = simulate(schedule, Costs(forward=[1, 2], backward=[3, 9], input=[9, 4], weight=[9, 5]))
     assert simulate(schedule, Costs.fit(timeline)).rows == timeline.rows

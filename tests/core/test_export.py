@@ -21,7 +21,7 @@ def test_an_overlapped_pair_is_its_two_parts_in_signed_order():
 
 
 @pytest.mark.parametrize("name, reason", [("zb-h1", "only full backwards"), ("dualpipe", "two copies")])
-def test_what_signed_chunks_cannot_say_is_refused(name, reason):
+def test_schedules_that_signed_chunks_cannot_express_are_refused(name, reason):
     with pytest.raises(SettingError, match=reason):
         signed_order(pp.schedule(name, 4, 8))
 
@@ -31,7 +31,7 @@ def test_a_rank_must_exist():
         lookup_table(pp.schedule("1f1b", 4, 8), 4)
 
 
-def test_for_torch_a_pair_that_it_does_not_know_is_two_actions(tmp_path):
+def test_a_pair_unknown_to_torch_is_exported_as_two_actions(tmp_path):
     schedule = pp.schedule("interleaved-overlap", 2, 4, backward_first=True)
     assert "OVERLAP_B_F" in schedule.to_csv()
     text = to_torch(schedule, tmp_path / "s.csv")
@@ -42,7 +42,7 @@ def test_for_torch_a_pair_that_it_does_not_know_is_two_actions(tmp_path):
     ]
 
 
-def test_pairs_that_torch_knows_stay_pairs():
+def test_pairs_known_to_torch_are_exported_as_pairs():
     schedule = pp.schedule("dualpipev", 2, 4)
     assert to_torch(schedule) == schedule.to_csv()
 

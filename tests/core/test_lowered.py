@@ -83,7 +83,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @given(randoms)
 @often(50)
-def test_the_verdict_is_the_judges_on_all_that_is_drawn_and_then_changed(kind, random):
+def test_the_judge_agrees_about_random_and_mutated_schedules(kind, random):
     schedule = judge.draw(random, **KINDS[kind])
     assert judge.legal(schedule), "what the judge draws is legal"
     assert kind == "buffered" or judge.legal(schedule, rendezvous=True)
@@ -95,7 +95,7 @@ def test_the_verdict_is_the_judges_on_all_that_is_drawn_and_then_changed(kind, r
 @zoo()
 @given(randoms)
 @often(3)
-def test_the_verdict_is_the_judges_on_changed_schedules_of_the_zoo(schedule, random):
+def test_the_judge_agrees_about_mutated_schedules_of_the_zoo(schedule, random):
     lowered = lower(schedule, random.choice(["early", "late"]), random.random() < 0.5)
     for each in (schedule, lowered):
         agree(judge.mutate(random, each), rendezvous=random.random() < 0.5)
@@ -103,7 +103,7 @@ def test_the_verdict_is_the_judges_on_changed_schedules_of_the_zoo(schedule, ran
 
 @given(randoms)
 @often(70)
-def test_of_some_ranks_the_verdict_is_the_judges_and_no_problem_is_anothers(random):
+def test_the_judge_agrees_about_some_of_the_ranks(random):
     schedule = judge.draw(random, **random.choice([*KINDS.values()]))
     ranks = [rank for rank in range(schedule.ranks) if random.random() < 0.5] or [0]
     for each in [schedule, *(judge.mutate(random, schedule) for _ in range(4))]:
@@ -115,7 +115,7 @@ def test_of_some_ranks_the_verdict_is_the_judges_and_no_problem_is_anothers(rand
 
 @given(randoms)
 @often(80)
-def test_a_problem_stands_where_it_says_and_its_sentence_names_the_place(random):
+def test_a_problem_gives_its_place_and_its_sentence_names_it(random):
     schedule = judge.mutate(random, judge.draw(random, **random.choice([*KINDS.values()])))
     for problem in check(schedule, rendezvous=random.random() < 0.5):
         if problem.index is None:
@@ -130,7 +130,7 @@ def test_a_problem_stands_where_it_says_and_its_sentence_names_the_place(random)
 
 @given(randoms)
 @often(80)
-def test_a_receive_that_gets_another_message_is_told_which_and_from_where(random):
+def test_a_receive_of_another_message_is_reported_with_that_message_and_its_rank(random):
     schedule = judge.draw(random, most_ranks=3)
     orders = [list(order) for order in schedule.orders]
     for order in orders:  # some messages change places
@@ -169,7 +169,7 @@ NOWHERE = [*map(Action.parse, ["5F0", "5B0", "5I0", "5W0", "5SEND_F0", "5RECV_B0
 
 @pytest.mark.parametrize("action", [*NOWHERE, pp.F(-3, 0), pp.B(-3, 0)], ids=repr)
 @pytest.mark.parametrize("ranks", [None, [0], [1]])
-def test_a_stage_that_is_not_there_is_out_of_range_among_messages_too(action, ranks):
+def test_messages_of_a_nonexistent_stage_are_out_of_range(action, ranks):
     lowered = lower(pp.schedule("1f1b", 2, 2))
     problems = check(with_orders(lowered, ((*lowered.orders[0], action), lowered.orders[1])), ranks=ranks)
     assert ("range" in {problem.kind for problem in problems}) == (ranks != [1])
@@ -218,7 +218,7 @@ def test_the_sentence_for_each_needless_message_and_for_sharded_weights(line, me
 
 
 @zoo()
-def test_lowered_a_schedule_is_legal_and_computes_the_same(schedule):
+def test_a_lowered_schedule_is_legal_and_computes_the_same(schedule):
     for lowered in ways(schedule):
         for rendezvous in (False, True):
             assert judge.legal(lowered, rendezvous=rendezvous)
@@ -229,7 +229,7 @@ def test_lowered_a_schedule_is_legal_and_computes_the_same(schedule):
 
 @given(randoms)
 @often(40)
-def test_lowered_whatever_is_drawn_is_legal_and_computes_the_same(random):
+def test_a_lowered_random_schedule_is_legal_and_computes_the_same(random):
     schedule = judge.draw(random, lowered=False)
     for lowered in ways(schedule):
         for rendezvous in (False, True):
@@ -255,7 +255,7 @@ def test_each_rank_receives_in_the_order_in_which_the_other_sends(schedule):
 
 
 @zoo()
-def test_what_an_action_makes_for_others_is_sent_at_once_part_by_part(schedule):
+def test_results_are_sent_right_after_their_action_part_by_part(schedule):
     for lowered in ways(schedule):
         for rank, order in enumerate(lowered.orders):
             sent = {action: [] for action in order if is_compute(action)}
@@ -273,7 +273,7 @@ def test_what_an_action_makes_for_others_is_sent_at_once_part_by_part(schedule):
 
 
 @zoo()
-def test_late_the_same_messages_are_received_only_when_they_must_be(schedule):
+def test_late_receives_are_posted_only_when_they_must_be(schedule):
     early, late = lower(schedule), lower(schedule, "late")
     for soon, deferred in zip(early.orders, late.orders, strict=True):
         assert [*filter(is_message, soon)] == [*filter(is_message, deferred)]
@@ -291,7 +291,7 @@ def before(order):
 
 
 @zoo()
-def test_each_message_has_a_label_of_its_own_the_same_at_both_ends(schedule):
+def test_a_message_has_a_unique_label_for_both_ranks(schedule):
     labels = {}
     for action in itertools.chain(*lower(schedule).orders):
         if is_message(action):
@@ -307,7 +307,7 @@ def test_each_message_has_a_label_of_its_own_the_same_at_both_ends(schedule):
 
 @zoo()
 @pytest.mark.parametrize("resident", [1, 2, 3])
-def test_no_more_stages_are_gathered_at_once_than_may_be(schedule, resident):
+def test_at_most_resident_stages_are_gathered_at_once(schedule, resident):
     if any(
         len({single.stage for single in action.singles}) > resident for order in schedule.orders for action in order
     ):
@@ -340,12 +340,12 @@ def test_forwards_alone_are_lowered_too(random):
 
 
 @pytest.mark.parametrize("receive", ["early", "late"])
-def test_what_nobody_needs_is_still_received(receive):
+def test_results_without_a_consumer_are_still_received(receive):
     lowered = lower(read("0F0", "1F0 1B0"), receive)
     assert [str(problem) for problem in check(lowered)] == ["rank 0: 0B0 is never run"]
 
 
-def test_what_cannot_be_lowered_is_refused_with_the_reason():
+def test_schedules_that_cannot_be_lowered_are_refused_with_the_reason():
     schedule = pp.schedule("1f1b", 2, 2)
     for again in (lower(schedule), lower(pp.schedule("1f1b", 1, 1), fsdp=True)):
         with pytest.raises(SettingError, match="is lowered already"):
@@ -378,7 +378,7 @@ def test_messages_change_no_times(schedule):
 
 @given(randoms)
 @often(80)
-def test_the_times_are_those_of_a_second_clock(random):
+def test_the_judges_clock_gives_the_same_times(random):
     schedule = judge.draw(random, **KINDS[random.choice(["compute", "buffered", "sharded"])])
     times = {op: [random.randint(1, 4) for _ in range(schedule.stages)] for op in "FIW"}
     latency = random.randint(0, 3)
@@ -396,7 +396,7 @@ def test_the_times_are_those_of_a_second_clock(random):
 
 @given(randoms)
 @often(80)
-def test_a_backward_whose_halves_follow_each_other_is_one(random):
+def test_adjacent_halves_of_a_backward_are_merged(random):
     schedule = judge.draw(random, lowered=random.random() < 0.5)
     merged = merge_backward(schedule)
     for before, after in zip(schedule.orders, merged.orders, strict=True):
@@ -417,7 +417,7 @@ F0 F1 F2 F3 .  .  .  B0 .  B1 .  B2 .  B3
 """
 
 
-def test_the_grid_of_1f1b_is_the_picture():
+def test_the_grid_of_1f1b():
     grid = align(pp.schedule("1f1b", 4, 4))
     words = [[str(action)[1:] if action else "." for action in row] for row in grid]
     assert words == [line.split() for line in PICTURE.strip().splitlines()]
@@ -425,7 +425,7 @@ def test_the_grid_of_1f1b_is_the_picture():
 
 @given(randoms)
 @often(80)
-def test_in_the_grid_an_action_stands_as_early_as_what_it_needs_allows(random):
+def test_actions_in_the_grid_start_as_early_as_they_can(random):
     schedule = judge.draw(random, lowered=False)
     grid = align(schedule)
     assert strip(grid) == schedule.orders
@@ -454,7 +454,7 @@ def test_the_table_of_a_legal_schedule():
     )
 
 
-def test_the_table_of_an_illegal_schedule_crosses_what_cannot_be_run_and_says_why():
+def test_the_table_of_an_illegal_schedule_marks_stuck_actions_and_lists_problems():
     schedule = read("0F0 0B0 0F1 0B1", "1F1 1F0 1B0 1B1", "2F0 2B0 2F1 2B1", microbatches=2)
     assert table(schedule) == (
         "step  rank 0  rank 1  rank 2\n"
@@ -467,7 +467,7 @@ def test_the_table_of_an_illegal_schedule_crosses_what_cannot_be_run_and_says_wh
 
 @given(randoms)
 @often(60)
-def test_the_table_ends_with_the_problems_after_a_cross_for_each_rank_that_is_stuck(random):
+def test_the_table_marks_each_stuck_rank_and_ends_with_the_problems(random):
     schedule = judge.mutate(random, judge.draw(random, lowered=False))
     if not all(action.computes for order in schedule.orders for action in order):  # a message was put in
         return
@@ -541,7 +541,7 @@ def test_torch_loads_our_lowered_schedules_and_steps_through_their_messages(sche
 
 
 @zoo(copies=1)
-def test_what_torch_loads_lowers_and_dumps_is_legal_here(schedule, runtime, tmp_path):
+def test_schedules_lowered_by_torch_are_legal(schedule, runtime, tmp_path):
     to_torch(schedule, tmp_path / "ours.csv")
     for late in (False, True):
         theirs = runtime(schedule, defer_pp_recv=late)
@@ -558,7 +558,7 @@ def test_what_torch_loads_lowers_and_dumps_is_legal_here(schedule, runtime, tmp_
             assert late or check(lowered, rendezvous=rendezvous) == []
 
 
-def test_late_torch_2_13_receives_in_another_order_than_it_sends(runtime, tmp_path):
+def test_torch_2_13_with_late_receives_receives_out_of_order(runtime, tmp_path):
     """ZB-V, 2 ranks, 3 microbatches, defer_pp_recv=True: each receive waits for what needs it, whatever comes first.
 
     Rank 0 sends an activation, then a gradient. Rank 1 needs the gradient first, so it asks for that first. torch's

@@ -56,7 +56,7 @@ def weights(pieces, costs, first=0, last=0):
 
 @given(costs=st.lists(numbers, min_size=1, max_size=8), data=st.data(), first=numbers, last=numbers)
 @often(150)
-def test_of_all_cuts_it_is_the_one_that_the_rule_names(costs, data, first, last):
+def test_the_partition_is_the_best_of_all_cuts(costs, data, first, last):
     """All cuts, tried one by one: the lightest heaviest piece, then the least squares, then the longest pieces."""
     stages = data.draw(st.integers(1, len(costs)))
 
@@ -95,7 +95,7 @@ few, wide = st.sampled_from([0, 1, 1, 2, 40]), st.integers(0, 60)
 @given(st.one_of(*[st.lists(each, min_size=8, max_size=20) for each in (few, wide)]), st.integers(1, 8))
 @example([5, 4, 3, 1, 17, 8, 10, 0, 0, 49, 31, 8, 6, 3], 4)  # an end that is better, were its piece not too heavy
 @often(60)
-def test_of_more_layers_too_by_trying_every_end_of_every_piece(costs, stages):
+def test_the_partition_of_more_layers_is_the_best_by_dynamic_programming(costs, stages):
     limit, _ = cut(costs, stages, max)
     _, ends = cut(costs, stages, lambda weight, rest: weight**2 + rest if weight <= limit else float("inf"))
     assert [piece.stop for piece in by_cost(costs, stages)] == list(ends)
@@ -103,7 +103,7 @@ def test_of_more_layers_too_by_trying_every_end_of_every_piece(costs, stages):
 
 @pytest.mark.timeout(20)  # the time of a slow machine; trying every end takes minutes
 @pytest.mark.parametrize("layers, stages, last", [(20_000, 64, 0), (20_000, 8, 10_000), (2_000, 1_000, 0.5)])
-def test_many_layers_are_cut_soon(layers, stages, last):
+def test_many_layers_are_cut_quickly(layers, stages, last):
     pieces = by_cost([1] * layers, stages, last=last)
     assert len(pieces) == stages and sum(map(len, pieces)) == layers
 
@@ -152,12 +152,12 @@ def test_costs_must_be_numbers_of_at_least_0(wrong):
         (4, 2, "costs must be numbers, one for each layer; got 4"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(costs, stages, says):
+def test_impossible_cuts_are_refused(costs, stages, says):
     with pytest.raises(SettingError, match=says):
         by_cost(costs, stages)
 
 
 @pytest.mark.parametrize("pieces", [[range(2)], [range(1), range(2, 3)], [range(3), range(3, 3)], []], ids=repr)
-def test_pieces_that_are_not_the_layers_are_refused(pieces):
+def test_pieces_that_are_not_all_layers_in_order_are_refused(pieces):
     with pytest.raises(SettingError, match="the pieces must be all of the layers 0 to 2 in order; got "):
         imbalance([1, 1, 1], pieces)

@@ -19,7 +19,7 @@ def test_loop_deals_stages_out_in_turn():
 
 @given(few, few)
 @often(50)
-def test_every_stage_is_held_by_one_rank_and_every_rank_holds_as_many(ranks, chunks):
+def test_every_rank_holds_the_same_number_of_stages(ranks, chunks):
     placement = Placement.make("loop", ranks, chunks)
     held = [placement.stages_of(rank) for rank in range(ranks)]
     assert sorted(stage for stages in held for stage in stages) == list(range(ranks * chunks))
@@ -36,7 +36,7 @@ def test_in_a_loop_the_next_stage_is_on_the_next_rank(ranks, chunks):
 
 
 @pytest.mark.parametrize("name", ["ring", "Loop", "", None])
-def test_an_unknown_placement_is_refused_with_those_there_are(name):
+def test_an_unknown_placement_is_refused_with_the_available_names(name):
     with pytest.raises(SettingError, match="unknown placement") as caught:
         Placement.make(name, 4)
     assert repr(name) in str(caught.value) and "loop" in str(caught.value)

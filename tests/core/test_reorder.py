@@ -84,7 +84,7 @@ def test_published_schedules_have_witnesses_too(name, size):
     require_witness(timeline, reorder(timeline))
 
 
-def test_weight_backwards_that_are_in_the_way_are_put_later():
+def test_weight_backwards_that_delay_other_ranks_are_moved_back():
     """GPipe with each W right after its I: later ones could wait. No order takes less than 3 forwards and 8 times 3."""
     placement = pp.Placement.make("loop", 4)
     orders = [
@@ -95,7 +95,7 @@ def test_weight_backwards_that_are_in_the_way_are_put_later():
     assert reorder(timeline).makespan == theory.least_makespan(4, 8).value == 27
 
 
-def test_floats_are_as_good_as_exact_times():
+def test_floats_give_the_same_order_as_exact_times():
     """0.1 + 0.2 comes after 0.3; a rank that takes this for a difference starts the wrong action."""
     chance = random.Random(7)
     for _ in range(60):

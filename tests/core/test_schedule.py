@@ -31,7 +31,7 @@ def written(tmp_path):
 # --- the object -------------------------------------------------------------------------------------------------
 
 
-def test_size_is_that_of_the_placement():
+def test_the_size_is_the_size_of_the_placement():
     schedule = Schedule("x", Placement.make("loop", 2, 3), 5, ((), ()))
     assert (schedule.ranks, schedule.stages, schedule.chunks, schedule.microbatches) == (2, 6, 3, 5)
     assert repr(schedule) == "Schedule('x', ranks=2, stages=6, microbatches=5)"
@@ -50,7 +50,7 @@ def test_a_schedule_cannot_be_changed():
 
 @given(legal_schedules(pairs=0.2), st.data())
 @often(60)
-def test_what_was_passed_in_can_change_and_the_schedule_does_not(schedule, data):
+def test_changing_the_arguments_later_does_not_change_the_schedule(schedule, data):
     """Lists, texts and single-use iterators are copied into tuples of actions, and the verdict is that of a copy."""
     forms = st.sampled_from(
         [lambda action: action, str, lambda action: Action(*action[:1], action.op.value, *action[2:])]
@@ -69,7 +69,7 @@ def test_what_was_passed_in_can_change_and_the_schedule_does_not(schedule, data)
 
 
 @pytest.mark.parametrize("name", pp.schedules())
-def test_a_schedule_is_pickled_and_copied_without_what_is_cached(name):
+def test_a_schedule_is_pickled_and_copied_without_cached_properties(name):
     schedule = pp.schedule(name, 4, 8)
     alone = pickle.dumps(schedule)
     assert schedule.problems == () and not schedule.lowered and schedule.placement.links and schedule.chunks
@@ -95,7 +95,7 @@ JUNK = st.one_of(
 
 @given(st.lists(st.lists(JUNK, max_size=3), min_size=1, max_size=2))
 @often(400)
-def test_junk_in_the_orders_is_refused_with_its_place_or_is_an_action(orders):
+def test_junk_in_the_orders_is_refused_with_its_place(orders):
     try:
         schedule = Schedule("junk", Placement.make("loop", len(orders)), 1, orders)
     except SettingError as error:
@@ -129,7 +129,7 @@ def test_any_other_name_is_drawn_and_saved(name, tmp_path):
 
 
 @pytest.mark.parametrize("placement", [None, "loop", [0, 1], 2])
-def test_a_placement_is_one(placement):
+def test_the_placement_must_be_a_placement(placement):
     with pytest.raises(SettingError, match="a schedule has a placement, such as"):
         Schedule("x", placement, 1, [[], []])
 
@@ -146,7 +146,7 @@ def test_microbatches_must_be_a_whole_number_above_0(microbatches):
         Schedule("x", Placement.make("loop", 1), microbatches, ((),))
 
 
-def test_validate_passes_a_legal_schedule_and_lists_what_is_wrong_with_another():
+def test_validate_lists_the_problems_of_an_illegal_schedule():
     TWO.validate()
     schedule = Schedule("bad", Placement.make("loop", 1), 4, ((),))
     with pytest.raises(ScheduleError, match=r"'bad'.* is not legal") as caught:
@@ -156,7 +156,7 @@ def test_validate_passes_a_legal_schedule_and_lists_what_is_wrong_with_another()
     assert str(caught.value).count("is never run") == 5 and "… and 3 more" in str(caught.value)
 
 
-def test_printing_draws_a_legal_schedule_and_says_what_is_wrong_with_another():
+def test_printing_an_illegal_schedule_lists_its_problems():
     assert str(TWO) == pp.simulate(TWO).text()
     assert "0B0 is never run" in str(dataclasses.replace(TWO, orders=((F(0, 0),), TWO.orders[1])))
 
@@ -164,7 +164,7 @@ def test_printing_draws_a_legal_schedule_and_says_what_is_wrong_with_another():
 # --- CSV --------------------------------------------------------------------------------------------------------
 
 
-def test_csv_is_a_line_for_each_rank_and_an_action_in_each_cell(tmp_path):
+def test_csv_has_a_line_for_each_rank_and_an_action_in_each_cell(tmp_path):
     assert TWO.to_csv() == "0F0,0B0\n1F0,1B0\n"
     assert TWO.to_csv(tmp_path / "two.csv") == (tmp_path / "two.csv").read_text()
 
@@ -201,7 +201,7 @@ def test_empty_cells_are_idle_steps_and_are_dropped(tmp_path_factory, schedule, 
 
 @given(legal_schedules(pairs=0.3))
 @often(40)
-def test_idle_steps_are_written_where_asked_for(tmp_path_factory, schedule):
+def test_idle_steps_are_written_on_request(tmp_path_factory, schedule):
     """The cells of each line are the rank's actions and empty ones, and each action stands in its step of the grid."""
     path = tmp_path_factory.mktemp("csv") / f"{schedule.name}.csv"
     lines = [line.split(",") for line in schedule.to_csv(path, idle=True).splitlines()]
@@ -210,7 +210,7 @@ def test_idle_steps_are_written_where_asked_for(tmp_path_factory, schedule):
     assert schedule.to_csv() == schedule.to_csv(idle=False) and ",," not in schedule.to_csv()
 
 
-def test_idle_steps_are_not_those_of_messages_nor_of_ranks_that_are_stuck():
+def test_idle_steps_of_a_lowered_or_stuck_schedule_are_refused():
     with pytest.raises(SettingError, match="is lowered already"):
         pp.lower(TWO).to_csv(idle=True)
     with pytest.raises(ScheduleError, match="only comes at position 1"):
@@ -236,13 +236,13 @@ def test_any_line_ending_will_do(written, end):
     assert Schedule.from_csv(written(text), name="two") == TWO
 
 
-def test_the_name_is_that_of_the_file_or_the_one_given(written):
+def test_the_name_is_the_files_unless_one_is_given(written):
     path = written(TWO.to_csv())
     assert Schedule.from_csv(path).name == "mine"
     assert Schedule.from_csv(str(path), name="yours").name == "yours"
 
 
-def test_stages_are_counted_and_shared_out(written):
+def test_stages_are_counted_and_divided_among_the_ranks(written):
     schedule = Schedule.from_csv(written("0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n"))
     assert (schedule.ranks, schedule.stages, schedule.chunks) == (2, 4, 2)
     assert pp.check(schedule) == []
@@ -271,7 +271,7 @@ def test_a_line_with_messages_has_no_empty_cells(written, line):
         ("rank,order\n", 1, 1, "rank"),
     ],
 )
-def test_a_cell_that_is_no_action_is_named(written, text, line, cell, shown):
+def test_a_cell_that_is_not_an_action_is_reported_with_its_place(written, text, line, cell, shown):
     with pytest.raises(ParseError) as caught:
         Schedule.from_csv(written(text))
     assert f"mine.csv', line {line}, cell {cell}: {shown!r} is not an action" in str(caught.value)
@@ -283,13 +283,13 @@ def test_a_file_without_actions_is_refused(written, text):
         Schedule.from_csv(written(text))
 
 
-def test_stages_that_cannot_be_shared_out_evenly_are_refused(written):
+def test_stages_that_cannot_be_divided_evenly_are_refused(written):
     with pytest.raises(ParseError, match=r"2 ranks \(lines\) and 3 stages; every rank must hold the same number"):
         Schedule.from_csv(written("0F0,2F0,2B0,0B0\n1F0,1B0\n"))
 
 
 @pytest.mark.parametrize("microbatches", [0, 2, 99])
-def test_microbatches_are_checked_where_they_are_given(written, microbatches):
+def test_given_microbatches_are_checked(written, microbatches):
     path = written(TWO.to_csv())
     assert Schedule.from_csv(path, microbatches=1).microbatches == 1
     with pytest.raises(ParseError, match=f"which is 1, not {microbatches}"):

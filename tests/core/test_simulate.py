@@ -45,7 +45,7 @@ def schedules_with_costs(draw, overlap=False, least=0, **options):
 
 @given(schedules_with_costs())
 @often(80)
-def test_times_are_those_of_the_ticking_clock(drawn):
+def test_the_stepper_gives_the_same_times(drawn):
     schedule, costs, length = drawn
     assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
 
@@ -64,7 +64,7 @@ def test_a_pair_takes_the_mean_of_its_two_stages_overlap(drawn):
     assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
 
 
-def test_an_overlap_given_as_one_number_is_that_of_a_ranks_share():
+def test_an_overlap_given_as_a_number_is_for_a_ranks_share():
     schedule = read("0F0 0F1 1F0 (1F1;1B0)OVERLAP_F_B 0B0 1B1 0B1", microbatches=2, chunks=2)
     pair = simulate(schedule, Costs(overlap=Fraction(5, 2))).spans(0)[3]
     assert (pair.start, pair.end) == (Fraction(3, 2), Fraction(3, 2) + Fraction(5, 4))
@@ -128,13 +128,13 @@ def test_latency_is_paid_between_ranks_only():
     assert simulate(line, Costs(latency=100)).makespan == 9 + 4 * 100
 
 
-def test_latency_occupies_nobody():
+def test_latency_keeps_no_rank_busy():
     timeline = simulate(pp.schedule("gpipe", 2, 4), Costs(forward=1, backward=1, latency=1))
     assert [(span.start, span.end) for span in timeline.spans(0)[:4]] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert [(span.start, span.end) for span in timeline.spans(1)[:4]] == [(2, 3), (3, 4), (4, 5), (5, 6)]
 
 
-def test_a_split_backward_lets_the_rank_before_go_on_after_its_first_half():
+def test_the_rank_before_continues_after_the_first_half_of_a_backward():
     timeline = simulate(read("0F0 0B0", "1F0 1I0 1W0"))
     assert [tuple(span)[1:] for span in timeline.spans(1)] == [(1, 2), (2, 3), (3, 4)]
     assert [tuple(span)[1:] for span in timeline.spans(0)] == [(0, 1), (3, 5)]
@@ -170,7 +170,7 @@ def test_the_timeline_knows_its_schedule_and_costs():
     assert simulate(schedule).costs == Costs()
 
 
-def test_an_illegal_schedule_is_not_simulated_but_explained():
+def test_simulating_an_illegal_schedule_raises_its_problems():
     schedule = read("0F0")
     with pytest.raises(ScheduleError, match="0B0 is never run") as caught:
         simulate(schedule)

@@ -38,7 +38,7 @@ def label(action, ranks):
 
 @given(legal_schedules(most_microbatches=3))
 @often(40)
-def test_at_unit_costs_every_action_stands_in_its_own_time_and_idle_time_is_blank(schedule):
+def test_actions_are_drawn_at_their_times_and_idle_time_is_blank(schedule):
     ones = [1] * schedule.stages
     timeline = simulate(schedule, Costs(forward=ones, backward=ones, input=ones, weight=ones))
     for row, line in zip(timeline.rows, lines(timeline.text(WIDE))[1], strict=True):
@@ -77,7 +77,7 @@ def test_1f1b_of_four_ranks_and_eight_microbatches():
     assert drawn[0].endswith("F7 B4───    B5───    B6───    B7─── ")
 
 
-def test_numbers_of_two_digits_have_room():
+def test_two_digit_numbers_fit():
     timeline = simulate(pp.schedule("gpipe", 2, 12), Costs(backward=1))
     _, drawn = lines(timeline.text(WIDE))
     assert boxes(drawn[0], 4)[11] == ("F11", 11, 12)
@@ -92,20 +92,20 @@ def test_a_pair_shows_both_of_its_parts():
 
 @given(legal_schedules(pairs=0.2), st.integers(12, 200))
 @often(40)
-def test_no_line_is_wider_than_asked_for_and_all_are_as_wide(schedule, width):
+def test_lines_are_equally_long_and_never_wider_than_requested(schedule, width):
     text = simulate(schedule).text(width).split("\n")[1:]
     assert {len(line) for line in text} == {len(text[0])}
     assert len(text[0]) <= width
 
 
-def test_where_there_is_no_room_for_numbers_letters_stand_for_actions():
+def test_narrow_text_shows_letters_instead_of_numbers():
     timeline = simulate(pp.schedule("1f1b", 4, 8))
     _, drawn = lines(timeline.text(60))
     assert drawn[3] == " " * 3 + "FBB" * 8 + " " * 6
     assert drawn[0] == "FFFF" + " " * 6 + "BBFBBFBBFBBFBB BB BB BB"
 
 
-def test_where_there_is_not_even_that_a_letter_stands_for_several():
+def test_very_narrow_text_shows_one_letter_for_several_actions():
     timeline = simulate(pp.schedule("gpipe", 4, 100), Costs(backward=1))
     _, drawn = lines(timeline.text(49))
     assert {len(line) for line in drawn} == {40}
@@ -115,15 +115,15 @@ def test_where_there_is_not_even_that_a_letter_stands_for_several():
 @pytest.mark.parametrize(
     "costs", [Costs(forward=0), Costs(forward=0, backward=0), Costs(input=2, weight=0, backward=2)]
 )
-def test_actions_that_take_no_time_leave_the_others_where_they_are(costs):
+def test_actions_that_take_no_time_are_not_drawn(costs):
     _, drawn = lines(simulate(read("0F0 0I0 0W0", "1F0 1I0 1W0"), costs).text(WIDE))
     assert len(drawn) == 2
 
 
-def test_a_schedule_with_messages_is_printed_as_the_one_without():
+def test_messages_are_not_printed():
     lowered = read("0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0")
     assert str(lowered) == str(read("0F0 0B0", "1F0 1B0"))
 
 
-def test_a_width_without_room_for_a_single_column_still_gives_lines():
+def test_the_smallest_width_still_gives_lines():
     assert len(simulate(pp.schedule("1f1b", 2, 2)).text(width=9).split("\n")) == 3

@@ -75,7 +75,7 @@ def test_the_memory_of_two_ranks_and_two_microbatches():
     assert SMALL.memory(1) == [(0, 0), (1, 1), (4, 0), (4, 1), (7, 0)]
 
 
-def test_the_span_is_the_longest_of_a_rank_and_not_of_all_together():
+def test_the_span_is_the_longest_time_of_a_single_rank():
     costs = Costs(forward=[1, 1], backward=[6, 31], input=[1, 1], weight=[1, 30])
     timeline = simulate(read("0F0 0B0", "1F0 1I0 1W0"), costs)
     assert [(row[0].start, row[-1].end) for row in timeline.rows] == [(0, 9), (1, 33)]
@@ -88,7 +88,7 @@ def test_overhead_is_measured_against_the_busiest_rank():
     assert timeline.makespan == 10 and timeline.overhead == 10 / 8 - 1
 
 
-def test_a_split_backward_keeps_a_part_of_the_activation_until_w():
+def test_a_split_backward_keeps_part_of_the_activation_until_w():
     schedule = read("0F0 0I0 0W0")
     assert simulate(schedule, Costs(activation=8)).memory(0) == [(0, 0), (0, 8), (3, 0)]
     assert simulate(schedule, Costs(activation=8, weight_memory=Fraction(1, 4))).memory(0) == [
@@ -104,7 +104,7 @@ def test_memory_is_counted_in_activations_of_a_ranks_share():
     assert timeline.peak_activations == (1,)
 
 
-def test_a_summary_says_what_matters_in_one_line():
+def test_the_summary_is_one_line():
     line = "1f1b, 4 ranks, 8 microbatches: makespan 33, bubble 27.3%, peak activations 4"
     timeline = simulate(pp.schedule("1f1b", 4, 8))
     assert timeline.summary() == line
@@ -112,7 +112,7 @@ def test_a_summary_says_what_matters_in_one_line():
 
 
 @pytest.mark.parametrize("source", ["measured", "emulated"])
-def test_times_that_were_not_simulated_are_said_to_be_what_they_are(source):
+def test_the_summary_names_a_source_other_than_simulation(source):
     simulated = simulate(pp.schedule("1f1b", 2, 3))
     timeline = Timeline(simulated.schedule, simulated.rows, simulated.costs, source)
     assert timeline.summary() == f"{source} {simulated.summary()}"
@@ -138,7 +138,7 @@ def test_less_than_a_second_is_shown_in_milliseconds():
 
 @pytest.mark.parametrize("rank", [-1, 2, 99])
 @pytest.mark.parametrize("ask", [Timeline.spans, Timeline.memory])
-def test_a_rank_that_is_not_there_is_refused(ask, rank):
+def test_a_rank_that_does_not_exist_is_refused(ask, rank):
     with pytest.raises(SettingError, match=f"there is no rank {rank}; the ranks are 0 to 1"):
         ask(SMALL, rank)
 
@@ -148,7 +148,7 @@ def test_a_rank_that_is_not_there_is_refused(ask, rank):
 
 @given(timelines())
 @often(40)
-def test_idle_and_bubble_are_what_the_ranks_do_not_work(timeline):
+def test_idle_and_bubble_are_the_time_that_ranks_do_not_work(timeline):
     ticks = timeline.makespan
     working = [sum(any(start <= tick < end for _, start, end in row) for tick in range(ticks)) for row in timeline.rows]
     ranks = len(working)
@@ -160,7 +160,7 @@ def test_idle_and_bubble_are_what_the_ranks_do_not_work(timeline):
 
 @given(timelines())
 @often(40)
-def test_memory_and_its_peak_are_those_counted_at_every_tick(timeline):
+def test_memory_and_its_peak_equal_those_counted_at_every_tick(timeline):
     weighs, kept = timeline.costs.activation, timeline.costs.weight_memory
     for rank, row in enumerate(timeline.rows):
         counted = stepper.held(row, weighs.__getitem__, kept)

@@ -42,7 +42,7 @@ def test_the_critical_path_has_no_slack_from_the_first_start_to_the_last_end(sch
         assert rank == next_rank or needed & set(span.action.singles)
 
 
-def test_the_critical_path_of_one_microbatch_is_its_way():
+def test_the_critical_path_of_one_microbatch_is_all_of_its_actions():
     path = simulate(pp.schedule("1f1b", 3, 1)).critical_path()
     assert [(rank, str(span.action)) for rank, span in path] == [
         (0, "0F0"),
@@ -85,7 +85,7 @@ def test_a_lowered_schedule_is_explained_by_what_is_computed():
     assert lowered.why_idle(2, 1) == "rank 2 waits 0–2: 2F0 needs 1F0 from rank 1"
 
 
-def test_in_a_measured_run_a_rank_may_start_late_for_no_reason_of_the_schedule():
+def test_a_measured_rank_may_start_late_without_a_reason_in_the_schedule():
     schedule = read("0F0 0B0")
     (first, second) = schedule.orders[0]
     row = pp.Span(first, 1.5, 2.0), pp.Span(second, 2.25, 2.375)
@@ -94,7 +94,7 @@ def test_in_a_measured_run_a_rank_may_start_late_for_no_reason_of_the_schedule()
 
 
 @pytest.mark.parametrize("rank", [-1, 4, "0", True])
-def test_there_must_be_such_a_rank(rank):
+def test_a_rank_that_does_not_exist_is_refused(rank):
     with pytest.raises(SettingError, match="there is no rank"):
         simulate(pp.schedule("1f1b", 4, 4)).why_idle(rank, 0)
 
@@ -113,7 +113,7 @@ def test_the_causes_add_up_to_the_bubble(schedule, costs):
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
-def test_warm_up_and_drain_are_all_that_these_wait_for(name):
+def test_warm_up_and_cooldown_are_the_only_causes_of_these_bubbles(name):
     timeline = simulate(pp.schedule(name, 4, 8))
     assert timeline.causes() == {
         "warm-up and cooldown": pytest.approx(timeline.bubble),
@@ -133,7 +133,7 @@ def test_warm_up_and_drain_are_all_that_these_wait_for(name):
     ],
     ids=repr,
 )
-def test_where_there_is_only_one_order_none_of_the_bubble_is_its_fault(schedule):
+def test_a_single_possible_order_is_never_a_cause(schedule):
     assert simulate(schedule).causes()["ordering"] == 0
 
 
@@ -148,7 +148,7 @@ def test_a_bad_order_costs_what_a_better_one_saves():
     assert timeline.causes()["warm-up and cooldown"] > 0
 
 
-def test_messages_that_leave_late_are_a_matter_of_order():
+def test_messages_that_leave_late_count_as_ordering():
     late = read(
         "0F0 0F1 0SEND_F0 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         *["1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"],
@@ -158,7 +158,7 @@ def test_messages_that_leave_late_are_a_matter_of_order():
     assert simulate(late).causes()["ordering"] == pytest.approx(1 / 10)
 
 
-def test_a_warm_up_that_is_short_by_one_is_a_matter_of_memory():
+def test_a_warm_up_that_is_short_by_one_counts_as_warm_up_and_cooldown():
     """Known: makespan 36 instead of 22 for 4 ranks, 8 microbatches and F = B. It saves memory, too: 3, 2, 1, 1."""
 
     def short(rank, ranks, microbatches):
@@ -176,7 +176,7 @@ def test_a_warm_up_that_is_short_by_one_is_a_matter_of_memory():
 
 
 @pytest.mark.parametrize("name, costs", [("1f1b", {"latency": 5}), ("dualpipe", {"overlap": 2})])
-def test_saved_or_measured_a_run_has_the_same_causes(tmp_path, name, costs):
+def test_saving_a_run_or_measuring_it_keeps_its_causes(tmp_path, name, costs):
     timeline = simulate(pp.schedule(name, 4, 8), Costs(**{"forward": 1, "backward": 2, **costs}))
     timeline.save(tmp_path / "x.json")
     assert Timeline.load(tmp_path / "x.json").causes() == pytest.approx(timeline.causes(), abs=1e-9)
@@ -184,7 +184,7 @@ def test_saved_or_measured_a_run_has_the_same_causes(tmp_path, name, costs):
     assert measured.causes() == pytest.approx(timeline.causes(), abs=1e-9)
 
 
-def test_the_path_of_an_order_that_cannot_be_is_still_a_path():
+def test_an_illegal_order_has_a_critical_path():
     schedule = read("0B0 0F0")
     (first, second) = schedule.orders[0]
     measured = Timeline(schedule, ((pp.Span(first, 0, 1), pp.Span(second, 1, 2)),), Costs(unit="s"), "measured")
@@ -200,7 +200,7 @@ def test_a_slow_stage_and_a_slow_network_are_told_apart():
     assert slow_network["communication"] > 0.3 and slow_network["imbalance"] == 0
 
 
-def test_what_a_measured_run_loses_beyond_its_own_costs_counts_as_communication():
+def test_unexplained_idle_time_of_a_measured_run_counts_as_communication():
     schedule = pp.schedule("1f1b", 2, 2)
     rows = simulate(schedule, Costs(latency=Fraction(1, 2))).rows
     measured = Timeline(schedule, rows, Costs(unit="s"), "measured")
