@@ -1,10 +1,10 @@
-"""The best order there is, by trying them all: an oracle for small schedules."""
+"""The best order of a small schedule, found by trying all: an oracle."""
 
 from stepper import parents
 
 
 def fastest(timeline):
-    """The least makespan of any order of the same actions in which no rank holds more than its peak. All are tried."""
+    """Return the least makespan of all orders of the same actions in which no rank exceeds its peak memory."""
     schedule, costs = timeline.schedule, timeline.costs
     weighs = costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
     share = {"B": 1, "I": 1 - costs.weight_memory, "W": costs.weight_memory}
@@ -22,7 +22,7 @@ def fastest(timeline):
     best, seen = timeline.makespan, set()
 
     def go(left, free, ends, room):
-        """`free[rank]` is when the rank is free again, `room[rank]` what it may still take; `ends` are needed later."""
+        """Try all orders of `left`. Ranks are free from `free` on, with memory `room`; `ends` are those still needed."""
         nonlocal best
         if not left:
             best = min(best, max(free))

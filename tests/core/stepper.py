@@ -1,7 +1,7 @@
-"""A second judge and a second clock, written from the rules and not from ppedu's code.
+"""The stepper: an oracle for legality and times, written from the rules instead of ppedu's code.
 
-ppedu replays a schedule from event to event. This module goes through time tick by tick and looks, at every
-tick, at every rank. It is slow and short, and it shares nothing with `ppedu.core.check` or `simulate`.
+ppedu replays a schedule from event to event. This module visits every rank at every tick of time. It is slow and short
+and shares nothing with `ppedu.core.check` or `simulate`.
 """
 
 from collections import Counter
@@ -13,13 +13,13 @@ PAIRS = {"FB": Op.OVERLAP_F_B, "FI": Op.OVERLAP_F_B, "BF": Op.OVERLAP_B_F, "IF":
 
 
 def paired(first, second):
-    """The pair of two actions in this order, or None: one is a forward, the other a backward or its first half."""
+    """Return the pair of two actions, or None unless one is a forward and the other a B or an I."""
     op = PAIRS.get(first.op + second.op)
     return op and Action(-1, op, -1, (first, second))
 
 
 def parents(action, stages):
-    """What must have ended before `action` starts: a list of tuples, of each of which one action is enough."""
+    """Return the actions that must end before `action` starts: tuples, of each of which one action suffices."""
     if action.parts:
         return [wanted for part in action.parts for wanted in parents(part, stages)]
     stage, op, microbatch = action[:3]
@@ -34,7 +34,7 @@ def parents(action, stages):
 
 
 def run(schedule, length=lambda action: 1, latency=0):
-    """`rows[rank]` as (action, start, end), or None if the ranks get stuck. Lengths and latency are whole ticks."""
+    """Return `rows[rank]` as (action, start, end), or None if ranks get stuck. Lengths and latency are whole ticks."""
     queues = [list(order) for order in schedule.orders]
     rows = [[] for _ in queues]
     working = [None for _ in queues]
@@ -50,7 +50,7 @@ def run(schedule, length=lambda action: 1, latency=0):
     now = 0
     while True:
         changed = True
-        while changed:  # what takes no time may free others at this very tick
+        while changed:  # actions that take no time may enable other actions at the same tick
             changed = False
             for rank, queue in enumerate(queues):
                 if working[rank] and working[rank][2] == now:
@@ -71,7 +71,7 @@ def run(schedule, length=lambda action: 1, latency=0):
 
 
 def complete(schedule):
-    """Each stage runs each microbatch's F once and its B once, or I and W, on rank `stage % ranks`, and no more."""
+    """Return whether each stage runs, on rank `stage % ranks`, exactly F and either B or I and W per microbatch."""
     found = Counter(
         (rank, single)
         for rank, order in enumerate(schedule.orders)
@@ -94,14 +94,14 @@ def complete(schedule):
 
 
 def legal(schedule):
-    """The verdict that `ppedu.check` should come to."""
+    """Return whether `ppedu.check` should find no problems."""
     return complete(schedule) and run(schedule) is not None
 
 
 def held(row, weigh, kept=1):
-    """The activations that a rank holds, at half past every tick, counted afresh each time.
+    """Return the memory of a rank's activations in the middle of every tick, recounted each time.
 
-    `weigh(stage)` is what an activation of that stage weighs; `kept` the part of it that I leaves for W.
+    weigh: `weigh(stage)` is the size of an activation of that stage. kept: the part of it that I leaves to W.
     """
     given_back = {"B": 1, "I": 1 - kept, "W": kept}
     curve = []
@@ -118,7 +118,7 @@ def held(row, weigh, kept=1):
 
 
 def singles(schedule):
-    """Every single action with its place: (rank, index, action)."""
+    """Yield every single action with its place: (rank, index, action)."""
     return [
         (rank, index, single)
         for rank, order in enumerate(schedule.orders)

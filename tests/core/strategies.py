@@ -1,4 +1,4 @@
-"""Hypothesis strategies: legal schedules of every shape, and schedules with something wrong."""
+"""Hypothesis strategies: legal and illegal schedules."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,16 +14,16 @@ def often(examples):
 
 
 def read(*lines, microbatches=1, chunks=1):
-    """A schedule from a line of actions for each rank."""
+    """Return the schedule with a line of actions for each rank."""
     orders = tuple(tuple(Action.parse(word) for word in line.split()) for line in lines)
     return Schedule("read", Placement.make("loop", len(lines), chunks), microbatches, orders)
 
 
 def random_legal(random, ranks, chunks, microbatches, split=0.5, pairs=0.0):
-    """A legal schedule: actions in a random order in which each comes after what it needs.
+    """Return a legal schedule: actions in a random order in which each follows its dependencies.
 
-    `split` is the share of backwards that are split into I and W, `pairs` the share of steps at which a rank
-    runs two actions at once, if there are two that could both run.
+    split: The share of backwards that are split into I and W.
+    pairs: The share of the steps at which a rank runs an overlapped pair, if two of its actions can.
     """
     placement = Placement.make("loop", ranks, chunks)
     left = []
@@ -58,13 +58,13 @@ def legal_schedules(draw, most_ranks=4, most_chunks=3, most_microbatches=4, spli
 
 
 def with_orders(schedule, orders):
-    """`schedule` with other orders."""
+    """Return `schedule` with other orders."""
     return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
 
 
 @st.composite
 def shuffled_schedules(draw):
-    """Each rank runs what it should, in an order that may or may not work."""
+    """Draw a complete schedule whose orders may or may not be legal."""
     schedule = draw(legal_schedules(most_ranks=3, most_chunks=2, most_microbatches=3, pairs=0.2))
     orders = [list(order) for order in schedule.orders]
     for order in orders:
@@ -79,7 +79,7 @@ MUTATIONS = ("drop", "double", "move", "swap", "restage", "renumber", "reop", "s
 
 @st.composite
 def mutated_schedules(draw, mutations=MUTATIONS):
-    """A legal schedule to which up to three things were done. Often, but not always, it is legal no more."""
+    """Draw a legal schedule with up to three random changes. Usually, but not always, it is illegal."""
     schedule = draw(legal_schedules(most_ranks=3, most_chunks=2, most_microbatches=3, pairs=0.2))
     orders = [list(order) for order in schedule.orders]
     for _ in range(draw(st.integers(0, 3))):
@@ -103,7 +103,7 @@ def mutated_schedules(draw, mutations=MUTATIONS):
 
 
 def _changed(draw, schedule, mutation, action):
-    """The actions to put in the place of `action`."""
+    """Return the actions that replace `action`."""
     if action.parts:
         if mutation == "unpair":
             return action.parts

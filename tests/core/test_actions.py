@@ -1,4 +1,4 @@
-"""The grammar of actions: what is one, what is none, and that text and action are two forms of one thing."""
+"""The grammar of actions, and the conversion between actions and text."""
 
 import contextlib
 import re
@@ -101,7 +101,7 @@ def test_changing_a_character_gives_another_action_or_an_error(action, data):
 @given(st.sampled_from(["OVERLAP_F_B", "OVERLAP_B_F", "F"]), st.lists(strategies.actions, max_size=3))
 @strategies.often(300)
 def test_every_way_to_make_a_pair_requires_a_forward_and_a_backward(op, parts):
-    """By the rule in words: in OVERLAP_F_B the forward is first, in OVERLAP_B_F second; a B or an I is the other."""
+    """In OVERLAP_F_B the forward is first, in OVERLAP_B_F second; the other part is a B or an I."""
     ops = [part.op for part in (parts if op == "OVERLAP_F_B" else reversed(parts))]
     right = op != "F" and len(ops) == 2 and ops[0] == "F" and ops[1] in ("B", "I")
     pair = Action(-1, Op(op), -1, tuple(parts))

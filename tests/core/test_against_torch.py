@@ -17,12 +17,12 @@ schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
 def to_torch(action):
-    """torch's action; the one word that is not torch's is read as its other pair, whose parts may be any."""
+    """Return the action as torch's. OVERLAP_B_F, which torch lacks, becomes OVERLAP_F_B, whose parts may be any."""
     return schedules._Action.from_str(str(action).replace("OVERLAP_B_F", "OVERLAP_F_B"))
 
 
 def same(ours, theirs):
-    """Do the two say the same, field by field?"""
+    """Return whether torch's action and ours have equal fields."""
     if ours.parts:
         return theirs.computation_type.value == ours.op and all(map(same, ours.parts, theirs.sub_actions))
     microbatch = -1 if theirs.microbatch_index is None else theirs.microbatch_index
@@ -30,7 +30,7 @@ def same(ours, theirs):
 
 
 def read(text):
-    """The orders in a CSV text, read as torch's `_load_csv` does."""
+    """Return the orders in a CSV text, as torch's `_load_csv` reads them."""
     return {
         rank: [schedules._Action.from_str(cell) for cell in row]
         for rank, row in enumerate(csv.reader(io.StringIO(text, newline="")))
@@ -38,7 +38,7 @@ def read(text):
 
 
 def write(orders):
-    """The CSV text of torch's orders, written as torch's `_dump_csv` does."""
+    """Return the CSV text of torch's orders, as torch's `_dump_csv` writes it."""
     out = io.StringIO(newline="")
     csv.writer(out).writerows(orders[rank] for rank in orders)
     return out.getvalue()
@@ -51,14 +51,14 @@ def load(tmp_path, text):
 
 
 def with_messages(orders, schedule):
-    """torch's own lowering; it takes the orders apart, so give it copies."""
+    """Return orders with torch's own messages. Torch modifies the orders that it is given."""
     copies = {rank: list(order) for rank, order in orders.items()}
     return schedules._add_send_recv(copies, schedule.placement.rank, schedule.stages)
 
 
 def torch_accepts(schedule):
-    """torch's verdict: its validation, and whether its lowering gets through."""
-    idle = [None] * schedule.ranks  # with fewer steps than ranks torch 2.13 fails to print what it has found
+    """Return whether torch validates and lowers the orders."""
+    idle = [None] * schedule.ranks  # with fewer steps than ranks torch 2.13 fails to print its findings
     orders = {rank: [*map(to_torch, order), *idle] for rank, order in enumerate(schedule.orders)}
     try:
         schedules._validate_schedule(orders, schedule.ranks, schedule.stages, schedule.microbatches)
@@ -92,7 +92,7 @@ def test_every_op_of_torch_is_known():
     assert theirs == {op.value for op in Op} - {"OVERLAP_B_F"}
 
 
-# --- verdicts ---------------------------------------------------------------------------------------------------
+# --- legality ---------------------------------------------------------------------------------------------------
 
 
 @given(strategies.shuffled_schedules())
@@ -128,7 +128,7 @@ def test_torch_reads_validates_and_steps_through_every_schedule_of_the_zoo(name,
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
 @pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 3), (4, 8), (8, 20)])
 def test_idle_steps_equal_those_that_torch_adds(name, ranks, microbatches):
-    """torch adds them for its zero-bubble schedule; of split backwards it knows other rules, so these have none."""
+    """torch adds them for its zero-bubble schedule. Its rules for split backwards differ."""
     schedule = pp.schedule(name, ranks, microbatches)
     bare = SimpleNamespace(pipeline_order=read(schedule.to_csv()), pp_group_size=ranks)
     theirs = schedules.ScheduleInterleavedZeroBubble._add_bubbles_to_actions(bare, schedule.stages)
@@ -153,7 +153,7 @@ LOOPED = [
 
 
 def looped(kind, ranks, chunks, microbatches):
-    """The orders of one of torch's schedules, idle steps included, computed without a process group."""
+    """Return the orders of one of torch's schedules, including idle steps, without a process group."""
     rounds = max(1, microbatches // ranks)
     settings = SimpleNamespace(
         _stages=[None] * chunks,
@@ -192,7 +192,7 @@ def first_backward(row):
 
 @pytest.mark.parametrize("ranks, chunks, microbatches", [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 16)])
 def test_the_first_backward_of_looped_bfs_starts_when_torch_draws_it(tmp_path, ranks, chunks, microbatches):
-    """Here torch's idle steps are for F=B=1."""
+    """torch's idle steps assume F = B = 1."""
     orders = looped(schedules.ScheduleLoopedBFS, ranks, chunks, microbatches)
     schedule = load(tmp_path, write(orders))
     timeline = simulate(schedule, Costs(forward=chunks, backward=chunks))
@@ -212,7 +212,7 @@ def test_gpipe_equals_torchs_gpipe(ranks, microbatches):
 
 @pytest.mark.parametrize("ranks, microbatches", [(2, 2), (4, 8), (8, 20)])
 def test_1f1b_equals_torchs_1f1b_rule(ranks, microbatches):
-    """torch's general rule for one stage a rank, warmed up as its Schedule1F1B is when it runs."""
+    """The oracle is torch's general rule for one stage per rank, with the warm-up of its Schedule1F1B."""
     for rank, order in enumerate(pp.schedule("1f1b", ranks, microbatches).orders):
         warmup = ranks - 1 - rank
         expected = schedules._get_1f1b_rank_ops(

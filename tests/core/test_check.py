@@ -1,4 +1,4 @@
-"""Is a schedule legal? The verdict against a second judge, and every problem against the schedule itself."""
+"""Legality: the verdict is compared with the stepper's, and every problem with the schedule."""
 
 import dataclasses
 import itertools
@@ -16,11 +16,11 @@ from ppedu.core.schedule import suggest_placement
 
 
 def found(schedule):
-    """The problems without their sentences."""
+    """Return the problems without their messages."""
     return [(problem.kind, problem.rank, problem.index, str(problem.action)) for problem in check(schedule)]
 
 
-# --- the verdict ------------------------------------------------------------------------------------------------
+# --- legality ------------------------------------------------------------------------------------------------
 
 
 @given(legal_schedules(pairs=0.3))
@@ -173,7 +173,7 @@ SHAPES = {"loop": ["interleaved", "1f1b"], "v": ["zb-v", "dualpipev"], "bidirect
 def test_the_placement_that_fits_is_suggested(meant, name, given):
     right = pp.schedule(name, 4, 8)
     if given == "bidirectional" and right.stages > 4:
-        return  # two copies have a stage of each on a rank
+        return  # with two copies, a rank holds a stage of each
     wrong = dataclasses.replace(right, placement=Placement.make(given, 4, right.stages // 4, 8))
     assert (suggest_placement(wrong) is None) == (given == meant or wrong.problems == ())
     if wrong.problems:
@@ -214,7 +214,7 @@ LINK = re.compile(r"rank (\d+) waits at position (\d+) \(([^ ]+)\) for (\S+) of 
 
 
 def ring(problem):
-    """A deadlock's sentence as [(rank, position, waiting action, awaited action, awaited rank)]."""
+    """Parse the message of a deadlock into [(rank, position, waiting action, awaited action, awaited rank)]."""
     assert problem.message.startswith("deadlock: ")
     links = [LINK.fullmatch(each) for each in problem.message.removeprefix("deadlock: ").split(", ")]
     return [(int(a), int(b), c, d, int(e)) for a, b, c, d, e in (link.groups() for link in links)]
@@ -273,7 +273,7 @@ def test_a_rank_that_waits_for_the_ring_is_not_part_of_it():
 
 
 def one_f_one_b(ranks, microbatches, warmup):
-    """1F1B with a warm-up of one's own: `warmup(rank)` forwards before forwards and backwards take turns."""
+    """Return 1F1B with `warmup(rank)` forwards before its steady state."""
     orders = []
     for rank in range(ranks):
         first = min(warmup(rank), microbatches)

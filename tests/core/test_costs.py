@@ -1,4 +1,4 @@
-"""Costs: what is a cost and what is none, how one follows from another, and costs found in a run."""
+"""Costs: valid and invalid values, defaults, and costs fitted to a run."""
 
 import math
 import pickle
@@ -15,11 +15,11 @@ from strategies import legal_schedules, often, read
 from ppedu import Costs, SettingError, Span, Timeline, simulate
 
 NUMBERS = ["forward", "backward", "input", "weight", "overlap", "latency", "weight_memory", "activation"]
-SPLIT = read("0F0 0I0 0W0 0F1 0B1", microbatches=2)  # one backward of each kind, to read its time
+SPLIT = read("0F0 0I0 0W0 0F1 0B1", microbatches=2)  # a split and a full backward
 
 
 def lengths(**costs):
-    """The times of F, I, W and B in a schedule of one stage."""
+    """Return the times of F, I, W and B in a schedule of one stage."""
     f, i, w, _, b = (span.end - span.start for span in simulate(SPLIT, Costs(**costs)).spans(0))
     return {"F": f, "I": i, "W": w, "B": b}
 

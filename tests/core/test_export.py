@@ -1,4 +1,4 @@
-"""Schedules in other programs' forms; what torch makes of the CSV is in test_against_torch and test_lowered."""
+"""Schedules in the formats of other programs. test_against_torch and test_lowered load the CSV into torch."""
 
 import pytest
 

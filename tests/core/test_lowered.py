@@ -1,4 +1,4 @@
-"""Messages between ranks: checked, made, timed and drawn. Oracles: a judge that plays with real values, and torch."""
+"""Messages between ranks. Oracles: a judge that executes schedules with values, and torch."""
 
 import itertools
 import re
@@ -36,23 +36,23 @@ MADE = {
     f"{name}-{p}-{m}" + "".join(f"-{key}" for key in options): pp.schedule(name, p, m, **options)
     for name, options, p, m in ZOO
 }
-randoms = st.randoms(use_true_random=True)  # one seed for an example: that many draws cost little
+randoms = st.randoms(use_true_random=True)  # one seed per example, because an example draws often
 
 
 def zoo(copies=2):
-    """A parameter `schedule`: every published schedule with at most so many copies of the model."""
+    """Parametrize `schedule` with every published schedule of at most `copies` copies of the model."""
     cases = [pytest.param(schedule, id=key) for key, schedule in MADE.items() if schedule.placement.copies <= copies]
     return pytest.mark.parametrize("schedule", cases)
 
 
 def ways(schedule):
-    """The schedule lowered early and late, with weights whole and sharded."""
+    """Yield the schedule lowered with early and with late receives, with and without sharding."""
     for receive, options in itertools.product(("early", "late"), ({}, {"fsdp": True, "resident": 2})):
         yield lower(schedule, receive, **options)
 
 
 def agree(schedule, **how):
-    """The verdict on the schedule, if it is the judge's."""
+    """Assert that `check` and the judge agree about the schedule, and return the problems."""
     legal = judge.legal(schedule, **how)
     assert (check(schedule, **how) == []) == legal, f"{schedule.placement} {how}\n{schedule.to_csv()}"
     return legal
@@ -70,7 +70,7 @@ def is_compute(action):
     return action.op not in (*judge.MESSAGES, *judge.SHARDING)
 
 
-# --- the verdict ------------------------------------------------------------------------------------------------
+# --- legality ------------------------------------------------------------------------------------------------
 
 KINDS = {
     "compute": {"lowered": False},
@@ -133,7 +133,7 @@ def test_a_problem_gives_its_place_and_its_sentence_names_it(random):
 def test_a_receive_of_another_message_is_reported_with_that_message_and_its_rank(random):
     schedule = judge.draw(random, most_ranks=3)
     orders = [list(order) for order in schedule.orders]
-    for order in orders:  # some messages change places
+    for order in orders:  # swap some messages
         spots = [index for index, action in enumerate(order) if is_message(action)]
         some = [spot for spot in spots if random.random() < 0.3]
         for spot, action in zip(some, random.sample([order[spot] for spot in some], len(some)), strict=True):
@@ -153,7 +153,7 @@ def test_a_receive_of_another_message_is_reported_with_that_message_and_its_rank
 
 
 def routes(schedule):
-    """For each two ranks what one sends and what the other receives, with positions, in order."""
+    """Return, for each pair of ranks, the messages sent and received, in order, with their positions."""
     found = {}
     for rank, order in enumerate(schedule.orders):
         for index, action in enumerate(order):
@@ -286,7 +286,7 @@ def test_late_receives_are_posted_only_when_they_must_be(schedule):
 
 
 def before(order):
-    """How much is computed before each receive."""
+    """Return the number of compute actions before each receive."""
     return [sum(map(is_compute, order[:index])) for index, action in enumerate(order) if is_receive(action)]
 
 
@@ -360,7 +360,7 @@ def test_schedules_that_cannot_be_lowered_are_refused_with_the_reason():
         label(pp.F(0, 0), schedule.placement)
 
 
-# --- its times --------------------------------------------------------------------------------------------------
+# --- times --------------------------------------------------------------------------------------------------
 
 
 @zoo()
@@ -391,7 +391,7 @@ def test_the_judges_clock_gives_the_same_times(random):
     assert [list(map(tuple, row)) for row in timeline.rows] == judge.clock(schedule, length, latency)
 
 
-# --- joined backwards -------------------------------------------------------------------------------------------
+# --- merged backwards -------------------------------------------------------------------------------------------
 
 
 @given(randoms)
@@ -408,7 +408,7 @@ def test_adjacent_halves_of_a_backward_are_merged(random):
 
 # --- the lockstep grid ------------------------------------------------------------------------------------------
 
-# Worked out by hand from the rule of arXiv 2006.09503, forwards as long as backwards.
+# By hand from the rule of arXiv 2006.09503, with forwards as long as backwards.
 PICTURE = """
 F0 F1 F2 F3 .  .  .  B0 .  B1 .  B2 .  B3
 .  F0 F1 F2 .  .  B0 F3 B1 .  B2 .  B3 .
@@ -469,7 +469,7 @@ def test_the_table_of_an_illegal_schedule_marks_stuck_actions_and_lists_problems
 @often(60)
 def test_the_table_marks_each_stuck_rank_and_ends_with_the_problems(random):
     schedule = judge.mutate(random, judge.draw(random, lowered=False))
-    if not all(action.computes for order in schedule.orders for action in order):  # a message was put in
+    if not all(action.computes for order in schedule.orders for action in order):  # a message was inserted
         return
     problems = [str(problem) for problem in check(schedule)]
     lines = table(schedule).splitlines()
@@ -495,7 +495,7 @@ def torchs():
 
 @pytest.fixture
 def runtime(torchs):
-    """torch's runtime for a schedule. It reads files, lowers and simulates without a process group and real stages."""
+    """Return torch's runtime for a schedule, which loads, lowers and simulates without a process group."""
 
     def make(schedule, **options):
         stage = SimpleNamespace(num_stages=schedule.stages, group_size=schedule.ranks, group_rank=0)
@@ -505,12 +505,12 @@ def runtime(torchs):
 
 
 def texts(orders):
-    """Orders, torch's or ours, as words."""
+    """Return torch's or our orders as text."""
     return [[str(action) for action in order] for order in (orders.values() if isinstance(orders, dict) else orders)]
 
 
 def in_torch_words(schedule):
-    """What torch makes of the schedule: OVERLAP_B_F is no word of its."""
+    """Return the orders as torch loads them: without OVERLAP_B_F."""
     orders = [[p for a in order for p in (a.parts if a.op == "OVERLAP_B_F" else (a,))] for order in schedule.orders]
     return with_orders(schedule, orders)
 
@@ -523,14 +523,14 @@ def test_torch_loads_our_lowered_schedules_and_steps_through_their_messages(sche
         loaded._load_csv(tmp_path / "ours.csv", format="compute_comms")
         found, expected = texts(loaded.pipeline_order_with_comms), texts(in_torch_words(lowered).orders)
         for rank, (row, order) in enumerate(zip(found, expected, strict=True)):
-            if not lowered.lowered:  # one rank alone has no messages
+            if not lowered.lowered:  # a single rank has no messages
                 assert row == order
                 continue
             reduced = [f"{stage}REDUCE_GRAD" for stage in schedule.placement.stages_of(rank)]
             # There torch divides by the number of microbatches, which it must do once for each stage.
             assert sorted(text for text in row if "REDUCE_GRAD" in text) == sorted(reduced)
             assert row == order if reduced[0] in order else row[: len(order)] == order
-        # torch's simulation knows neither pairs nor sharding
+        # torch's simulation supports neither pairs nor sharding
         loaded.pipeline_order_with_comms = {
             rank: [a for action in row for a in (action.sub_actions or (action,)) if str(a)[1:] not in judge.SHARDING]
             for rank, row in loaded.pipeline_order_with_comms.items()
@@ -559,11 +559,11 @@ def test_schedules_lowered_by_torch_are_legal(schedule, runtime, tmp_path):
 
 
 def test_torch_2_13_with_late_receives_receives_out_of_order(runtime, tmp_path):
-    """ZB-V, 2 ranks, 3 microbatches, defer_pp_recv=True: each receive waits for what needs it, whatever comes first.
+    """ZB-V, 2 ranks, 3 microbatches, defer_pp_recv=True: each receive is delayed until its message is required.
 
-    Rank 0 sends an activation, then a gradient. Rank 1 needs the gradient first, so it asks for that first. torch's
-    messages have no tags and the two are as large: it computes with the activation, and nobody is told. The option is
-    from pytorch pull request 178815; run on two ranks, the gradients of all four stages come out wrong.
+    Rank 0 sends an activation, then a gradient. Rank 1 requires the gradient first, so it receives that first. torch's
+    messages have no tags and both have the same size, so it computes with the activation without an error. The option
+    is from pytorch pull request 178815; on two ranks, the gradients of all four stages are wrong.
     """
     if not version("torch").startswith("2.13"):
         pytest.skip("it is a fault of torch 2.13")
@@ -586,7 +586,7 @@ def test_torch_2_13_with_late_receives_receives_out_of_order(runtime, tmp_path):
 @zoo(copies=1)
 def test_weights_are_gathered_and_freed_where_torch_gathers_and_frees_them(schedule, torchs):
     if any(action.parts for order in schedule.orders for action in order):
-        return  # for a pair torch may gather one stage more than it was allowed
+        return  # for a pair torch may gather one stage too many
     for resident in (1, 2, 3):
         for order, ours in zip(schedule.orders, lower(schedule, fsdp=True, resident=resident).orders, strict=True):
             theirs = torchs._add_unshard_reshard([torchs._Action.from_str(str(a)) for a in order], resident)
@@ -603,7 +603,7 @@ def test_backwards_are_joined_where_torch_joins_them(schedule, torchs):
 
 @pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 16)])
 def test_the_grid_of_looped_bfs_is_torchs_idle_steps_and_all(torchs, ranks, chunks, microbatches):
-    """Here torch's idle steps are for F=B, and more microbatches than ranks."""
+    """torch's idle steps assume F = B and more microbatches than ranks."""
     settings = SimpleNamespace(_stages=[None] * chunks, pp_group_size=ranks, _n_microbatches=microbatches)
     for rank, row in enumerate(align(pp.schedule("looped-bfs", ranks, microbatches, chunks=chunks))):
         theirs = torchs.ScheduleLoopedBFS._calculate_single_rank_operations(settings, rank)

@@ -1,4 +1,4 @@
-"""Layers cut into stages."""
+"""Partitions of layers into stages."""
 
 from fractions import Fraction
 from itertools import combinations, pairwise
@@ -47,7 +47,7 @@ numbers = st.one_of(st.integers(0, 6), st.fractions(0, 3, max_denominator=4), st
 
 
 def weights(pieces, costs, first=0, last=0):
-    """What each piece weighs, exactly."""
+    """Return the exact weight of each piece."""
     found = [sum(Fraction(costs[layer]) for layer in piece) for piece in pieces]
     found[0] += Fraction(first)
     found[-1] += Fraction(last)
@@ -57,7 +57,7 @@ def weights(pieces, costs, first=0, last=0):
 @given(costs=st.lists(numbers, min_size=1, max_size=8), data=st.data(), first=numbers, last=numbers)
 @often(150)
 def test_the_partition_is_the_best_of_all_cuts(costs, data, first, last):
-    """All cuts, tried one by one: the lightest heaviest piece, then the least squares, then the longest pieces."""
+    """All cuts are tried, for the lightest heaviest piece, then the least sum of squares, then the longest first pieces."""
     stages = data.draw(st.integers(1, len(costs)))
 
     def order(pieces):
@@ -72,7 +72,7 @@ def test_the_partition_is_the_best_of_all_cuts(costs, data, first, last):
 
 
 def cut(weights, stages, cost):
-    """The least cost of cutting into so many pieces, and the ends of the pieces, the first ones as late as possible."""
+    """Return the least cost of cutting into `stages` pieces, and the ends of the pieces, as late as possible."""
     layers = len(weights)
     least = {layers: (0, ())}
     for _ in range(stages):
@@ -93,7 +93,7 @@ few, wide = st.sampled_from([0, 1, 1, 2, 40]), st.integers(0, 60)
 
 
 @given(st.one_of(*[st.lists(each, min_size=8, max_size=20) for each in (few, wide)]), st.integers(1, 8))
-@example([5, 4, 3, 1, 17, 8, 10, 0, 0, 49, 31, 8, 6, 3], 4)  # an end that is better, were its piece not too heavy
+@example([5, 4, 3, 1, 17, 8, 10, 0, 0, 49, 31, 8, 6, 3], 4)  # an end would be better if its piece were not too heavy
 @often(60)
 def test_the_partition_of_more_layers_is_the_best_by_dynamic_programming(costs, stages):
     limit, _ = cut(costs, stages, max)
@@ -101,7 +101,7 @@ def test_the_partition_of_more_layers_is_the_best_by_dynamic_programming(costs, 
     assert [piece.stop for piece in by_cost(costs, stages)] == list(ends)
 
 
-@pytest.mark.timeout(20)  # the time of a slow machine; trying every end takes minutes
+@pytest.mark.timeout(20)  # enough for a slow machine; trying every end takes minutes
 @pytest.mark.parametrize("layers, stages, last", [(20_000, 64, 0), (20_000, 8, 10_000), (2_000, 1_000, 0.5)])
 def test_many_layers_are_cut_quickly(layers, stages, last):
     pieces = by_cost([1] * layers, stages, last=last)

@@ -1,4 +1,4 @@
-"""Which rank holds which stage."""
+"""Placements."""
 
 import pytest
 from hypothesis import given

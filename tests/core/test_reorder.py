@@ -1,4 +1,4 @@
-"""A faster order of the same actions: legal, within the same memory, and never better than the best of all orders."""
+"""Reordering: the result is legal, needs no more memory, and is never better than the best of all orders."""
 
 import random
 import time
@@ -20,7 +20,7 @@ from ppedu.zoo import theory
 
 
 def draw(chance, most=14):
-    """A run of at most `most` actions: any placement, split or not, pairs or not, little memory or much."""
+    """Draw a run of at most `most` actions with any placement."""
     while True:
         schedule = judge.draw(chance, lowered=False, most_ranks=3)
         if sum(map(len, schedule.orders)) <= most:
@@ -40,7 +40,7 @@ def draw_costs(chance, stages):
 
 
 def require_witness(timeline, found):
-    """`found` runs what `timeline` runs, legally, no later and in no more memory."""
+    """Assert that `found` runs the same actions legally, in no more time and no more memory."""
     assert pp.check(found.schedule) == [] and judge.legal(found.schedule)
     for before, after in zip(timeline.schedule.orders, found.schedule.orders, strict=True):
         assert Counter(action for action in before if action.computes) == Counter(after)
@@ -62,20 +62,20 @@ def test_the_order_found_works_in_the_same_memory_and_is_no_better_than_the_best
 
 
 def test_nearly_all_that_the_best_order_saves_is_found():
-    """A lower bound that is always 0 would be right, and useless."""
+    """A lower bound of 0 would always be correct, but useless."""
     chance = random.Random(7)
     possible = found = 0
     for _ in range(150):
         timeline = draw(chance)
         possible += timeline.makespan - fastest(timeline)
         found += timeline.makespan - reorder(timeline).makespan
-    assert found >= 0.89 * possible > 0  # each of the three rules is needed for this, or for any result at all
+    assert found >= 0.89 * possible > 0  # needs all three rules
 
 
 @pytest.mark.parametrize("name", pp.schedules())
 @pytest.mark.parametrize("size", [(4, 8), (3, 7), (8, 4)])
 def test_published_schedules_have_witnesses_too(name, size):
-    """Their sizes are beyond trying all orders, and in some of them every rank's memory is full most of the time."""
+    """They are too large to try all orders, and in some of them the memory of every rank is full most of the time."""
     try:
         schedule = pp.schedule(name, *size)
     except SettingError:
@@ -85,7 +85,7 @@ def test_published_schedules_have_witnesses_too(name, size):
 
 
 def test_weight_backwards_that_delay_other_ranks_are_moved_back():
-    """GPipe with each W right after its I: later ones could wait. No order takes less than 3 forwards and 8 times 3."""
+    """GPipe with each W right after its I. The best order takes 3 forwards, then 3 actions a microbatch."""
     placement = pp.Placement.make("loop", 4)
     orders = [
         (*(F(rank, m) for m in range(8)), *(half(rank, m) for m in range(8) for half in (I, W))) for rank in range(4)
@@ -96,7 +96,7 @@ def test_weight_backwards_that_delay_other_ranks_are_moved_back():
 
 
 def test_floats_give_the_same_order_as_exact_times():
-    """0.1 + 0.2 comes after 0.3; a rank that takes this for a difference starts the wrong action."""
+    """0.1 + 0.2 > 0.3 in floats. If reordering saw a difference, a rank would start the wrong action."""
     chance = random.Random(7)
     for _ in range(60):
         timeline = draw(chance)
@@ -120,4 +120,4 @@ def test_64_ranks_and_256_microbatches_take_seconds():
     timeline = simulate(pp.schedule("1f1b", 64, 256))
     start = time.process_time()
     assert reorder(timeline) is timeline
-    assert time.process_time() - start < 5  # about 0.5 on a machine that does nothing else
+    assert time.process_time() - start < 5  # about 0.5 on an idle machine

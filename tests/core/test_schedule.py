@@ -1,4 +1,4 @@
-"""Schedule: the object itself, its text, and its CSV form in and out."""
+"""Schedule: the object, its text, and reading and writing CSV."""
 
 import copy
 import dataclasses
@@ -18,7 +18,7 @@ TWO = Schedule("two", Placement.make("loop", 2), 1, ((F(0, 0), B(0, 0)), (F(1, 0
 
 @pytest.fixture
 def written(tmp_path):
-    """Write a text to a CSV file and give its path."""
+    """Write text to a CSV file and return its path."""
 
     def write(text):
         path = tmp_path / "mine.csv"
@@ -51,7 +51,7 @@ def test_a_schedule_cannot_be_changed():
 @given(legal_schedules(pairs=0.2), st.data())
 @often(60)
 def test_changing_the_arguments_later_does_not_change_the_schedule(schedule, data):
-    """Lists, texts and single-use iterators are copied into tuples of actions, and the verdict is that of a copy."""
+    """Lists, texts and iterators are copied into tuples of actions, and the schedule equals one made of tuples."""
     forms = st.sampled_from(
         [lambda action: action, str, lambda action: Action(*action[:1], action.op.value, *action[2:])]
     )
@@ -79,7 +79,7 @@ def test_a_schedule_is_pickled_and_copied_without_cached_properties(name):
 
 
 class Index:
-    """A whole number of another library."""
+    """An integer type of another library."""
 
     def __index__(self):
         return 0
@@ -202,7 +202,7 @@ def test_empty_cells_are_idle_steps_and_are_dropped(tmp_path_factory, schedule, 
 @given(legal_schedules(pairs=0.3))
 @often(40)
 def test_idle_steps_are_written_on_request(tmp_path_factory, schedule):
-    """The cells of each line are the rank's actions and empty ones, and each action stands in its step of the grid."""
+    """Each line has the rank's actions and empty cells, and each action is at its step of the grid."""
     path = tmp_path_factory.mktemp("csv") / f"{schedule.name}.csv"
     lines = [line.split(",") for line in schedule.to_csv(path, idle=True).splitlines()]
     assert lines == [[str(action or "") for action in row] for row in pp.align(schedule)]
@@ -218,7 +218,7 @@ def test_idle_steps_of_a_lowered_or_stuck_schedule_are_refused():
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_cell(tmp_path):
-    """As spreadsheets write it; they also fill lines up with empty cells."""
+    """Spreadsheets write one, and pad lines with empty cells."""
     (tmp_path / "two.csv").write_bytes(b"\xef\xbb\xbf0F0,,,0B0\r\n,1F0,1B0,\r\n")
     assert Schedule.from_csv(tmp_path / "two.csv") == TWO
 

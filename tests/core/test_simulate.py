@@ -1,4 +1,4 @@
-"""Simulated times, against a clock that ticks, and by what must hold for any schedule."""
+"""Simulated times: compared with the stepper's, and checked for properties of any schedule."""
 
 from fractions import Fraction
 
@@ -22,7 +22,7 @@ def per_stage(stages, least=0):
 
 @st.composite
 def schedules_with_costs(draw, overlap=False, least=0, **options):
-    """A legal schedule, its costs for each stage in whole ticks, and the same as `length(action)` for the stepper."""
+    """Draw a legal schedule, costs per stage in whole ticks, and the same costs as `length(action)` for the stepper."""
     schedule = draw(legal_schedules(**options))
     times = {op: draw(per_stage(schedule.stages, least)) for op in "FBIW"}
     fused = [2 * time for time in draw(per_stage(schedule.stages, least))] if overlap else None
@@ -73,7 +73,7 @@ def test_an_overlap_given_as_a_number_is_for_a_ranks_share():
 @given(legal_schedules(pairs=0.2))
 @often(30)
 def test_by_default_a_backward_takes_two_forwards_and_each_half_of_it_one(schedule):
-    """Counted in shares of a rank's work, so that in a schedule of v chunks every stage takes 1/v of that."""
+    """Costs are for a rank's share, so with v chunks each stage takes 1/v of them."""
     ticks = {"F": 1, "B": 2, "I": 1, "W": 1}
     expected = stepper.run(schedule, lambda action: sum(ticks[single.op] for single in action.singles))
     share = Fraction(1, schedule.chunks)
@@ -115,7 +115,7 @@ def test_no_action_gets_earlier_when_something_takes_longer(drawn, data):
 
 
 def scaled(costs, factor):
-    """`costs` with every time multiplied."""
+    """Return `costs` with every time multiplied."""
     names = "forward", "backward", "input", "weight"
     times = {name: [time * factor for time in getattr(costs, name)] for name in names}
     return Costs(**times, latency=costs.latency * factor)
@@ -185,7 +185,7 @@ def test_costs_for_another_number_of_stages_are_refused(name, value):
         SettingError, match=f"{len(value)} costs for 2 stages; give 2, one for each stage, or a single number"
     ):
         timeline = simulate(pp.schedule("1f1b", 2, 2), Costs(**given))
-        assert timeline.peak_activations  # the activations are only weighed here
+        assert timeline.peak_activations  # computed only here
 
 
 def test_64_ranks_and_256_microbatches_are_made_checked_and_simulated():

@@ -1,4 +1,4 @@
-"""The timeline in characters, read back."""
+"""The text timeline, parsed back."""
 
 import re
 from fractions import Fraction
@@ -15,7 +15,7 @@ WIDE = 10_000
 
 
 def lines(text):
-    """The characters between the bars, for each rank."""
+    """Return the characters between the bars for each rank."""
     first, *rest = text.split("\n")
     found = [re.fullmatch(r"rank (\d+) +│(.*)│", line) for line in rest]
     assert [int(match[1]) for match in found] == list(range(len(rest)))
@@ -23,7 +23,7 @@ def lines(text):
 
 
 def boxes(line, columns):
-    """What stands in a line, as (label, start, end), in units of `columns` characters."""
+    """Parse a line into [(label, start, end)], in units of `columns` characters."""
     found = []
     for match in re.finditer(r"[^ ]+", line):
         start, end = Fraction(match.start(), columns), Fraction(match.end() + 1, columns)
@@ -32,7 +32,7 @@ def boxes(line, columns):
 
 
 def label(action, ranks):
-    """Stages are dealt out in turn: stage 5 of 4 ranks is a second chunk, which has one mark."""
+    """Return the label in a loop placement: stage 5 of 4 ranks is a second chunk, marked with one prime."""
     return "".join(f"{single.op}{single.microbatch}{single.stage // ranks * chr(39)}" for single in action.singles)
 
 

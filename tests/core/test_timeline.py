@@ -1,4 +1,4 @@
-"""What is read off a timeline: lengths, shares and memory, by hand, by a count at every tick, and by laws."""
+"""Measures of a timeline: compared with values by hand and with a count at every tick, and checked for general laws."""
 
 from fractions import Fraction
 
@@ -18,7 +18,7 @@ SMALL = simulate(pp.schedule("1f1b", 2, 2))
 
 
 def moved(timeline, by):
-    """The same run on a clock that shows another time."""
+    """Return the same run with all times shifted."""
     rows = tuple(tuple(Span(a, start + by, end + by) for a, start, end in row) for row in timeline.rows)
     return Timeline(timeline.schedule, rows, timeline.costs, "measured")
 
@@ -30,7 +30,7 @@ def measures(timeline):
 
 @st.composite
 def timelines(draw):
-    """A simulated run of stages that differ."""
+    """Draw a simulated run with uneven stages."""
     schedule = draw(legal_schedules(pairs=0.2))
     each = st.lists(st.integers(1, 4), min_size=schedule.stages, max_size=schedule.stages)
     costs = Costs(
@@ -98,7 +98,7 @@ def test_a_split_backward_keeps_part_of_the_activation_until_w():
 
 
 def test_memory_is_counted_in_activations_of_a_ranks_share():
-    """With two stages on a rank, each keeps half of what the rank's share of the model does."""
+    """With two stages per rank, each stage holds half of the activations of a share."""
     timeline = simulate(read("0F0 1F0 1B0 0B0", chunks=2))
     assert [value for _, value in timeline.memory(0)] == [0, Fraction(1, 2), 1, Fraction(1, 2), 0]
     assert timeline.peak_activations == (1,)

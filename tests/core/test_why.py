@@ -1,4 +1,4 @@
-"""Why a timeline is as long as it is: checked against the spans themselves, and against what is known of schedules."""
+"""Critical path, idle times and causes: compared with the spans, and with known properties of schedules."""
 
 import re
 from fractions import Fraction
@@ -138,7 +138,7 @@ def test_a_single_possible_order_is_never_a_cause(schedule):
 
 
 def test_a_bad_order_costs_what_a_better_one_saves():
-    """The last rank of two runs its backwards last to first, so that the first one waits for the first microbatch's."""
+    """The last of two ranks runs its backwards in reverse, so the first rank waits for the backward of microbatch 0."""
     first = [*(pp.F(0, m) for m in range(6)), *(pp.B(0, m) for m in range(6))]
     last = [*(pp.F(1, m) for m in range(6)), *(pp.B(1, m) for m in reversed(range(6)))]
     timeline = simulate(with_orders(pp.schedule("gpipe", 2, 6), [first, last]))
@@ -159,7 +159,7 @@ def test_messages_that_leave_late_count_as_ordering():
 
 
 def test_a_warm_up_that_is_short_by_one_counts_as_warm_up_and_cooldown():
-    """Known: makespan 36 instead of 22 for 4 ranks, 8 microbatches and F = B. It saves memory, too: 3, 2, 1, 1."""
+    """The makespan is 36 instead of 22 with 4 ranks, 8 microbatches and F = B. The peaks are lower, too: 3, 2, 1, 1."""
 
     def short(rank, ranks, microbatches):
         warmup = max(0, ranks - rank - 2)
