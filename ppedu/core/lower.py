@@ -14,7 +14,7 @@ from functools import cache
 
 from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
 from ppedu.core.costs import Costs
-from ppedu.core.dependencies import produces, requires
+from ppedu.core.dependencies import requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.placement import TOWARDS, Placement
@@ -74,24 +74,28 @@ def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> lis
 
     `groups[rank][index]` replaces the rank's action at that index. One group more ends the order.
     """
-    placement = schedule.placement
-    onward = {
-        (op[-1], stage, copy): (op, Op(f"RECV_{op[-1]}"), stage + TOWARDS[op], holders[stage + TOWARDS[op]])
-        for copy, holders in enumerate(placement.holders)
-        for stage, links in enumerate(placement.links[copy])
-        for op in links
-        if op in SEND
-    }
-    copies, split = placement.copies, placement.split
-    orders: list[list[Action]] = [[] for _ in range(schedule.ranks)]
-    for rank, index in schedule.replay.steps:
-        orders[rank] += groups[rank][index]
-        for kind, stage, microbatch in produces(schedule.orders[rank][index]):
-            link = onward.get((kind, stage, copies > 1 and microbatch >= split))
-            if link:
-                send, recv, other, target = link
-                orders[rank].append(Action(stage, send, microbatch))
-                orders[target].append(Action(other, recv, microbatch))
+    placement, numbered = schedule.placement, schedule.numbered
+    size = numbered.microbatches
+    produces = [block.produces for block in numbered.blocks]
+    # For each block of results that go to another rank: the two ends of the message, and the receiving rank.
+    onward: dict[int, tuple[Op, int, Op, int, int]] = {}
+    for index, block in enumerate(numbered.blocks):
+        stage, op, microbatch, _ = block.sample
+        for send in placement.links[placement.copy(microbatch)][stage] if op in (Op.F, Op.B) else ():
+            if send == f"SEND_{op}":
+                peer = stage + TOWARDS[send]
+                onward[index] = send, stage, Op(f"RECV_{op}"), peer, placement.rank(peer, microbatch)
+    orders: list[list[Action]] = [[] for _ in groups]
+    remaining = [zip(*each, strict=False) for each in zip(numbered.orders, groups, strict=True)]
+    for rank in schedule.replay.turns:
+        number, group = next(remaining[rank])
+        orders[rank] += group
+        for distance in produces[number // size]:
+            result = number + distance
+            if result // size in onward:
+                send, stage, receive, peer, target = onward[result // size]
+                orders[rank].append(Action(stage, send, result % size))
+                orders[target].append(Action(peer, receive, result % size))
     for order, each in zip(orders, groups, strict=True):
         order += each[-1]
     return orders

@@ -22,7 +22,7 @@ def fastest(timeline):
     best, seen = timeline.makespan, set()
 
     def go(left, free, ends, room):
-        """Try all orders of `left`. Ranks are free from `free` on, with memory `room`; `ends` are those still needed."""
+        """Try all orders of `left`. Ranks are free from `free` on, with memory `room`; `ends` are still needed."""
         nonlocal best
         if not left:
             best = min(best, max(free))

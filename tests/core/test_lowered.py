@@ -52,7 +52,7 @@ def ways(schedule):
 
 
 def agree(schedule, **how):
-    """Assert that `check` and the judge agree about the schedule, and return the problems."""
+    """Assert that `check` and the judge agree about the schedule, and return whether it is legal."""
     legal = judge.legal(schedule, **how)
     assert (check(schedule, **how) == []) == legal, f"{schedule.placement} {how}\n{schedule.to_csv()}"
     return legal

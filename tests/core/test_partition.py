@@ -57,7 +57,7 @@ def weights(pieces, costs, first=0, last=0):
 @given(costs=st.lists(numbers, min_size=1, max_size=8), data=st.data(), first=numbers, last=numbers)
 @often(150)
 def test_the_partition_is_the_best_of_all_cuts(costs, data, first, last):
-    """All cuts are tried, for the lightest heaviest piece, then the least sum of squares, then the longest first pieces."""
+    """All cuts are tried: the lightest heaviest piece, then the least sum of squares, then the longest pieces."""
     stages = data.draw(st.integers(1, len(costs)))
 
     def order(pieces):
