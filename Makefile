@@ -7,41 +7,43 @@ BIN := .venv/bin
 LESSONS := $(wildcard notebooks/*.ipynb)
 PYTHONS := 3.10 3.11 3.12 3.13
 
-# tests/conftest.py sets these markers. Tests without them run side by side, one on each core; the others have timeouts
-# and use all cores themselves, so they run one after another.
+# tests/conftest.py sets these markers. Tests without them run on all cores. The others use several cores each and wait
+# much of the time, so two files of them run at a time.
 PROCESSES := ranks or kernel or browser or programs
 UNIT := not slow and not ($(PROCESSES))
-# A worker for each core needs no threads of its own.
-PARALLEL := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+EACH_CORE := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint lint-types bench lessons pictures hooks \
-  dist chromium clean
+.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint lint-types bench lessons \
+  pictures hooks dist chromium clean
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
 
 check: lint test-unit
 
-test: chromium test-unit test-ranks test-browser test-lessons
+test: chromium test-unit .venv/.test
+	$(TWO_FILES) -m "not slow and ($(PROCESSES))" tests $(PYTEST)
+	$(MAKE) --no-print-directory test-lessons
 
 # Also the slow tests, all examples of the properties, and the other Pythons.
 test-all: chromium .venv/.test
-	$(PARALLEL) --hypothesis-profile=full -m "$(UNIT)" tests $(PYTEST)
-	$(BIN)/pytest --hypothesis-profile=full -m "slow or $(PROCESSES)" tests $(PYTEST)
+	$(EACH_CORE) --hypothesis-profile=full -m "$(UNIT)" tests $(PYTEST)
+	$(TWO_FILES) --hypothesis-profile=full -m "slow or $(PROCESSES)" tests $(PYTEST)
 	$(MAKE) test-lessons test-pythons
 
 test-unit: .venv/.test
-	$(PARALLEL) -m "$(UNIT)" tests $(PYTEST)
+	$(EACH_CORE) -m "$(UNIT)" tests $(PYTEST)
 
 test-ranks: .venv/.test
-	$(BIN)/pytest -m "not slow and not browser and ($(PROCESSES))" tests $(PYTEST)
+	$(TWO_FILES) -m "not slow and not browser and ($(PROCESSES))" tests $(PYTEST)
 
 test-browser: chromium .venv/.test
-	$(BIN)/pytest -m "not slow and browser" tests $(PYTEST)
+	$(TWO_FILES) -m "not slow and browser" tests/browser $(PYTEST)
 
 # The lessons must print what is saved in them. With PPEDU_STILL=1, widgets are pictures.
 test-lessons: .venv/.test
-	PPEDU_STILL=1 $(BIN)/pytest --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
+	PPEDU_STILL=1 $(TWO_FILES) --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
 
 # Test the packages that need the standard library only with every Python that is installed.
 test-pythons: .venv/.test
@@ -53,7 +55,8 @@ test-pythons: .venv/.test
 	  echo "Python $$version: $$python"; \
 	  $$python -m venv .venv/python-$$version && \
 	  .venv/python-$$version/bin/pip install --quiet --constraint constraints.txt pytest pytest-timeout hypothesis && \
-	  PYTHONPATH=. .venv/python-$$version/bin/pytest tests/core tests/zoo tests/board tests/papers tests/test_imports.py $(PYTEST) || exit 1; \
+	  PYTHONPATH=. .venv/python-$$version/bin/pytest tests/core tests/zoo tests/board tests/papers tests/test_imports.py $(PYTEST) \
+	    || exit 1; \
 	  ran="$$ran $$version"; \
 	done; \
 	echo "Python versions that ran:$${ran:- none}"

@@ -13,6 +13,12 @@ def often(examples):
     return settings(max_examples=scaled, deadline=None, suppress_health_check=list(HealthCheck))
 
 
+def sample(values, start=0):
+    """All values in a full run; otherwise as large a part as the profile tries of a property's examples."""
+    step = 100 // settings().max_examples
+    return values[start % step :: step]
+
+
 def read(*lines, microbatches=1, chunks=1):
     """Return the schedule with a line of actions for each rank."""
     orders = tuple(tuple(Action.parse(word) for word in line.split()) for line in lines)

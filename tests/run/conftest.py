@@ -1,21 +1,20 @@
-"""The lines that tests of real ranks print below the test report, whether they pass or fail."""
+"""The table of the engine's tests, printed below the report."""
 
 from collections.abc import Callable
 
 import pytest
 
-LINES = pytest.StashKey[list[str]]()
-
 
 @pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """`tell(line)` puts a line into the table below the test report."""
-    return request.config.stash.setdefault(LINES, []).append
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Return `tell(line)`, which puts a line into the table, whether the test passes or fails."""
+    return lambda line: record_property("tell", line)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    lines = terminalreporter.config.stash.get(LINES, [])
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])]
+    lines = [value for report in reports for name, value in report.user_properties if name == "tell"]
     if lines:
-        terminalreporter.section("the engine beside one process")
+        terminalreporter.section("the engine compared with one process")
         for line in lines:
             terminalreporter.write_line(line)
