@@ -33,7 +33,7 @@ test-all: chromium .venv/.test
 	$(MAKE) test-lessons test-pythons
 
 test-unit: .venv/.test
-	$(EACH_CORE) -m "$(UNIT)" tests $(PYTEST)
+	$(EACH_CORE) -m "$(UNIT)" --ignore=tests/browser tests $(PYTEST)
 
 test-ranks: .venv/.test
 	$(TWO_FILES) -m "not slow and not browser and ($(PROCESSES))" tests $(PYTEST)
