@@ -52,7 +52,7 @@ def describe_status(status: int) -> str:
 
 
 def read_location(rank: int, folder: Path, program: str) -> Location:
-    """Return the location that a rank has reported; if it could not, the one that its Python stack shows."""
+    """Return the location that a rank has reported or, if it could not report one, that of its Python stack."""
     types = {"line": int, "source": str, "doing": str, "kind": str, "peer": (int, type(None))}
     if report := _read(folder / f"{rank}.location", **types):
         return Location(rank, **report)

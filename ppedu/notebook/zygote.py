@@ -2,6 +2,9 @@
 
 It must never compute: a process whose torch threads have started cannot be forked safely. So it has one thread
 (OMP_NUM_THREADS=1 is set before it starts), no CUDA context and no process group.
+
+The fork server of multiprocessing cannot replace it: when its owner is killed, that server ends and leaves
+behind the run's folder and the processes that ranks have started.
 """
 
 from __future__ import annotations
