@@ -98,7 +98,7 @@ def main() -> None:
         made = time.perf_counter() - begun
         (folder / "ours.html").write_text(text, encoding="utf-8")
         begun = time.perf_counter()
-        (folder / "peer.svg").write_bytes(picture([(large, {})], "svg"))
+        (folder / "peer.svg").write_bytes(picture(large.show().stack, "svg"))
         peer_made = time.perf_counter() - begun
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         opened = browser.new_page(viewport={"width": 1280, "height": 900})
