@@ -1,4 +1,4 @@
-"""A batch is cut where its samples lie, and its loss and gradients are those of the whole. The judge is one forward."""
+"""Batches are cut along their samples; loss and gradients are those of one forward of the whole batch."""
 
 import re
 from collections import UserDict
@@ -28,7 +28,7 @@ def numbers(*shape):
 
 @often(100)
 @given(st.integers(1, 6), st.integers(0, 9), st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
-def test_pieces_are_as_even_as_can_be_and_put_together_they_are_the_whole(microbatches, more, shape, data):
+def test_a_batch_is_cut_evenly_and_completely(microbatches, more, shape, data):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     shape[dim] = microbatches + more
     whole = tokens(*shape)
@@ -45,7 +45,7 @@ def test_pieces_are_as_even_as_can_be_and_put_together_they_are_the_whole(microb
 
 @st.composite
 def nests(draw, samples, depth=2):
-    """Tensors in tuples, lists and dicts, with what is no tensor between them; and the same nest of dimensions."""
+    """Draw tensors and other values in tuples, lists and dicts, and the dimensions to cut along, nested alike."""
     kind = draw(
         st.sampled_from(["tensor", "tensor", "other", "tuple", "dict", "list"] if depth else ["tensor", "other"])
     )
@@ -65,7 +65,7 @@ def nests(draw, samples, depth=2):
 
 
 def chunk_specs(value, dims):
-    """The same for torch: a TensorChunkSpec for each tensor that is cut."""
+    """Return the dimensions in torch's form: a TensorChunkSpec for each tensor that is cut."""
     if isinstance(value, (tuple, list, dict)):
         keys = value if isinstance(value, dict) else range(len(value))
         found = {key: chunk_specs(value[key], dims[key]) for key in keys}
@@ -111,14 +111,14 @@ def test_nested_batches_are_cut_as_torch_cuts_them_and_joined_again(microbatches
         same(batching.join(batch.inputs), inputs)
 
 
-def test_outputs_that_are_not_tensors_are_listed_and_numbers_are_stacked():
+def test_outputs_other_than_tensors_are_listed_and_scalars_are_stacked():
     outputs = [{"loss": torch.tensor(1.0 * m), "name": m, "y": (torch.full((m + 1,), m),)} for m in range(3)]
     found = Batching().join(outputs)
     same(found, {"loss": torch.arange(3.0), "name": [0, 1, 2], "y": (torch.tensor([0, 1, 1, 2, 2, 2]),)})
 
 
 class Model(nn.Module):
-    """Takes whatever it may be given in these tests, all of it along other dimensions."""
+    """A model that takes all forms of inputs of these tests, with samples along various dimensions."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +146,7 @@ def counted(targets):
 
 
 def padded(*lengths):
-    """Targets of which so many count in each row, of 6."""
+    """Return rows of 6 targets, of which the first `length` count."""
     targets = tokens(len(lengths), 6)
     for row, length in enumerate(lengths):
         targets[row, length:] = -100
@@ -161,7 +161,7 @@ def uneven(whole, dim=0):
     return list(whole.split([1, 4, 2], dim))
 
 
-CUT = {  # inputs, targets, keywords, options; what the judge gets: all of it in one piece
+CUT = {  # inputs, targets, keywords, settings of Batching; the same in one piece, for the reference
     "whole tensors": ((X, Y, {}, {}), (X, Y, {})),
     "several arguments, each along its own dimension": (
         ((X, TURNED, 2), Y, {"scale": SCALE, "table": TABLE}, {"input_dims": {1: 1, "scale": -1, "table": None}}),
@@ -277,13 +277,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_cut_is_refused_with_the_reason(case):
+def test_a_batch_that_cannot_be_cut_is_refused_with_the_reason(case):
     (inputs, targets, keywords, options), why = REFUSED[case]
     with pytest.raises(pp.SettingError, match=re.escape(why)):
         Batch.cut(inputs, targets, keywords, 3, Batching(**options))
 
 
-def test_a_microbatchs_kind_is_its_shapes_and_dtypes():
+def test_a_kind_stands_for_shapes_and_dtypes():
     def kinds(*inputs, **keywords):
         return Batch.cut(inputs, None, keywords, 3).kinds(3)
 

@@ -1,4 +1,4 @@
-"""What may be passed to a name of `pp.run` by mistake works or is refused with an error of this package."""
+"""A wrong argument of a function of `pp.run` works, or raises an error of this package."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_wrong_call_is_refused_in_a_sentence(name):
+def test_a_wrong_argument_raises_an_error_of_this_package(name):
     for wrong in WRONG:
         try:
             CALLS[name](wrong)

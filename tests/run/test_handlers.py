@@ -1,4 +1,4 @@
-"""A handler may replace what an op does, and when it waits; a trace, a log and an error name each action."""
+"""Handlers replace what an op does and when it waits; profiler traces and the debug log name each action."""
 
 import json
 import re
@@ -24,14 +24,14 @@ def layer(stage):
         torch.manual_seed(stage)
         return nn.Linear(4, 4)
 
-def made(schedule, **options):
+def make(schedule, **options):
     held = {stage: layer(stage) for stage in local_stages(schedule, RANK)}
     return Pipeline(schedule, held, fn.mse_loss, **options), held
 """
 
 
-def test_a_pairs_handler_waits_for_each_half_when_it_wants_to(ranks):
-    """The worked example: each half of a pair starts when its own message is there, whichever comes first."""
+def test_a_handler_of_a_pair_can_wait_for_each_part_separately(ranks):
+    """Each part of a pair starts when its own message has arrived, in either order."""
     output = ranks(
         PRELUDE
         + """
@@ -52,8 +52,8 @@ def slowly(action, step):
     time.sleep(late)
     step.default(action)
 
-pipeline, held = made(schedule)
-expected, same = made(schedule)
+pipeline, held = make(schedule)
+expected, same = make(schedule)
 expected.step(X, Y)
 pipeline.on("OVERLAP_F_B", either_first)
 pipeline.on("OVERLAP_B_F", either_first)
@@ -83,7 +83,7 @@ def test_the_time_of_a_handlers_action_does_not_include_its_wait(ranks):
     ranks(
         PRELUDE
         + """
-pipeline, held = made(pp.schedule("gpipe", 2, 4))
+pipeline, held = make(pp.schedule("gpipe", 2, 4))
 pipeline.step(X, Y)
 pipeline.on("F", lambda action, step: step.default(action))
 pipeline.on("SEND_F", lambda action, step: (time.sleep(0.1), step.default(action)))
@@ -99,7 +99,7 @@ def test_torchs_profiler_lists_every_action(ranks):
         PRELUDE
         + """
 from torch.profiler import ProfilerActivity, profile
-pipeline, held = made(pp.schedule("zb-h1", 2, 4))
+pipeline, held = make(pp.schedule("zb-h1", 2, 4))
 pipeline.step(X, Y)
 with profile(activities=[ProfilerActivity.CPU]) as profiler:
     pipeline.step(X, Y)
@@ -117,7 +117,7 @@ def test_messages_are_logged_at_debug(ranks):
         PRELUDE
         + """
 logging.basicConfig(stream=sys.stdout, format="%(name)s %(levelname)s %(message)s")
-pipeline, held = made(pp.schedule("gpipe", 2, 2))
+pipeline, held = make(pp.schedule("gpipe", 2, 2))
 pipeline.step(X, Y)
 logging.getLogger("ppedu").setLevel(logging.DEBUG)
 pipeline.step(X, Y)
@@ -155,7 +155,7 @@ REFUSED_IN_BATCHING = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_settings_of_other_types_are_refused(name):
+def test_settings_of_the_wrong_type_are_refused(name):
     import torch
 
     for value in REFUSED[name]:
@@ -166,7 +166,7 @@ def test_settings_of_other_types_are_refused(name):
 
 
 @pytest.mark.parametrize("name", REFUSED_IN_BATCHING)
-def test_settings_of_other_types_are_refused_in_batching(name):
+def test_settings_of_the_wrong_type_are_refused_in_batching(name):
     for value in REFUSED_IN_BATCHING[name]:
         with pytest.raises(pp.SettingError, match=f"{name} must be "):
             pp.run.Batching(**{name: value})

@@ -1,4 +1,4 @@
-"""Losses as people write them: the last stage's own, sums, with keywords, of other stages. The judge is one process."""
+"""Losses of every form: the last stage's own, sums, with keywords, auxiliary ones. The reference is one process."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def layer(stage):
         torch.manual_seed(stage)
         return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 
-def made(name, loss_fn=None, last=None, **options):
+def make(name, loss_fn=None, last=None, **options):
     schedule = pp.schedule(name, 2, 4)
     held = {stage: layer(stage) for stage in local_stages(schedule, RANK)}
     if last and schedule.stages - 1 in held:
@@ -47,7 +47,7 @@ def agree(held, judge):
 CASES = {
     "outputs of a training step": """
 for name in NAMES:
-    pipeline, held, judge = made(name, lambda y, target: fn.mse_loss(y["y"], target), last=Named)
+    pipeline, held, judge = make(name, lambda y, target: fn.mse_loss(y["y"], target), last=Named)
     loss, outputs = pipeline.step(X, Y, outputs=True)
     expected = run(judge, X)[-1]
     fn.mse_loss(expected, Y).backward()
@@ -81,7 +81,7 @@ class Takes(nn.Module):
         return self.module(x)
 
 for name in NAMES:
-    pipeline, held, judge = made(name, last=Lossy)
+    pipeline, held, judge = make(name, last=Lossy)
     for stage in pipeline.stages.values():
         if not isinstance(stage.module, Lossy):
             stage.module = Takes(stage.module)
@@ -101,7 +101,7 @@ class Lossy(nn.Module):
         return self.module(x).square().mean()
 
 for name in NAMES:
-    pipeline, held, judge = made(name, last=Lossy)
+    pipeline, held, judge = make(name, last=Lossy)
     loss = pipeline.step(X) if 0 in held else pipeline.step()
     expected = run(judge, X)[-1].square().mean()
     expected.backward()
@@ -115,7 +115,7 @@ def loss_fn(y, target, weight, smooth=0.0):
 for name in NAMES:
     classes = PADDED[:, 0]
     weight = torch.tensor([0.5, 1.0, 2.0, 3.0])
-    pipeline, held, judge = made(name, loss_fn, batching=Batching(reduction="sum"))
+    pipeline, held, judge = make(name, loss_fn, batching=Batching(reduction="sum"))
     loss = pipeline.step(X, classes, loss_kwargs={"weight": weight, "smooth": 0.1})
     expected = loss_fn(run(judge, X)[-1], classes, weight, 0.1)
     expected.backward()
@@ -135,7 +135,7 @@ for name in NAMES:
     for reduction in ("mean", "sum"):
         count = counted if reduction == "mean" else None
         batching = Batching(reduction=reduction, count=count)
-        pipeline, held, judge = made(name, lambda y, t: words(y, t, reduction), batching=batching)
+        pipeline, held, judge = make(name, lambda y, t: words(y, t, reduction), batching=batching)
         loss = pipeline.step(X, PADDED)
         expected = words(run(judge, X)[-1], PADDED, reduction)
         expected.backward()
@@ -156,7 +156,7 @@ def forward(action, step):
 for name in [*NAMES, "zb-h1", "interleaved"]:
     for reduction in ("mean", "sum"):
         loss_fn = lambda y, target: fn.mse_loss(y, target, reduction=reduction)
-        pipeline, held, judge = made(name, loss_fn, batching=Batching(reduction=reduction))
+        pipeline, held, judge = make(name, loss_fn, batching=Batching(reduction=reduction))
         pipeline.on("F", forward)
         loss = pipeline.step(X, Y)
         expected = torch.zeros(())
@@ -169,7 +169,7 @@ for name in [*NAMES, "zb-h1", "interleaved"]:
         torch.testing.assert_close(loss, expected.float().detach())
         torch.testing.assert_close(pipeline.eval(X, Y), loss)
 
-pipeline, held, judge = made("1f1b", fn.mse_loss)
+pipeline, held, judge = make("1f1b", fn.mse_loss)
 pipeline.on("B", lambda action, step: (step.default(action), step.add_loss(action, torch.ones((), requires_grad=True))))
 try:
     pipeline.step(X, Y)

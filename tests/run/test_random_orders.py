@@ -1,4 +1,4 @@
-"""Whatever order is legal runs, and its gradients are those of one process, to the last bit."""
+"""Any legal order runs, and its gradients are those of one process, to the last bit."""
 
 import json
 
@@ -29,7 +29,7 @@ def stage_module(stage, frozen):
         return nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4), nn.LayerNorm(4)).requires_grad_(not frozen)
 
 def one_process(schedule, frozen, inputs, targets):
-    "Each stage's gradients added up in that stage's order, on one process; no pipeline of ours is in it."
+    "Each stage's gradients, added up in that stage's order, on one process and without a Pipeline."
     modules = [stage_module(stage, stage in frozen) for stage in range(schedule.stages)]
     grads, losses = {}, []
     for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):
@@ -74,7 +74,7 @@ dist.barrier()
 
 @st.composite
 def placements(draw, microbatches):
-    """Several stages on a rank, in any arrangement, or two copies of the model."""
+    """Draw several stages on a rank, in any arrangement, or two copies of the model."""
     if draw(st.integers(0, 4)) == 0:
         return Placement.make("bidirectional", RANKS, 1, microbatches)
     return Placement.custom(draw(st.permutations([0, 1, 2, *draw(st.lists(st.integers(0, 2), max_size=4))])))
@@ -82,7 +82,7 @@ def placements(draw, microbatches):
 
 @st.composite
 def schedules(draw):
-    """Actions in a random order in which each comes after what it needs; some run in pairs."""
+    """Draw actions in a random order that respects dependencies; some run in pairs."""
     microbatches = draw(st.integers(1, 5))
     placement = draw(placements(microbatches))
     random = draw(st.randoms(use_true_random=False))
@@ -106,7 +106,7 @@ def schedules(draw):
 
 
 def plain(schedule):
-    """All that there is to a schedule, for another process."""
+    """Return a schedule as JSON-compatible values, for another process."""
     orders = [list(map(str, order)) for order in schedule.orders]
     return orders, schedule.placement.holders, schedule.placement.split, schedule.microbatches
 

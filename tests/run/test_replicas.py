@@ -1,4 +1,4 @@
-"""Replicas, copies, ties, frozen and unused weights, buffers: in any combination, the step is that of one process."""
+"""Replicas, copies, ties, frozen and unused weights, buffers: any combination has the results of one process."""
 
 import json
 import re
@@ -146,7 +146,7 @@ def told(ranks, program, size=4):
     return [text.splitlines() for text in ranks(PRELUDE + program, size)]
 
 
-def test_a_stage_in_a_wrapper_that_synchronizes_by_itself_is_refused_on_every_rank(ranks):
+def test_a_stage_in_a_synchronizing_wrapper_is_refused_on_every_rank(ranks):
     output = told(
         ranks,
         """
@@ -198,7 +198,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("case", UNLIKE)
-def test_replicas_and_copies_that_start_unlike_are_refused(ranks, case):
+def test_replicas_and_copies_that_start_different_are_refused(ranks, case):
     name, size, change, what, one, other = UNLIKE[case]
     stage = re.search(r"\[(\d)\]", change)[1]
     output = told(
@@ -222,7 +222,7 @@ for unlike in (False, True):
     assert all(second.startswith("SettingError") for _, second in output)  # no rank is left to wait
 
 
-def test_stages_of_replicas_that_are_built_unlike_are_refused(ranks):
+def test_replicas_with_different_weights_are_refused(ranks):
     output = told(
         ranks,
         """
@@ -238,7 +238,7 @@ print(caught(lambda: pipeline.step(torch.ones(4, 4), torch.ones(4, 4))))
         )
 
 
-def test_counters_that_come_apart_end_the_step_with_an_error(ranks):
+def test_integer_buffers_that_differ_after_a_step_are_an_error(ranks):
     output = told(
         ranks,
         """
@@ -286,7 +286,7 @@ for name, size in (("1f1b", 2), ("dualpipe", 4), ("gems", 4), ("zb-h1", 4)):
     )
 
 
-def test_a_norm_that_is_not_finite_is_torchs_or_an_error_on_every_rank(ranks):
+def test_a_norm_that_is_not_finite_is_that_of_torch_or_an_error_on_every_rank(ranks):
     told(
         ranks,
         """

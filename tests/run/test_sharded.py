@@ -1,4 +1,4 @@
-"""Stages sharded over replicas come to the gradients of one process, with no more messages than the schedule says."""
+"""Sharded stages have the gradients of one process, with exactly the collectives that the schedule asks for."""
 
 import json
 import re
@@ -31,7 +31,7 @@ tokens = torch.randint(11, (2, 8, 9), generator=torch.Generator().manual_seed(3)
 inputs, targets = tokens[replica, :, :-1], tokens[replica, :, 1:]
 report = {}
 
-def made(schedule, seed=0, rank=rank, **options):
+def make(schedule, seed=0, rank=rank, **options):
     "A rank's stages, their blocks sharded, then each as a whole."
     found = {stage: GPT.stage(config, stage, schedule.stages, seed) for stage in local_stages(schedule, rank)}
     for module in found.values():
@@ -78,7 +78,7 @@ def one_process(schedule, modules):
 
 for name, again in json.loads(sys.argv[1]):
     schedule = pp.schedule(name, 2, 4)
-    modules = made(schedule)
+    modules = make(schedule)
     for block in (block for module in modules.values() for block in module.layers.values() if again):
         block.forward = lambda x, forward=block.forward: checkpoint(forward, x, use_reentrant=False)
     share_comm_ctx(list(modules.values()))  # as torch advises for several stages on a rank
@@ -116,7 +116,7 @@ for name, again in json.loads(sys.argv[1]):
 PRECISION = """
 def half_precision(name):
     schedule = pp.schedule(name, 2, 8)
-    modules = made(schedule, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    modules = make(schedule, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
     sharded(schedule, modules).step(inputs, targets)
     return [weight.grad.full_tensor() for module in modules.values() for weight in module.parameters()]
 
@@ -126,7 +126,7 @@ report["half"] = all(map(torch.equal, half_precision("1f1b"), half_precision("zb
 RESUMED = """
 def started(seed):
     schedule = pp.schedule("zb-v", 2, 4)
-    model = torch.nn.ModuleDict({str(stage): module for stage, module in made(schedule, seed).items()})
+    model = torch.nn.ModuleDict({str(stage): module for stage, module in make(schedule, seed).items()})
     pipeline = sharded(schedule, {int(stage): module for stage, module in model.items()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     def step():
@@ -163,16 +163,16 @@ def stepped(pipeline):
     return error(lambda: pipeline.step(inputs, targets))
 
 report["in parts"] = stepped(sharded(schedule, {rank: stage}))
-report["mixed"] = stepped(sharded(schedule, {0: GPT.stage(config, 0, 2)} if rank == 0 else made(schedule)))
-report["lowered"] = stepped(sharded(pp.lower(schedule), made(schedule)))
+report["mixed"] = stepped(sharded(schedule, {0: GPT.stage(config, 0, 2)} if rank == 0 else make(schedule)))
+report["lowered"] = stepped(sharded(pp.lower(schedule), make(schedule)))
 report["elsewhere"] = stepped(
-    Pipeline(schedule, made(schedule), next_token_loss, group=group, replicas=dist.group.WORLD)
+    Pipeline(schedule, make(schedule), next_token_loss, group=group, replicas=dist.group.WORLD)
 )
 
 schedule = pp.schedule("gpipe", 1, 2)
 
 def skipping(op):
-    pipeline = Pipeline(schedule, made(schedule, rank=0), next_token_loss, PipelineGroup(0, 1))
+    pipeline = Pipeline(schedule, make(schedule, rank=0), next_token_loss, PipelineGroup(0, 1))
     if op:
         pipeline.on(op, lambda action, step: None)
     pipeline.step(inputs, targets)
@@ -195,25 +195,25 @@ def reports(ranks, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", IDS)
-def test_sharded_gradients_and_what_is_made_of_them_are_those_of_one_process(reports, case):
+def test_sharded_gradients_norms_and_updates_are_those_of_one_process(reports, case):
     for found in (report[case] for report in reports):
         assert found["exact"] or (case == "dualpipe" and found["grads"] <= 1e-6)  # where two copies are added last
         assert max(found["loss"], found["norm"], found["weights"], found["evaluated"]) <= 1e-6
 
 
 @pytest.mark.parametrize("case", IDS)
-def test_weights_are_gathered_once_for_an_unshard_and_gradients_reduced_once_a_step(reports, case):
+def test_each_unshard_gathers_once_and_each_step_reduces_once(reports, case):
     for found in (report[case] for report in reports):
         for kind in ("gathers", "reductions"):
             counted, expected = found[kind]
             assert counted == expected > 0
 
 
-def test_gradients_of_half_precision_are_added_up_in_full_also_those_of_a_split_backward(reports):
+def test_split_backwards_add_up_half_precision_gradients_in_full_precision(reports):
     assert all(report["half"] for report in reports)
 
 
-def test_a_sharded_pipeline_is_saved_and_goes_on_from_there(reports):
+def test_a_sharded_pipeline_resumes_from_a_checkpoint(reports):
     for report in reports:
         assert report["resumed"] == report["went on"]
 
@@ -229,12 +229,12 @@ def test_a_sharded_pipeline_is_saved_and_goes_on_from_there(reports):
         ("unreduced", "PipelineError: rank 0: the gradients of stage 0 have not been averaged.*0REDUCE_GRAD must call"),
     ],
 )
-def test_what_cannot_be_right_is_refused_on_every_rank_in_a_sentence(reports, what, says):
+def test_invalid_sharding_is_refused_on_every_rank(reports, what, says):
     for report in reports:
         assert re.match(says, report[what])
 
 
-def test_weights_that_a_handler_keeps_gathered_are_not_those_of_the_next_step(reports):
+def test_weights_that_a_handler_keeps_gathered_are_gathered_again_in_the_next_step(reports):
     for report in reports:
         kept, usual = report["kept gathered"]
         assert kept == usual

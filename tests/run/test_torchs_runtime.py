@@ -22,14 +22,14 @@ for name, form, path, microbatches in json.loads(sys.argv[1]):
     tokens = torch.randint(11, (2 * microbatches, 9), generator=torch.Generator().manual_seed(3))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def made():
+    def make():
         return {stage: GPT.stage(config, stage, schedule.stages) for stage in local_stages(schedule, rank)}
 
-    ours = made()
+    ours = make()
     pipeline = Pipeline(schedule, ours, next_token_loss)
     pipeline.step(inputs, targets)
 
-    theirs = made()
+    theirs = make()
     stages = [PipelineStage(module, stage, schedule.stages, torch.device("cpu")) for stage, module in theirs.items()]
     runtime = _PipelineScheduleRuntime(stages, microbatches, loss_fn=next_token_loss)
     runtime._load_csv(path, format=form)
@@ -50,7 +50,7 @@ FORMS = ["compute_only", "compute_comms"]
 
 @pytest.fixture(scope="module")
 def differences(ranks, tmp_path_factory):
-    """By schedule and form, the largest relative difference of a gradient on any rank."""
+    """The largest relative difference of a gradient on any rank, by schedule and form."""
     folder = tmp_path_factory.mktemp("csv")
     asked = []
     for name in NAMES:
@@ -66,5 +66,5 @@ def differences(ranks, tmp_path_factory):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_torchs_runtime_comes_to_the_same_gradients(differences, name, form):
+def test_torchs_runtime_computes_the_same_gradients(differences, name, form):
     assert differences[name, form] < 1e-5

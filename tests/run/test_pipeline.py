@@ -1,6 +1,6 @@
-"""The engine runs every schedule, and its gradients are those of one process: to the last bit where there is one copy.
+"""Every schedule of the zoo has the gradients of one process, to the last bit if there is one copy of the model.
 
-Where there are two copies of the model, each gradient is the sum of two, taken in another order: equal to 1e-6.
+With two copies, each gradient is the sum of two partial sums, which rounds differently: equal to 1e-6.
 """
 
 import json
@@ -21,7 +21,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 config = GPTConfig(vocabulary=11, context=8, layers=int(sys.argv[1]), heads=2, width=16)
 
 def one_process(schedule, inputs, targets):
-    "Each stage's gradients added up in that stage's order, on one process; no pipeline of ours is in it."
+    "Each stage's gradients, added up in that stage's order, on one process and without a Pipeline."
     modules = [GPT.stage(config, stage, schedule.stages) for stage in range(schedule.stages)]
     waits, losses = {}, []  # the gradients of every stage and microbatch alone
     for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):

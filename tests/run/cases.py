@@ -1,0 +1,113 @@
+"""Cases for real ranks: short programs that run one after the other in one launch, since starting ranks takes time."""
+
+import json
+
+# Cases are run one after the other, each with fresh connections, by pipelines of 3 or 4 ranks side by side.
+PRELUDE = """
+import json, os, sys, time, traceback, warnings
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn import functional as fn
+import ppedu as pp
+from ppedu import Op
+from ppedu.run import GPT, Batching, GPTConfig, Pipeline, PipelineGroup, local_stages, next_token_loss
+
+warnings.simplefilter("error")
+dist.init_process_group("gloo")
+size = int(sys.argv[1])
+place, rank = divmod(dist.get_rank(), size)
+own = range(place * size, place * size + size)
+
+def numbers(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+X, Y = numbers(8, 4), numbers(4, 8).t()
+SPOILT = X.clone()
+SPOILT[4, 0] = torch.nan  # in microbatch 2
+
+class Of(nn.Module):
+    "A module with these parts, which computes `run(self, *inputs)`."
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+    def forward(self, *inputs, **keywords):
+        return self.run(self, *inputs, **keywords)
+
+def layer(stage):
+    with torch.random.fork_rng():
+        torch.manual_seed(stage)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+def fresh():
+    return PipelineGroup(rank, size, dist.new_group(own, use_local_synchronization=True))
+
+def make(schedule="1f1b", microbatches=4, change=None, **options):
+    "Make a pipeline of small layers; `change` replaces modules, by stage."
+    if isinstance(schedule, str):
+        schedule = pp.schedule(schedule, size, microbatches)
+    stages = {stage: (change or {}).get(stage) or layer(stage) for stage in local_stages(schedule, rank)}
+    return Pipeline(schedule, stages, **{"loss_fn": fn.mse_loss, "group": fresh(), "timeout": 1.5} | options)
+
+def interrupt():
+    raise KeyboardInterrupt
+
+def outcome(call):
+    try:
+        return call()
+    except BaseException as error:
+        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == "<string>"]
+        return f"{type(error).__name__}: {error} (lines {lines})"
+
+def parts(pieces):
+    return [each if isinstance(each, tuple) else (each,) for each in pieces]
+
+def reference(modules, inputs=X.split(2), targets=Y.split(2), loss_fn=fn.mse_loss, **keywords):
+    "Return each microbatch's loss, computed on one process; leave the gradients of their mean in the modules."
+    losses, total = [], sum(map(len, targets))
+    for x, y in zip(parts(inputs), targets, strict=True):
+        for module in modules:
+            x = parts([module(*x, **keywords)])[0]
+        losses.append(loss_fn(*x, y))
+        (losses[-1] * len(y) / total).backward()
+    return torch.stack(losses).detach()
+
+def agree(pipeline, modules, losses=None, exact=True):
+    "Assert that the gradients of a pipeline, its loss and its losses are those of one process."
+    for index, stage in pipeline.stages.items():
+        for ours, theirs in zip(stage.module.parameters(), modules[index].parameters(), strict=True):
+            if theirs.grad is None:
+                assert ours.grad is None, index
+            elif exact:
+                assert torch.equal(ours.grad, theirs.grad), index
+            else:
+                torch.testing.assert_close(ours.grad, theirs.grad)
+    if losses is not None:
+        assert torch.equal(pipeline.losses, losses) and torch.allclose(pipeline.loss, losses.mean())
+
+for case, code in json.loads(sys.argv[2])[place]:
+    names = dict(globals())
+    start = time.monotonic()
+    first = outcome(lambda: exec(code, names)) or "fine"
+    took = time.monotonic() - start
+    then = outcome(lambda: round(names["pipeline"].step(X, Y).item(), 4)) if first != "fine" and size == 3 else ""
+    print(json.dumps([case, first, then, took]), flush=True)
+    fresh()
+dist.barrier()
+"""
+
+
+def run(ranks, size, side_by_side, cases):
+    """Run the programs `cases`, by name, on pipelines of `size` ranks, with `side_by_side` pipelines at the same time.
+
+    Return a list for each case, with an entry for each rank: the case's error, or "fine"; the loss or error of a step
+    after it; and the seconds that the case took.
+    """
+    shares = [[(name, cases[name]) for name in list(cases)[place::side_by_side]] for place in range(side_by_side)]
+    output = ranks(PRELUDE, size * side_by_side, str(size), json.dumps(shares), timeout=200)
+    found = {}
+    for text in output:
+        for case, first, then, took in map(json.loads, text.splitlines()):
+            found.setdefault(case, []).append((first, str(then), took))
+    return found

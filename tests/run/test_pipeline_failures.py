@@ -1,0 +1,541 @@
+"""A failure within a step is one clear error on every rank, within the timeout."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from cases import run
+from torch import nn
+
+import ppedu as pp
+from ppedu.run import Pipeline
+
+LATE = "rank {rank}[ :].*(has not come to it within|not every rank reached it within|the connection to .* is lost)"
+STOPPED = "PipelineError: this pipeline cannot be used after an error within a step "
+AGAIN = "0.82"  # the loss of a good step
+
+
+def handled(rank, op, what, debug=False):
+    return f'''
+pipeline = make(debug={debug})
+if rank == {rank}:
+    pipeline.on("{op}", lambda action, step: {what})
+pipeline.step(X, Y)
+'''
+
+
+def with_stage(stage, run, call="pipeline.step(X, Y)", **options):
+    return f"""
+pipeline = make(change={{{stage}: Of({run}, a=layer({stage}))}}, **{options})
+{call}
+"""
+
+
+STEP = "pipeline.step(X, Y)"
+ALTERNATELY = "step.post(action._replace(microbatch=action.microbatch ^ 1))"
+ALL_BUT_ONE = "action.microbatch == 1 or step.default(action)"
+# The program; the error of each of the three ranks; the loss or error of a step after it.
+FAILURES = {
+    "a swapped receive": (
+        handled(1, "RECV_F", ALTERNATELY, debug=True),
+        [
+            LATE,
+            "CommunicationError: rank 1: 1RECV_F1 expects the message of 0SEND_F1, but that of 0SEND_F0 arrived",
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a missing send": (
+        handled(0, "SEND_F", ALL_BUT_ONE),
+        [
+            LATE,
+            r"rank 1: 1F3 waits for 1RECV_F3 \(rank 0 → 1: F of microbatch 3\): ",
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a missing send, debug": (
+        handled(0, "SEND_F", ALL_BUT_ONE, debug=True),
+        [
+            LATE,
+            "CommunicationError: rank 1: 1RECV_F1 expects the message of 0SEND_F1, but that of 0SEND_F2 arrived",
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a missing send of a gradient": (
+        handled(2, "SEND_B", None),
+        [LATE, r"rank 1: 1B0 waits for 1RECV_B0 \(rank 2 → 1: B of microbatch 0\): ", LATE],
+        STOPPED,
+    ),
+    "a missing receive": (
+        handled(1, "RECV_F", None),
+        [LATE, "CommunicationError: rank 1: 1F0 waits for 1RECV_F0, which is not posted", LATE],
+        STOPPED,
+    ),
+    "a forward without a result": (
+        handled(0, "F", None),
+        [
+            "PipelineError: rank 0: 0SEND_F0 failed: there is no result of 0F0: its handler must call step.give",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "another shape than earlier": (
+        with_stage(
+            0,
+            "lambda s, x: s.a(x) if x.isfinite().all() else s.a(x)[:1]",
+            "pipeline.step(SPOILT, Y)",
+        ),
+        [
+            r"CommunicationError: rank 0: 0SEND_F2 sends float32 \(1, 4\), but the receiver expects float32",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "another dtype than earlier": (
+        with_stage(
+            0,
+            "lambda s, x: s.a(x) if x.isfinite().all() else s.a(x).double()",
+            "pipeline.step(SPOILT, Y)",
+        ),
+        [
+            r"CommunicationError: rank 0: 0SEND_F2 sends float64 \(2, 4\), but the receiver expects float32",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a shape that does not fit": (
+        with_stage(0, "lambda s, x: s.a(x)[:, :3]"),
+        [LATE, "PipelineError: rank 1: 1F0 failed: RuntimeError: mat1 and mat2 shapes cannot be multiplied", LATE],
+        STOPPED,
+    ),
+    "a dtype that does not fit": (
+        with_stage(0, "lambda s, x: s.a(x).double()"),
+        [LATE, "PipelineError: rank 1: 1F0 failed: RuntimeError: mat1 and mat2 must have the same dtype", LATE],
+        STOPPED,
+    ),
+    "a dtype that cannot be sent": (
+        with_stage(0, "lambda s, x: torch.complex(s.a(x), x)"),
+        ["PipelineError: rank 0: 0SEND_F0 failed: cannot send a 2-dimensional tensor of torch.complex64", LATE, LATE],
+        STOPPED,
+    ),
+    "a dict between stages": (
+        with_stage(0, "lambda s, x: {'x': s.a(x)}"),
+        ["PipelineError: rank 0: 0F0 failed: pass a tensor or a tuple of tensors between stages; got dict", LATE, LATE],
+        STOPPED,
+    ),
+    "a tuple of more than tensors between stages": (
+        with_stage(1, "lambda s, x: (s.a(x), None)"),
+        [
+            LATE,
+            "rank 1: 1F0 failed: pass a tensor or a tuple of tensors between stages; got tuple of Tensor, NoneType",
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a DTensor between stages": (
+        """
+from torch.distributed.tensor import DTensor, init_device_mesh
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+pipeline = make(change={0: Of(lambda s, x: DTensor.from_local(s.a(x), mesh), a=layer(0))})
+pipeline.step(X, Y)
+""",
+        [
+            "PipelineError: rank 0: 0SEND_F0 failed: a message can only have dense tensors of one rank; got a DTensor",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a sparse tensor between stages": (
+        with_stage(0, "lambda s, x: s.a(x).to_sparse()"),
+        [
+            "PipelineError: rank 0: 0SEND_F0 failed: a message can only .* got a sparse tensor: send its to_dense",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a message that torch refuses": (
+        """
+pipeline = make()
+if rank == 0:
+    pipeline.messages.channel = type("Refusing", (), {"send": lambda *a: exec("raise RuntimeError('no such luck')")})()
+pipeline.step(X, Y)
+""",
+        [
+            r"CommunicationError: rank 0: 0SEND_F0 \(.*\): RuntimeError: no such luck \(in the order: ",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "an input changed in place": (
+        with_stage(1, "lambda s, x: s.a(x.relu_())"),
+        [
+            LATE,
+            "PipelineError: rank 1: 1F0 failed: stage 1 changes its input in place, .* with x = x.clone",
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a stage that raises": (
+        with_stage(
+            1,
+            "lambda s, x: s.a(x) if x.isfinite().all() else 1 // 0",
+            "pipeline.step(SPOILT, Y)",
+        ),
+        [LATE, "PipelineError: rank 1: 1F2 failed: ZeroDivisionError: integer division or modulo by zero", LATE],
+        STOPPED,
+    ),
+    "a backward that raises": (
+        """
+class Broken(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x.clone())
+    backward = staticmethod(lambda ctx, dy: 1 // 0)
+pipeline = make("zb-h1", change={1: Of(lambda s, x: Broken.apply(s.a(x)), a=layer(1))})
+pipeline.step(X, Y)
+""",
+        [LATE, "PipelineError: rank 1: 1I0 failed: ZeroDivisionError", LATE],
+        STOPPED,
+    ),
+    "an interrupt": (
+        with_stage(1, "lambda s, x: interrupt()"),
+        [LATE, "KeyboardInterrupt", LATE],
+        STOPPED,
+    ),
+    "a loss that is not finite": (
+        """
+pipeline = make()
+pipeline.step(SPOILT, Y)
+""",
+        ["PipelineError: rank 2: 2F2 gave a loss of nan; check microbatch 2 and the learning rate"] * 3,
+        AGAIN,
+    ),
+    "a loss of several numbers": (
+        """
+pipeline = make(loss_fn=lambda y, target: (y - target).square())
+pipeline.eval(X, Y)
+""",
+        [
+            LATE,
+            LATE,
+            r"PipelineError: rank 2: 2F0 failed: a microbatch.s loss must be .* got a tensor of shape \(2, 4\)",
+        ],
+        STOPPED,
+    ),
+    "a loss that is not a tensor": (
+        """
+pipeline = make(loss_fn=lambda y, target: 0.5)
+pipeline.step(X, Y)
+""",
+        [
+            LATE,
+            LATE,
+            "PipelineError: rank 2: 2F0 failed: a microbatch's loss must be a tensor with one element; got float",
+        ],
+        STOPPED,
+    ),
+    "no loss_fn": (
+        """
+pipeline = make(loss_fn=None)
+pipeline.step(X, Y)
+""",
+        [
+            LATE,
+            LATE,
+            r"PipelineError: rank 2: 2F0 failed: .* got .*: return a scalar from loss_fn, or from the last stage",
+        ],
+        STOPPED,
+    ),
+    "no targets": (
+        """
+pipeline = make()
+pipeline.step(X)
+""",
+        [None, None, "SettingError: rank 2 holds the last stage, so step needs the targets there"],
+        None,
+    ),
+    "no inputs": (
+        """
+pipeline = make()
+pipeline.step(None, Y)
+""",
+        ["SettingError: rank 0 holds the first stage, so step needs the inputs there", None, None],
+        None,
+    ),
+    "microbatches that do not fit": (
+        """
+pipeline = make()
+pipeline.step(list(X.split(3)), Y)
+""",
+        ["SettingError: input 0 is a list of 3 microbatches, but the schedule has 4"] * 3,
+        AGAIN,
+    ),
+    "another batch on one rank": (
+        """
+pipeline = make()
+pipeline.step(X if rank < 2 else X[:6], Y)
+""",
+        ["CommunicationError: microbatch 2 of the inputs has a different shape or dtype on rank 0 than on rank 2"] * 3,
+        AGAIN,
+    ),
+    "another batch on one rank, later": (
+        """
+pipeline = make()
+pipeline.step(X, Y)
+pipeline.step(X if rank < 2 else X[:6], Y)
+""",
+        [
+            LATE,
+            LATE,
+            r"rank 2 cannot start step \(here, the call or the batch's shapes differ from the last ones\): not every",
+        ],
+        STOPPED,
+    ),
+    "another schedule on one rank": (
+        """
+pipeline = make("1f1b" if rank < 2 else "gpipe")
+pipeline.step(X, Y)
+""",
+        ["CommunicationError: rank 2 has a different schedule than rank 0; give all ranks the same"] * 3,
+        "CommunicationError",
+    ),
+    "another number of microbatches on one rank": (
+        """
+pipeline = make(microbatches=4 if rank else 8)
+pipeline.step(X, Y)
+""",
+        ["CommunicationError: rank 1 has a different schedule than rank 0; give all ranks the same"] * 3,
+        "CommunicationError",
+    ),
+    "debug on one rank": (
+        """
+pipeline = make(debug=rank == 1)
+pipeline.step(X, Y)
+""",
+        ["CommunicationError: rank 1 has a different debug than rank 0; give all ranks the same"] * 3,
+        "CommunicationError",
+    ),
+    "another seed on one rank": (
+        """
+pipeline = make()
+pipeline.seed = rank
+pipeline.step(X, Y)
+""",
+        ["CommunicationError: rank 1 has a different seed than rank 0; give all ranks the same"] * 3,
+        "CommunicationError",
+    ),
+    "a norm below 0 to clip to": (
+        """
+pipeline = make()
+pipeline.step(X, Y)
+pipeline.clip_grad_norm(-1.0)
+""",
+        ["SettingError: max_norm must be a number above 0; got -1.0"] * 3,
+        AGAIN,
+    ),
+    "a step in inference mode": (
+        """
+pipeline = make()
+with torch.inference_mode():
+    pipeline.step(X, Y)
+""",
+        ["SettingError: step cannot compute gradients within torch.inference_mode"] * 3,
+        AGAIN,
+    ),
+    "an eval on one rank": (
+        """
+pipeline = make()
+pipeline.eval(X, Y) if rank == 1 else pipeline.step(X, Y)
+""",
+        ["CommunicationError: rank 0 calls step, but rank 1 calls eval; call the same on all"] * 3,
+        AGAIN,
+    ),
+    "an eval on one rank, later": (
+        """
+pipeline = make()
+pipeline.step(X, Y)
+pipeline.eval(X, Y) if rank == 1 else pipeline.step(X, Y)
+""",
+        [
+            LATE,
+            r"rank 1 cannot start eval \(here, the call or the batch's shapes differ from the last ones\): not every",
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "weights unfrozen between steps": (
+        """
+pipeline = make(change={0: layer(0).requires_grad_(False)})
+pipeline.step(X, Y)
+if rank == 0:
+    pipeline.stages[0].module.requires_grad_()
+pipeline.step(X, Y)
+""",
+        [
+            "CommunicationError: rank 0: 0SEND_F0 sends .* make a new Pipeline after \\(un\\)freezing",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "orders that run only if sends are buffered": (
+        """
+lowered = pp.lower(pp.schedule("1f1b", size, 4))
+orders = [[], [], []]
+for order, late in zip(lowered.orders, orders):
+    for action in order:
+        if action.op in ("F", "B"):  # each receive just before what needs it
+            receive = pp.Action(action.stage, Op("RECV_" + action.op), action.microbatch)
+            late += [receive] * (receive in order)
+        if action.op not in ("RECV_F", "RECV_B"):
+            late.append(action)
+late = pp.Schedule("late", lowered.placement, 4, tuple(map(tuple, orders)))
+assert not pp.check(late)
+pipeline = make(late)
+""",
+        ["SettingError: .* would run only if every send were buffered: deadlock: rank 1 waits at position"] * 3,
+        None,
+    ),
+    "a write after a send": (
+        """
+class Reused(nn.Module):
+    "Gives the same memory again and again."
+    def __init__(self):
+        super().__init__()
+        self.a, self.memory = layer(0), torch.zeros(2, 4)
+    def forward(self, x):
+        y = self.a(x)
+        y.data = self.memory.copy_(y.detach())
+        return y
+pipeline = make("gpipe", change={0: Reused()}, debug=True)
+pipeline.step(X, Y)
+""",
+        [
+            "CommunicationError: rank 0: a tensor of 0SEND_F0 was written to after it was sent; make a new tensor",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a rank that is late for the step": (
+        """
+pipeline = make()
+if rank == 2:
+    time.sleep(2)
+pipeline.step(X, Y)
+""",
+        [
+            "CommunicationError: rank 0 cannot start step: not every rank reached it within 1.5 s",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+    "a rank that is slow": (
+        with_stage(1, "lambda s, x: (time.sleep(2), s.a(x))[1]"),
+        [
+            r"rank 0: 0B0 waits for 0RECV_B0 \(rank 1 → 0: B of microbatch 0\): rank 1 has not come to it within 1.5 s",
+            LATE,
+            LATE,
+        ],
+        STOPPED,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def failures(ranks):
+    return run(ranks, 3, 5, {case: code for case, (code, _, _) in FAILURES.items()})
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_is_a_clear_error_on_every_rank(failures, case):
+    _, expected, after = FAILURES[case]
+    for rank, (why, (first, then, took)) in enumerate(zip(expected, failures[case], strict=True)):
+        assert why is None or re.search(why.format(rank=rank) if why == LATE else why, first), first
+        assert after is None or then.startswith(after), then
+        assert took < 10  # the timeout is 1.5 s
+
+
+DYING = """
+pipeline = make(change={1: Of(lambda s, x: os._exit(0), a=layer(1))}, timeout=30)
+print(json.dumps([case, outcome(lambda: pipeline.step(X, Y)), "", 0]), flush=True)
+time.sleep(rank == 0)  # the other ranks connect through rank 0
+os._exit(0)
+"""
+
+
+def test_ranks_that_wait_for_a_dead_rank_report_the_lost_connection(ranks):
+    first, last = run(ranks, 3, 1, {"dying": DYING})["dying"]
+    assert (
+        "rank 0: 0B0 waits for 0RECV_B0 (rank 1 → 0: B of microbatch 0): the connection to rank 1 is lost" in first[0]
+    )
+    assert (
+        "rank 2: 2RECV_F0 (rank 1 → 2: F of microbatch 0): the connection to rank 1 is lost; that rank has" in last[0]
+    )
+
+
+ENDED = """
+pipeline = make(timeout=30)
+pipeline.step(X, Y)
+if rank == 1:
+    os._exit(0)
+time.sleep(1)
+print(json.dumps([case, outcome(lambda: pipeline.step(X, Y)), "", 0]), flush=True)
+time.sleep(rank == 0)
+os._exit(0)
+"""
+
+
+def test_a_rank_that_dies_between_steps_is_reported_by_the_others(ranks):
+    first, last = run(ranks, 3, 1, {"ended": ENDED})["ended"]
+    assert first[0].startswith("CommunicationError: rank 0 cannot start step: ")
+    assert last[0].startswith("CommunicationError: rank 2: 2RECV_F0 (rank 1 → 2: F of microbatch 0): the connection")
+
+
+def with_change(change):
+    """Return a lowered schedule after `change` has edited its orders."""
+    schedule = pp.lower(pp.schedule("1f1b", ranks=2, microbatches=3))
+    orders = [list(order) for order in schedule.orders]
+    change(orders)
+    return replace(schedule, orders=tuple(map(tuple, orders)))
+
+
+def swap(order, one, other):
+    here, there = (order.index(pp.Action.parse(word)) for word in (one, other))
+    order[here], order[there] = order[there], order[here]
+
+
+def test_illegal_orders_are_refused_at_construction():
+    swapped = with_change(lambda orders: swap(orders[1], "1RECV_F0", "1RECV_F1"))
+    with pytest.raises(pp.ScheduleError, match="1RECV_F1 would get what 0SEND_F0 sends"):
+        Pipeline(swapped, {})
+    missing = with_change(lambda orders: orders[0].remove(pp.Action.parse("0SEND_F1")))
+    with pytest.raises(pp.ScheduleError, match="rank 0: 0SEND_F1 is never run"):
+        Pipeline(missing, {})
+
+
+@pytest.mark.parametrize(
+    ("stages", "why"),
+    [
+        ({}, "rank 0 holds the stages 0, 1; got none: give a module for each"),
+        ({0: nn.Identity()}, "rank 0 holds the stages 0, 1; got 0: give a module for each"),
+        ({0: nn.Identity(), 1: nn.Identity(), 2: nn.Identity()}, "rank 0 holds the stages 0, 1; got 0, 1, 2: give"),
+        ([nn.Identity()], "rank 0 holds the stages 0, 1; got [Identity()]: give a module for each"),
+        ({0: nn.Identity(), 1: abs}, "the module of stage 1 must be a torch.nn.Module; got <built-in function abs>"),
+    ],
+)
+def test_stages_other_than_those_of_the_rank_are_refused(stages, why):
+    with pytest.raises(pp.SettingError, match=re.escape(why)):
+        Pipeline(pp.schedule("interleaved", ranks=1, microbatches=2, chunks=2), stages)
+
+
+def test_too_few_ranks_are_refused():
+    with pytest.raises(pp.SettingError, match="needs 2 ranks; the group has 1"):
+        Pipeline(pp.schedule("1f1b", ranks=2, microbatches=2), {0: nn.Identity()})

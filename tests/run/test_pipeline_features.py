@@ -1,0 +1,295 @@
+"""What a pipeline can do besides a plain step: each feature has the results of one process."""
+
+import inspect
+
+import pytest
+from cases import run
+
+from ppedu.run import Pipeline
+
+CORRECT = {
+    "a pipeline is made without messages": """
+group = fresh()
+schedule = pp.schedule("dualpipe", 4, 8)
+stages = {stage: layer(stage) for stage in local_stages(schedule, rank)}
+if rank == 2:  # the other ranks wait until it has made its pipeline
+    Pipeline(schedule, stages, fn.mse_loss, group)
+dist.barrier()
+assert torch.isfinite(Pipeline(schedule, stages, fn.mse_loss, group).step(X, Y))
+""",
+    "an evaluation changes neither gradients nor modes": """
+def stages():
+    made = {stage: nn.Sequential(layer(stage), nn.Dropout(0.5), nn.BatchNorm1d(4)) for stage in range(4)}
+    made[2][1].eval()
+    return made
+pipeline, model = make(change=stages()), nn.Sequential(*stages().values()).eval()
+weights = [weight for stage in pipeline.stages.values() for weight in stage.module.parameters()]
+weights[0].grad = before = torch.ones_like(weights[0])
+for _ in range(2):
+    y = pipeline.forward(X)
+    assert torch.equal(y, torch.cat([model(x) for x in X.split(2)])) if rank == 3 else y is None
+    loss = pipeline.eval(X, Y)
+    assert torch.equal(pipeline.losses, torch.stack([fn.mse_loss(model(x), y) for x, y in zip(X.split(2), Y.split(2))]))
+    assert loss == pipeline.losses.mean()
+assert weights[0].grad is before and before.eq(1).all() and all(weight.grad is None for weight in weights[1:])
+modes = [part.training for part in pipeline.stages[rank].module.children()]
+assert modes == [True, rank != 2, True] and pipeline.steps == 0
+""",
+    "outputs of a model may be any tensors, or something else": """
+pipeline = make(change={3: Of(lambda s, x: (s.a(x), x.sum()), a=layer(3))}, batching=Batching(output_dim=1))
+found = pipeline.forward(X)
+assert found is None if rank < 3 else (found[0].shape, found[1].shape) == ((2, 16), (4,))
+last = Of(lambda s, x: {"y": s.a(x)}, a=layer(3))
+pipeline = make(change={3: last}, loss_fn=lambda y, target: fn.mse_loss(y["y"], target))
+found = pipeline.forward(X)
+assert found is None if rank < 3 else found["y"].shape == (8, 4)
+assert pipeline.step(X, Y) == pipeline.eval(X, Y)
+pipeline = make("dualpipe", 8)
+found, expected = pipeline.forward(X), make("gpipe", 8).forward(X)
+both = [torch.zeros(4, 4) for _ in range(4)]
+dist.all_gather(both, torch.zeros(4, 4) if found is None else found)
+assert rank < 3 or torch.equal(torch.cat([both[3], both[0]]), expected)
+""",
+    "a handler can replace every op": """
+from collections import Counter
+from ppedu.core.actions import overlap
+from ppedu.run.interpreter import METHODS
+seen = set()
+schedules = [pp.schedule(name, 4, 8) for name in ["zb-h1", "dualpipe", "1f1b-overlap"]]
+paired = schedules[-1]
+turned = [[overlap(*action.parts[::-1]) if action.parts else action for action in order] for order in paired.orders]
+schedules.append(pp.Schedule("turned", paired.placement, 8, tuple(map(tuple, turned))))
+for schedule in schedules:
+    done = Counter()
+    pipelines = [make(schedule) for _ in range(2)]
+    for op in METHODS:
+        def counted(action, step):
+            done[action.op] += 1
+            step.default(action)
+        pipelines[0].on(op, counted)
+    losses = [pipeline.step(X, Y) for pipeline in pipelines]
+    assert losses[0] == losses[1]
+    agree(pipelines[0], {stage: pipelines[1].stages[stage].module for stage in pipelines[1].stages})
+    orders = pp.lower(schedule).order(rank)
+    expected = Counter(one.op for action in orders for one in (action, *action.parts))
+    assert done == expected, (done, expected)
+    seen |= set(done)
+ops = [None] * size
+dist.all_gather_object(ops, seen)
+assert set().union(*ops) == {op for op in METHODS if op not in ("UNSHARD", "RESHARD", "REDUCE_GRAD")}
+assert "unknown op 'SEND'" in outcome(lambda: pipelines[0].on("SEND", counted))
+""",
+    "stages take and return several tensors, some without gradients": """
+def stages():
+    return {
+        0: Of(lambda s, x: (s.a(x), torch.arange(len(x)).flip(0), x * 2), a=layer(0)),
+        1: Of(lambda s, x, n, y: (n > 0, s.a(x)[n] + y, s.b(y), x), a=layer(1), b=layer(5)),
+        2: Of(lambda s, more, x, y, z: (s.a(x * y), more.double(), z), a=layer(2)),
+        3: Of(lambda s, x, more, z: s.a(x) + z * more[:, None].float(), a=layer(3)),
+    }
+for name in ["1f1b", "zb-h1", "gems"]:
+    for debug in [False, True]:
+        model, pipeline = list(stages().values()), make(name, change=stages(), debug=debug)
+        for _ in range(2):
+            losses = reference(model)
+            pipeline.step(X, Y)
+            agree(pipeline, model, losses, exact=name != "gems")
+""",
+    "every stage gets the keywords": """
+def turn(s, x, scale, table, power):
+    return s.a(x) * scale[0] + table**power
+def stages():
+    return {stage: Of(turn, a=layer(stage)) for stage in range(4)}
+def quarter(y, target):
+    return fn.mse_loss(y, target) / 4
+scale, table = numbers(1, 8, 1), numbers(4)
+batching = Batching(input_dims={"scale": 1, "table": None})
+model, pipeline = list(stages().values()), make(change=stages(), batching=batching)
+pipeline.step(X, Y, scale=scale, table=table, power=2)
+pieces = zip(X.split(2), Y.split(2), scale.split(2, 1))
+losses = [reference(model, [x], [y], quarter, scale=piece, table=table, power=2) for x, y, piece in pieces]
+agree(pipeline, model)
+assert torch.allclose(pipeline.loss, torch.cat(losses).sum())
+""",
+    "stages may be frozen": """
+for frozen in [[0], [1], [0, 1], [0, 2], [1, 3], [0, 1, 2]]:
+    def stages():
+        return {stage: layer(stage).requires_grad_(stage not in frozen) for stage in range(4)}
+    group = fresh()
+    for name in ["1f1b", "zb-h1"]:
+        model, pipeline = list(stages().values()), make(name, change=stages(), group=group)
+        for _ in range(2):
+            losses = reference(model)
+            pipeline.step(X, Y)
+            agree(pipeline, model, losses)
+""",
+    "dropout depends on the seed, and not on the schedule": """
+x, y = X[:2].repeat(4, 1), Y[:2].repeat(4, 1)  # four times the same microbatch
+def trained(name, seed):
+    pipeline = make(name, change={stage: nn.Sequential(layer(stage), nn.Dropout(0.5)) for stage in range(4)}, seed=seed)
+    state = torch.get_rng_state()
+    losses = [loss for _ in range(2) for loss in (pipeline.step(x, y), pipeline.losses)[1].tolist()]
+    assert torch.equal(state, torch.get_rng_state())
+    return losses, {stage: each.module for stage, each in pipeline.stages.items()}, pipeline
+losses, model, _ = trained("gpipe", 1)
+assert len(set(losses)) == 8
+for name in ["1f1b", "zb-h1"]:
+    again, _, pipeline = trained(name, 1)
+    assert again == losses
+    agree(pipeline, model)
+assert trained("gpipe", 2)[0] != losses
+""",
+    "tied weights have the gradients of one weight, step after step": """
+def stages(last):
+    w = nn.Parameter(numbers(4, 4))
+    first = Of(lambda s, x: s.a(x @ s.w), a=layer(0), w=w)
+    ends = {0: first, last: Of(lambda s, x: s.a(x) @ s.w.t(), a=layer(last), w=w)}
+    return {stage: ends.get(stage) or layer(stage) for stage in range(last + 1)}
+for name in ["1f1b", "zb-v", "gems"]:
+    last = pp.schedule(name, 4, 4).stages - 1
+    model, theirs = list(stages(last).values()), stages(last)
+    theirs[last].w = nn.Parameter(numbers(4, 4))
+    pipeline = make(name, change=theirs, tied=[((0, "w"), (last, "w"))])
+    for _ in range(3):
+        losses = reference(model)
+        pipeline.step(X, Y)
+        agree(pipeline, model, losses, exact=False)
+""",
+    "pipelines side by side average their gradients and losses": """
+mine, half = rank % 2, rank // 2
+group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
+replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
+for name, stages in [("1f1b", 2), ("zb-h1", 2), ("interleaved", 4), ("zb-v", 4)]:
+    schedule = pp.schedule(name, 2, 4)
+    held = {stage: layer(stage) for stage in local_stages(schedule, mine)}
+    pipeline = Pipeline(schedule, held, fn.mse_loss, group, replicas=replicas)
+    models = [[layer(stage) for stage in range(stages)] for _ in range(2)]
+    losses = [reference(model, x.split(1), y.split(1)) for model, x, y in zip(models, X.split(4), Y.split(4))]
+    loss = pipeline.step(X.split(4)[half], Y.split(4)[half])
+    for one, other in zip(models[0], models[1]):
+        for weight, other in zip(one.parameters(), other.parameters()):
+            weight.grad = (weight.grad + other.grad) / 2
+    agree(pipeline, models[0])
+    assert torch.equal(pipeline.losses, losses[half]) and torch.allclose(loss, torch.cat(losses).mean())
+    why = ["F0 gave a loss of nan", "another replica has a loss of nan"][half]
+    assert why in outcome(lambda: pipeline.step(SPOILT.split(4)[1 - half], Y[:4]))
+""",
+    "a failure is reported by the ranks that share gradients with the failed one": """
+def failing(pipeline):
+    last = pipeline.schedule.orders[pipeline.group.rank][-1]
+    def handler(action, step):
+        step.default(action)
+        if action == last:
+            raise ValueError("at the very end")
+    pipeline.on(last.op, handler)
+pipeline = make("dualpipe", 8)
+if rank == 0:
+    failing(pipeline)
+said = outcome(lambda: pipeline.step(X, Y))
+why = {0: "rank 0: 0W3 failed: ValueError: at the very end", 3: "rank 3 cannot synchronize the gradients: "}
+assert why.get(rank, f"rank {rank} cannot end the step: not every rank") in said, said
+mine, half = rank % 2, rank // 2
+group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
+replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
+pipeline = Pipeline(pp.schedule("1f1b", 2, 4), {mine: layer(mine)}, fn.mse_loss, group, replicas=replicas, timeout=1.5)
+if rank == 2:
+    failing(pipeline)
+said = outcome(lambda: pipeline.step(X, Y))
+why = ["rank 0 cannot synchronize", "rank 1 cannot end the step", "rank 0: 0B3 failed", "rank 1 cannot end the step"]
+assert why[rank] in said, said
+""",
+    "gradients are clipped by the norm over the whole model": """
+for name in ["1f1b", "zb-v", "dualpipe", "chimera"]:
+    pipeline = make(name, 8)
+    model = [layer(stage) for stage in range(pipeline.schedule.stages)]
+    reference(model, X.split(1), Y.split(1))
+    pipeline.step(X, Y)
+    weights = [weight for module in model for weight in module.parameters()]
+    norm = torch.nn.utils.clip_grad_norm_(weights, 1e9)
+    assert abs(pipeline.clip_grad_norm(1e9) - norm) < 1e-5 * norm
+    agree(pipeline, model, exact=False)
+    torch.nn.utils.clip_grad_norm_(weights, norm / 3)
+    pipeline.clip_grad_norm(norm.item() / 3)
+    agree(pipeline, model, exact=False)
+schedule = pp.schedule("zb-v", 4, 4)  # its first stage and its last one are on the same rank, and may be one
+first = layer(0)
+pipeline, model = make(schedule, change={0: first, 7: first}), [layer(stage) for stage in range(7)]
+model.append(model[0])
+reference(model)
+pipeline.step(X, Y)
+norm = torch.nn.utils.clip_grad_norm_(nn.ModuleList(model).parameters(), 0.01)
+assert abs(pipeline.clip_grad_norm(0.01) - norm) < 1e-5 * norm
+agree(pipeline, model, exact=False)
+""",
+    "every schedule has the same results with debug": """
+group = fresh()
+for name in pp.schedules():
+    microbatches = next(m for m in range(1, 40) if outcome(lambda: pp.schedule(name, 4, m).validate()) is None)
+    x, y = numbers(microbatches, 4), numbers(4, microbatches).t()
+    pipelines = [make(name, microbatches, group=group, debug=debug) for debug in [True, False]]
+    losses = [pipeline.step(x, y) for pipeline in pipelines for _ in range(2)]
+    assert len({loss.item() for loss in losses}) == 1, name
+    agree(pipelines[0], {stage: each.module for stage, each in pipelines[1].stages.items()})
+""",
+    "batches may be of any size, from step to step": """
+for name in ["1f1b", "zb-v"]:
+    pipeline = make(name)
+    model = [layer(stage) for stage in range(pipeline.schedule.stages)]
+    for size in [8, 5, 11, 8, 4, 5]:
+        x, y = numbers(size, 4), numbers(4, size).t()
+        pieces = x.tensor_split(4), y.tensor_split(4)
+        losses = reference(model, *pieces)
+        mean = sum(loss * len(piece) for loss, piece in zip(losses, pieces[0])) / size
+        assert torch.allclose(pipeline.step(x, y), mean) and torch.equal(pipeline.losses, losses)
+        assert torch.allclose(pipeline.eval(x, y), mean) and torch.equal(pipeline.losses, losses)
+        agree(pipeline, model, exact=False)
+        found = pipeline.forward(x)
+        assert found is None or torch.equal(found, torch.cat([nn.Sequential(*model)(piece) for piece in pieces[0]]))
+""",
+    "sent tensors are freed once they have arrived": """
+from torch.multiprocessing.reductions import StorageWeakRef
+most = {}
+for microbatches in [8, 32]:
+    pipeline, sent, alive = make("1f1b", microbatches), [], []
+    def remembered(action, step):
+        step.default(action)
+        sent.extend(StorageWeakRef(each.untyped_storage()) for each in step.messages.sent[action].tensors)
+        alive.append(sum(not each.expired() for each in sent))
+    for op in ["SEND_F", "SEND_B"]:
+        pipeline.on(op, remembered)
+    x, y = numbers(microbatches, 4), numbers(4, microbatches).t()
+    for _ in range(2):
+        pipeline.step(x, y)
+    assert all(each.expired() for each in sent)
+    most[microbatches] = max(alive)
+assert most[32] == most[8] <= 2 * size, most
+""",
+    "forwards in mixed precision send and receive it": """
+seen = []
+def loss_fn(y, target):
+    seen.append(y.dtype)
+    return fn.mse_loss(y.float(), target)
+pipeline = make(autocast=torch.bfloat16, loss_fn=loss_fn)
+model = [layer(stage) for stage in range(4)]
+with torch.autocast("cpu", torch.bfloat16):
+    losses = reference(model, loss_fn=loss_fn)
+pipeline.step(X, Y)
+agree(pipeline, model, losses, exact=False)
+assert rank < 3 or set(seen) == {torch.bfloat16}
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def right(ranks):
+    return run(ranks, 4, 1, CORRECT)
+
+
+@pytest.mark.parametrize("case", CORRECT)
+def test_a_feature_has_the_results_of_one_process(right, case):
+    assert [first for first, _, _ in right[case]] == ["fine"] * 4
+
+
+def test_a_pipeline_takes_at_most_ten_keywords():
+    parameters = inspect.signature(Pipeline).parameters
+    assert len(set(parameters) - {"schedule", "stages"}) <= 10
