@@ -64,6 +64,7 @@ test-pythons: .venv/.test
 lint: .venv/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/oxlint --deny-warnings ppedu/view

@@ -1,6 +1,7 @@
-"""What each lesson takes on one processor: the memory of its kernel and ranks together, its longest cell: `make bench`.
+"""Memory and longest cell of each lesson on one processor, for `make bench`.
 
-They are meant to stay under 1 GB and 30 s. Widgets are widgets here, as for a learner; JupyterLab itself is not in it.
+The memory is that of the kernel and its ranks together, without JupyterLab. It should stay under 1 GB, and the longest cell
+under 30 s. Widgets are real widgets here, as for a learner.
 """
 
 import os

@@ -28,7 +28,7 @@ from jupyter_client import KernelManager
 from ppedu.notebook.resources import memory
 
 REPEATS = 5  # or fewer, if they take long
-DEADLOCK = 3  # seconds after which somebody interrupts ranks that wait for each other
+DEADLOCK = 3  # seconds after which a user interrupts ranks that wait for each other
 IDLE, NEXT, GONE, ALL = 40, 30, 6, 345  # seconds at most: to be idle, next cell, processes' end; and for all this
 
 MEET = """\
@@ -152,7 +152,7 @@ def close(kernel):
 
 
 def begin(kernel, program, ranks=4):
-    """Request that a program be run, and wait until so many ranks have met in it."""
+    """Send a request to run a program, and wait until all its ranks have met."""
     for path in [*kernel.folder.glob("rank?"), *kernel.folder.glob("go")]:
         path.unlink()
     request = kernel.client.execute(cell(kernel.way, program))

@@ -1,4 +1,4 @@
-"""What is written down about the project is true: the README's snippet, the environments, the imports."""
+"""Statements about the project are true: the README's snippets, the environments, the make targets, the workflows."""
 
 import ast
 import json
@@ -51,7 +51,7 @@ def _first_line(node):
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
 
 
-def test_readme_links_and_pictures_are_there():
+def test_readme_links_and_pictures_exist():
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", README) + re.findall(r'src="([^"]+)"', README):
         assert (ROOT / target).exists(), target
 

@@ -37,7 +37,7 @@ AVOID = {
     r"those (?:who|whose)": "name them: ranks that ...",
     r"(?<!the )others (?:who|that|wait|have|need|send|share)|(?:by|of|to) others": "the other ranks, the peers",
     rf"(?<!there )(?<!where )\b{BE} no(?:$| (?!{NO})\w+)": "is not a ...",
-    r"(?:is|are|was|were|has|have|had|having|gives?) none": "there are no ..., has no ...",
+    r"(?:is|are|was|were|has|have|had|having|gives?) none(?! of)": "there are no ..., has no ...",
     r"(?:is|are) there(?= (?:already|by now|yet|too)|[.,;:)]|$)": "exists, has arrived, is installed",
     r"for people": "human-readable",
     rf"{BE} taken (?:to be|for)": "is assumed to be",
