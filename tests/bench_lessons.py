@@ -1,7 +1,7 @@
 """Memory and longest cell of each lesson on one processor, for `make bench`.
 
-The memory is that of the kernel and its ranks together, without JupyterLab. It should stay under 1 GB, and the longest cell
-under 30 s. Widgets are real widgets here, as for a learner.
+The memory is that of the kernel and its ranks together, without JupyterLab. It should stay under 1 GB, and the longest
+cell under 30 s. Widgets are real widgets here, as for a learner.
 """
 
 import os

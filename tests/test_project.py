@@ -1,4 +1,4 @@
-"""Statements about the project are true: the README's snippets, the environments, the make targets, the workflows."""
+"""Statements about the project are true: the README's snippets, the environments, make targets, workflows."""
 
 import ast
 import json

@@ -169,7 +169,7 @@ def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
 
 
 def _size(arguments: Sequence[Any], keywords: Mapping[str, Any], batching: Batching) -> int:
-    """Return the number of samples in a microbatch, which its first tensor tells; 0 if there is none."""
+    """Return the number of samples in a microbatch, taken from its first tensor, or 0 if it has no tensor."""
     inputs: list[tuple[int | str, Any]] = [*enumerate(arguments), *keywords.items()]
     return next((size for name, value in inputs for size in _sizes(value, batching.input_dim(name))), 0)
 

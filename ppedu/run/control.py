@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline agree on before a step, and the losses and times that they exchange after it.
+"""The agreement of a pipeline's ranks before a step, and the exchange of losses and times after it.
 
 Each exchange is one row of numbers per rank. Rank 0 collects the rows and sends all of them to every rank: with gloo,
 this takes a third of the time of its all_gather, which passes the rows around a ring.

@@ -28,7 +28,7 @@ WHOLE, SHARDED, IN_PARTS, WRAPPED = 0, 1, 2, 3  # how a rank stores the weights 
 
 
 def storage(modules: Mapping[int, nn.Module]) -> list[int]:
-    """Return one stage for each way of storing weights (WHOLE, SHARDED, IN_PARTS, WRAPPED); -1 if there is none.
+    """Return one stage for each way of storing weights (WHOLE, SHARDED, IN_PARTS, WRAPPED), -1 for a way not in use.
 
     modules: all stages of the rank, by number. Those without trainable weights do not count.
     """
@@ -77,7 +77,7 @@ def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
 
 
 class Shards:
-    """Gathers, frees and reduces the sharded stages of one rank, when the schedule says so and at no other time.
+    """Gathers, frees and reduces the sharded stages of one rank, when the schedule requires it and at no other time.
 
     modules: all stages of the rank, by number. In sharded ones, fully_shard no longer acts by itself.
 
@@ -170,7 +170,7 @@ class Shards:
         Raises:
             PipelineError: the weights are not gathered.
         """
-        if action.stage in self.parts and torch.is_grad_enabled():  # an evaluation has none
+        if action.stage in self.parts and torch.is_grad_enabled():  # an evaluation reduces no gradients
             self.wait(action)
             root = self.parts[action.stage][0]
             root.set_requires_gradient_sync(True)

@@ -18,7 +18,7 @@ each_case = pytest.mark.parametrize("timeline", CASES, ids=lambda t: t.schedule.
 
 
 def state(timeline, **options):
-    """What the browser is sent of one timeline."""
+    """Return the data that the browser gets for one timeline."""
     (data,) = Stack([Panel(timeline, **options)]).state()["panels"]
     return data
 

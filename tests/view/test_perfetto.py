@@ -273,7 +273,7 @@ BROKEN = {
     "no microbatches": about(microbatches=0),
     "an unknown placement": about(placement="ring"),
     "a negative weight": about(activation=[-1, 1]),
-    "an event that is no action": event(name="forward"),
+    "an event that is not an action": event(name="forward"),
     "an event of no rank": event(tid=30),
     "an event of no timeline": event(pid=2),
     "an event at no time": event(ts=None),
@@ -293,7 +293,7 @@ BUGS = {
     "a name that is a number": event(name=5),
     "a rank below 0": event(tid=-1),
     "an end before its start": event(dur=-1e6),
-    "a time that is no number": event(ts=float("nan")),
+    "a time that is not a number": event(ts=float("nan")),
     "weights of other stages": about(activation=[1]),
 }
 
@@ -331,7 +331,7 @@ BOMBS = {
     "a thousand million ranks": '{"ppedu":[{"ranks": 1000000000}], "traceEvents": []}',
     "ranks, chunks and microbatches": sized(ranks=10**9, chunks=10**9, microbatches=10**9),
     "as many ranks as are allowed": sized(ranks=5_000_000, chunks=1, microbatches=1),
-    "a text so many times": sized(ranks=10**9, chunks="loop", microbatches=1),
+    "a text in place of a number of chunks": sized(ranks=10**9, chunks="loop", microbatches=1),
     "lists in lists": "[" * 100_000 + "]" * 100_000,
     "a number of many digits": '{"ppedu": ' + "9" * 5000 + "}",
 }
