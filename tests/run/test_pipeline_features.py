@@ -1,4 +1,4 @@
-"""What a pipeline can do besides a plain step: each feature has the results of one process."""
+"""Features of a pipeline besides a plain step: each feature has the results of one process."""
 
 import inspect
 

@@ -29,7 +29,7 @@ def side_by_side(size):
     return place, PipelineGroup(rank, size, own), beside
 
 class Layer(nn.Module):
-    "A linear layer, one that is never used, and the running mean of what came in."
+    "A linear layer, one that is never used, and the running mean of its inputs."
     def __init__(self, stage):
         super().__init__()
         with torch.random.fork_rng():
