@@ -493,6 +493,7 @@ function paintRectangles(context, timeline, layout, shades) {
     }
     context.fillStyle = ink;
     context.textAlign = "center";
+    context.textBaseline = "middle";
     let font = "";
     for (const i of boxes) {
       const [x, y, width, height] = layout.box(i);
