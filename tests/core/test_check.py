@@ -322,3 +322,12 @@ def test_two_rings_are_two_problems():
     problems = check(schedule)
     assert all(problem.kind == "deadlock" for problem in problems)
     assert [{rank for rank, *_ in ring(problem)} for problem in problems] == [{0, 1}, {2, 3}]
+
+
+def test_a_rank_is_stuck_at_an_action_that_does_not_exist():
+    assert pp.align(read("0F0 0F5 0B0")) == ((F(0, 0),),)
+
+
+def test_gradients_are_reduced_after_the_last_use_of_their_stage():
+    problems = check(read("0F0 0B0 0REDUCE_GRAD 0F1", microbatches=2))
+    assert "0REDUCE_GRAD is too early: 0F1 comes after it, at position 3" in " ".join(map(str, problems))
