@@ -261,7 +261,7 @@ def start_swap(
 def failure(error: RuntimeError, peer: int, within: str = "in time") -> str:
     """Explain in words why a message failed: rank `peer` is late, or gone, or else torch's own error."""
     if LATE.search(str(error)):
-        return f"rank {peer} has not come to it {within}"
+        return f"rank {peer} did not answer {within}"
     if LOST.search(str(error)):
         return (
             f"the connection to rank {peer} is lost; that rank has failed or ended, so look for its own error "

@@ -10,7 +10,7 @@ from torch import nn
 import ppedu as pp
 from ppedu.run import Pipeline
 
-LATE = "rank {rank}[ :].*(has not come to it within|not every rank reached it within|the connection to .* is lost)"
+LATE = "rank {rank}[ :].*(did not answer within|not every rank reached it within|the connection to .* is lost)"
 STOPPED = "PipelineError: this pipeline cannot be used after an error within a step "
 AGAIN = "0.82"  # the loss of a good step
 
@@ -440,7 +440,7 @@ pipeline.step(X, Y)
     "a rank that is slow": (
         with_stage(1, "lambda s, x: (time.sleep(2), s.a(x))[1]"),
         [
-            r"rank 0: 0B0 waits for 0RECV_B0 \(rank 1 → 0: B of microbatch 0\): rank 1 has not come to it within 1.5 s",
+            r"rank 0: 0B0 waits for 0RECV_B0 \(rank 1 → 0: B of microbatch 0\): rank 1 did not answer within 1.5 s",
             LATE,
             LATE,
         ],
