@@ -203,11 +203,13 @@ class RankPool:
         processes = list(self.processes.values())  # a copy: the other thread removes ranks that have ended
         for process in processes:
             kill_group(process)
-        if not processes and self._server is not None:
+        server = self._server  # the other thread may close it meanwhile
+        if not processes and server is not None:
             if self._runner in (None, threading.current_thread()):
                 self.close()
-            else:  # the other thread waits for ranks that have not started yet
-                self._server.kill()
+            else:  # the other thread waits for ranks that have not started yet, or is about to return
+                server.kill()
+                server.wait()  # or the next run might still find it alive
 
     def _require_idle(self) -> None:
         """Raise SettingError if ranks of another thread are running."""
