@@ -130,7 +130,9 @@ class Board:
         return self._timeline
 
     def left(self, rank: int) -> tuple[Action, ...]:
-        """Return the actions that `rank` still has to run. A backward that may be split is a B until its I is placed.
+        """Return the actions that `rank` still has to run.
+
+        A backward that may be split counts as one B until its I is placed, and then as its W.
 
         Raises:
             SettingError: there is no such rank.
@@ -355,7 +357,7 @@ class Board:
     # --- the verdict ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> str:
-        """Return how good the completed board is, in a sentence or two; before that, how many actions are left."""
+        """Return one or two sentences: how good a complete board is, or how many actions are left."""
         if not self.complete:
             return f"{plural(sum(len(self.left(rank)) for rank in range(self.ranks)), 'action')} left to place"
         timeline = self.timeline

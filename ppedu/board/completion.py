@@ -72,7 +72,7 @@ def undo_advice(board: Board) -> str:
 
 
 def remaining(board: Board) -> tuple[Action, ...]:
-    """Return actions that complete the board: the rest of par if its orders have been followed, or the best policy's.
+    """Return actions that complete the board: the rest of par if the board follows par, else those of the best policy.
 
     Raises:
         ScheduleError: the board cannot be completed from here within the memory.

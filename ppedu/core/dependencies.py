@@ -180,7 +180,8 @@ class Numbered:
     def _pair(self, action: Action) -> int:
         """Return the number of an overlapped pair.
 
-        Pairs form a block if their parts belong to the same two blocks, with the same difference in microbatches.
+        Two pairs belong to the same block if their first parts do, their second parts do, and the microbatches of the
+        parts are equally far apart.
         """
         numbers = first, second = self._numbers(action.parts)
         block, microbatch = divmod(first, self.microbatches)
@@ -224,11 +225,12 @@ class Replay:
 
 
 def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous: bool = False) -> Replay:
-    """Return the global order in which the ranks take turns, one action each, when all of them can.
+    """Let the ranks take turns, one action each, and return the order in which the actions ran.
 
-    A rank with a missing result pauses until another rank produces it.
+    A rank whose next action lacks a result pauses until another rank produces it. A rank that pauses forever is
+    reported in `Replay.blocked`.
 
-    known: The ranks to replay. The other ranks are assumed to have produced everything.
+    known: The ranks to replay, by default all. The other ranks are assumed to have produced everything.
     rendezvous: A send waits until its peer has reached the receive. A receive waits for its message either way.
     """
     orders, blocks, size = numbered.orders, numbered.blocks, numbered.microbatches

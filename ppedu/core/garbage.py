@@ -11,7 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def without_gc(function: Function) -> Function:
-    """Disable cyclic garbage collection while `function` runs.
+    """Decorator: disable cyclic garbage collection during each call of `function`.
 
     A large schedule consists of millions of small tuples without reference cycles. Reference counting frees them, and
     searching them for cycles takes as long as creating them.

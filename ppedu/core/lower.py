@@ -130,9 +130,9 @@ def label(action: Action, placement: Placement) -> str:
 
 
 def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
-    """Yield each action with the UNSHARD, RESHARD and REDUCE_GRAD before it; at the end, those that remain.
+    """Yield each action, preceded by the sharding actions that it requires; at the end, the remaining ones.
 
-    The stages that the rank computes with next are the gathered ones.
+    resident: how many stages are gathered at a time, namely those that the rank computes with soonest.
     """
     used = [
         tuple(dict.fromkeys(part.stage for part in action.parts)) if action.parts else (action.stage,)

@@ -41,7 +41,11 @@ MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
 
 def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) -> Iterator[Problem]:
-    """Yield the problems in the orders of the `known` ranks, those of single actions first, up to MOST_PROBLEMS."""
+    """Yield at most MOST_PROBLEMS problems: first those of single actions, then those of several.
+
+    known: the ranks whose orders are inspected; the others are assumed to do their part.
+    replayed: the result of `replay` for these ranks.
+    """
     return islice(_Inspection(schedule, known, replayed).problems(), MOST_PROBLEMS)
 
 
@@ -60,7 +64,7 @@ class _Inspection:
 
     @cached_property
     def places(self) -> dict[Action, tuple[int, int]]:
-        """The rank and index of each action, of the first one if it is repeated. A pair counts as its two parts."""
+        """The (rank, index) at which each action first occurs. The two parts of a pair are entered, not the pair."""
         places: dict[Action, tuple[int, int]] = {}
         for rank in self.known:
             for index, action in enumerate(self.schedule.orders[rank]):

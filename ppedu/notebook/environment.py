@@ -12,7 +12,7 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def launcher_environment() -> dict[str, str]:
-    """Return the environment of a launcher: this process's, with one thread and this package on the module path."""
+    """Return a launcher's environment variables: this process's, one OpenMP thread, this package on the module path."""
     return os.environ | ONE_THREAD | module_path()
 
 

@@ -67,7 +67,7 @@ def describe_hang(locations: Sequence[Location], ended: Collection[int]) -> str:
 
 
 def _torch_wait(frame: FrameType) -> Wait | None:
-    """Return the wait of a blocking call of torch.distributed, None if the frame is not one."""
+    """Return what a blocking call of torch.distributed waits for, None if `frame` is not such a call."""
     name, values = frame.f_code.co_name, frame.f_locals
     if not frame.f_code.co_filename.endswith("distributed_c10d.py"):
         return None

@@ -52,7 +52,7 @@ def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Close and remove the descriptors, so that calling this again does nothing."""
+    """Close the file descriptors and empty the list; calling this again does nothing."""
     while descriptors:
         os.close(descriptors.pop())
 

@@ -16,7 +16,7 @@ from ppedu.view.perfetto import load
 
 
 class LiveRun(Interactive):
-    """The widget that `show_live` updates: losses and last step of a training in the ranks of a cell."""
+    """The widget that `show_live` updates: the losses and the latest step's timeline of the training in a cell."""
 
     kind = "live"
 

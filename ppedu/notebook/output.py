@@ -19,7 +19,7 @@ PICTURE = re.compile(re.escape(FIGURE).replace(r"\{\}", r"(\d+-\d+\.png)"))
 
 
 class Screen(Protocol):
-    """The place where output is shown."""
+    """A notebook cell or a terminal, to which output is written."""
 
     def text(self, text: str) -> None:
         """Show complete lines."""

@@ -257,7 +257,7 @@ def _only(value: Any, other: Any) -> str:
 
 @contextmanager
 def _one_error(what: str) -> Iterator[None]:
-    """Raise errors of files and of torch as a PipelineError that begins with `what` and names the first cause."""
+    """Context manager: turn an error of a file or of torch into a PipelineError, "<what>: <the original cause>"."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # true, and fine, for one rank

@@ -95,7 +95,11 @@ class Control:
                     raise CommunicationError(f"rank {rank} has a different {name} than rank 0; give all ranks the same")
 
     def require_none(self, problems: Sequence[str], purpose: str) -> None:
-        """Raise SettingError on every rank if one has found `problems`; a rank's own are in its error."""
+        """Raise SettingError on every rank if any rank passes `problems`. All ranks must call this.
+
+        A rank that has problems reports its own; the others name the rank that has some. purpose: what the ranks were
+        about to do, for the error of a timeout.
+        """
         counts = self.exchange(torch.tensor([len(problems)]), purpose).flatten().tolist()
         if problems:
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

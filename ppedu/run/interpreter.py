@@ -270,7 +270,10 @@ class Step:
         handler(action, self)
 
     def _accept(self, message: Action, user: Action) -> None:
-        """Wait for a message that `user` requires, and let go of the sends that must have arrived before it."""
+        """Wait for a message that `user` requires, and release earlier sends.
+
+        The sender of the message has received these sends before, so their memory can be freed.
+        """
         result = message.op.value, message.stage, message.microbatch
         self._results[result] = self.messages.wait(message, user, self.pipeline.device)
         self.messages.release(self.program.delivered[message])

@@ -135,7 +135,7 @@ class Pipeline:
 
     @cached_property
     def forwards(self) -> Program:
-        """The program of an evaluation: the schedule's forwards only."""
+        """This rank's program for an evaluation: the schedule's forwards, without backwards."""
         singles = ((single for action in order for single in action.singles) for order in self.schedule.orders)
         orders = tuple(tuple(single for single in order if single.op == Op.F) for order in singles)
         return Program(lower(replace(self.schedule, orders=orders), fsdp=self.sharded), self.group.rank)

@@ -43,7 +43,8 @@ def _widget_class() -> type:
         raise SettingError(f"widgets need {error.name}, which is not installed; pip install 'ppedu[lab]'") from None
 
     class Widget(anywidget.AnyWidget):
-        """The browser's side of an Interactive. Its state is JSON, because traitlets would walk through a dict."""
+        """The browser's side of an Interactive. Its state is text (JSON): traitlets would compare a dict entry
+        by entry."""
 
         _esm = script()
         _css = style("widgets")

@@ -181,7 +181,7 @@ class Stack:
 
     @cached_property
     def legend(self) -> dict[str, str]:
-        """The colours and lines that occur in the panels, in words. Their keys are also CSS classes and swatches."""
+        """The legend: a description of each colour and line that occurs. Each key is also the name of a CSS class."""
         placements = [panel.timeline.schedule.placement for panel in self.panels]
         ops = {box.op for panel in self.panels for box in panel.boxes}
         outlines = [panel.outline.source for panel in self.panels if panel.outline]

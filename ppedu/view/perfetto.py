@@ -169,7 +169,7 @@ def _whole(digits: str) -> int:
 def _placement(about: dict[str, Any]) -> Placement:
     """Return the placement of a saved timeline.
 
-    The sizes in the file are checked before anything is built, so that a few digits cannot fill the memory.
+    The sizes in the file are checked before anything is built, or a file with huge sizes would exhaust the memory.
     """
     require_size(about["ranks"], about["chunks"], about["microbatches"])
     if about["placement"] == "custom":

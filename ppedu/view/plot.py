@@ -79,8 +79,8 @@ def plot(
 def _draw(panel: Panel, ax: Axes, end: float, most: float | None) -> None:
     """Draw a panel without its legend.
 
-    end: a time that the axis must reach.
-    most: the activations that fill a memory strip; with None there are no strips.
+    end: the time axis reaches at least to this time.
+    most: the number of activations at the top of a memory strip; None for no strips.
     """
     ranks, unit = panel.timeline.schedule.ranks, panel.timeline.costs.unit
     bottom = ROW["floor"] if most is None else ROW["bottom"]

@@ -147,7 +147,7 @@ def _list(actions: tuple[Action, ...]) -> str:
 
 
 def _button(action: Action, free: bool) -> list[Any]:
-    """Return the text to send on a click, the label, the ops that colour the button, and whether it is enabled."""
+    """Return an action's button: the message of a click, the label, the ops that colour it, whether it is enabled."""
     return [str(action), " + ".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
 
 
