@@ -54,7 +54,7 @@ def _mixed_up(rehearsal: Rehearsal, case: str) -> str | None:
                 return f"{runs} with {given} of stage {given.stage}, where it needs {own} of stage {own.stage}"
             return (
                 f"{runs} with {given}. Messages are not labeled: the first one that rank {given.stage} sends is the "
-                f"first one that rank {rank.rank} receives. And the shapes are equal, so there is no error"
+                f"first one that rank {rank.rank} receives. The shapes match, so nothing raises an error"
             )
     return None
 

@@ -133,8 +133,8 @@ TIMES = [(4, 1, 1, 1), (8, 1, 1, 1), (1, 1, 1, 1), (4, 2, 3, 1), (4, 2, 1, 2), (
 WRONG_IDLE_TIMES: list[tuple[Callable[..., Any], str]] = [
     (
         lambda p, f, i, w: (p - 1) * (f + i - w),
-        "That is the published formula, which is right as long as W is no longer than F and I. A longer W does not "
-        "fill more: some of the waiting comes before there is any W to run",
+        "That is the published formula, which is right if W takes at most as long as F and as I. A longer W does "
+        "not fill more: some of the waiting comes before there is any W to run",
     ),
     (
         lambda p, f, i, w: (p - 1) * max(0, f + i - w),
