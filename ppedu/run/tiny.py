@@ -66,8 +66,10 @@ def run_schedule(
 
     slots: dict[tuple[str, int, int], torch.Tensor] = {}
     receives: dict[tuple[str, int, int], Any] = {}  # requests that are still filling their slots
-    sends: list[tuple[Any, torch.Tensor]] = []  # requests, each with its tensor, which must live until it has arrived
-    graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # input and output of F, kept for B or I
+    # Requests, each with its tensor, which must live until it has arrived.
+    sends: list[tuple[Any, torch.Tensor]] = []
+    # Input and output of F, kept for B or I.
+    graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     weight_halves: dict[tuple[int, int], Callable[[], None]] = {}  # what I leaves for W to do
 
     def take(kind: str, stage: int, microbatch: int) -> torch.Tensor:
