@@ -292,8 +292,8 @@ WRONG = {
         "06.4",
         gpipe(newest_first_on_the_last),
         "rank 0 runs the backward of microbatch 0 with the gradient of microbatch 1. Messages are not "
-        "labeled: the first one that rank 1 sends is the first one that rank 0 receives. And the shapes are "
-        "equal, so there is no error.",
+        "labeled: the first one that rank 1 sends is the first one that rank 0 receives. The shapes "
+        "match, so nothing raises an error.",
     ),
     "backward on the activation": (
         "06.4",
