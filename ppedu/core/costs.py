@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
-from numbers import Rational, Real
+from numbers import Rational
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, Op
@@ -15,6 +15,7 @@ from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, Ticks, plain, ratio
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_instance, require_number
 
 Cost = Number | Sequence[Number]
 
@@ -185,6 +186,13 @@ class Clock(NamedTuple):
         return self.alone[action.op][action.stage] if action.op in self.alone else 0
 
 
+def require_costs(costs: Costs | None) -> Costs:
+    """Return `costs`, or the default costs for None. Raise SettingError if it is anything else."""
+    costs = Costs() if costs is None else costs
+    require_instance("costs", costs, Costs, "Costs, such as Costs(forward=1, backward=2)")
+    return costs
+
+
 def _python(value: Any) -> Any:
     """Return a number as a Python number; an array, a tensor or a sequence as a tuple of Python numbers."""
     if hasattr(value, "tolist"):  # from NumPy or torch, which are not imported here
@@ -196,8 +204,6 @@ def _python(value: Any) -> Any:
 
 def _require_cost(name: str, number: Any) -> None:
     """Raise SettingError unless `number` is a number from 0 to LARGEST."""
-    real = isinstance(number, Real) and not isinstance(number, bool)
-    if not (real and 0 <= number < math.inf):
-        raise SettingError(f"{name} must be a number of at least 0; got {number!r}")
+    require_number(name, number, lambda number: 0 <= number < math.inf, "a number of at least 0")
     if number > LARGEST:
         raise SettingError(f"{name} must be at most {LARGEST:g}, or sums would overflow; give it in a larger unit")

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from itertools import accumulate, chain, pairwise
-from numbers import Rational, Real
+from numbers import Rational
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
-from ppedu.core.validate import require_count
+from ppedu.core.validate import require_count, require_number
 
 MOST_STAGES, MOST_WORK = 100_000, 2_000_000  # work: layers times stages; a few seconds at worst
 
@@ -147,8 +147,7 @@ def _weights(costs: Iterable[Number], first: Number, last: Number) -> list[int]:
         raise SettingError(f"costs must be numbers, one for each layer; got {costs!r}") from None
     exact = []
     for cost in each:
-        if isinstance(cost, bool) or not isinstance(cost, Real) or not 0 <= cost < math.inf:
-            raise SettingError(f"a cost must be a number of at least 0; got {cost!r}")
+        require_number("a cost", cost, lambda cost: 0 <= cost < math.inf, "a number of at least 0")
         exact.append(Fraction(cost if isinstance(cost, Rational) else float(cost)))
     unit = math.lcm(*(cost.denominator for cost in exact))
     begin, end, *weights = [int(cost * unit) for cost in exact]

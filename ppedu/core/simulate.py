@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ppedu.core.actions import RECEIVE
-from ppedu.core.costs import Clock, Costs
-from ppedu.core.errors import SettingError
+from ppedu.core.costs import Clock, Costs, require_costs
 from ppedu.core.garbage import without_gc
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.timeline import Span, Timeline
@@ -24,10 +23,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         SettingError: The costs do not match the number of stages.
     """
     require_schedule("simulate", schedule)
-    if costs is not None and not isinstance(costs, Costs):
-        raise SettingError(f"simulate takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
     schedule.validate()
-    return simulate_partial(schedule, costs or Costs())
+    return simulate_partial(schedule, require_costs(costs))
 
 
 def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:

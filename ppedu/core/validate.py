@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -14,6 +16,12 @@ def require_instance(name: str, value: Any, kind: Any, such_as: str) -> None:
     """Raise SettingError unless `value` is a `kind`: a class, or a tuple of classes."""
     if not isinstance(value, kind):
         raise SettingError(f"{name} must be {such_as}; got {value!r}")
+
+
+def require_number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> None:
+    """Raise SettingError unless `value` is a real number, not a bool, that `fits`. `wanted` describes such numbers."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not fits(value):
+        raise SettingError(f"{name} must be {wanted}; got {value!r}")
 
 
 def require_rank(rank: Any, ranks: int) -> int:

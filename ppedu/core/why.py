@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Action, Op
 from ppedu.core.costs import Costs
 from ppedu.core.dependencies import Result, produces, requires
-from ppedu.core.errors import SettingError
 from ppedu.core.numeric import pretty, ratio
 from ppedu.core.reorder import reorder
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Gap, Span, Timeline
+from ppedu.core.validate import require_number
 
 if TYPE_CHECKING:
     from ppedu.core.costs import Cost
@@ -72,8 +71,7 @@ def critical_path(timeline: Timeline) -> list[tuple[int, Span]]:
 
 def why_idle(timeline: Timeline, rank: int, time: Any) -> str:
     """See `Timeline.why_idle`."""
-    if isinstance(time, bool) or not isinstance(time, Real) or not float(time) >= 0:
-        raise SettingError(f"time must be a number of at least 0; got {time!r}")
+    require_number("time", time, lambda time: time >= 0, "a number of at least 0")
     reasons, moment = timeline.reasons, timeline.start + time
     row = reasons.rows[rank]
     index = next((index for index, span in enumerate(row) if span.end > moment), len(row))

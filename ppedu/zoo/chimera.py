@@ -1,4 +1,4 @@
-"""GEMS and Chimera: two whole pipelines in opposite directions, one after the other or merged without a conflict."""
+"""GEMS and Chimera: two copies of the model in opposite directions, used one after the other or at the same time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from ppedu.zoo.registry import require_even
     ),
 )
 def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Alternate one microbatch down and one up: the next sets out during a backward (Jain et al., GEMS, SC 2020).
+    """Yield the actions of `rank` in GEMS: microbatches alternate between two copies of the model (Jain et al., 2020).
 
-    A rank holds the activations of a single microbatch and the weights of two stages. Its idle time is little shorter
-    than in the naive schedule.
+    One copy has its first stage on rank 0, the other on the last rank. The first half of the microbatches goes down the
+    ranks through the former, the second half up through the latter. The forwards of a microbatch start during the
+    backwards of the one before. A rank holds the weights of two stages, and the activations of one microbatch at a
+    time. Its idle time is slightly shorter than in the naive schedule.
 
-    Picture: the Vs of the naive schedule, every other one upside down, slightly closer together.
+    In a timeline: the Vs of the naive schedule, every other one upside down, slightly closer together.
     """
     half = microbatches - microbatches // 2
     for i in range(half):
@@ -47,14 +49,18 @@ def gems(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     ),
 )
 def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Send half of the microbatches down and half up, in alternation (Li and Hoefler, arXiv 2107.06925, §3).
+    """Yield the actions of `rank` in Chimera: half of the microbatches go down the ranks, half up (arXiv 2107.06925).
 
-    Time is divided into slots for a forward or a backward. A unit is p/2 microbatches in each direction, started two
-    slots apart. It fits together without a conflict, and units follow each other 2p slots apart. If F = B and p divides
-    m, the idle share of the time is (p-2)/(2m+p-2). A rank holds the weights of two stages and the activations of p/2+1
-    to p microbatches.
+    There are two copies of the model in opposite directions (Li and Hoefler, §3), so a rank holds the weights of two
+    stages. Time is divided into slots, each for a forward or a backward. Let p be the ranks and m the microbatches. A
+    unit is p/2 microbatches in each direction, started two slots apart; no two of its actions need the same slot of a
+    rank. Units follow each other 2p slots apart. If a forward takes as long as a backward and p divides m, the idle
+    share of the time is (p-2)/(2m+p-2). A rank holds the activations of p/2+1 to p microbatches.
 
-    Picture: two sets of slanted lines, woven together.
+    In a timeline: two sets of slanted lines, woven together.
+
+    Raises:
+        SettingError: the number of ranks or of microbatches is odd.
     """
     require_even("chimera", "ranks", ranks)
     require_even("chimera", "microbatches", microbatches)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 from ppedu.core.actions import Action, B, F, I, W, overlap
 from ppedu.core.errors import SettingError
 from ppedu.zoo import Facts, register
 from ppedu.zoo.registry import require_even
+
+# The forwards and the backwards of one stage, each in the order of the microbatches.
+Stream = tuple[Iterator[Action], Iterator[Action]]
 
 
 @register(
@@ -22,22 +26,24 @@ from ppedu.zoo.registry import require_even
     ),
 )
 def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Feed half of the microbatches from each end into two copies of the model (DeepSeek-V3, arXiv 2412.19437, §3.2.1).
+    """Yield the actions of `rank` in DualPipe: microbatches from both ends overlap (DeepSeek-V3, arXiv 2412.19437).
 
-    Each rank holds a stage of both copies, so twice the weights, and the activations of p+1 microbatches. If F = I,
-    W <= I and a pair takes F+B, the idle time is (p/2-1)(FB+B-3W).
+    There are two copies of the model in opposite directions (§3.2.1); half of the microbatches pass through each. In
+    the steady state a forward of one stream overlaps a backward of the other. Let p be the ranks, F, B, I and W the
+    times of a forward, a backward and its halves, and FB that of an overlapped pair. Each rank holds a stage of both
+    copies, so twice the weights, and the activations of p+1 microbatches. If F = I, W <= I and FB = F+B, the idle time
+    is (p/2-1)(FB+B-3W).
 
-    Picture: slanted warm-ups from the top and the bottom that cross, pairs in the middle, weight backwards at the end.
+    In a timeline: slanted warm-ups from the top and the bottom that cross, pairs in the middle, Ws at the end.
+
+    Raises:
+        SettingError: the number of ranks or of microbatches is odd, or there are fewer than 2p microbatches.
     """
     require_even("dualpipe", "ranks", ranks)
-    if microbatches % 2 or microbatches < 2 * ranks:
-        nearest = max(2 * ranks, microbatches + microbatches % 2)
-        raise SettingError(
-            f"dualpipe needs an even number of microbatches, at least twice the ranks; got {microbatches} "
-            f"for {ranks} ranks — try {nearest}"
-        )
-    down = _Stream(rank, range(microbatches // 2))
-    up = _Stream(ranks - 1 - rank, range(microbatches // 2, microbatches))
+    _require_twice("dualpipe", ranks, microbatches)
+    require_even("dualpipe", "microbatches", microbatches)
+    down = _stream(rank, range(microbatches // 2))
+    up = _stream(ranks - 1 - rank, range(microbatches // 2, microbatches))
     near, far = (down, up) if rank < ranks // 2 else (up, down)
     yield from _two_streams(min(rank, ranks - 1 - rank), ranks // 2, near, far, microbatches // 2)
 
@@ -54,43 +60,41 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     ),
 )
 def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Cut DualPipe in half: one copy of the model, down the ranks and back up (DualPipe repository, "DualPipeV").
+    """Yield the actions of `rank` in DualPipeV: DualPipe with one copy of the model (github.com/deepseek-ai/DualPipe).
 
-    A microbatch on its way back up meets those on their way down. The formulas are those of DualPipe for 2p ranks, with
-    the times of a chunk.
+    The stages go down the ranks and back up, two on each rank. So the forwards of microbatches on their way down
+    overlap the backwards of earlier ones on their way up. The formulas are those of DualPipe for twice the ranks, with
+    the times of one of a rank's two stages.
 
-    Picture: the upper half of DualPipe's.
+    In a timeline: the upper half of DualPipe's.
+
+    Raises:
+        SettingError: there are fewer than 2 * ranks microbatches.
     """
-    if microbatches < 2 * ranks:
-        raise SettingError(
-            f"dualpipev needs at least twice as many microbatches as ranks; got {microbatches} for {ranks} ranks "
-            f"— try {2 * ranks}"
-        )
-    near = _Stream(rank, range(microbatches))
-    far = _Stream(2 * ranks - 1 - rank, range(microbatches))
+    _require_twice("dualpipev", ranks, microbatches)
+    near = _stream(rank, range(microbatches))
+    far = _stream(2 * ranks - 1 - rank, range(microbatches))
     yield from _two_streams(rank, ranks, near, far, microbatches)
 
 
-class _Stream:
-    """The forwards and the backwards of one stage, each handed out in the order of the microbatches."""
-
-    def __init__(self, stage: int, microbatches: range):
-        self.stage = stage
-        self._forwards, self._backwards = iter(microbatches), iter(microbatches)
-
-    def forward(self) -> Action:
-        return F(self.stage, next(self._forwards))
-
-    def backward(self) -> Action:
-        return B(self.stage, next(self._backwards))
+def _require_twice(name: str, ranks: int, microbatches: int) -> None:
+    """Raise SettingError unless the schedule `name` gets at least twice as many microbatches as ranks."""
+    if microbatches < 2 * ranks:
+        raise SettingError(f"{name} needs at least {2 * ranks} microbatches for {ranks} ranks; got {microbatches}")
 
 
-def _two_streams(depth: int, half: int, near: _Stream, far: _Stream, microbatches: int) -> Iterator[Action]:
-    """Yield the order of the rank at `depth` hops from the end where `near` enters the pipeline.
+def _stream(stage: int, microbatches: range) -> Stream:
+    return (F(stage, m) for m in microbatches), (B(stage, m) for m in microbatches)
+
+
+def _two_streams(depth: int, half: int, near: Stream, far: Stream, microbatches: int) -> Iterator[Action]:
+    """Yield the order of the rank at `depth` hops from the end where the stream `near` enters the pipeline.
 
     The streams meet after `half` ranks. `near` passes this rank on its way in, `far` on its way out; each has
-    `microbatches` of them.
+    `microbatches` microbatches.
     """
+    near_forwards, near_backwards = near
+    far_forwards, far_backwards = far
     hops = half - 1 - depth  # to where the streams meet
     delayed: deque[Action] = deque()
 
@@ -99,29 +103,28 @@ def _two_streams(depth: int, half: int, near: _Stream, far: _Stream, microbatche
         delayed.append(W(backward.stage, backward.microbatch))
         return I(backward.stage, backward.microbatch)
 
-    for _ in range(2 * hops):
-        yield near.forward()
+    yield from islice(near_forwards, 2 * hops)
     for _ in range(depth + 1):
-        yield near.forward()
-        yield far.forward()
+        yield next(near_forwards)
+        yield next(far_forwards)
     for _ in range(hops):
-        yield split(far.backward())
+        yield split(next(far_backwards))
         yield delayed.popleft()
-        yield far.forward()
+        yield next(far_forwards)
     for turn in range(microbatches - 2 * half + depth + 1):
         if turn == 0 and hops == 0:  # where the streams meet, a pair would only make the other ranks wait
-            yield near.forward()
-            yield far.backward()
+            yield next(near_forwards)
+            yield next(far_backwards)
         else:
-            yield overlap(near.forward(), far.backward())
-        yield overlap(far.forward(), near.backward())
+            yield overlap(next(near_forwards), next(far_backwards))
+        yield overlap(next(far_forwards), next(near_backwards))
     for _ in range(hops):
-        yield far.backward()
-        yield overlap(far.forward(), near.backward())
+        yield next(far_backwards)
+        yield overlap(next(far_forwards), next(near_backwards))
     for turn in range(2 * (depth + 1)):
-        backward = (near if turn % 2 else far).backward()
+        backward = next(near_backwards if turn % 2 else far_backwards)
         yield split(backward) if turn >= depth + 1 else backward  # the second half of them
     for _ in range(hops):
         yield delayed.popleft()
-        yield split(near.backward())
+        yield split(next(near_backwards))
     yield from delayed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
@@ -22,11 +22,20 @@ def equal_groups(ranks: int, microbatches: int) -> list[range]:
     return [range(first, last) for first, last in pairwise(starts)]
 
 
-def depth_first(rank: int, ranks: int, chunks: int, groups: list[range]) -> tuple[list[Action], list[Action]]:
-    """Return a rank's forwards and its backwards: each group passes through every chunk before the next group."""
+def depth_first(
+    rank: int, ranks: int, chunks: int, groups: list[range], warmup: int
+) -> Iterator[tuple[Action] | tuple[Action, Action]]:
+    """Yield the forwards of the warm-up, then each forward with a backward, then the backwards of the cooldown.
+
+    Each group of microbatches passes through every chunk on a rank before the next group follows. With one chunk the
+    warm-up has `warmup` forwards; each further chunk adds those of one group.
+    """
     forwards = [F(chunk * ranks + rank, m) for group in groups for chunk in range(chunks) for m in group]
     backwards = [B(chunk * ranks + rank, m) for group in groups for chunk in reversed(range(chunks)) for m in group]
-    return forwards, backwards
+    warmup = min(warmup + (chunks - 1) * len(groups[0]), len(forwards))
+    yield from zip(forwards[:warmup], strict=True)
+    yield from zip(forwards[warmup:], backwards, strict=False)
+    yield from zip(backwards[len(forwards) - warmup :], strict=True)
 
 
 @register(
@@ -36,38 +45,36 @@ def depth_first(rank: int, ranks: int, chunks: int, groups: list[range]) -> tupl
 def interleaved(
     rank: int, ranks: int, microbatches: int, chunks: int = 2, group: int | None = None
 ) -> Iterator[Action]:
-    """Run 1F1B over several chunks on each rank, depth first (Narayanan et al., arXiv 2104.04473, §2.2).
+    """Yield the actions of `rank` in interleaved 1F1B: several stages on each rank (arXiv 2104.04473, §2.2).
 
-    A group of microbatches passes through a rank's first chunk, then through its second, and so on; then the next group
-    follows. The bubble is that of 1F1B divided by `chunks`. With one chunk this is 1F1B with twice the warm-up, which
-    holds more activations and hides more of the latency.
+    A group of microbatches passes through a rank's first stage, then through its second, and so on; then the next group
+    follows (Narayanan et al.). The idle time is that of 1F1B divided by `chunks`. With one chunk this is 1F1B with
+    twice the warm-up, which holds more activations and hides more of the latency.
 
-    group: microbatches in each group but the last, which may be smaller, as in Megatron. By default the groups have
-        `ranks` microbatches or slightly more. A size with which the ranks would deadlock is refused.
+    chunks: the stages on each rank.
+    group: the microbatches in each group but the last, which may be smaller, as in Megatron. By default the groups have
+        `ranks` microbatches or slightly more.
 
-    Picture: 1F1B with a finer, longer warm-up; each microbatch visits a rank `chunks` times.
+    In a timeline: 1F1B with a finer, longer warm-up; each microbatch visits a rank `chunks` times.
+
+    Raises:
+        SettingError: with groups of this size the ranks would deadlock.
     """
     groups = equal_groups(ranks, microbatches)
     if group is not None:
         groups = _fixed_groups(ranks, microbatches, chunks, require_count("group", group))
-    yield from _one_f_one_b(rank, ranks, chunks, groups)
+    yield from _interleaved(rank, ranks, chunks, groups)
 
 
-def _one_f_one_b(rank: int, ranks: int, chunks: int, groups: list[range]) -> Iterator[Action]:
-    forwards, backwards = depth_first(rank, ranks, chunks, groups)
-    warmup = min((chunks - 1) * len(groups[0]) + 2 * (ranks - 1 - rank), len(forwards))
-    yield from forwards[:warmup]
-    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
-        yield forward
-        yield backward
-    yield from backwards[len(forwards) - warmup :]
+def _interleaved(rank: int, ranks: int, chunks: int, groups: list[range]) -> Iterator[Action]:
+    return chain.from_iterable(depth_first(rank, ranks, chunks, groups, warmup=2 * (ranks - 1 - rank)))
 
 
 @cache
 def _fixed_groups(ranks: int, microbatches: int, chunks: int, group: int) -> list[range]:
     """Split the microbatches into groups of `group`. Raise SettingError if the schedule then deadlocks."""
     groups = [range(first, min(first + group, microbatches)) for first in range(0, microbatches, group)]
-    orders = tuple(tuple(_one_f_one_b(rank, ranks, chunks, groups)) for rank in range(ranks))
+    orders = tuple(tuple(_interleaved(rank, ranks, chunks, groups)) for rank in range(ranks))
     trial = Schedule("interleaved", Placement.make("loop", ranks, chunks), microbatches, orders)
     if trial.problems:
         advice = f"group={ranks} or more" if group < ranks else f"a multiple of {group} microbatches"
@@ -80,16 +87,16 @@ def _fixed_groups(ranks: int, microbatches: int, chunks: int, group: int) -> lis
 
 @register("looped-bfs", facts=Facts("arXiv 2211.05953", idle="(p-1)*(F+B)/v if m >= p", peak="m"))
 def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
-    """Run all microbatches through one chunk, then through the next: breadth first (Lamy-Poirier, arXiv 2211.05953).
+    """Yield the actions of `rank` in looped BFS: all microbatches pass one stage, then the next (arXiv 2211.05953).
 
-    It has the bubble of interleaved 1F1B and the memory of GPipe. Each chunk's weights are used without interruption,
-    which suits sharded weights. Backwards run in reverse order, last microbatch first.
+    It is breadth first (Lamy-Poirier), with the idle time of interleaved 1F1B and the memory of GPipe. Each stage's
+    weights are used without interruption, which suits sharded weights. Backwards run in the reverse order of the
+    forwards.
 
-    Picture: GPipe, `chunks` times over.
+    chunks: the stages on each rank.
+
+    In a timeline: GPipe, `chunks` times over.
     """
-    for chunk in range(chunks):
-        for m in range(microbatches):
-            yield F(chunk * ranks + rank, m)
-    for chunk in reversed(range(chunks)):
-        for m in reversed(range(microbatches)):
-            yield B(chunk * ranks + rank, m)
+    forwards = [F(chunk * ranks + rank, m) for chunk in range(chunks) for m in range(microbatches)]
+    yield from forwards
+    yield from (B(stage, m) for stage, _, m, _ in reversed(forwards))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ppedu.core.actions import Action, B, F, overlap
+from ppedu.core.actions import Action, overlap
 from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import depth_first, equal_groups
 
@@ -18,21 +18,15 @@ from ppedu.zoo.interleaved import depth_first, equal_groups
     ),
 )
 def one_f_one_b_overlap(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Run 1F1B with each forward and backward of the steady state as one overlapped pair.
+    """Yield the actions of `rank` in 1F1B whose forwards and backwards overlap in pairs in the steady state.
 
-    It is Megatron's combined 1F1B with a single chunk on each rank; Megatron itself needs several. A pair must not
+    It is Megatron's combined 1F1B with a single stage on each rank; Megatron itself needs several. A pair must not
     contain a forward and a backward that depends on it. So the warm-up has two forwards for every hop to the last rank,
-    not one, and the last rank has a warm-up of one: rank 0 holds the activations of 2p microbatches.
+    not one, and the last rank has a warm-up of one: rank 0 holds the activations of up to 2 * ranks microbatches.
 
-    Picture: 1F1B with a warm-up of twice the length, then pairs.
+    In a timeline: 1F1B with a warm-up of twice the length, then pairs.
     """
-    warmup = min(2 * (ranks - 1 - rank) + 1, microbatches)
-    for m in range(warmup):
-        yield F(rank, m)
-    for m in range(warmup, microbatches):  # steady state
-        yield overlap(F(rank, m), B(rank, m - warmup))
-    for m in range(microbatches - warmup, microbatches):  # cooldown
-        yield B(rank, m)
+    yield from interleaved_overlap(rank, ranks, microbatches, chunks=1)
 
 
 @register(
@@ -46,18 +40,18 @@ def one_f_one_b_overlap(rank: int, ranks: int, microbatches: int) -> Iterator[Ac
 def interleaved_overlap(
     rank: int, ranks: int, microbatches: int, chunks: int = 2, backward_first: bool = False
 ) -> Iterator[Action]:
-    """Run interleaved 1F1B with the steady state in overlapped pairs (Megatron's combined 1F1B).
+    """Yield the actions of `rank` in interleaved 1F1B with overlapped pairs in the steady state (Megatron-LM).
 
     The warm-up is one forward longer than in interleaved 1F1B, so that no pair depends on itself.
 
+    chunks: the stages on each rank.
     backward_first: put the backward first in each pair. The single actions are then in the order of interleaved 1F1B.
 
-    Picture: interleaved 1F1B with pairs in its middle.
+    In a timeline: interleaved 1F1B with pairs in its middle.
     """
     groups = equal_groups(ranks, microbatches)
-    forwards, backwards = depth_first(rank, ranks, chunks, groups)
-    warmup = min((chunks - 1) * len(groups[0]) + 2 * (ranks - 1 - rank) + 1, len(forwards))
-    yield from forwards[:warmup]
-    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
-        yield overlap(backward, forward) if backward_first else overlap(forward, backward)
-    yield from backwards[len(forwards) - warmup :]
+    for actions in depth_first(rank, ranks, chunks, groups, warmup=2 * (ranks - 1 - rank) + 1):
+        if len(actions) == 1:
+            yield actions[0]
+        else:
+            yield overlap(*reversed(actions)) if backward_first else overlap(*actions)

@@ -21,7 +21,7 @@ from ppedu.core.garbage import without_gc
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.tables import in_html, in_text
-from ppedu.core.validate import require_count, require_name, require_size
+from ppedu.core.validate import require_instance, require_name, require_size
 from ppedu.zoo.facts import Facts
 
 Generator = Callable[..., Iterable[Action]]
@@ -62,8 +62,7 @@ def register(
     Raises:
         SettingError: the placement is unknown, the name is not text, or it is the name of a published schedule.
     """
-    if not isinstance(name, str):
-        raise SettingError(f'a schedule needs a name, as in @register("mine"); got {name!r}')
+    require_instance("a schedule's name", name, str, 'text, as in @register("mine")')
     require_name("a schedule's name", name)
     Placement.make(placement, 1, chunks)
 
@@ -188,7 +187,6 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
         close = get_close_matches(name.lower(), _entries, 1, cutoff=0.8) if isinstance(name, str) else ()
         suggestion = f"did you mean {close[0]!r}? " if close else ""
         raise SettingError(f"unknown schedule {name!r}; {suggestion}available: {', '.join(schedules())}")
-    ranks, microbatches = require_count("ranks", ranks), require_count("microbatches", microbatches)
     return build(name, _entries[name], ranks, microbatches, options)
 
 
@@ -196,19 +194,17 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """Build the schedule of an entry, registered or not, and call it `name`. Errors as for `schedule`."""
     settings = _settings(name, entry.generator, options)
-    _, chunks, _ = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
+    ranks, chunks, microbatches = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
     if "chunks" in options:
         options["chunks"] = chunks
     most = MOST_ACTIONS * microbatches * chunks
     orders = []
     for rank in range(ranks):
         actions = entry.generator(rank, ranks, microbatches, **options)
-        if isinstance(actions, Action):  # a tuple, which the next test would let pass
+        if isinstance(actions, Action) or not isinstance(actions, Iterable):  # an action is a tuple
             raise ScheduleError(
-                f"the schedule {name!r} returned one action for rank {rank}, {actions}; `yield` each action instead"
+                f"the schedule {name!r} returned {actions!r} for rank {rank}; it must yield actions, each with `yield`"
             )
-        if not isinstance(actions, Iterable):
-            raise ScheduleError(f"the schedule {name!r} returned {actions!r} for rank {rank}; it must yield actions")
         orders.append(tuple(islice(actions, most + 1)))
         if len(orders[rank]) > most:
             raise ScheduleError(

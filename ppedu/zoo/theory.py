@@ -14,15 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from numbers import Rational, Real
-from operator import index
+from numbers import Rational
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Op
-from ppedu.core.costs import Costs
+from ppedu.core.costs import Costs, require_costs
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, plain, pretty
-from ppedu.core.validate import require_count, require_size
+from ppedu.core.validate import require_count, require_number, require_size
 from ppedu.zoo.facts import letters_of, split, text
 from ppedu.zoo.registry import facts_of, published
 
@@ -116,10 +115,10 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     Raises:
         SettingError: a sequence does not have one cost for each rank, or overlapped pairs save time.
     """
-    costs = _require_costs(costs)
+    costs = require_costs(costs)
     if any(isinstance(cost, tuple) for cost in (costs.forward, costs.backward, costs.input, costs.weight)):
-        require_size(ranks, 1, microbatches)
-        letters: Letters = {"p": index(ranks), "m": index(microbatches), "c": costs.latency, **_times(costs, ranks)}
+        ranks, _, microbatches = require_size(ranks, 1, microbatches)
+        letters: Letters = {"p": ranks, "m": microbatches, "c": costs.latency, **_times(costs, ranks)}
         why = "rank r starts after the r stages before it, and has all its work to do"
         bound = "max(sum(F[:r]) + r*c + m*(F[r]+B[r]) for r in range(p))"
         whole = "max(sum(F[:r]) + sum(B[:r]) + 2*r*c + m*(F[r]+B[r]) for r in range(p))"
@@ -141,8 +140,9 @@ def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: 
     Raises:
         SettingError: stages are uneven, or overlapped pairs save time; the bound does not hold for either.
     """
+    costs = require_costs(costs)
     letters = _letters(ranks, microbatches, costs)
-    _require_no_gain(_require_costs(costs), ranks)
+    _require_no_gain(costs, ranks)
     letters["k"] = letters["m"] if most is None else min(letters["m"], require_count("most", most))
     why = "until its first gradient is back, the first rank has k forwards to do"
     return _bound("m*(F+B) + max(0, (p-1)*(I+2*c) + (p-k)*F)", why, letters)
@@ -160,8 +160,7 @@ def most_activations(lifespan: Number, interval: Number) -> int:
         SettingError: a time is not positive.
     """
     for name, time in (("lifespan", lifespan), ("interval", interval)):
-        if isinstance(time, bool) or not isinstance(time, Real) or not 0 < time < math.inf:
-            raise SettingError(f"{name} must be a time above 0; got {time!r}")
+        require_number(name, time, lambda time: 0 < time < math.inf, "a time above 0")
     return math.ceil(lifespan / interval)
 
 
@@ -175,8 +174,7 @@ def microbatches_for(bubble: Number, ranks: int, chunks: int = 1) -> int:
     Raises:
         SettingError: the bubble is not between 0 and 1.
     """
-    if isinstance(bubble, bool) or not isinstance(bubble, Real) or not 0 < bubble < 1:
-        raise SettingError(f"bubble must be a share between 0 and 1, such as 0.2; got {bubble!r}")
+    require_number("bubble", bubble, lambda share: 0 < share < 1, "a share between 0 and 1, such as 0.2")
     share = Fraction(str(bubble))  # 0.3 as written, not the float just below it
     enough = math.ceil((require_count("ranks", ranks) - 1) * (1 / share - 1) / require_count("chunks", chunks))
     return max(enough, ranks if chunks > 1 else 1)
@@ -197,29 +195,27 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
         raise SettingError(f"the number of chunks of {name} is fixed; leave out chunks")
     noun = _of(known, name)
     letters = _letters(ranks, microbatches, costs, 2 if chunks is None else chunks)
-    for condition in facts.sizes:
-        if not _evaluate(condition, letters):
-            raise SettingError(f"{name} exists only for {text(condition)}; got {_values(condition, letters)}")
+    _require(f"{name} exists only for", facts.sizes, letters)
     latency = letters["c"] > 0
     formula, conditions = split(getattr(facts, known), latency)
     if known == "idle_in_span":
         _, conditions = split(facts.idle, latency)
     conditions = [*facts.sizes, *conditions]
-    if quantity == "peak":
-        _require(noun, formula, conditions, letters)
-        peaks = tuple(_evaluate(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
-        return Fact(peaks, text(formula), text(*conditions), facts.source)
     source = facts.source
-    if latency and facts.hops:
+    if quantity != "peak" and latency and facts.hops:
         formula, source = f"({formula} + {facts.hops}*c)", f"{source}; latency by simulation"
-    elif latency and "c" not in letters_of(formula):
+    elif quantity != "peak" and latency and "c" not in letters_of(formula):
         raise SettingError(f"{noun}, {text(formula)}, is known for zero latency only; simulate it")
     peak_formula, _ = split(facts.peak, latency)
     if peak_formula and "r" not in letters_of(peak_formula):
         letters["k"] = _evaluate(peak_formula, letters)
     formula = _DERIVED[quantity][known].format(formula)
-    _require(noun, formula, conditions, letters)
-    return Fact(_evaluate(formula, letters), text(formula), text(*conditions), source)
+    _require(f"{noun}, {text(formula)}, holds for", conditions, letters, "; simulate it")
+    if quantity == "peak":
+        value = tuple(_evaluate(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
+    else:
+        value = _evaluate(formula, letters)
+    return Fact(value, text(formula), text(*conditions), source)
 
 
 def _of(field: str, name: str) -> str:
@@ -228,16 +224,16 @@ def _of(field: str, name: str) -> str:
 
 def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:
     """Return the value of each letter, exact if the costs are."""
-    costs = _require_costs(costs)
+    costs = require_costs(costs)
     for name, value in vars(costs).items():
         if isinstance(value, tuple):
             raise SettingError(f"formulas are about equal stages; give one number for {name}, or simulate")
     times: dict[str, Any] = {op: each for op, (each,) in _times(costs, 1).items()}
     ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
     letters: Letters = {
-        "p": index(ranks),  # an int, also if it is one of NumPy's or torch's
-        "m": index(microbatches),
-        "v": index(chunks),
+        "p": ranks,
+        "m": microbatches,
+        "v": chunks,
         **times,
         "FB": times["F"] + times["B"] if costs.overlap is None else costs.overlap,
         "c": costs.latency,
@@ -245,14 +241,6 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
         "A": costs.activation,
     }
     return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}
-
-
-def _require_costs(costs: Costs | None) -> Costs:
-    """Return the costs, or the default costs for None. Raise SettingError if they are anything else."""
-    costs = Costs() if costs is None else costs
-    if not isinstance(costs, Costs):
-        raise SettingError(f"a formula takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
-    return costs
 
 
 def _times(costs: Costs, ranks: int) -> dict[str, list[Number]]:
@@ -279,17 +267,13 @@ def _require_no_gain(costs: Costs, ranks: int) -> None:
                 )
 
 
-def _require(noun: str, formula: str, conditions: Sequence[str], letters: Letters) -> None:
-    """Raise SettingError unless all conditions of a formula hold."""
+def _require(claim: str, conditions: Sequence[str], letters: Letters, advice: str = "") -> None:
+    """Raise SettingError unless all conditions hold; its message is the claim, the condition, values and advice."""
     for condition in conditions:
         if not _evaluate(condition, letters):
-            values = _values(condition, letters)
-            raise SettingError(f"{noun}, {text(formula)}, holds for {text(condition)}; got {values}; simulate it")
-
-
-def _values(condition: str, letters: Letters) -> str:
-    """Return the values of the letters in a condition: "m=3, p=4"."""
-    return ", ".join(f"{letter}={pretty(letters[letter])}" for letter in letters_of(condition) if letter in letters)
+            used = [letter for letter in letters_of(condition) if letter in letters]
+            values = ", ".join(f"{letter}={pretty(letters[letter])}" for letter in used)
+            raise SettingError(f"{claim} {text(condition)}; got {values}{advice}")
 
 
 def _bound(formula: str, why: str, letters: Letters) -> Fact:

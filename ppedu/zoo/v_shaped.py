@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
-from numbers import Real
 
 from ppedu.core.actions import Action, F, I, W
-from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
+from ppedu.core.validate import require_number
 from ppedu.zoo import Facts, register
 
 PERIOD = 6  # ticks from one microbatch to the next: F, I and W of two chunks, a tick each
@@ -32,8 +31,8 @@ def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None =
     least = (ranks + 4) // 3
     if memory is None:
         memory = (least + ranks) / 2
-    if isinstance(memory, bool) or not isinstance(memory, Real) or not memory >= least:
-        raise SettingError(f"v-adaptive needs memory for {least} microbatches or more on {ranks} ranks; got {memory!r}")
+    wanted = f"at least {least} microbatches on {ranks} ranks"
+    require_number("the memory of v-adaptive", memory, lambda memory: memory >= least, wanted)
     yield from _orders(ranks, microbatches, 2 * ranks if memory > ranks else int(2 * memory))[rank]
 
 

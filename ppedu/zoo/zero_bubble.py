@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import chain
 
-from ppedu.core.actions import Action, F, I, Op, W
+from ppedu.core.actions import Action, I, Op, W
 from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import depth_first, equal_groups
 
@@ -21,11 +22,13 @@ from ppedu.zoo.interleaved import depth_first, equal_groups
     ),
 )
 def zb_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Run 1F1B with every W delayed by `rank` microbatches (Qi et al., arXiv 2401.10241, §2.1; ZB1P in PyTorch).
+    """Yield the actions of `rank` in ZB-H1: 1F1B with split backwards (Qi et al., arXiv 2401.10241, §2.1).
 
-    The bubble shrinks from (p-1)(F+B) to (p-1)(F+I-W) at the memory of 1F1B.
+    Each W is delayed by `rank` microbatches. Let p be the ranks, and F, B, I and W the times of a forward, a backward
+    and its halves: the idle time inside a rank's span shrinks from (p-1)(F+B) to (p-1)(F+I-W), at the memory of 1F1B.
+    In PyTorch the schedule is called ZB1P.
 
-    Picture: 1F1B whose cooldown is filled with weight backwards.
+    In a timeline: 1F1B whose cooldown is filled with Ws.
     """
     yield from zb_interleaved(rank, ranks, microbatches, chunks=1)
 
@@ -41,51 +44,47 @@ def zb_h1(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     ),
 )
 def zb_h2(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Double the warm-up of 1F1B and delay every W by `2 * rank` microbatches (Qi et al., arXiv 2401.10241, §2.2).
+    """Yield the actions of `rank` in ZB-H2: ZB-H1 with twice the warm-up (Qi et al., arXiv 2401.10241, §2.2).
 
-    If F = I = W and there are at least 2p-1 microbatches, a rank has no bubble between its own first and last action:
-    the work of all ranks is a parallelogram. It needs about twice the memory of 1F1B, and an optimizer step that does
-    not wait for all ranks.
+    Each W is delayed by `2 * rank` microbatches. If F, I and W take equally long and there are at least 2 * ranks - 1
+    microbatches, a rank never waits between its own first and last action: the work of all ranks is a parallelogram. It
+    needs about twice the memory of 1F1B, and an optimizer step that does not wait for all ranks.
 
-    Picture: a long slanted warm-up, then F, I, W in turn, then W.
+    In a timeline: a long slanted warm-up, then F, I, W in turn, then W.
     """
-    warmup = min(2 * (ranks - rank) - 1, microbatches)
-    for m in range(warmup):
-        yield F(rank, m)
-    for m in range(microbatches):
-        yield I(rank, m)
-        if m >= 2 * rank:
-            yield W(rank, m - 2 * rank)
-        if warmup + m < microbatches:
-            yield F(rank, warmup + m)
-    for m in range(max(0, microbatches - 2 * rank), microbatches):
-        yield W(rank, m)
+    steps = depth_first(rank, ranks, 1, equal_groups(ranks, microbatches), warmup=2 * (ranks - 1 - rank))
+    yield from _split(chain.from_iterable(steps), delay=2 * rank)
 
 
 @register(
     "zb-interleaved", facts=Facts("github.com/pytorch/pytorch, ScheduleInterleavedZeroBubble", remark="by simulation")
 )
 def zb_interleaved(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
-    """Run interleaved 1F1B with split backwards (PyTorch's ScheduleInterleavedZeroBubble).
+    """Yield the actions of `rank` in interleaved 1F1B with split backwards (PyTorch's ScheduleInterleavedZeroBubble).
 
-    W is delayed by `rank` microbatches. For each hop to the last rank the warm-up has one forward, not two, because an
-    I comes back in half the time of a B.
+    Each W is delayed until `rank` more Is have run. For each hop to the last rank the warm-up has one forward, not two,
+    because the gradient comes back after I, in half the time of a full backward.
 
-    Picture: interleaved 1F1B with a cooldown that is filled with W.
+    chunks: the stages on each rank.
+
+    In a timeline: interleaved 1F1B with a cooldown that is filled with Ws.
     """
-    groups = equal_groups(ranks, microbatches)
-    forwards, backwards = depth_first(rank, ranks, chunks, groups)
-    warmup = min((chunks - 1) * len(groups[0]) + ranks - 1 - rank, len(forwards))
-    yield from forwards[:warmup]
-    for index, backward in enumerate(backwards):
-        if warmup + index < len(forwards):
-            yield forwards[warmup + index]
-        yield I(backward.stage, backward.microbatch)
-        if index >= rank:
-            delayed = backwards[index - rank]
-            yield W(delayed.stage, delayed.microbatch)
-    for delayed in backwards[max(0, len(backwards) - rank) :]:
-        yield W(delayed.stage, delayed.microbatch)
+    steps = depth_first(rank, ranks, chunks, equal_groups(ranks, microbatches), warmup=ranks - 1 - rank)
+    yield from _split(chain.from_iterable(steps), delay=rank)
+
+
+def _split(order: Iterator[Action], delay: int) -> Iterator[Action]:
+    """Yield forwards as in `order`, and for each full backward its I. Each W follows `delay` Is after its own."""
+    delayed: deque[Action] = deque()
+    for action in order:
+        if action.op == Op.F:
+            yield action
+            continue
+        yield I(action.stage, action.microbatch)
+        delayed.append(W(action.stage, action.microbatch))
+        if len(delayed) > delay:
+            yield delayed.popleft()
+    yield from delayed
 
 
 @register(
@@ -100,16 +99,17 @@ def zb_interleaved(rank: int, ranks: int, microbatches: int, chunks: int = 2) ->
     ),
 )
 def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Go down the ranks and back up, so that the first rank also has the loss (Qi et al., arXiv 2401.10241, §6).
+    """Yield the actions of `rank` in ZB-V: two stages on each rank, split backwards (Qi et al., arXiv 2401.10241, §6).
 
-    If F = I = W, a rank has no bubble between its own first and last action. Every rank holds the activations of p
-    microbatches, as much as the first rank of 1F1B. Chunk 0 is on the way down, chunk 1 on the way back up.
+    The stages go down the ranks and back up, so rank 0 also computes the loss. If F, I and W take equally long, a rank
+    never waits between its own first and last action. Every rank holds the activations of `ranks` microbatches, as many
+    as rank 0 in 1F1B.
 
-    Picture: V after V of forwards, each followed by its mirror image.
+    In a timeline: V after V of forwards, each followed by its mirror image.
     """
     hops = ranks - rank  # down to the turning point, and past it
     full = max(microbatches, 2 * ranks - 1)  # with fewer microbatches, the missing ones are left out of this order
-    pattern = [
+    pattern = [  # an op and a chunk; chunk 0 is on the way down, chunk 1 on the way back up
         *["F0"] * (2 * hops - 1),
         *["F1", "F0"] * rank,
         *["F1", "I1", "W1"] * hops,
@@ -121,15 +121,8 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
         *["W0"] * rank,
     ]
     stages = rank, 2 * ranks - 1 - rank
-    yield from (action for action in _numbered(pattern, stages) if action.microbatch < microbatches)
-
-
-def _numbered(pattern: Sequence[str], stages: tuple[int, ...]) -> Iterator[Action]:
-    """Turn a pattern of ops and chunks, such as F0 F1 I1, into actions, counting the microbatches of each."""
-
-    def microbatches_of(step: str) -> Iterator[Action]:
-        op, stage = Op(step[0]), stages[int(step[1])]
-        return (Action(stage, op, m) for m in count())
-
-    upcoming = {step: microbatches_of(step) for step in set(pattern)}
-    return (next(upcoming[step]) for step in pattern)
+    counts: Counter[str] = Counter()  # of microbatches
+    for step in pattern:
+        if counts[step] < microbatches:
+            yield Action(stages[int(step[1])], Op(step[0]), counts[step])
+        counts[step] += 1

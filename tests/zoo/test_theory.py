@@ -108,7 +108,7 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
         ("idle", ("interleaved", 4, 8, Costs(latency=1)), "of interleaved, .*, is known for zero latency only"),
         ("span", ("zb-h2", 4, 8, Costs(latency=2)), r"holds for 2c <= F\+I; got c=2, F=1, I=1"),
         ("idle", ("1f1b", 4, 8, Costs(forward=[1] * 4)), "about equal stages; give one number for forward"),
-        ("idle", ("1f1b", 4, 8, {"forward": 1}), "a formula takes costs, such as Costs"),
+        ("idle", ("1f1b", 4, 8, {"forward": 1}), "costs must be Costs, such as Costs"),
         ("idle", ("mine", 4, 8), "nothing is published about 'mine'; simulate it, or take one of: naive, gpipe"),
         ("idle", (None, 4, 8), "nothing is published about None"),
         ("idle", ("1f1b", 0, 8), "ranks must be at least 1; got 0"),

@@ -137,4 +137,4 @@ def test_memory_defaults_to_halfway_to_zb_v_and_counts_in_halves():
 def test_too_little_memory_is_refused_with_the_minimum(memory):
     with pytest.raises(SettingError) as caught:
         pp.schedule("v-adaptive", 4, 8, memory=memory)
-    assert str(caught.value) == f"v-adaptive needs memory for 2 microbatches or more on 4 ranks; got {memory!r}"
+    assert str(caught.value) == f"the memory of v-adaptive must be at least 2 microbatches on 4 ranks; got {memory!r}"
