@@ -33,8 +33,7 @@ def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str])
     every = list(timelines) if isinstance(timelines, Iterable) else [timelines]
     if not all(isinstance(each, Timeline) for each in every):
         raise SettingError(f"save takes timelines, such as simulate(schedule); got {timelines!r}")
-    ending = require_savable(path)
-    if not every or (len(every) > 1 and ending != ".json"):
+    if not every or (len(every) > 1 and require_savable(path) != ".json"):
         raise SettingError(f"{str(path)!r} cannot hold {len(every)} timelines; save one, or several in a .json file")
     from ppedu.view.interactive import Interactive
 

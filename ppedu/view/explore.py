@@ -25,24 +25,19 @@ from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
 from ppedu.zoo.registry import options_of
 
-# The sliders: label, least and greatest value, step. Where the step is an int, so is the value.
-SLIDERS: dict[str, tuple[str, Any, Any, Any]] = {
-    "ranks": ("ranks", 1, 16, 1),
-    "microbatches": ("microbatches", 1, 64, 1),
-    "chunks": ("chunks", 1, 4, 1),
-    "forward": ("F takes", 0.5, 4, 0.5),
-    "backward": ("B takes", 0.5, 8, 0.5),
-    "weight": ("W's part of B", 0, 1, 0.1),
-    "latency": ("latency", 0, 2, 0.1),
-    "overlap": ("a pair saves", 0, 0.5, 0.05),
-    "memory": ("memory limit", 0, 32, 1),  # 0: no limit
+# The sliders: label, least and greatest value, step, start value. Where the step is an int, so is the value.
+SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
+    "ranks": ("ranks", 1, 16, 1, 4),
+    "microbatches": ("microbatches", 1, 64, 1, 8),
+    "chunks": ("chunks", 1, 4, 1, 2),
+    "forward": ("F takes", 0.5, 4, 0.5, 1),
+    "backward": ("B takes", 0.5, 8, 0.5, 2),
+    "weight": ("W's part of B", 0, 1, 0.1, Fraction(1, 2)),
+    "latency": ("latency", 0, 2, 0.1, 0),
+    "overlap": ("a pair saves", 0, 0.5, 0.05, 0),
+    "memory": ("memory limit", 0, 32, 1, 0),  # 0: no limit
 }
-SIZES = ("ranks", "microbatches", "chunks")
 COSTS = ("forward", "backward", "weight", "latency", "overlap")
-START = {
-    "chunks": 2, "forward": 1, "backward": 2, "weight": Fraction(1, 2), "latency": 0, "overlap": 0, "memory": 0,
-    "costs": None,
-}  # fmt: skip
 
 Settings = dict[str, Any]
 
@@ -69,15 +64,12 @@ class Explore(Interactive):
     def panels(self) -> list[Panel]:
         return [Panel(self.timeline, cap=self.shown["memory"] or None)]
 
-    def set(self, **changes: Any) -> None:
+    def set(self, /, **changes: Any) -> None:
         """Change settings. If they are invalid, keep the last valid view, explain why, and offer the nearest valid.
 
         Raises:
             SettingError: there is no such control, or the value is outside its range.
         """
-        self._change(changes)
-
-    def _change(self, changes: Settings) -> None:
         settings = {**self.settings, **{name: _value(name, value) for name, value in changes.items()}}
         try:
             self.timeline = simulate(*_schedule_and_costs(settings))
@@ -90,11 +82,11 @@ class Explore(Interactive):
     def handle(self, message: dict[str, Any]) -> Data | None:
         match message:
             case {"set": dict(changes)}:
-                self._change(changes)
+                self.set(**changes)
             case {"ahead": dict(changes)}:  # the browser prefetches the state for the slider's next values
                 other = copy(self)
                 other._widgets = []
-                other._change(changes)
+                other.set(**changes)
                 return {**message, "state": None if other.wrong else json.dumps(other.state())}
         return None
 
@@ -152,7 +144,8 @@ def explore(
         chosen["costs"] = costs
         if twice := [key for key in COSTS if key in settings]:
             raise SettingError(f"costs already determines {', '.join(twice)}; pass either costs or these")
-    return Explore({**START, **{key: _value(key, value) for key, value in chosen.items()}})
+    start = {key: value for key, (*_, value) in SLIDERS.items()}
+    return Explore({**start, "costs": None, **{key: _value(key, value) for key, value in chosen.items()}})
 
 
 def _value(name: str, value: Any) -> Any:
@@ -170,7 +163,7 @@ def _value(name: str, value: Any) -> Any:
         return value
     if name not in SLIDERS:
         raise SettingError(f"unknown control {name!r}; available: schedule, {', '.join(SLIDERS)}")
-    _, least, most, step = SLIDERS[name]
+    _, least, most, step, _ = SLIDERS[name]
     exact: Any = None
     with suppress(ArgumentTypeError):
         exact = number(str(value))
@@ -183,13 +176,9 @@ def _value(name: str, value: Any) -> Any:
 
 def _sizes(settings: Settings) -> dict[str, int]:
     """Return the arguments of `schedule`: sizes, and options that this schedule takes."""
-    options = options_of(settings["schedule"])
-    sizes = {name: settings[name] for name in ("ranks", "microbatches")}
-    if "chunks" in options:
-        sizes["chunks"] = settings["chunks"]
-    if "memory" in options and settings["memory"]:
-        sizes["memory"] = settings["memory"]
-    return sizes
+    taken = options_of(settings["schedule"])
+    options = [name for name in ("chunks", "memory") if name in taken and settings[name]]  # memory 0: no limit
+    return {name: settings[name] for name in ("ranks", "microbatches", *options)}
 
 
 def _cost_settings(settings: Settings) -> dict[str, Any]:
@@ -224,16 +213,14 @@ def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
 
 def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
     """Yield a label and a change for the nearest smaller and larger value of each size that makes `settings` valid."""
-    for name in (each for each in SIZES if each in _sizes(settings)):
-        label, least, most, _ = SLIDERS[name]
+    for name in (each for each in ("ranks", "microbatches", "chunks") if each in _sizes(settings)):
+        label, least, most, *_ = SLIDERS[name]
         for values in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
             for value in values:
-                try:
+                with suppress(PipelineError):
                     _schedule_and_costs({**settings, name: value})
-                except PipelineError:
-                    continue
-                yield f"{value} {label}", {name: value}
-                break
+                    yield f"{value} {label}", {name: value}
+                    break
 
 
 def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
@@ -243,7 +230,7 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
     actions = [action for order in shown.orders for action in order] if shown.name == name else []
     ops = {single.op for action in actions for single in action.singles}
     yield {"name": "schedule", "label": "schedule", "choices": list(schedules()), "value": name}
-    for key, (label, *numbers) in SLIDERS.items():
+    for key, (label, least, most, step, _) in SLIDERS.items():
         if (
             (settings["costs"] and key in COSTS)
             or (key == "chunks" and "chunks" not in options)
@@ -251,8 +238,8 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
             or (key == "overlap" and not any(action.parts for action in actions))
         ):
             continue
-        limits = zip(("min", "max", "step"), map(_written, numbers), strict=True)
-        yield {"name": key, "label": label, "value": _written(settings[key]), **dict(limits)}
+        numbers = {"value": settings[key], "min": least, "max": most, "step": step}
+        yield {"name": key, "label": label, **{name: _written(value) for name, value in numbers.items()}}
 
 
 def _written(value: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import sys
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -23,13 +24,12 @@ from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate, simulate_partial
 from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_instance
 from ppedu.view import require_savable
-from ppedu.view.model import Data, Panel, Stack, require_outline
+from ppedu.view.model import Data, Panel, Stack
 from ppedu.view.perfetto import chrome_trace
 from ppedu.view.script import script, style
 from ppedu.zoo import schedule
-
-__all__ = ["Comparison", "Difference", "Interactive", "compare", "differences", "display", "mime_bundle"]
 
 MOST_DRAWN = 5000  # actions; a picture of more takes seconds, and its boxes are narrower than a pixel
 
@@ -130,16 +130,15 @@ class Interactive:
 
     def _receive(self, widget: Any, message: Any, _: Any) -> None:
         """Handle a message from the browser. Messages that the widget's own script would not send are ignored."""
-        if not isinstance(message, dict):
-            return
-        if not message.get("gone"):
-            with suppress(PipelineError):
-                if answer := self.handle(message):
-                    widget.send(answer)
-        elif widget in self._widgets:
-            self._widgets.remove(widget)
-            widget.layout.close()
-            widget.close()
+        match message:
+            case {"gone": True} if widget in self._widgets:
+                self._widgets.remove(widget)
+                widget.layout.close()
+                widget.close()
+            case dict():
+                with suppress(PipelineError):
+                    if answer := self.handle(message):
+                        widget.send(answer)
 
     def __repr__(self) -> str:
         return self.text()
@@ -158,18 +157,13 @@ def static_picture(stack: Stack) -> Data:
 
 def in_notebook() -> bool:
     """Return whether a kernel is running that can show widgets. PPEDU_STILL=1 in the environment turns widgets off."""
-    if os.environ.get("PPEDU_STILL"):
-        return False
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
-    return getattr(get_ipython(), "kernel", None) is not None
+    ipython = sys.modules.get("IPython")  # every kernel has imported it
+    kernel = getattr(ipython.get_ipython(), "kernel", None) if ipython else None
+    return kernel is not None and not os.environ.get("PPEDU_STILL")
 
 
 def display(timeline: Timeline, outline: Timeline | None = None) -> Interactive:
     """Return an interactive timeline; see `Timeline.show`."""
-    require_outline(outline, timeline.schedule.ranks)
     return Interactive(Panel(timeline, outline=outline))
 
 
@@ -180,10 +174,9 @@ class Comparison(Interactive):
 
     def rows(self) -> list[tuple[str, Any, float, Any, int]]:
         """Return a row per timeline: the schedule's name, makespan, bubble, peak memory and number of messages."""
-        timelines = [panel.timeline for panel in self.panels()]
         return [
             (each.schedule.name, each.makespan, each.bubble, max(each.peak_activations), _messages(each.schedule))
-            for each in timelines
+            for each in (panel.timeline for panel in self.panels())
         ]
 
     def state(self) -> Data:
@@ -217,29 +210,26 @@ def compare(
     """
     if not schedules:
         raise SettingError('name what to compare, as in compare("gpipe", "1f1b")')
-    _require_costs("compare", costs)
+    _require_costs(costs)
     return Comparison(*(Panel(_timeline(each, ranks, microbatches, costs)) for each in schedules))
 
 
 def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
     """Return the timeline of a name, a schedule or a timeline."""
-    if not isinstance(compared, str | Schedule | Timeline):
-        raise SettingError(f"compare takes the name of a schedule, a Schedule or a Timeline; got {compared!r}")
+    wanted = "the name of a schedule, a Schedule or a Timeline"
+    require_instance("each argument of compare", compared, (str, Schedule, Timeline), wanted)
     if isinstance(compared, Timeline):
         return compared
     made = schedule(compared, ranks, microbatches) if isinstance(compared, str) else compared
     try:
         return simulate(made, costs)
     except SettingError as error:
-        raise SettingError(
-            f"{made.name}: {error}; or simulate each schedule with its own costs and compare the timelines"
-        ) from None
+        raise SettingError(f"{made.name}: {error}; or simulate each schedule with its own costs first") from None
 
 
-def _require_costs(caller: str, costs: Any) -> None:
+def _require_costs(costs: Any) -> None:
     """Raise SettingError unless `costs` is None or Costs."""
-    if not (costs is None or isinstance(costs, Costs)):
-        raise SettingError(f"{caller} takes costs, such as Costs(forward=1, backward=2); got {costs!r}")
+    require_instance("costs", costs, (Costs, type(None)), "Costs, such as Costs(forward=1, backward=2)")
 
 
 class Difference(Interactive):
@@ -262,15 +252,13 @@ def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Cos
         SettingError: an argument is neither a schedule nor a timeline, the numbers of ranks differ, or `costs` do not
             fit.
     """
-    _require_costs("differences", costs)
+    _require_costs(costs)
+    timelines = []
     for each in (one, other):
-        if not isinstance(each, Schedule | Timeline):
-            raise SettingError(
-                f"differences takes two schedules or timelines, such as schedule('1f1b', 4, 8); got {each!r}"
-            )
-    return Difference(
-        *(simulate_partial(each, costs or Costs()) if isinstance(each, Schedule) else each for each in (one, other))
-    )
+        wanted = "a Schedule or a Timeline, such as schedule('1f1b', 4, 8)"
+        require_instance("each argument of differences", each, (Schedule, Timeline), wanted)
+        timelines.append(simulate_partial(each, costs or Costs()) if isinstance(each, Schedule) else each)
+    return Difference(*timelines)
 
 
 def mime_bundle(shown: Schedule | Timeline) -> tuple[Data, Data]:

@@ -56,6 +56,12 @@ class Panel:
     marks: Collection[tuple[int, int]] = ()
     until: Any = 0
 
+    def __post_init__(self) -> None:
+        ranks = self.timeline.schedule.ranks
+        if self.outline and (not isinstance(self.outline, Timeline) or self.outline.schedule.ranks != ranks):
+            wanted = f"a timeline of {plural(ranks, 'rank')}, such as simulate(schedule)"
+            raise SettingError(f"outline must be {wanted}; got {self.outline!r}")
+
     @cached_property
     def heading(self) -> str:
         """The title, with the source of the times where they were not simulated.
@@ -77,9 +83,25 @@ class Panel:
         }
 
     @cached_property
+    @without_gc
     def boxes(self) -> list[Box]:
         """The boxes of all compute actions, rank after rank, in the order in which they run."""
-        return _boxes(self._floats, set(self.marks))
+        placement, zero, marked = self.timeline.schedule.placement, self._floats.start, set(self.marks)
+        copies, split = placement.copies, placement.split
+        chunks = [[holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders]
+        boxes: list[Box] = []
+        for rank, row in enumerate(self._floats.rows):
+            for step, (action, start, end) in enumerate(row):
+                if not action.computes:
+                    continue
+                left, right, mark = start - zero, end - zero, int((rank, step) in marked)
+                for part, (stage, op, m, _) in enumerate(action.singles, 1):
+                    if op not in COMPUTE:
+                        continue
+                    copy = int(copies > 1 and m >= split)  # what Placement.copy returns, without a call
+                    half = part if action.parts else 0
+                    boxes.append(Box(rank, left, right, op, stage, m, chunks[copy][stage], copy, half, mark))
+        return boxes
 
     @cached_property
     def sources(self) -> list[list[int]]:
@@ -118,9 +140,7 @@ class Panel:
         timeline = self.timeline
         if not any(isinstance(span.end, Fraction) for row in timeline.rows for span in row):
             return timeline
-        rows = tuple(
-            tuple(Span(action, float(start), float(end)) for action, start, end in row) for row in timeline.rows
-        )
+        rows = tuple(tuple(Span(action, *map(float, times)) for action, *times in row) for row in timeline.rows)
         return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=float(timeline.costs.latency)))
 
     def state(self, factor: int, unit: str) -> Data:
@@ -130,8 +150,7 @@ class Panel:
             return [round(time * factor, 9) for time in times]
 
         timeline, schedule = self.timeline, self.timeline.schedule
-        columns = dict(zip(Box._fields, map(list, zip(*self.boxes, strict=True)), strict=False))
-        boxes: Data = {name: columns.get(name, []) for name in Box._fields}
+        boxes: Data = {name: [box[place] for box in self.boxes] for place, name in enumerate(Box._fields)}
         chunks = range(schedule.chunks)
         gaps = ([rank, *clock((start, end)), why] for rank, start, end, why in self.gaps)
         return {
@@ -171,8 +190,7 @@ class Stack:
     @cached_property
     def end(self) -> float:
         """The last time on the axis."""
-        makespans = [timeline.makespan for timeline in self.timelines]
-        return max(map(float, (*makespans, *(panel.until for panel in self.panels))))
+        return float(max([each.makespan for each in self.timelines] + [panel.until for panel in self.panels]))
 
     @cached_property
     def most(self) -> float:
@@ -206,35 +224,6 @@ class Stack:
             "legend": list(self.legend.items()),
             "panels": [panel.state(factor, unit) for panel in self.panels],
         }
-
-
-def require_outline(outline: Any, ranks: int) -> None:
-    """Raise SettingError unless `outline` is None or a timeline with this number of ranks."""
-    if outline is None or (isinstance(outline, Timeline) and outline.schedule.ranks == ranks):
-        return
-    wanted = f"a timeline of {plural(ranks, 'rank')}, such as simulate(schedule)"
-    raise SettingError(f"outline must be {wanted}; got {outline!r}")
-
-
-@without_gc
-def _boxes(timeline: Timeline, marked: set[tuple[int, int]]) -> list[Box]:
-    """Return the boxes of a timeline."""
-    placement, zero = timeline.schedule.placement, timeline.start
-    copies, split = placement.copies, placement.split
-    chunks = [[holders[:stage].count(rank) for stage, rank in enumerate(holders)] for holders in placement.holders]
-    boxes: list[Box] = []
-    for rank, row in enumerate(timeline.rows):
-        for step, (action, start, end) in enumerate(row):
-            if not action.computes:
-                continue
-            left, right, mark = start - zero, end - zero, int((rank, step) in marked)
-            for part, (stage, op, m, _) in enumerate(action.singles, 1):
-                if op not in COMPUTE:
-                    continue
-                copy = int(copies > 1 and m >= split)  # what Placement.copy returns, without a call
-                half = part if action.parts else 0
-                boxes.append(Box(rank, left, right, op, stage, m, chunks[copy][stage], copy, half, mark))
-    return boxes
 
 
 def _bytes(color: tuple[float, float, float]) -> list[float]:

@@ -28,8 +28,8 @@ from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
-from ppedu.core.validate import require_size
-from ppedu.view.model import Panel
+from ppedu.core.validate import require_instance, require_size
+from ppedu.view.model import Data, Panel
 
 MICROSECONDS = 1_000_000  # per second; a unit of simulated time without a name counts as a second
 # Viewers round to whole nanoseconds, and drop a slice that then overlaps the next one. Multiples of an eighth of a
@@ -40,21 +40,18 @@ PREFIX = "PP:"
 PER_STAGE = ("forward", "backward", "input", "weight", "overlap", "activation")
 TRACKS = ("", " communication")  # of each rank: compute actions, and everything else
 
-Event = dict[str, Any]
-
 
 def chrome_trace(*timelines: Timeline) -> str:
     """Return the text of the trace file. The times of each timeline count from its start."""
     arrows = count()
-    events: list[Event] = []
+    events: list[Data] = []
     for pid, timeline in enumerate(timelines, 1):
         events += _ranks(timeline, pid, f"{timeline.source} rank" if len(timelines) > 1 else "rank")
         events += _messages(Panel(timeline), pid, arrows)
-    about = [_about(timeline) for timeline in timelines]
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "ppedu": about})
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "ppedu": list(map(_about, timelines))})
 
 
-def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Event]:
+def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
     """Yield the slices of each rank's actions and the counters of its activations."""
     name = f"{timeline.source} {timeline.schedule.name}"
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
@@ -78,7 +75,7 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Event]:
             yield {"ph": "C", "name": counter, "pid": pid, "ts": ts, "args": {"held": value}}
 
 
-def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Event]:
+def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:
     """Yield an arrow from the end of each action to the start of the one on another rank that requires its result."""
     for box, sources in zip(panel.boxes, panel.sources, strict=True):
         for source in (panel.boxes[index] for index in sources):
@@ -100,7 +97,7 @@ def _microseconds(time: Any) -> float:
     return round(float(time) * MICROSECONDS / TICK) * TICK
 
 
-def _about(timeline: Timeline) -> dict[str, object]:
+def _about(timeline: Timeline) -> Data:
     """Return the schedule's size and costs, which `_timeline` reads."""
     schedule, costs = timeline.schedule, timeline.costs
 
@@ -166,7 +163,7 @@ def _whole(digits: str) -> int:
     return number
 
 
-def _placement(about: dict[str, Any]) -> Placement:
+def _placement(about: Data) -> Placement:
     """Return the placement of a saved timeline.
 
     The sizes in the file are checked before anything is built, or a file with huge sizes would exhaust the memory.
@@ -180,16 +177,12 @@ def _placement(about: dict[str, Any]) -> Placement:
     return Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
 
 
-def _timeline(about: dict[str, Any], placement: Placement, rows: list[list[Span]]) -> Timeline:
+def _timeline(about: Data, placement: Placement, rows: list[list[Span]]) -> Timeline:
     """Return the timeline with these rows; `about` is what `_about` returned for it."""
-    for name in ("schedule", "unit", "source"):
-        if not isinstance(about[name], str):
-            raise ParseError(f"{name} must be text; got {about[name]!r}")
+    require_instance("source", about["source"], str, "text")
     for single in (single for row in rows for span in row for single in span.action.singles):
         if single.stage >= placement.stages or single.microbatch >= about["microbatches"]:
-            raise ParseError(
-                f"{single} is not one of {placement.stages} stages and {about['microbatches']} microbatches"
-            )
+            raise ParseError(f"{single} is outside {placement.stages} stages and {about['microbatches']} microbatches")
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule(about["schedule"], placement, about["microbatches"], orders)
     costs = Costs(**{name: about[name] for name in (*PER_STAGE, "latency", "weight_memory", "unit")})

@@ -14,7 +14,7 @@ from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance
 from ppedu.view.label import label
 from ppedu.view.look import COLORS, MARK, MEMORY, ROW, shade
-from ppedu.view.model import Box, Panel, Stack, require_outline
+from ppedu.view.model import Box, Panel, Stack
 
 try:
     from matplotlib import pyplot, rc_context, rcParams
@@ -59,13 +59,11 @@ def plot(
     Raises:
         SettingError: an option has the wrong type, or `outline` has another number of ranks.
     """
-    require_outline(outline, timeline.schedule.ranks)
     require_instance("title", title or "", str, "text")
     require_instance("memory", memory or 0, Real, "True, False or the number that fills the strip")
     require_instance("until", until, Real, "a time")
     require_instance("marks", marks, Collection, "a collection of ranks and positions, such as {(0, 3)}")
-    if ax is not None:
-        require_instance("ax", ax, Axes, "one matplotlib Axes, such as axes[0] of several")
+    require_instance("ax", ax, (Axes, type(None)), "one matplotlib Axes, such as axes[0] of several")
     stack = Stack([Panel(timeline, title, outline, marks=marks, until=until)])
     if ax is None:
         _, ax = pyplot.subplots(figsize=(11, _height(stack.panels[0])), layout="constrained")
@@ -87,21 +85,19 @@ def _draw(panel: Panel, ax: Axes, end: float, most: float | None) -> None:
     # Names, titles and units are the user's: a $ in one of them is a dollar sign and does not start a formula.
     plain: dict[str, Any] = {"parse_math": False}
     ax.set(ylim=(ranks, 0), yticks=[rank + (ROW["top"] + bottom) / 2 for rank in range(ranks)])
+    ax.tick_params(length=0, labelsize=9)
     ax.set_yticklabels([f"rank {rank}" for rank in range(ranks)], fontsize=min(9.0, 280 / ranks))
     ax.update_datalim([(0, 0), (end, ranks)])
     ax.autoscale(axis="x", tight=True)  # set_xlim would ignore the other timelines on a shared axis
     milliseconds = unit == "s" and ax.get_xlim()[1] < 1
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
     ax.xaxis.set_major_formatter(lambda time, _: f"{time * (1000 if milliseconds else 1):g}")
-    ax.tick_params(length=0, labelsize=9, axis="x")
-    ax.tick_params(length=0, axis="y")
     for each in ax.get_shared_x_axes().get_siblings(ax):
         # Timelines on one axis share its unit. An axis whose tick labels the figure leaves out needs none.
         if (each is ax or each.get_xlabel()) and each.xaxis.get_tick_params().get("labelbottom", True):
             counted = label(f"time, {'ms' if milliseconds else unit}" if unit else "time")
             each.set_xlabel(counted, fontsize=9, loc="right", **plain)
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
+    ax.spines[["top", "right", "left"]].set_visible(False)
 
     boxes = sorted(panel.boxes, key=lambda box: box.copy)  # so that the edges of the second copy stay visible
     wide, high = _points(ax)
@@ -109,14 +105,16 @@ def _draw(panel: Panel, ax: Axes, end: float, most: float | None) -> None:
     ink, paper, chunks = rcParams["text.color"], ax.get_facecolor(), panel.timeline.schedule.chunks
     edges = [ink if box.copy else paper for box in boxes]
     fills = [shade(box.op, box.microbatch, box.chunk, chunks) for box in boxes]
-    rectangles = [_rectangle(box, bottom) for box in boxes]
-    ax.add_collection(PolyCollection(rectangles, facecolors=fills, edgecolors=edges, linewidths=gap), autolim=False)
+
+    def draw(subset: list[Box], **style: Any) -> None:
+        corners = [_rectangle(box, bottom) for box in subset]
+        ax.add_collection(PolyCollection(corners, **style), autolim=False)
+
+    draw(boxes, facecolors=fills, edgecolors=edges, linewidths=gap)
     if panel.outline:
-        outlined = [_rectangle(box, bottom) for box in Panel(panel.outline).boxes]
-        ax.add_collection(PolyCollection(outlined, facecolors="none", edgecolors=ink, linewidths=0.9), autolim=False)
+        draw(Panel(panel.outline).boxes, facecolors="none", edgecolors=ink, linewidths=0.9)
     if panel.marks:
-        marked = [rectangle for rectangle, box in zip(rectangles, boxes, strict=True) if box.mark]
-        ax.add_collection(PolyCollection(marked, facecolors="none", edgecolors=MARK, linewidths=1.8), autolim=False)
+        draw([box for box in boxes if box.mark], facecolors="none", edgecolors=MARK, linewidths=1.8)
     inks = ["white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.54 else "#16302a" for red, green, blue in fills]
     _number(ax, boxes, inks, bottom, wide, high)
     if most is not None:
@@ -162,9 +160,9 @@ def picture(stack: Stack, kind: str) -> bytes:
     The text in an SVG can be searched and copied. Drawing the same timelines again gives the same bytes.
     """
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppedu"}):
-        figure = _figure(stack, fixed=len(stack.panels) > 1)
         metadata = {"Date": None} if kind == "svg" else None
-        drawn = _saved(figure, format=kind, bbox_inches="tight", dpi=200, metadata=metadata)
+        fixed = len(stack.panels) > 1
+        drawn = _drawn(stack, fixed, format=kind, bbox_inches="tight", dpi=200, metadata=metadata)
     if kind == "svg":  # the numbers are separated by several spaces, which XML would join
         return drawn.replace(b"<text ", b'<text xml:space="preserve" ')
     return drawn
@@ -175,43 +173,30 @@ def png(stack: Stack) -> bytes:
 
     The margins are fixed, because measuring them takes several times as long as drawing.
     """
-    return _saved(_figure(stack, fixed=True), format="png", dpi=110)
+    return _drawn(stack, fixed=True, format="png", dpi=110)
 
 
-def _saved(figure: Figure, **options: Any) -> bytes:
-    """Return a figure as the bytes of a file, and close it."""
-    drawn = BytesIO()
-    try:
-        figure.savefig(drawn, **options)
-    finally:
-        pyplot.close(figure)
-    return drawn.getvalue()
-
-
-def _figure(stack: Stack, fixed: bool) -> Figure:
-    """Return a figure of the panels under each other, on one time axis and with one legend.
+def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
+    """Draw the panels under each other, on one time axis and with one legend, and return the bytes of an image file.
 
     fixed: whether the margins are fixed; otherwise they are measured.
+    options: as for `Figure.savefig`.
     """
     heights = [_height(panel) for panel in stack.panels]
-    high, layout = sum(heights), None if fixed else "constrained"
-    figure: Figure
-    figure, axes = pyplot.subplots(
-        len(heights), 1, figsize=(11, high), height_ratios=heights, sharex=True, squeeze=False, layout=layout
-    )
-    try:
-        axes[-1, 0].update_datalim([(0, 0), (stack.end, 0)])  # the size of numbers depends on the axis's final width
-        for ax, panel in zip(axes[:, 0], stack.panels, strict=True):
-            ax.tick_params(axis="x", labelbottom=True)
-            _draw(panel, ax, stack.end, stack.most)
-        _legend(axes[-1, 0], stack, memory=True)
-    except BaseException:
-        pyplot.close(figure)
-        raise
+    high = sum(heights)
+    figure = Figure(figsize=(11, high), layout=None if fixed else "constrained")  # pyplot would keep its figures
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True, squeeze=False)[:, 0]
+    axes[-1].update_datalim([(0, 0), (stack.end, 0)])  # the size of numbers depends on the axis's final width
+    for ax, panel in zip(axes, stack.panels, strict=True):
+        ax.tick_params(axis="x", labelbottom=True)
+        _draw(panel, ax, stack.end, stack.most)
+    _legend(axes[-1], stack, memory=True)
     if fixed:
         hspace = 0.7 * len(heights) / (high - 1)
         figure.subplots_adjust(0.065, 0.6 / high, 0.935, 1 - 0.3 / high, hspace=hspace)
-    return figure
+    drawn = BytesIO()
+    figure.savefig(drawn, **options)
+    return drawn.getvalue()
 
 
 def _height(panel: Panel) -> float:
@@ -234,8 +219,6 @@ def _rectangle(box: Box, bottom: float) -> list[tuple[float, float]]:
 
 def _number(ax: Axes, boxes: list[Box], inks: list[str], bottom: float, wide: float, high: float) -> None:
     """Write the microbatch into each box, at the size at which nine boxes in ten have space for it; or not at all."""
-    if not boxes:
-        return
 
     def largest(box: Box) -> float:
         """Return the largest size, in points, at which the box's number fits."""
@@ -243,14 +226,12 @@ def _number(ax: Axes, boxes: list[Box], inks: list[str], bottom: float, wide: fl
         across = (box.end - box.start) * wide / (0.62 * len(str(box.microbatch)) + 0.35)
         return min(LARGEST, across, (lower - upper) * high / 1.25)
 
-    size = sorted(map(largest, boxes))[len(boxes) // 10]
-    if size < SMALLEST:
-        return
-    for box, ink in zip(boxes, inks, strict=True):
-        if largest(box) >= size:
+    sizes = [largest(box) for box in boxes]
+    size = sorted(sizes)[len(boxes) // 10] if boxes else LARGEST
+    for box, ink, own in zip(boxes, inks, sizes, strict=True):
+        if own >= size >= SMALLEST:
             x, y = (box.start + box.end) / 2, sum(_edges(box, bottom)) / 2
-            style: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": size, "color": ink}
-            ax.text(x, y, str(box.microbatch), clip_on=True, **style)
+            ax.text(x, y, str(box.microbatch), ha="center", va="center_baseline", size=size, color=ink, clip_on=True)
 
 
 def _memory(ax: Axes, panel: Panel, end: float, most: float) -> None:

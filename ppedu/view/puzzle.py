@@ -50,7 +50,7 @@ class Puzzle(Interactive):
         par = self.level.par.makespan
         return [Panel(self.timeline, f"{self.level.title} (par {pretty(par)})", cap=self.board.memory, until=par)]
 
-    def handle(self, message: dict[str, Any]) -> Data | None:
+    def handle(self, message: dict[str, Any]) -> None:
         board, before = self.board, [self._left(rank) for rank in range(self.board.ranks)]
         try:
             match message:
@@ -76,7 +76,6 @@ class Puzzle(Interactive):
             for rank in range(board.ranks):
                 self._arrange(rank, before[rank])
         self.refresh()
-        return None
 
     def _place(self, action: str) -> None:
         placed, start, end = self.board.place(action)
@@ -95,12 +94,11 @@ class Puzzle(Interactive):
         trays = [[_button(each, each in left[rank]) for each in tray] for rank, tray in enumerate(self._trays)]
         can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
         limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
-        par = f" Par is {pretty(self.level.par.makespan)}."
         return {
             **super().state(),
             "level": self.level.name,
             "levels": [[each.name, f"{number}. {each.title}"] for number, each in enumerate(LEVELS.values(), 1)],
-            "goal": f"{self.level.goal}{limit}{par}",
+            "goal": f"{self.level.goal}{limit} Par is {pretty(self.level.par.makespan)}.",
             "note": self._note,
             "tone": self._tone,
             "rank": self._rank,
@@ -163,6 +161,3 @@ def puzzle(name: str = "first") -> Puzzle:
         SettingError: there is no such level.
     """
     return Puzzle(level(name))
-
-
-__all__ = ["Puzzle", "puzzle"]
