@@ -179,23 +179,16 @@ def _ranks(answer: _Answer) -> Finding:
         return False, "not started, because torch is missing; install it first"
     began = time.monotonic()
     try:
-        pool = RankPool()
-        try:
-            with tempfile.TemporaryDirectory(prefix="ppedu-") as folder:
-                program = Path(folder, "sum_ranks.py")
-                program.write_text(SUM_RANKS, encoding="utf-8")
-                pool.run(str(program), 2, timeout=TIMEOUT, write=lambda rank, piece: None)
-        finally:
-            pool.close()
+        with contextlib.closing(RankPool()) as pool, tempfile.TemporaryDirectory(prefix="ppedu-") as folder:
+            program = Path(folder, "sum_ranks.py")
+            program.write_text(SUM_RANKS, encoding="utf-8")
+            pool.run(program, 2, timeout=TIMEOUT, write=lambda rank, piece: None)
     except RankError as error:
         return False, f"{_in_a_line(error)}; processes on this machine must be able to connect through 127.0.0.1 (lo)"
     except PipelineError as error:  # its message says what to do
         return False, str(error)
     except OSError as error:
-        return (
-            False,
-            f"{error}; allow this user to start processes and to write to the folder for temporary files (TMPDIR)",
-        )
+        return False, f"{error}; allow this user to start processes and to write temporary files (to TMPDIR)"
     return True, f"2 ranks started and summed their numbers in {time.monotonic() - began:.1f} s"
 
 

@@ -73,21 +73,16 @@ def _parser() -> argparse.ArgumentParser:
     of_schedule.add_argument(
         "-m", "--microbatches", type=int, metavar="N", help=f"microbatches (default: {MICROBATCHES}, or the file's)"
     )
+    text = "an option of the schedule, such as -o chunks=3; `list` prints them; may be repeated"
     of_schedule.add_argument(
-        "-o",
-        "--option",
-        type=option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the schedule, such as -o chunks=3; `list` prints them; may be repeated",
+        "-o", "--option", type=option, action="append", default=[], metavar="NAME=VALUE", help=text
     )
     of_schedule.add_argument("--placement", help="placement of a .csv file: loop, v or bidirectional (default: loop)")
 
     costs = argparse.ArgumentParser(add_help=False)
     times = costs.add_argument_group("times", "whole numbers, decimals or fractions such as 1/3, all computed exactly")
     for name, meaning in COSTS.items():
-        times.add_argument(f"--{name}", type=number, metavar="TIME", help=meaning)
+        times.add_argument(f"--{name}", type=number, metavar="TIME", default=argparse.SUPPRESS, help=meaning)
 
     def add(name: str, run: Callable[..., int], *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=run.__doc__, description=run.__doc__, parents=parents)
@@ -106,21 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--save", metavar="FILE", help="write a .csv or .json (trace of the simulation) file instead")
     lessons = add("lessons", open_lessons)
-    lessons.add_argument(
-        "folder",
-        metavar="FOLDER",
-        nargs="?",
-        default=FOLDER,
-        help=f"where to copy them; existing files are kept (default: {FOLDER})",
-    )
+    text = f"where to copy them; existing files are kept (default: {FOLDER})"
+    lessons.add_argument("folder", metavar="FOLDER", nargs="?", default=FOLDER, help=text)
     lessons.add_argument("--no-open", action="store_true", help="only copy them")
-    lessons.add_argument(
-        "--lab",
-        type=shlex.split,
-        default=[],
-        metavar="OPTIONS",
-        help='options for JupyterLab, such as --lab="--port=9999"',
-    )
+    text = 'options for JupyterLab, such as --lab="--port=9999"'
+    lessons.add_argument("--lab", type=shlex.split, default=[], metavar="OPTIONS", help=text)
     add("doctor", _doctor)
     commands.add_parser("train", help=train_on_ranks.__doc__, add_help=False)
     return parser
@@ -141,8 +126,7 @@ def _schedule(options: Options) -> Schedule:
 
 
 def _costs(options: Options) -> Costs:
-    given = {name: getattr(options, name) for name in COSTS}
-    return Costs(**{name: time for name, time in given.items() if time is not None})
+    return Costs(**{name: time for name, time in vars(options).items() if name in COSTS})
 
 
 def _list(_: Options) -> int:
@@ -200,9 +184,7 @@ def _export(options: Options) -> int:
     elif ending == ".json":
         simulate(chosen, _costs(options)).save(options.save)
     else:
-        raise SettingError(
-            f"cannot export to {options.save!r}; end it in .csv or .json, or use draw --save for pictures"
-        )
+        raise SettingError(f"cannot export to {options.save!r}; end it in .csv or .json, or use draw for a picture")
     return 0
 
 

@@ -6,8 +6,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 
 from ppedu.core.validate import require_count
 
@@ -16,8 +16,13 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
     """train a toy GPT on several ranks of this machine"""
     from ppedu.notebook.pool import RankPool
 
-    with _interrupts_exit():
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # a shell ignores interrupts in the background
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # torch's import can swallow a KeyboardInterrupt
+    try:
         from ppedu.run import train
+    finally:
+        signal.signal(signal.SIGINT, before)
 
     launcher = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
     launcher.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
@@ -31,23 +36,6 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
 
-    pool = RankPool()
-    try:
+    with closing(RankPool()) as pool:
         pool.run("ppedu.run.train", known.nproc_per_node, settings, module=True, write=write)
-    finally:
-        pool.close()
     return 0
-
-
-@contextmanager
-def _interrupts_exit() -> Iterator[None]:
-    """Let Ctrl-C end this process at once: torch's import can swallow a KeyboardInterrupt."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # a shell ignores interrupts in the background
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
