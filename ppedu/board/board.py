@@ -1,20 +1,21 @@
 """The puzzle's board: a schedule made by hand, one action at a time. An action that cannot be next is refused.
 
-The board does not know how it is displayed. What is placed on it is an ordinary Schedule.
+A *move* places one action at the end of a rank's order. The board does not know how it is displayed. The placed actions
+are an ordinary Schedule.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain, product
-from numbers import Real
 from typing import Any
 
 from ppedu.board.completion import activations, can_end, remaining, require_completable, undo_advice
 from ppedu.core.actions import COMPUTE, Action, B, I, Op, W, overlap
-from ppedu.core.costs import Costs
+from ppedu.core.costs import Costs, require_costs
 from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
 from ppedu.core.numeric import Number, plural, pretty
@@ -22,20 +23,23 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.simulate import simulate, simulate_partial
 from ppedu.core.timeline import Gap, Span, Timeline
-from ppedu.core.validate import require_count, require_instance, require_rank
+from ppedu.core.validate import require_count, require_instance, require_number, require_rank
 
 
 class Board:
-    """A schedule under construction: actions are placed at the end of a rank's order, and can be undone.
+    """A schedule under construction: each move places an action at the end of its rank's order, and can be undone.
 
-    memory: the most activations that a rank may hold, in the unit of `Timeline.peak_activations`, by default one
-        microbatch's activations of one rank's share. None: no limit.
+    placement, microbatches: those of the schedule. The board is complete once every microbatch has passed every stage.
+    costs: the times of the actions, and the activations that they hold, as in `simulate`.
+    memory: the most activations that a rank may hold; None for no limit. The unit is that of `costs.activation`: by
+        default 1 is one microbatch's activations in one rank's share of the model.
     split: True for backwards in two halves, I and W; False for full backwards, B; None for either.
     pairs: whether a forward and a full backward may be placed as an overlapped pair, such as (0F1;3B0)OVERLAP_F_B.
     start: actions that are placed from the beginning and cannot be undone, in an order in which they can be placed.
     par: the complete schedule to compare with; the attribute `par` is its timeline.
+    name: the name of the schedule.
 
-    An action can only be placed once its dependencies have been placed. So the order of placing is a global order in
+    An action can only be placed once its dependencies have been placed. So the order of the moves is a global order in
     which every rank can make progress, and no board deadlocks. With a limit on memory a board can reach a position from
     which it cannot be completed (`stuck`, `finish`).
 
@@ -56,35 +60,33 @@ class Board:
         par: Schedule | None = None,
         name: str = "mine",
     ):
-        costs = Costs() if costs is None else costs
         require_instance("placement", placement, Placement, "a Placement, such as Placement.make('loop', 4)")
-        require_instance("costs", costs, Costs, "Costs, such as Costs(forward=1, backward=2)")
-        if memory is not None and (isinstance(memory, bool) or not isinstance(memory, Real) or not memory < math.inf):
-            raise SettingError(f"memory must be a number of activations, or None for no limit; got {memory!r}")
+        if memory is not None:
+            require_number("memory", memory, lambda memory: memory < math.inf, "a number of activations, or None")
         if split not in (False, True, None):
             raise SettingError(f"split must be True, False, or None for either; got {split!r}")
         self.placement, self.microbatches = placement, require_count("microbatches", microbatches)
-        self.costs, self.memory, self.split, self.pairs, self.name = costs, memory, split, pairs, name
+        self.costs = costs = require_costs(costs)
+        self.memory, self.split, self.pairs, self.name = memory, split, pairs, name
         self.ops = {False: "FB", True: "FIW", None: "FBIW"}[split]
         self.limit = None if memory is None else exact(memory)
         self.weights = list(map(exact, costs.per_stage(costs.activation, placement.stages, placement.ranks)))
         kept = exact(costs.weight_memory)
         self._allocates = {Op.F: Fraction(1), Op.B: Fraction(-1), Op.I: kept - 1, Op.W: -kept}
-        self._alphabet = [tuple(self._singles_of(rank)) for rank in range(placement.ranks)]
+        self._alphabet: list[list[Action]] = [[] for _ in range(placement.ranks)]  # all that a rank could run but pairs
+        for op, microbatch, stage in product(self.ops, range(self.microbatches), range(placement.stages)):
+            self._alphabet[placement.rank(stage, microbatch)].append(Action(stage, Op(op), microbatch))
         self._start: tuple[Action, ...] = ()
         self._steps: list[tuple[Action, ...]] = []  # the units of `undo`: an action, or all that `finish` placed
         self._undone: list[tuple[Action, ...]] = []
-        self.par: Timeline | None = None
-        self._timeline: Timeline | None = None
         self._replay()
         if not can_end(self, ()):
             raise SettingError(f"memory for {activations(memory)} is not enough for one microbatch; allow more")
         for action in start:
-            self.place(action)
+            self.extend([self._require_placeable(action)])
         self._start, self._steps = self.moves, []
         require_completable(self)
-        if par is not None:
-            self.par = self._timeline_of_par(par)
+        self.par = None if par is None else self._timeline_of_par(par)
 
     def _timeline_of_par(self, par: Schedule) -> Timeline:
         """Return the timeline of par. Raise SettingError unless it can be placed on this board."""
@@ -92,29 +94,26 @@ class Board:
         if (par.placement, par.microbatches) != (self.placement, self.microbatches):
             raise SettingError(f"par must have the placement and the microbatches of the board; got {par!r}")
         timeline = simulate(par, self.costs)
-        trial = Board(self.placement, self.microbatches, self.costs, self.memory, self.split, self.pairs)
-        for rank, index in par.replay.steps:
-            if refusal := trial.why_not(par.orders[rank][index]):
-                raise SettingError(f"par cannot be placed on this board: {refusal}")
-            trial._append(par.orders[rank][index])
+        try:
+            self.restart(par.orders[rank][index] for rank, index in par.replay.steps)
+        except ScheduleError as error:
+            raise SettingError(f"par cannot be placed on this board: {error}") from None
         return timeline
 
-    def _singles_of(self, rank: int) -> Iterator[Action]:
-        """Yield every action, other than pairs, that `rank` could ever run."""
-        stages = self.placement.stages_of(rank)
-        for op, microbatch, stage in product(self.ops, range(self.microbatches), stages):
-            if self.placement.rank(stage, microbatch) == rank:
-                yield Action(stage, Op(op), microbatch)
+    def restart(self, start: Iterable[Action]) -> Board:
+        """Return a board with the same rules but without par, on which the actions in `start` are placed."""
+        return Board(self.placement, self.microbatches, self.costs, self.memory, self.split, self.pairs, start)
 
-    # --- what has been placed -------------------------------------------------------------------------------------
+    # --- the placed actions ---------------------------------------------------------------------------------------
 
     @property
     def ranks(self) -> int:
+        """The number of ranks."""
         return self.placement.ranks
 
     @property
     def moves(self) -> tuple[Action, ...]:
-        """All placed actions, in the order of placing."""
+        """All placed actions, in the order in which they were placed."""
         return (*self._start, *chain.from_iterable(self._steps))
 
     @property
@@ -122,15 +121,13 @@ class Board:
         """The placed actions as a schedule. Once complete, it can be checked, simulated, run and exported."""
         return Schedule(self.name, self.placement, self.microbatches, tuple(map(tuple, self._orders)))
 
-    @property
+    @cached_property
     def timeline(self) -> Timeline:
-        """The simulation of the placed actions."""
-        if self._timeline is None:
-            self._timeline = simulate_partial(self.schedule, self.costs)
-        return self._timeline
+        """The timeline of the placed actions, by simulation."""
+        return simulate_partial(self.schedule, self.costs)
 
     def left(self, rank: int) -> tuple[Action, ...]:
-        """Return the actions that `rank` still has to run.
+        """Return the actions that still have to be placed on `rank`, without pairs.
 
         A backward that may be split counts as one B until its I is placed, and then as its W.
 
@@ -145,16 +142,16 @@ class Board:
         """Whether all actions have been placed."""
         return not any(map(self.left, range(self.ranks)))
 
-    # --- what can be placed ---------------------------------------------------------------------------------------
+    # --- the next actions -----------------------------------------------------------------------------------------
 
     def choices(self, rank: int) -> tuple[Action, ...]:
-        """Return all actions that `rank` can run next: forwards, backwards, then pairs, each by microbatch.
+        """Return all actions that can be placed next on `rank`: forwards, backwards, then pairs, each by microbatch.
 
         Raises:
             SettingError: there is no such rank.
         """
-        left = (action for action in self._alphabet[require_rank(rank, self.ranks)] if action not in self._placed)
-        singles = [action for action in left if not any(self._refusals(action))]
+        alphabet = self._alphabet[require_rank(rank, self.ranks)]
+        singles = [action for action in alphabet if not any(self._refusals(action))]
         forwards = [action for action in singles if action.op == Op.F]
         backwards = [action for action in singles if action.op == Op.B]
         return (*singles, *(overlap(*both) for both in product(forwards, backwards) if self.pairs))
@@ -162,7 +159,7 @@ class Board:
     def why_not(self, action: Action | str) -> str | None:
         """Return the reason why `action` cannot be placed next, or None if it can."""
         try:
-            return next(self._refusals(_parse(action)), None)
+            return next(self._refusals(Action.of(action)), None)
         except ParseError as error:
             return str(error)
 
@@ -173,7 +170,7 @@ class Board:
             ScheduleError: the action cannot be next; the message is that of `why_not`.
         """
         action = self._require_placeable(action)
-        self.extend((action,))
+        self.extend([action])
         return self.timeline.spans(self._rank(action))[-1]
 
     def could_start(self, action: Action | str) -> Any:
@@ -193,7 +190,7 @@ class Board:
     def _require_placeable(self, action: Action | str) -> Action:
         if refusal := self.why_not(action):
             raise ScheduleError(refusal)
-        return _parse(action)
+        return Action.of(action)
 
     def _refusals(self, action: Action) -> Iterator[str]:
         """Yield the reasons why `action` cannot be next. Only the first counts: later tests assume the earlier ones."""
@@ -207,7 +204,7 @@ class Board:
         yield from self._excess_memory(action)
 
     def _foreign(self, single: Action) -> Iterator[str]:
-        """Yield the reason why an action does not exist on this board."""
+        """Yield the reason why an action, not a pair, does not exist on this board, if there is one."""
         stage, op, microbatch, _ = single
         if op not in COMPUTE:
             yield f"{single} cannot be placed: lowering adds messages and sharding actions"
@@ -222,7 +219,7 @@ class Board:
             yield f"{single}: backwards are not split on this board; place {B(stage, microbatch)}"
 
     def _duplicates(self, single: Action) -> Iterator[str]:
-        """Yield the placed action that has already done all or half of `single`."""
+        """Yield a sentence about the placed action that already does all or half of `single`, if there is one."""
         stage, op, microbatch, _ = single
         full, half = B(stage, microbatch), I(stage, microbatch)
         if single in self._placed:
@@ -233,6 +230,7 @@ class Board:
             yield f"{single} is half of {full}, which has already been placed ({self._position(full)})"
 
     def _bad_pair(self, action: Action) -> Iterator[str]:
+        """Yield the reason why a pair cannot exist on this board, if there is one."""
         first, second = action.parts
         one, other = self._rank(first), self._rank(second)
         if not self.pairs:
@@ -243,7 +241,7 @@ class Board:
             yield f"{action}: stage {first.stage} is held by rank {one}, and stage {second.stage} by rank {other}"
 
     def _missing_dependencies(self, single: Action, together: Collection[Action]) -> Iterator[str]:
-        """Yield the dependencies of `single` that have not been placed. `together` are the parts of its pair."""
+        """Yield a sentence for each dependency of `single` that is not placed. `together` are the parts of its pair."""
         for result in requires(single, self.placement):
             if result not in self._results:
                 kind, stage, microbatch = result
@@ -253,12 +251,11 @@ class Board:
                 yield f"{single} needs {source}, which {problem} (rank {self._rank(source)})"
 
     def _excess_memory(self, action: Action) -> Iterator[str]:
-        more = sum(self.weights[single.stage] for single in action.singles if single.op == Op.F)
-        if self.limit is not None and more:
-            rank = self._rank(action)
-            held = self._held[rank] + more
-            if held > self.limit:
-                yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
+        """Yield a sentence about the limit on memory if `action` holds more activations and exceeds it."""
+        rank, more = self._rank(action), sum(self.weights[each.stage] for each in action.singles if each.op == Op.F)
+        held = self._held[rank] + more
+        if self.limit is not None and more and held > self.limit:
+            yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
 
     def _rank(self, action: Action) -> int:
         single = action.singles[0]
@@ -274,15 +271,15 @@ class Board:
     # --- undo and redo --------------------------------------------------------------------------------------------
 
     def undo(self) -> tuple[Action, ...]:
-        """Take back the last action, or all that `finish` placed, and return them; () if nothing has been placed."""
+        """Take back the last move, or all moves of `finish`, and return their actions; () if there are none."""
         return self._move_step(self._steps, self._undone)
 
     def redo(self) -> tuple[Action, ...]:
-        """Place again what was undone last, and return it; () if another action has been placed since."""
+        """Repeat the moves that were undone last, and return their actions; () if another move followed the undo."""
         return self._move_step(self._undone, self._steps)
 
     def reset(self) -> None:
-        """Undo everything. `redo` can bring it back."""
+        """Undo all moves. `redo` can bring them back."""
         while self.undo():
             pass
 
@@ -293,12 +290,11 @@ class Board:
         self._replay()
         return target[-1]
 
-    def extend(self, actions: tuple[Action, ...]) -> None:
-        """Append actions that are known to be placeable, as one step of `undo`."""
+    def extend(self, actions: Sequence[Action]) -> None:
+        """Append actions to their ranks' orders, as one step of `undo`. Each must be placeable when its turn comes."""
         self._undone.clear()
-        self._steps.append(actions)
-        for action in actions:
-            self._append(action)
+        self._steps.append(tuple(actions))
+        self._replay()
 
     def _replay(self) -> None:
         """Set up the orders from the moves."""
@@ -306,18 +302,14 @@ class Board:
         self._held = [Fraction(0)] * self.ranks  # activations on each rank
         self._placed: dict[Action, tuple[int, int]] = {}  # the rank and the position of each action
         self._results: dict[Result, tuple[int, int]] = {}  # and of the action that produces each result
-        self._timeline = None
+        vars(self).pop("timeline", None)  # that of the moves before
         for action in self.moves:
-            self._append(action)
-
-    def _append(self, action: Action) -> None:
-        rank = self._rank(action)
-        here = rank, len(self._orders[rank])
-        self._placed |= dict.fromkeys(action.singles, here)
-        self._results |= dict.fromkeys(produces(action), here)
-        self._held[rank] += sum(self._allocates[single.op] * self.weights[single.stage] for single in action.singles)
-        self._orders[rank].append(action)
-        self._timeline = None
+            rank = self._rank(action)
+            here = rank, len(self._orders[rank])
+            self._placed |= dict.fromkeys(action.singles, here)
+            self._results |= dict.fromkeys(produces(action), here)
+            self._held[rank] += sum(self._allocates[each.op] * self.weights[each.stage] for each in action.singles)
+            self._orders[rank].append(action)
 
     # --- help -----------------------------------------------------------------------------------------------------
 
@@ -357,11 +349,14 @@ class Board:
     # --- the verdict ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> str:
-        """Return one or two sentences: how good a complete board is, or how many actions are left."""
+        """Return the makespan and the peak of a complete board in words, or how many actions are left to place.
+
+        If the board has a par, the makespan is compared with it, and the wait that costs the most is explained. Times
+        without a unit are in slots: by default a forward of one rank's share of the model takes one slot.
+        """
         if not self.complete:
             return f"{plural(sum(len(self.left(rank)) for rank in range(self.ranks)), 'action')} left to place"
-        timeline = self.timeline
-        time, unit = timeline.makespan, self.costs.unit
+        time, unit = self.timeline.makespan, self.costs.unit
         words = f"{pretty(time, unit)}{'' if unit else ' slots'}"
         if self.par and time == self.par.makespan:
             words += ": that is par"
@@ -370,10 +365,10 @@ class Board:
         elif self.par:
             words += f"; par is {pretty(self.par.makespan, unit)}: {self._longest_wait(self.par)}"
         limit = "" if self.memory is None else f"; the limit is {pretty(self.memory)}"
-        return f"{words}. No rank holds more than {activations(max(timeline.peak_activations))}{limit}."
+        return f"{words}. No rank holds more than {activations(max(self.timeline.peak_activations))}{limit}."
 
     def _longest_wait(self, par: Timeline) -> str:
-        """Return the reason for the wait during which the rank works longest in par."""
+        """Return the reason for the wait of a rank during which that rank works longest in par."""
 
         def lost(gap: Gap) -> Any:
             return sum(max(0, min(gap.end, end) - max(gap.start, start)) for _, start, end in par.spans(gap.rank))
@@ -387,7 +382,3 @@ class Board:
 def exact(number: Any) -> Fraction:
     """Return a float as the decimal that was written, so that three times 0.1 is not more than 0.3."""
     return Fraction(str(number))
-
-
-def _parse(action: Action | str) -> Action:
-    return Action.parse(str(action) if isinstance(action, Action) else action)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from operator import le
+from operator import add, le, sub
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Action, F
@@ -21,7 +21,7 @@ POLICIES = ("PBIFW", "PFBIW", "PIWFB", "PIFWB")
 
 
 def can_end(board: Board, moves: Sequence[Action]) -> bool:
-    """Return whether the memory suffices to complete the board after `moves`.
+    """Return whether the memory suffices to complete the board after `moves`, which replace those on the board.
 
     A microbatch releases no memory before its last forward, and needs no more memory after it. So one of the
     microbatches in flight is the first to run all its forwards while the others only allocate memory; it may as well
@@ -41,14 +41,14 @@ def can_end(board: Board, moves: Sequence[Action]) -> bool:
             rank = placement.rank(stage, microbatch)
             (held if F(stage, microbatch) in placed else needed)[rank] += board.weights[stage]
         if any(needed):
-            free = [each - taken for each, taken in zip(free, held, strict=True)]
+            free = list(map(sub, free, held))
             in_flight.append((held, needed))
     while in_flight:
         fits = [all(map(le, needed, free)) for _, needed in in_flight]
         if not any(fits):
             return False
         held, _ = in_flight.pop(fits.index(True))
-        free = [each + released for each, released in zip(free, held, strict=True)]
+        free = list(map(add, free, held))
     return True
 
 
@@ -60,12 +60,12 @@ def require_completable(board: Board) -> None:
 
 
 def activations(number: Any) -> str:
-    """Return "1 activation" or "2.5 activations"."""
+    """Return a number of activations as text: "1 activation" or "2.5 activations"."""
     return f"{pretty(number)} activation{'' if number == 1 else 's'}"
 
 
 def undo_advice(board: Board) -> str:
-    """Return how many actions to undo so that the board can be completed."""
+    """Return the advice to undo the fewest actions after which the board can be completed."""
     moves = board.moves
     back = next(number for number in range(1, len(moves) + 1) if can_end(board, moves[:-number]))
     return f"undo {plural(back, 'action')} and place other forwards first"
@@ -89,10 +89,8 @@ def remaining(board: Board) -> tuple[Action, ...]:
 
 
 def _completed(board: Board, policy: str | None) -> Board:
-    """Return a copy of the board that a policy has completed; without a policy, in the order of par if possible."""
-    copy = type(board)(
-        board.placement, board.microbatches, board.costs, board.memory, board.split, board.pairs, board.moves
-    )
+    """Return a copy of the board, completed by a policy; without a policy, in the order of par as far as possible."""
+    copy = board.restart(board.moves)
     rows = board.par.rows if board.par else ()
     starts_in_par = {done: span.start for row in rows for span in row for done in (span.action, *span.action.singles)}
 
@@ -105,5 +103,5 @@ def _completed(board: Board, policy: str | None) -> Board:
 
     while choices := [action for rank in range(copy.ranks) for action in copy.choices(rank)]:
         safe = (action for action in sorted(choices, key=urgency) if can_end(copy, (*copy.moves, action)))
-        copy.extend((next(safe),))
+        copy.extend([next(safe)])
     return copy

@@ -17,21 +17,22 @@ from ppedu.zoo import schedule
 
 @dataclass(frozen=True)
 class Level:
-    """A board to complete in the time of a published schedule, its par.
+    """One task of the puzzle: a board to complete in the time of a published schedule, its par.
 
-    name, title, goal: the argument of `level`, the heading above the board, and the task in a sentence or two.
+    name: the argument of `level`.
     published, ranks, microbatches: the schedule that sets the par; backwards are split, and pairs allowed, as in it.
-    costs: the times of the actions.
+    title, goal: the heading above the board, and the task in a sentence or two.
+    costs: the times of the actions; None for the default costs.
     capped: whether the memory is limited to the largest peak of activations in par.
-    given: for each rank, the number of actions of par that are on the board from the start.
+    given: for each rank, the number of actions of par that are on the board from the start; () for none.
     """
 
     name: str
-    title: str
-    goal: str
     published: str
     ranks: int
     microbatches: int
+    title: str
+    goal: str
     costs: Costs | None = None
     capped: bool = False
     given: tuple[int, ...] = ()
@@ -68,70 +69,60 @@ class Level:
 # For two stages on a rank: the forward of a rank's share takes two slots, so that of a stage takes one.
 _HALVES = Costs(forward=2, backward=4)
 
-LEVELS = {
-    level.name: level
-    for level in (
-        Level(
-            "first",
-            "One microbatch, two ranks",
-            "The forward goes down the ranks, and the backward comes back up. Place all four actions.",
-            *("naive", 2, 1),
-        ),
-        Level(
-            "two-ranks",
-            "Several microbatches",
-            "While one rank works on a microbatch, the other can work on the next. Keep both as busy as you can.",
-            *("gpipe", 2, 3),
-        ),
-        Level(
-            "gpipe",
-            "GPipe: three ranks, as much memory as you like",
-            "All forwards, then all backwards, is one way. Which idle time can no order avoid?",
-            *("gpipe", 3, 4),
-        ),
-        Level(
-            "1f1b",
-            "1F1B: the same time in less memory",
-            "A rank may not hold the activations of all microbatches. Run each backward as soon as it can run: it "
-            "frees the memory for the next forward.",
-            *("1f1b", 3, 6),
-            capped=True,
-        ),
-        Level(
-            "interleaved",
-            "Interleaving: two stages on each rank",
-            "Every microbatch visits each rank twice. The ranks wait half as long at the start and at the end.",
-            *("interleaved", 2, 4),
-            costs=_HALVES,
-        ),
-        Level(
-            "fill",
-            "Filling the bubble with W",
-            "Backwards are split: the previous rank waits for I, and no rank waits for W. Put W where a rank would be "
-            "idle, within the memory of 1F1B.",
-            *("zb-h1", 3, 4),
-            capped=True,
-        ),
-        Level(
-            "v",
-            "A V: down the ranks and back up",
-            "The first rank holds the first stage and the last, so its backward can start without waiting for others.",
-            *("zb-v", 2, 3),
-            costs=_HALVES,
-            capped=True,
-        ),
-        Level(
-            "dualpipe",
-            "DualPipe: two streams meet",
-            "Microbatches enter from both ends. The first actions are given. A forward and a backward placed as a pair "
-            "take less time than one after the other.",
-            *("dualpipe", 4, 8),
-            costs=Costs(overlap=2),
-            capped=True,
-            given=(7, 4, 4, 7),
-        ),
-    )
-}
+_IN_ORDER = (
+    Level(
+        *("first", "naive", 2, 1),
+        "One microbatch, two ranks",
+        "The forward goes down the ranks, and the backward comes back up. Place all four actions.",
+    ),
+    Level(
+        *("two-ranks", "gpipe", 2, 3),
+        "Several microbatches",
+        "While one rank works on a microbatch, the other can work on the next. Keep both as busy as you can.",
+    ),
+    Level(
+        *("gpipe", "gpipe", 3, 4),
+        "GPipe: three ranks, as much memory as you like",
+        "All forwards, then all backwards, is one way. Which idle time can no order avoid?",
+    ),
+    Level(
+        *("1f1b", "1f1b", 3, 6),
+        "1F1B: the same time in less memory",
+        "A rank may not hold the activations of all microbatches. Run each backward as soon as it can run: it "
+        "frees the memory for the next forward.",
+        capped=True,
+    ),
+    Level(
+        *("interleaved", "interleaved", 2, 4),
+        "Interleaving: two stages on each rank",
+        "Every microbatch visits each rank twice. The ranks wait half as long at the start and at the end.",
+        costs=_HALVES,
+    ),
+    Level(
+        *("fill", "zb-h1", 3, 4),
+        "Filling the bubble with W",
+        "Backwards are split: the previous rank waits for I, and no rank waits for W. Put W where a rank would be "
+        "idle, within the memory of 1F1B.",
+        capped=True,
+    ),
+    Level(
+        *("v", "zb-v", 2, 3),
+        "A V: down the ranks and back up",
+        "The first rank holds the first stage and the last, so its backward can start without waiting for others.",
+        costs=_HALVES,
+        capped=True,
+    ),
+    Level(
+        *("dualpipe", "dualpipe", 4, 8),
+        "DualPipe: two streams meet",
+        "Microbatches enter from both ends. The first actions are given. A forward and a backward placed as a pair "
+        "take less time than one after the other.",
+        costs=Costs(overlap=2),
+        capped=True,
+        given=(7, 4, 4, 7),
+    ),
+)
+LEVELS = {level.name: level for level in _IN_ORDER}
 
 
 def level(name: str) -> Level:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from ppedu.core.actions import Action, B, F, I, W, overlap
-from ppedu.core.errors import SettingError
+from ppedu.core.validate import require_count
 from ppedu.zoo import Facts, register
 from ppedu.zoo.registry import require_even
 
@@ -40,7 +40,7 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
         SettingError: the number of ranks or of microbatches is odd, or there are fewer than 2p microbatches.
     """
     require_even("dualpipe", "ranks", ranks)
-    _require_twice("dualpipe", ranks, microbatches)
+    require_count(f"microbatches of dualpipe on {ranks} ranks", microbatches, least=2 * ranks)
     require_even("dualpipe", "microbatches", microbatches)
     down = _stream(rank, range(microbatches // 2))
     up = _stream(ranks - 1 - rank, range(microbatches // 2, microbatches))
@@ -71,16 +71,10 @@ def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     Raises:
         SettingError: there are fewer than 2 * ranks microbatches.
     """
-    _require_twice("dualpipev", ranks, microbatches)
+    require_count(f"microbatches of dualpipev on {ranks} ranks", microbatches, least=2 * ranks)
     near = _stream(rank, range(microbatches))
     far = _stream(2 * ranks - 1 - rank, range(microbatches))
     yield from _two_streams(rank, ranks, near, far, microbatches)
-
-
-def _require_twice(name: str, ranks: int, microbatches: int) -> None:
-    """Raise SettingError unless the schedule `name` gets at least twice as many microbatches as ranks."""
-    if microbatches < 2 * ranks:
-        raise SettingError(f"{name} needs at least {2 * ranks} microbatches for {ranks} ranks; got {microbatches}")
 
 
 def _stream(stage: int, microbatches: range) -> Stream:

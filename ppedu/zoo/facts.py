@@ -50,8 +50,7 @@ class Facts:
         time, conditions = split(self.idle or (f"makespan {self.makespan}" if self.makespan else self.remark), False)
         if self.idle_in_span:
             time += f", {split(self.idle_in_span, False)[0]} in span"
-        peak, peak_conditions = split(self.peak, False)
-        return text(*self.sizes), _conditional(time, conditions), _conditional(peak, peak_conditions)
+        return text(*self.sizes), _conditional(time, conditions), _conditional(*split(self.peak, False))
 
 
 def _conditional(formula: str, conditions: list[str]) -> str:

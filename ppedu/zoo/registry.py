@@ -1,6 +1,6 @@
 """The registry of schedules: register a generator under a name, and build the schedule of that name.
 
-Register a generator of your own with `ppedu.register`; everything that works for the published schedules works for it.
+Register a generator of your own with `ppedu.register`. It can then be used by name like the published schedules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
@@ -21,7 +21,7 @@ from ppedu.core.garbage import without_gc
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.tables import in_html, in_text
-from ppedu.core.validate import require_instance, require_name, require_size
+from ppedu.core.validate import require_name, require_size
 from ppedu.zoo.facts import Facts
 
 Generator = Callable[..., Iterable[Action]]
@@ -30,9 +30,12 @@ MOST_ACTIONS = 1000  # per stage and microbatch; a generator that yields more is
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered schedule: its generator, its placement, the stages on each rank, and what is known about it.
+    """A registered schedule.
 
-    If the generator has a parameter `chunks`, that determines the number of stages on each rank instead.
+    generator: called with a rank, the ranks, the microbatches and the options; returns the rank's actions in order.
+    placement: the name of a placement, as in `Placement.make`.
+    chunks: the stages on each rank, unless the generator has a parameter `chunks`, whose value is used instead.
+    facts: the published formulas, if any.
     """
 
     generator: Generator
@@ -47,7 +50,7 @@ _entries: dict[str, Entry] = {}
 def register(
     name: str, placement: str = "loop", chunks: int = 1, facts: Facts | None = None
 ) -> Callable[[Generator], Generator]:
-    """Return a decorator that registers a generator under `name`.
+    """Return a decorator that registers a generator of one rank's actions as the schedule `name`.
 
         @register("mine")
         def mine(rank, ranks, microbatches):
@@ -56,23 +59,22 @@ def register(
 
     Registering a name again replaces it, so that a notebook's cell can be run twice.
 
-    placement, chunks: as in `Placement.make`; if the generator has a parameter `chunks`, its value is used instead.
+    placement, chunks: which rank holds which stages, and the stages on each rank, as in `Placement.make`; if the
+        generator has a parameter `chunks`, its value is used instead.
     facts: closed forms of the schedule and their source, for `ppedu.theory` and the table of `schedules`.
 
     Raises:
-        SettingError: the placement is unknown, the name is not text, or it is the name of a published schedule.
+        SettingError: the placement is unknown, the name is not text or belongs to a published schedule, or the
+            generator is not a function.
     """
-    require_instance("a schedule's name", name, str, 'text, as in @register("mine")')
-    require_name("a schedule's name", name)
+    require_name('the name in @register("name")', name)
     Placement.make(placement, 1, chunks)
 
     def remember(generator: Generator) -> Generator:
         try:
             inspect.signature(generator)
         except (TypeError, ValueError):  # not a function, or a built-in type
-            raise SettingError(
-                f"the schedule {name!r} needs a generator of rank, ranks and microbatches; got {generator!r}"
-            ) from None
+            raise SettingError(f"{name!r} needs a generator(rank, ranks, microbatches); got {generator!r}") from None
         if name in published() and not _is_published(generator):
             raise SettingError(f"{name!r} is the name of a published schedule; register yours under another name")
         _entries[name] = Entry(generator, placement, chunks, facts)
@@ -86,31 +88,31 @@ def _is_published(generator: Generator) -> bool:
 
 
 def published() -> dict[str, Entry]:
-    """Return the published schedules by name, from the simplest on, without those that the user has registered."""
+    """Return the entries of the published schedules by name, the simplest first."""
     return {name: entry for name, entry in _entries.items() if _is_published(entry.generator)}
 
 
 def facts_of(name: str) -> Facts | None:
-    """Return what is known about a registered schedule, or None if its name or its facts are not registered."""
+    """Return the facts of the schedule `name`, or None if there is no such schedule or it was registered without."""
     return _entries[name].facts if isinstance(name, str) and name in _entries else None
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a registered generator other than rank, ranks and microbatches."""
+    """Return the options of the schedule `name`: its generator's parameters after rank, ranks and microbatches."""
     return dict([*inspect.signature(_entries[name].generator).parameters.items()][3:])
 
 
 def require_even(name: str, what: str, count: int) -> None:
-    """Raise SettingError unless the schedule `name` gets an even number of ranks, microbatches or chunks."""
+    """Raise SettingError unless `count` is even. `name` and `what` (such as "ranks") are for the message."""
     if count % 2:
         nearest = " or ".join(str(even) for even in (count - 1, count + 1) if even)
         raise SettingError(f"{name} needs an even number of {what}; got {count} — try {nearest}")
 
 
 class Names(tuple[str, ...]):
-    """Names of schedules, which print and display as a table of the facts about each.
+    """Names of registered schedules. They print and display as a table of the facts about each schedule.
 
-    In a terminal too narrow for a table, they print as a list.
+    In a terminal too narrow for the table, they print as a list with one fact on a line.
     """
 
     __slots__ = ()
@@ -120,13 +122,11 @@ class Names(tuple[str, ...]):
         head, *rows = self._rows()
         lines = [*chain.from_iterable(in_text([head, *rows], 24))]
         if max(map(len, lines)) > width:
+            cells: list[tuple[str, str]] = []
+            for name, *row in rows:
+                known = [f"{title}: {cell}" for title, cell in zip(head[1:], row, strict=True) if cell != "–"]
+                cells += zip_longest([name], known, fillvalue="")
             margin = 2 + max(map(len, self))
-            cells = [
-                (row[0] if number == 1 else "", f"{title}: {cell}")
-                for row in rows
-                for number, (title, cell) in enumerate(zip(head, row, strict=True))
-                if number and cell != "–"
-            ]
             lines = [*chain.from_iterable(in_text(cells, max(20, width - margin)))]
         return "\n".join([*lines, "", *wrap(_LETTERS, width)])
 
@@ -167,7 +167,7 @@ def _without_type(parameter: inspect.Parameter) -> str:
 
 
 def schedules() -> Names:
-    """Return the names that `schedule` knows: the published ones from the simplest on, then those of the user.
+    """Return the names of all registered schedules: the published ones, the simplest first, then those of the user.
 
     Printed, or at the end of a notebook's cell, they are a table of the facts about each schedule.
     """
@@ -177,7 +177,7 @@ def schedules() -> Names:
 def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return the registered schedule `name` for a number of ranks and of microbatches.
 
-    options: those of the schedule, such as chunks=3; `schedules` lists them.
+    options: keyword arguments of its generator, such as chunks=3; `schedules` lists them.
 
     Raises:
         SettingError: the name is unknown, a number is below 1, or the schedule does not have such an option.
@@ -192,33 +192,36 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
 
 @without_gc
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
-    """Build the schedule of an entry, registered or not, and call it `name`. Errors as for `schedule`."""
+    """Return the schedule of an entry, registered or not, under the name `name`.
+
+    options: keyword arguments of the entry's generator.
+
+    Raises:
+        SettingError: a number is below 1, or the generator does not take such an option.
+        ScheduleError: the generator yields something that is not an action, or never ends.
+    """
     settings = _settings(name, entry.generator, options)
     ranks, chunks, microbatches = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
     if "chunks" in options:
         options["chunks"] = chunks
     most = MOST_ACTIONS * microbatches * chunks
-    orders = []
+    label, orders = f"the schedule {name!r}", []
     for rank in range(ranks):
         actions = entry.generator(rank, ranks, microbatches, **options)
         if isinstance(actions, Action) or not isinstance(actions, Iterable):  # an action is a tuple
-            raise ScheduleError(
-                f"the schedule {name!r} returned {actions!r} for rank {rank}; it must yield actions, each with `yield`"
-            )
+            raise ScheduleError(f"{label} returned {actions!r} for rank {rank}; it must yield actions: `yield` each")
         orders.append(tuple(islice(actions, most + 1)))
         if len(orders[rank]) > most:
-            raise ScheduleError(
-                f"the schedule {name!r} yielded more than {most} actions on rank {rank}; does its loop end?"
-            )
+            raise ScheduleError(f"{label} yielded more than {most} actions on rank {rank}; does its loop end?")
     placement = Placement.make(entry.placement, ranks, chunks, microbatches)
     try:
         return Schedule(name, placement, microbatches, tuple(orders))
     except SettingError as error:
-        raise ScheduleError(f"the schedule {name!r} must yield actions, such as pp.F(0, 0): {error}") from None
+        raise ScheduleError(f"{label} must yield actions, such as pp.F(0, 0): {error}") from None
 
 
 def _settings(name: str, generator: Generator, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which the generator is called, its defaults included."""
+    """Return the generator's arguments by name, its defaults included. Raise SettingError for unsuitable options."""
     signature = inspect.signature(generator)
     try:
         bound = signature.bind(0, 1, 1, **options)

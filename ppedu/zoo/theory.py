@@ -184,9 +184,7 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
     """Evaluate the formula for `quantity`, a key of `_DERIVED`."""
     facts = facts_of(name)
     if facts is None:
-        raise SettingError(
-            f"nothing is published about {name!r}; simulate it, or take one of: {', '.join(published())}"
-        )
+        raise SettingError(f"no formula is known for {name!r}; simulate it, or take one of: {', '.join(published())}")
     known = next((field for field in _DERIVED[quantity] if getattr(facts, field)), None)
     if known is None:
         instead = ", only for its makespan and its span" if facts.makespan else ""

@@ -290,7 +290,7 @@ WRONG = {
     "no yield": (lambda r, p, m: None, "the schedule 'yours' returned None for rank 0; it must yield actions"),
     "returns an action": (
         lambda r, p, m: F(r, 0),
-        "the schedule 'yours' returned <0F0> for rank 0; it must yield actions, each with `yield`",
+        "the schedule 'yours' returned <0F0> for rank 0; it must yield actions: `yield` each",
     ),
     "tuples": (
         lambda r, p, m: [("F", r, 0)],

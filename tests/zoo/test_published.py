@@ -92,9 +92,9 @@ def test_pairs_can_begin_with_the_backward():
 REFUSED = [
     ("dualpipe", 5, 20, {}, "even number of ranks; got 5 — try 4 or 6"),
     ("dualpipe", 1, 20, {}, "even number of ranks; got 1 — try 2"),
-    ("dualpipe", 4, 6, {}, "dualpipe needs at least 8 microbatches for 4 ranks; got 6"),
+    ("dualpipe", 4, 6, {}, "microbatches of dualpipe on 4 ranks must be at least 8; got 6"),
     ("dualpipe", 4, 9, {}, "even number of microbatches; got 9 — try 8 or 10"),
-    ("dualpipev", 4, 7, {}, "dualpipev needs at least 8 microbatches for 4 ranks; got 7"),
+    ("dualpipev", 4, 7, {}, "microbatches of dualpipev on 4 ranks must be at least 8; got 7"),
     ("chimera", 3, 6, {}, "even number of ranks; got 3 — try 2 or 4"),
     ("chimera", 4, 3, {}, "even number of microbatches; got 3 — try 2 or 4"),
     ("interleaved", 4, 8, {"chunks": 0}, "chunks must be at least 1; got 0"),

@@ -147,6 +147,12 @@ def test_the_printed_table_fits_the_terminal_and_is_complete_at_any_width(monkey
     assert all(" ".join(text.split()).count(cell) for cell in facts) or width == 180  # at that width cells are wrapped
 
 
+def test_a_schedule_without_a_paper_is_printed_in_a_narrow_terminal(monkeypatch):
+    pp.register("mine")(lambda rank, ranks, microbatches: [])
+    monkeypatch.setenv("COLUMNS", "60")
+    assert re.search("^mine +placement: loop$", str(pp.schedules()), re.MULTILINE)
+
+
 def test_columns_of_the_printed_table_are_aligned(monkeypatch):
     table, letters = printed(monkeypatch, 180).split("\n\n")
     head, *body = table.splitlines()
