@@ -49,8 +49,8 @@ def interleaved_overlap(
 
     In a timeline: interleaved 1F1B with pairs in its middle.
     """
-    warmup = 2 * (ranks - 1 - rank) + 1
-    for actions in depth_first(rank, ranks, chunks, equal_groups(ranks, microbatches), warmup):
+    groups = equal_groups(ranks, microbatches)
+    for actions in depth_first(rank, ranks, chunks, groups, warmup=2 * (ranks - 1 - rank) + 1):
         if len(actions) == 1:
             yield actions[0]
         else:

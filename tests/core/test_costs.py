@@ -2,12 +2,11 @@
 
 import math
 import pickle
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import legal_schedules, often, read
@@ -16,6 +15,16 @@ from ppedu import Costs, SettingError, Span, Timeline, simulate
 
 NUMBERS = ["forward", "backward", "input", "weight", "overlap", "latency", "weight_memory", "activation"]
 SPLIT = read("0F0 0I0 0W0 0F1 0B1", microbatches=2)  # a split and a full backward
+
+# Values of NumPy and torch are tested where both are installed.
+SEQUENCES, SCALARS, ARRAYS = [[1, 2.5], (1, 2.5)], [], []
+with suppress(ImportError):
+    import numpy as np
+    import torch
+
+    SEQUENCES += [np.array([1, 2.5]), torch.tensor([1, 2.5]), [np.int64(1), torch.tensor(2.5)]]
+    SCALARS += [np.float64(0.5), np.array(0.5), torch.tensor(0.5), torch.tensor(0.5, requires_grad=True)]
+    ARRAYS += [np.ones((2, 2)), torch.ones(2, 2), np.array([]), np.array(["1"]), np.nan, np.bool_(1)]
 
 
 def lengths(**costs):
@@ -86,11 +95,7 @@ def test_weight_memory_is_at_most_1(value):
 
 
 @pytest.mark.parametrize("name", ["forward", "backward", "input", "weight", "overlap", "activation"])
-@pytest.mark.parametrize(
-    "value",
-    [[1, 2.5], (1, 2.5), np.array([1, 2.5]), torch.tensor([1, 2.5]), [np.int64(1), torch.tensor(2.5)]],
-    ids=lambda value: type(value).__module__,
-)
+@pytest.mark.parametrize("value", SEQUENCES, ids=lambda value: type(value).__module__)
 def test_sequences_are_stored_as_tuples_of_python_numbers(name, value):
     halves = {"backward": [9, 9]} if name in ("input", "weight") else {}
     costs = Costs(**{**halves, name: value})
@@ -100,18 +105,14 @@ def test_sequences_are_stored_as_tuples_of_python_numbers(name, value):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize(
-    "one", [np.float64(0.5), np.array(0.5), torch.tensor(0.5), torch.tensor(0.5, requires_grad=True)]
-)
+@pytest.mark.parametrize("one", SCALARS)
 def test_scalars_of_numpy_and_torch_are_numbers(name, one):
     assert type(getattr(Costs(**{name: one}), name)) is float
     assert simulate(SPLIT, Costs(**{name: one})) == simulate(SPLIT, Costs(**{name: 0.5}))
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize(
-    "value", [np.ones((2, 2)), torch.ones(2, 2), np.array([]), np.array(["1"]), np.nan, np.bool_(1)]
-)
+@pytest.mark.parametrize("value", ARRAYS)
 def test_arrays_of_anything_else_are_refused(name, value):
     with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
         Costs(**{name: value})
