@@ -271,7 +271,7 @@ class Board:
     # --- undo and redo --------------------------------------------------------------------------------------------
 
     def undo(self) -> tuple[Action, ...]:
-        """Take back the last move, or all moves of `finish`, and return their actions; () if there are none."""
+        """Take back the last move, or all moves of `finish`, and return their actions; () if nothing was placed."""
         return self._move_step(self._steps, self._undone)
 
     def redo(self) -> tuple[Action, ...]:
