@@ -5,12 +5,13 @@ Checking, lowering, simulating and running all follow `requires` and `produces`,
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, RECEIVE, SEND, SHARDING, Action, Op
+from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
 from ppedu.core.placement import TOWARDS, Placement
 
 # The result of an action: its kind, stage and microbatch.
@@ -74,131 +75,119 @@ def posting(receive: Action) -> Result:
     return f"POST_{receive.op[-1]}", receive.stage, receive.microbatch
 
 
-# The kinds of numbered actions. All but I and W are kinds of results, too.
-COMPUTED = ("F", "B", "I", "W")
-KINDS = (*COMPUTED, "SEND_F", "RECV_F", "SEND_B", "RECV_B")
+# The kinds of results, and of the actions without a result of their own kind, in the order of their numbers.
+KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B")
+NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
+NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
 
 class Block(NamedTuple):
-    """The actions that differ only in their microbatch: one op in one stage of one copy of the model.
+    """The actions that differ only in their microbatch, such as 2F0, 2F1, …
 
-    sample: One of these actions.
+    sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
     rank: The rank that must run them; -1 if no rank must.
-    parts, requires, produces: The distances from the number of an action to the numbers of its parts, of the results
-        it requires, and of the results it produces.
+    singles, requires, produces: The distances from an action's number to the numbers of the action itself (or the two
+        parts of a pair), of the results it requires, and of the results it produces. They are equal for all actions of
+        the block, because all numbers grow with the microbatch.
     remote: For each entry of `requires`, whether another rank produces that result.
     """
 
     sample: Action
-    rank: int = -1
-    parts: tuple[int, ...] = (0,)
+    rank: int
+    singles: tuple[int, ...]
     requires: tuple[int, ...] = ()
     remote: tuple[bool, ...] = ()
     produces: tuple[int, ...] = ()
 
 
-NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
-
-
 class Numbered:
-    """A schedule's orders with a number for each action, so that flat lists can replace dictionaries of actions.
+    """A schedule's orders with a number for each action and each result, so that flat lists can replace dictionaries.
 
-    The number of an action is `block * microbatches + microbatch`. Everything but the microbatch is a property of the
-    block. A result has the number of the action that produces it, of B if both B and I do. An overlapped pair has its
-    own number.
+    Results are numbered by kind, then stage, then microbatch. Single actions have such a number, too; for this, I and W
+    are kinds of their own. In an order, the number of an action is that of its block, times `microbatches`, plus its
+    microbatch. Everything else is a property of the block, and computed once for all its actions.
 
-    blocks: `blocks[number // microbatches]` is the block of an action.
     orders: `orders[rank]` is the list of the numbers of that rank's actions.
-    sharding: The number of all sharding actions, which require and produce nothing.
-    nonexistent: The number of all actions with a stage or a microbatch that does not exist. It requires itself, so no
-        rank gets past such an action.
-    total: The upper bound of the numbers.
+    blocks: `blocks[number // microbatches]` is the block of the action with this number in an order.
+    never: The number of every result and single action that does not exist.
+    total: The upper bound of the numbers of results and single actions.
     """
 
     def __init__(self, orders: Sequence[Sequence[Action]], placement: Placement, microbatches: int, lowered: bool):
         self.placement, self.microbatches, self.lowered = placement, microbatches, lowered
-        copies, stages = range(placement.copies), range(placement.stages)
-        kinds = KINDS if lowered else COMPUTED
-        first_of = [copy * min(placement.split, microbatches - 1) for copy in copies]  # a microbatch of each copy
-        self.blocks = [
-            self._block(Action(stage, Op(kind), first_of[copy]))
-            for kind in kinds
-            for copy in copies
-            for stage in stages
-        ]
-        self.sharding, self.nonexistent = len(self.blocks) * microbatches, (len(self.blocks) + 1) * microbatches
-        self.blocks += [Block(NOTHING), Block(NOTHING, requires=(0,), remote=(False,))]
-        self._starts = [
-            {kind: [self.number(kind, stage, first_of[copy]) - first_of[copy] for stage in stages] for kind in kinds}
-            for copy in copies
-        ]
-        self._pairs: dict[tuple[int, int, int], int] = {}
-        self.orders = [self._numbers(order) for order in orders]
-        self.total = len(self.blocks) * microbatches
+        self.never = len(KINDS) * placement.stages * microbatches
+        self.total = self.never + 1
+        self.split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
+        self.blocks: list[Block] = []
+        self._indexes: dict[Hashable, int] = {}  # of the blocks
+        self.orders = [list(self._numbers(order)) for order in orders]
 
     def number(self, kind: str, stage: int, microbatch: int) -> int:
-        """Return the number of a result, or of an action that is not a pair. Its stage and microbatch must exist."""
-        placement = self.placement
-        row = KINDS.index(kind) * placement.copies + placement.copy(microbatch)
-        return (row * placement.stages + stage) * self.microbatches + microbatch
+        """Return the number of a result or of a single action; `never` if it does not exist."""
+        if kind in KINDS and 0 <= stage < self.placement.stages and 0 <= microbatch < self.microbatches:
+            return (KINDS.index(kind) * self.placement.stages + stage) * self.microbatches + microbatch
+        return self.never
 
     def result(self, number: int) -> Result:
         """Return the result that has this number."""
-        block, microbatch = divmod(number, self.microbatches)
-        return self.blocks[block].sample.op.value, self.blocks[block].sample.stage, microbatch
+        if number == self.never:
+            return NEVER
+        row, microbatch = divmod(number, self.microbatches)
+        kind, stage = divmod(row, self.placement.stages)
+        return KINDS[kind], stage, microbatch
 
-    def _block(self, sample: Action) -> Block:
-        stage, op, microbatch, _ = sample
-        placement = self.placement
-        rank = placement.rank(stage, microbatch)
-        needed = op in COMPUTED or op in placement.links[placement.copy(microbatch)][stage]
-        own = self.number(op, stage, microbatch)
-        inputs = [each for each in requires(sample, placement, self.lowered) if 0 <= each[1] < placement.stages]
-        return Block(
-            sample,
-            rank if needed else -1,
-            requires=tuple(self.number(*result) - own for result in inputs),
-            remote=tuple(placement.rank(stage, microbatch) != rank for _, stage, _ in inputs),
-            produces=tuple(self.number(*result) - own for result in produces(sample)),
-        )
+    def held(self) -> Iterator[tuple[int, int, range]]:
+        """Yield each stage, a rank that holds it, and the microbatches for which it does."""
+        copies = range(self.split), range(self.split, self.microbatches)
+        for stage, ranks in enumerate(zip(*self.placement.holders, strict=True)):
+            for rank, microbatches in zip(ranks, copies, strict=False):
+                yield stage, rank, microbatches
 
-    def _numbers(self, order: Iterable[Action]) -> list[int]:
-        """Return the number of each action."""
-        starts, microbatches, stages = self._starts, self.microbatches, self.placement.stages
-        second_copy_from = self.placement.split if len(starts) > 1 else microbatches
-        numbers = []
+    def _numbers(self, order: Iterable[Action]) -> Iterator[int]:
+        """Yield the number of each action of an order."""
+        indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
+        key: Hashable
         for action in order:
             stage, op, microbatch, parts = action
             if parts:
-                numbers.append(self._pair(action))
+                first, second = self._numbers(parts)
+                microbatch = first % microbatches
+                key = first - microbatch, second - microbatch
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
-                numbers.append(starts[microbatch >= second_copy_from][op][stage] + microbatch)
-            else:
-                numbers.append(self.sharding if op in SHARDING else self.nonexistent)
-        return numbers
+                key = stage, op, microbatch >= split
+            else:  # sharding, or an action that does not exist
+                key, microbatch = action, 0
+            if key not in indexes:
+                indexes[key] = len(self.blocks)
+                self.blocks.append(self._block(action, indexes[key] * microbatches + microbatch))
+            yield indexes[key] * microbatches + microbatch
 
-    def _pair(self, action: Action) -> int:
-        """Return the number of an overlapped pair.
+    def _block(self, action: Action, own: int) -> Block:
+        """Return the block of an action, whose number is `own`."""
+        placement = self.placement
 
-        Two pairs belong to the same block if their first parts do, their second parts do, and the microbatches of the
-        parts are equally far apart.
-        """
-        numbers = first, second = self._numbers(action.parts)
-        block, microbatch = divmod(first, self.microbatches)
-        key = block, second // self.microbatches, second - first
-        own = self._pairs.setdefault(key, len(self.blocks)) * self.microbatches + microbatch
-        if self._pairs[key] == len(self.blocks):
-            parts = [(number - own, self.blocks[number // self.microbatches]) for number in numbers]
-            self.blocks.append(
-                Block(
-                    NOTHING if self.nonexistent in numbers else action,
-                    parts=tuple(distance for distance, _ in parts),
-                    requires=tuple(distance + each for distance, part in parts for each in part.requires),
-                    remote=tuple(each for _, part in parts for each in part.remote),
-                    produces=tuple(distance + each for distance, part in parts for each in part.produces),
-                )
-            )
-        return own
+        def distances(results: Iterable[Result]) -> tuple[int, ...]:
+            return tuple(self.number(*result) - own for result in results)
+
+        singles = distances((op, stage, microbatch) for stage, op, microbatch, _ in action.singles)
+        never = self.never - own
+        if never in singles:  # sharding requires nothing; no rank gets past an action that does not exist
+            requires_never = action.op not in SHARDING
+            return Block(NOTHING, -1, singles, (never,) * requires_never, (False,) * requires_never)
+        inputs = [each for each in requires(action, placement, self.lowered) if self.number(*each) != self.never]
+        ranks = {placement.rank(single.stage, single.microbatch) for single in action.singles}
+        needed = len(ranks) == 1 and all(
+            op in COMPUTE or op in placement.links[placement.copy(microbatch)][stage]
+            for stage, op, microbatch, _ in action.singles
+        )
+        return Block(
+            action,
+            min(ranks) if needed else -1,
+            singles,
+            distances(inputs),
+            tuple(placement.rank(stage, microbatch) not in ranks for _, stage, microbatch in inputs),
+            distances(produces(action)),
+        )
 
 
 @dataclass(frozen=True)
@@ -215,13 +204,8 @@ class Replay:
     @property
     def steps(self) -> list[tuple[int, int]]:
         """The rank of each turn and the index of the action that it runs."""
-        done: dict[int, int] = {}
-        steps = []
-        for rank in self.turns:
-            index = done.get(rank, 0)
-            steps.append((rank, index))
-            done[rank] = index + 1
-        return steps
+        indexes: defaultdict[int, Iterator[int]] = defaultdict(count)
+        return [(rank, next(indexes[rank])) for rank in self.turns]
 
 
 def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous: bool = False) -> Replay:
@@ -233,20 +217,24 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
     known: The ranks to replay, by default all. The other ranks are assumed to have produced everything.
     rendezvous: A send waits until its peer has reached the receive. A receive waits for its message either way.
     """
-    orders, blocks, size = numbered.orders, numbered.blocks, numbered.microbatches
-    required = [block.requires for block in blocks]
-    produced = [block.produces for block in blocks]
-    posted: list[tuple[int, ...]] = [()] * len(blocks)  # results that exist once the rank reaches the action
-    if rendezvous:  # a posted receive has the number of the receive plus `total`
-        for index, block in enumerate(blocks):
-            stage, op, microbatch, _ = block.sample
-            if op in RECEIVE:
-                posted[index] = (numbered.total,)
-            elif op in SEND and block.rank >= 0:
-                receive = numbered.number(f"RECV_{op[-1]}", stage + TOWARDS[op], microbatch)
-                required[index] += (numbered.total + receive - numbered.number(op, stage, microbatch),)
+    orders, size = numbered.orders, numbered.microbatches
+    required = [block.requires for block in numbered.blocks]
+    produced = [block.produces for block in numbered.blocks]
+    posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)  # results that exist once the rank reaches the action
+    for index, (action, rank, *_) in enumerate(numbered.blocks if rendezvous else ()):
+        own = index * size + action.microbatch
+        if action.op in RECEIVE:
+            posted[index] = (numbered.number(*posting(action)) - own,)
+        elif action.op in SEND and rank >= 0:
+            receive = Action(action.stage + TOWARDS[action.op], Op(f"RECV_{action.op[-1]}"), action.microbatch)
+            required[index] += (numbered.number(*posting(receive)) - own,)
     ranks = range(len(orders)) if known is None else known
-    exists = _produced_elsewhere(numbered, ranks)
+    exists = bytearray(numbered.total)
+    for stage, rank, microbatches in numbered.held():
+        if rank not in ranks:
+            for kind in KINDS:
+                start = numbered.number(kind, stage, microbatches.start)
+                exists[start : start + len(microbatches)] = bytes([True]) * len(microbatches)
     turns: list[int] = []
     waiting: dict[int, list[int]] = {}  # from a missing result to the ranks that wait for it
     blocked: dict[int, int] = {}  # from a waiting rank to the missing result
@@ -255,44 +243,23 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
     while awake:
         rank = awake.popleft()
         number = orders[rank][position[rank]]
-        block_index = number // size
-        fresh = posted[block_index]
-        for distance in required[block_index]:
+        block = number // size
+        new = posted[block]
+        for distance in required[block]:
             if not exists[number + distance]:
                 blocked[rank] = number + distance
                 waiting.setdefault(number + distance, []).append(rank)
                 break
         else:
             turns.append(rank)
-            fresh += produced[block_index]
+            new += produced[block]
             position[rank] += 1
             if position[rank] < len(orders[rank]):
                 awake.append(rank)
-        for distance in fresh:
+        for distance in new:
             exists[number + distance] = True
             if number + distance in waiting:
                 for sleeper in waiting.pop(number + distance):
                     del blocked[sleeper]
                     awake.append(sleeper)
-    return Replay(turns, {rank: (position[rank], _missing(numbered, result)) for rank, result in blocked.items()})
-
-
-def _produced_elsewhere(numbered: Numbered, known: Collection[int]) -> bytearray:
-    """Return for each number whether its result exists from the start, because a rank that is not known produces it."""
-    size, total = numbered.microbatches, numbered.total
-    exists = bytearray(2 * total)
-    if len(known) < numbered.placement.ranks:
-        for index, block in enumerate(numbered.blocks[: numbered.sharding // size]):
-            stage, op, microbatch, _ = block.sample
-            if numbered.placement.rank(stage, microbatch) not in known:
-                start = index * size + (total if op in RECEIVE else 0)
-                exists[start : start + size] = bytes([True]) * size
-    return exists
-
-
-def _missing(numbered: Numbered, number: int) -> Result:
-    """Return the result, or the posted receive, that has this number."""
-    if number < numbered.total:
-        return numbered.result(number)
-    kind, stage, microbatch = numbered.result(number - numbered.total)
-    return posting(Action(stage, Op(kind), microbatch))
+    return Replay(turns, {rank: (position[rank], numbered.result(missing)) for rank, missing in blocked.items()})

@@ -14,7 +14,7 @@ from functools import cache
 
 from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
 from ppedu.core.costs import Costs
-from ppedu.core.dependencies import requires
+from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.placement import TOWARDS, Placement
@@ -75,27 +75,24 @@ def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> lis
     `groups[rank][index]` replaces the rank's action at that index. One group more ends the order.
     """
     placement, numbered = schedule.placement, schedule.numbered
-    size = numbered.microbatches
-    produces = [block.produces for block in numbered.blocks]
-    # For each block of results that go to another rank: the two ends of the message, and the receiving rank.
-    onward: dict[int, tuple[Op, int, Op, int, int]] = {}
-    for index, block in enumerate(numbered.blocks):
-        stage, op, microbatch, _ = block.sample
-        for send in placement.links[placement.copy(microbatch)][stage] if op in (Op.F, Op.B) else ():
-            if send == f"SEND_{op}":
-                peer = stage + TOWARDS[send]
-                onward[index] = send, stage, Op(f"RECV_{op}"), peer, placement.rank(peer, microbatch)
+    # For each block the results that go to another rank: the two ends of the message without their microbatch, the
+    # receiving rank, and the distance from the action's microbatch to the result's.
+    onward: list[list[tuple[int, Op, int, Op, int, int]]] = [[] for _ in numbered.blocks]
+    for messages, block in zip(onward, numbered.blocks, strict=True):
+        for kind, stage, microbatch in produces(block.sample):
+            send, receive = Op(f"SEND_{kind}"), Op(f"RECV_{kind}")
+            if send in placement.links[placement.copy(microbatch)][stage]:
+                peer, distance = stage + TOWARDS[send], microbatch - block.sample.singles[0].microbatch
+                messages.append((stage, send, peer, receive, placement.rank(peer, microbatch), distance))
     orders: list[list[Action]] = [[] for _ in groups]
     remaining = [zip(*each, strict=False) for each in zip(numbered.orders, groups, strict=True)]
     for rank in schedule.replay.turns:
         number, group = next(remaining[rank])
         orders[rank] += group
-        for distance in produces[number // size]:
-            result = number + distance
-            if result // size in onward:
-                send, stage, receive, peer, target = onward[result // size]
-                orders[rank].append(Action(stage, send, result % size))
-                orders[target].append(Action(peer, receive, result % size))
+        index, first = divmod(number, numbered.microbatches)
+        for stage, send, peer, receive, target, distance in onward[index]:
+            orders[rank].append(Action(stage, send, first + distance))
+            orders[target].append(Action(peer, receive, first + distance))
     for order, each in zip(orders, groups, strict=True):
         order += each[-1]
     return orders

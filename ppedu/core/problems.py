@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
@@ -34,8 +35,8 @@ class Problem(NamedTuple):
         return self.message
 
 
-# The messages from one rank to another, each as the number of its SEND.
-Messages = dict[tuple[int, int], list[int]]
+# From (sender, receiver) to the messages between them: an ordered set of the numbers of the SENDs.
+Messages = dict[tuple[int, int], dict[int, None]]
 
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
@@ -60,7 +61,7 @@ class _Inspection:
         self.schedule, self.placement, self.numbered = schedule, schedule.placement, schedule.numbered
         self.known, self.blocked = known, replayed.blocked
         self.seen = bytearray(self.numbered.total)  # by number: whether an order contains the action
-        self.on_wrong_rank: set[int] = set()
+        self.on_wrong_rank: set[int] = set()  # the numbers of the actions on a rank that must not run them
 
     @cached_property
     def places(self) -> dict[Action, tuple[int, int]]:
@@ -89,24 +90,24 @@ class _Inspection:
             yield from self._too_early()
             yield from self._deadlocks()
 
+    def _problem(self, rank: int, index: int, kind: str, why: str, action: Action | None = None) -> Problem:
+        """Return the problem of the action at an index, or of the given part of that action."""
+        action = action or self.schedule.orders[rank][index]
+        return Problem(rank, index, action, kind, f"rank {rank}, position {index}: {action}{why}")
+
     def _misplaced(self, rank: int) -> Iterator[Problem]:
         """Yield actions that do not exist, belong to another rank, are needless, or are repeated."""
-        numbered, seen = self.numbered, self.seen
-        size = numbered.microbatches
-        parts = [block.parts for block in numbered.blocks]
-        ranks = [block.rank for block in numbered.blocks]
-        for index, number in enumerate(numbered.orders[rank]):
-            if ranks[number // size] == rank and not seen[number]:  # the usual case; a pair has no rank
-                seen[number] = True
-                continue
-            for part, distance in enumerate(parts[number // size]):
+        blocks, size, seen = self.numbered.blocks, self.numbered.microbatches, self.seen
+        for index, number in enumerate(self.numbered.orders[rank]):
+            block = blocks[number // size]
+            for part, distance in enumerate(block.singles):
                 single = number + distance
-                if ranks[single // size] != rank or seen[single]:
+                if block.rank != rank or seen[single]:
                     action = self.schedule.orders[rank][index].singles[part]
-                    if ranks[single // size] != rank:
+                    if block.rank != rank:
                         self.on_wrong_rank.add(single)
                     for kind, why in self._why_misplaced(rank, action, bool(seen[single])):
-                        yield Problem(rank, index, action, kind, f"rank {rank}, position {index}: {action}{why}")
+                        yield self._problem(rank, index, kind, why, action)
                 seen[single] = True
 
     def _why_misplaced(self, rank: int, action: Action, again: bool) -> Iterator[tuple[str, str]]:
@@ -133,68 +134,57 @@ class _Inspection:
 
     def _sharding(self, rank: int) -> Iterator[Problem]:
         """Yield uses of sharded weights, and sharding actions that are needless or too early."""
-        numbered, order = self.numbered, self.schedule.orders[rank]
-        blocks = [number // numbered.microbatches for number in numbered.orders[rank]]
-        sharding = numbered.sharding // numbered.microbatches
-        if sharding not in blocks:
+        order = self.schedule.orders[rank]
+        if SHARDING.isdisjoint(map(attrgetter("op"), order)):
             return
+        numbered = self.numbered
+        blocks = [number // numbered.microbatches for number in numbered.orders[rank]]
         singles = {block: numbered.blocks[block].sample.singles for block in set(blocks)}
         stages = {block: [each.stage for each in some if each.op in COMPUTE] for block, some in singles.items()}
-        last: dict[int, int] = {}  # the last index at which a rank computes with a stage
-        for block, index in dict(zip(blocks, range(len(blocks)), strict=True)).items():
-            last |= {stage: max(index, last.get(stage, index)) for stage in stages[block]}
+        last = {stage: index for index, block in enumerate(blocks) for stage in stages[block]}  # its last use
         sharded_weights = any(action.op in (Op.UNSHARD, Op.RESHARD) for action in order)
         gathered = set() if sharded_weights else set(last)
         reduced: set[int] = set()
-        for index, block in enumerate(blocks):
-            if block != sharding and gathered.issuperset(stages[block]):
-                continue
-            action = order[index]
-            stage, op = action.stage, action.op
-            if block != sharding:
-                first = next(stage for stage in stages[block] if stage not in gathered)
-                why = f"computes with sharded weights; {first}UNSHARD must come first"
-            elif op == Op.UNSHARD and stage in gathered:
-                why = "is needless: the weights are gathered already"
-            elif op == Op.RESHARD and stage not in gathered:
-                why = "is needless: the weights are sharded already"
-            elif op == Op.REDUCE_GRAD and last.get(stage, -1) > index:
-                why = f"is too early: {order[last[stage]]} comes after it, at position {last[stage]}"
-            elif op == Op.REDUCE_GRAD and stage in reduced:
-                why = "is needless: the gradients are summed already"
-            else:
-                why = ""
-            if why:
-                yield Problem(rank, index, action, "sharding", f"rank {rank}, position {index}: {action} {why}")
+        for index, (action, block) in enumerate(zip(order, blocks, strict=True)):
+            stage, op, why = action.stage, action.op, ""
             if op == Op.UNSHARD:
+                if stage in gathered:
+                    why = "is needless: the weights are gathered already"
                 gathered.add(stage)
             elif op == Op.RESHARD:
+                if stage not in gathered:
+                    why = "is needless: the weights are sharded already"
                 gathered.discard(stage)
             elif op == Op.REDUCE_GRAD:
+                if last.get(stage, -1) > index:
+                    why = f"is too early: {order[last[stage]]} comes after it, at position {last[stage]}"
+                elif stage in reduced:
+                    why = "is needless: the gradients are summed already"
                 reduced.add(stage)
+            elif not gathered.issuperset(stages[block]):
+                first = next(stage for stage in stages[block] if stage not in gathered)
+                why = f"computes with sharded weights; {first}UNSHARD must come first"
+            if why:
+                yield self._problem(rank, index, "sharding", f" {why}")
 
     def _missing(self) -> Iterator[Problem]:
         """Yield actions that are never run, and backwards that are run both whole and in halves."""
-        schedule, placement, microbatches = self.schedule, self.placement, self.schedule.microbatches
-        split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
-        for stage in range(schedule.stages):
-            for begin, end in ((0, split), (split, microbatches)):  # the microbatches of each copy of the model
-                rank = placement.rank(stage, begin)
-                if begin == end or rank not in self.known:
-                    continue
-                messages = placement.links[placement.copy(begin)][stage] if schedule.lowered else ()
-                if not self._is_complete(stage, begin, end, messages):
-                    for microbatch in range(begin, end):
+        links, lowered = self.placement.links, self.schedule.lowered
+        for stage, rank, microbatches in self.numbered.held():
+            if rank in self.known and microbatches:
+                messages = links[self.placement.copy(microbatches.start)][stage] if lowered else ()
+                if not self._is_complete(stage, microbatches, messages):
+                    for microbatch in microbatches:
                         yield from self._missing_of(rank, stage, microbatch, messages)
 
-    def _is_complete(self, stage: int, begin: int, end: int, messages: Collection[Op]) -> bool:
-        """Return whether a stage runs exactly the required actions for all microbatches from `begin` to `end`."""
+    def _is_complete(self, stage: int, microbatches: range, messages: Collection[Op]) -> bool:
+        """Return whether a stage runs exactly the required actions for all of these microbatches."""
+        every = len(microbatches)
 
         def count(op: str) -> int:
-            start = self.numbered.number(op, stage, begin)
-            return self.seen.count(True, start, start + end - begin)
+            start = self.numbered.number(op, stage, microbatches.start)
+            return self.seen.count(True, start, start + every)
 
-        every = end - begin
         whole_or_halves = (count("B"), count("I"), count("W")) in ((every, 0, 0), (0, every, every))
         return whole_or_halves and all(count(op) == every for op in ("F", *messages))
 
@@ -214,8 +204,8 @@ class _Inspection:
             whole = Action(stage, Op.B, microbatch)
             half = Action(stage, Op.I if first else Op.W, microbatch)
             at, index = self.places[whole]
-            why = f"{whole} is a full backward, and half of it, {half}, is run too"
-            yield Problem(at, index, whole, "duplicate", f"rank {at}, position {index}: {why}")
+            why = f" is a full backward, and half of it, {half}, is run too"
+            yield self._problem(at, index, "duplicate", why, whole)
         missing += [op for op in messages if not runs(op)]
         for op in missing:
             action = Action(stage, Op(op), microbatch)
@@ -224,22 +214,21 @@ class _Inspection:
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent."""
         sent, received = self._messages()
-        for (source, rank), wanted in received.items():
-            arriving = sent.get((source, rank), [])
-            if arriving == wanted:
-                continue
-            both = set(arriving) & set(wanted)  # the other messages are reported as missing
-            wanted, arriving = ([message for message in log if message in both] for log in (wanted, arriving))
+        for (source, rank), named_messages in received.items():
+            arrivals = sent.get((source, rank), {})
+            # Messages that only one side has are reported as missing.
+            wanted = [message for message in named_messages if message in arrivals]
+            arriving = [message for message in arrivals if message in named_messages]
             for count, (expected, got) in enumerate(zip(wanted, arriving, strict=True), 1):
                 if expected != got:
                     send, named = self._send(got), self._send(expected)
                     receive = Action(named.stage + TOWARDS[named.op], Op(f"RECV_{named.op[-1]}"), named.microbatch)
                     index, at = self.places[receive][1], self.places[send][1]
                     why = (
-                        f"would get what {send} sends: messages from rank {source} arrive in the order sent, and that "
+                        f" would get what {send} sends: messages from rank {source} arrive in the order sent, and that "
                         f"one is number {count} (rank {source}, position {at})"
                     )
-                    yield Problem(rank, index, receive, "message", f"rank {rank}, position {index}: {receive} {why}")
+                    yield self._problem(rank, index, "message", why, receive)
 
     def _send(self, number: int) -> Action:
         kind, stage, microbatch = self.numbered.result(number)
@@ -247,29 +236,23 @@ class _Inspection:
 
     def _messages(self) -> tuple[Messages, Messages]:
         """Return the messages in the order sent, and in the order received, each as the number of its SEND."""
-        numbered, placement = self.numbered, self.placement
-        sent: dict[tuple[int, int], dict[int, None]] = {}
-        received: dict[tuple[int, int], dict[int, None]] = {}
-        # For each block of messages: the log to enter them in, and the distance to the number of the SEND.
-        logs: list[tuple[dict[int, None], int] | None] = []
-        for block in numbered.blocks:
-            op = block.sample.op
-            if op in SEND and block.rank >= 0:
-                logs.append((sent.setdefault(placement.route(block.sample), {}), 0))
-            elif op in RECEIVE and block.rank >= 0:
-                logs.append((received.setdefault(placement.route(block.sample), {}), block.requires[0]))
-            else:
-                logs.append(None)
+        numbered = self.numbered
+        sent: Messages = {}
+        received: Messages = {}
+        # For each block of messages: the log to enter them in, and the distances to the message and to its SEND.
+        logs: dict[int, tuple[dict[int, None], int, int]] = {}
+        for index, block in enumerate(numbered.blocks):
+            if block.sample.op in COMMUNICATION and block.rank >= 0:
+                sends = block.sample.op in SEND
+                log = (sent if sends else received).setdefault(self.placement.route(block.sample), {})
+                logs[index] = log, block.singles[0], (block.singles if sends else block.requires)[0]
         for rank in self.known:
             for number in numbered.orders[rank]:
-                log = logs[number // numbered.microbatches]
-                if log and number not in self.on_wrong_rank:
-                    numbers, distance = log
-                    numbers.setdefault(number + distance)  # repeated messages count once
-        return (
-            {route: list(numbers) for route, numbers in sent.items()},
-            {route: list(numbers) for route, numbers in received.items()},
-        )
+                if number // numbered.microbatches in logs:
+                    log, own, send = logs[number // numbered.microbatches]
+                    if number + own not in self.on_wrong_rank:
+                        log.setdefault(number + send)  # repeated messages count once
+        return sent, received
 
     def _too_early(self) -> Iterator[Problem]:
         """Yield actions that come before one of their dependencies on the same rank."""
@@ -282,8 +265,7 @@ class _Inspection:
                     source, at = self.places[producer]
                     if source == rank and at >= index:
                         where = f"only comes at position {at}" if at > index else "runs at the same time"
-                        why = f"rank {rank}, position {index}: {action} needs {producer}, which {where}"
-                        yield Problem(rank, index, action, "order", why)
+                        yield self._problem(rank, index, "order", f" needs {producer}, which {where}")
 
     def _deadlocks(self) -> Iterator[Problem]:
         """Yield rings of ranks in which each waits for the next."""

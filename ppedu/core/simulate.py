@@ -8,7 +8,7 @@ from ppedu.core.actions import RECEIVE
 from ppedu.core.costs import Clock, Costs, require_costs
 from ppedu.core.garbage import without_gc
 from ppedu.core.schedule import Schedule, require_schedule
-from ppedu.core.timeline import Span, Timeline
+from ppedu.core.timeline import Row, Timeline
 
 
 @without_gc
@@ -60,9 +60,8 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
         free[rank] = end
         starts[rank].append(start)
         ends[rank].append(end)
-    times = clock.ticks.numbers
     rows = tuple(
-        tuple(map(Span, order, times(began), times(ended)))
-        for order, began, ended in zip(schedule.orders, starts, ends, strict=True)
+        Row(order[: len(end)], start, end, clock.ticks)
+        for order, start, end in zip(schedule.orders, starts, ends, strict=True)
     )
     return Timeline(schedule, rows, costs)

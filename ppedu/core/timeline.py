@@ -6,6 +6,7 @@ Whatever draws, saves or analyzes one works for the other, and one can be drawn 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -33,6 +34,37 @@ class Span(NamedTuple):
     end: Any
 
 
+class Row(Sequence[Span]):
+    """The spans of a simulated rank, equal to a tuple of them.
+
+    All are created when one is first accessed: a large schedule has millions, and its peak activations need none.
+
+    starts, ends: The times of the actions in `ticks`.
+    """
+
+    def __init__(self, actions: Sequence[Action], starts: Sequence[Any], ends: Sequence[Any], ticks: Ticks):
+        self.actions, self._starts, self._ends, self._ticks = actions, starts, ends, ticks
+
+    @cached_property
+    def _spans(self) -> tuple[Span, ...]:
+        return tuple(map(Span, self.actions, self._ticks.numbers(self._starts), self._ticks.numbers(self._ends)))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._spans[index]
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    def __eq__(self, other: object) -> bool:
+        return self._spans == (other._spans if isinstance(other, Row) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._spans)
+
+    def __repr__(self) -> str:
+        return repr(self._spans)
+
+
 class Gap(NamedTuple):
     """A time in which a rank is idle, from `start` to `end`, and the reason in a sentence."""
 
@@ -52,17 +84,18 @@ class Timeline:
     """
 
     schedule: Schedule
-    rows: tuple[tuple[Span, ...], ...]
+    rows: tuple[Sequence[Span], ...]
     costs: Costs
     source: str = "simulated"
 
     def __post_init__(self) -> None:
         require_schedule("a timeline", self.schedule)
         try:
-            rows = tuple(map(tuple, self.rows))
+            rows = tuple(row if isinstance(row, Row) else tuple(row) for row in self.rows)
         except TypeError:  # not rows of anything
             rows = ()
-        if len(rows) != self.schedule.ranks or not {*map(type, chain(*rows))} <= {Span}:
+        given = (row for row in rows if not isinstance(row, Row))
+        if len(rows) != self.schedule.ranks or not {*map(type, chain(*given))} <= {Span}:
             raise SettingError(
                 f"a timeline of {self.schedule!r} has a row of Spans for each of its ranks; got {self.rows!r}"
             )
@@ -74,7 +107,7 @@ class Timeline:
         Raises:
             SettingError: There is no such rank.
         """
-        return self.rows[require_rank(rank, self.schedule.ranks)]
+        return tuple(self.rows[require_rank(rank, self.schedule.ranks)])
 
     @cached_property
     def start(self) -> Any:
@@ -126,7 +159,7 @@ class Timeline:
     @cached_property
     def peak_activations(self) -> tuple[Any, ...]:
         """The peak memory of each rank's activations, in units of `costs.activation`."""
-        changes = (self._memory_changes(rank)[1] for rank in range(self.schedule.ranks))
+        changes = ((change for _, change in self._memory_changes(row)) for row in self.rows)
         peaks = [max(accumulate(each, initial=0)) for each in changes]
         return tuple(map(plain, self._weights[1].numbers(peaks)))
 
@@ -192,8 +225,10 @@ class Timeline:
         Raises:
             SettingError: There is no such rank.
         """
-        times, changes = self._memory_changes(require_rank(rank, self.schedule.ranks))
-        held = self._weights[1].numbers(accumulate(changes, initial=0))
+        row = self.spans(rank)
+        changes = list(self._memory_changes(row))
+        times = [row[index].start if change > 0 else row[index].end for index, change in changes]
+        held = self._weights[1].numbers(accumulate((change for _, change in changes), initial=0))
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
@@ -206,19 +241,14 @@ class Timeline:
         ticks = Ticks(chain(*changes.values()))
         return {op: [ticks.count(change) for change in each] for op, each in changes.items()}, ticks
 
-    def _memory_changes(self, rank: int) -> tuple[list[Any], list[Any]]:
-        """Return the times at which the memory of a rank's activations changes, and the changes in ticks."""
+    def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
+        """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
         weights, _ = self._weights
-        times, changes = [], []
-        # A rank runs one action at a time, so its spans are already in order of time.
-        for action, start, end in self.rows[rank]:
-            parts = reversed(action.parts) if action.op == "OVERLAP_B_F" else action.parts or (action,)  # forward first
+        for index, action in enumerate(row.actions if isinstance(row, Row) else [span.action for span in row]):
+            parts = reversed(action.parts) if action.op == "OVERLAP_B_F" else action.singles  # forward first
             for stage, op, _, _ in parts:
-                change = weights[op][stage] if op in weights else 0
-                if change:
-                    times.append(start if change > 0 else end)
-                    changes.append(change)
-        return times, changes
+                if op in weights and weights[op][stage]:
+                    yield index, weights[op][stage]
 
     def text(self, width: int = 128) -> str:
         """Return the timeline as text: one line per rank, at most `width` characters wide, blank where it is idle.
