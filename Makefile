@@ -11,10 +11,13 @@ PYTHONS := 3.10 3.11 3.12 3.13
 # much of the time, so two files of them run at a time.
 PROCESSES := ranks or kernel or browser or programs
 UNIT := not slow and not ($(PROCESSES))
-EACH_CORE := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+# Loading nbval takes each process two seconds; only `make test-lessons` needs it.
+EACH_CORE := OMP_NUM_THREADS=1 $(BIN)/pytest -p no:nbval -n auto --dist worksteal
 TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint lint-types bench lessons \
+LINTERS := lint-types lint-widgets lint-workflows lint-python
+
+.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint $(LINTERS) bench lessons \
   pictures hooks dist chromium clean
 
 lab: .venv/.lab
@@ -61,22 +64,29 @@ test-pythons: .venv/.test
 	done; \
 	echo "Python versions that ran:$${ran:- none}"
 
+# The linters run side by side. The output of each is printed when it has ended.
 lint: .venv/.test
+	@$(MAKE) --no-print-directory --jobs=$(words $(LINTERS)) --keep-going --output-sync=target $(LINTERS)
+
+lint-python: .venv/.test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python tools/prose.py
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+lint-types: .venv/.test
+	$(BIN)/mypy
+
+# TypeScript reads the types of the widgets' script in its JSDoc comments.
+lint-widgets: .venv/.test $(if $(shell command -v npm),node_modules/.package-lock.json)
 	$(BIN)/oxlint --deny-warnings ppedu/view
-	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-types; \
+	@if command -v npm >/dev/null; then echo node_modules/.bin/tsc && node_modules/.bin/tsc; \
 	  else echo "Not checked: the types in ppedu/view/js. Checking them needs npm: apt-get install npm"; fi
+
+lint-workflows: .venv/.test
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*_*.yml
 	$(BIN)/pre-commit validate-config
-
-# TypeScript reads the types of the widgets' script in its JSDoc comments.
-lint-types: node_modules/.package-lock.json
-	node_modules/.bin/tsc
 
 node_modules/.package-lock.json: package-lock.json
 	npm ci --no-audit --no-fund

@@ -19,8 +19,9 @@ import pytest
 # behaviour of a terminal, which the tests of interrupts expect.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# `often` in tests/core/strategies.py scales the number of examples of a property by these. `make test-all` uses "full".
-hypothesis.settings.register_profile("quick", max_examples=25)
+# tests/core/strategies.py scales the examples of properties and the cases of loops by these percentages.
+# `make test-all` uses "full".
+hypothesis.settings.register_profile("quick", max_examples=10)
 hypothesis.settings.register_profile("full", max_examples=100)
 hypothesis.settings.load_profile("quick")
 

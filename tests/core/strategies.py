@@ -1,5 +1,6 @@
 """Hypothesis strategies: legal and illegal schedules."""
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from stepper import paired, parents
@@ -9,14 +10,24 @@ from ppedu import Action, B, F, I, Op, Placement, Schedule, W
 
 def often(examples):
     """Settings of a property: the number of examples that a full run tries, scaled by the profile, and no deadline."""
-    scaled = max(10, examples * settings().max_examples // 100)
-    return settings(max_examples=scaled, deadline=None, suppress_health_check=list(HealthCheck))
+    return settings(max_examples=scaled(examples), deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def scaled(examples):
+    """Return the number of examples that the profile tries: all in a full run, otherwise a part, but at least 10."""
+    return max(10, examples * settings().max_examples // 100)
 
 
 def sample(values, start=0):
-    """All values in a full run; otherwise as large a part as the profile tries of a property's examples."""
+    """Return all values in a full run; otherwise every tenth, say, from an index that `start` determines."""
     step = 100 // settings().max_examples
     return values[start % step :: step]
+
+
+def slow(values):
+    """Return the values of a parameter, or tuples of several parameters, as cases that only a full run includes."""
+    cases = [value if isinstance(value, tuple) else (value,) for value in values]
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def read(*lines, microbatches=1, chunks=1):

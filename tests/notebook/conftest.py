@@ -12,9 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from ppedu.notebook import check_answer
 
@@ -119,6 +117,9 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     `.text` is the printed text; `.shown` a list of the displayed objects, each a dict by MIME type; `.error` the error,
     None if the cell succeeded, and `.traceback` its text.
     """
+    import nbformat
+    from nbclient import NotebookClient
+
     page = nbformat.v4.new_notebook()
     client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)
     environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("temporary"))}

@@ -7,10 +7,7 @@ import threading
 import time
 import uuid
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 
 def test_output_is_shown_with_its_rank_in_the_order_of_the_ranks(kernel):
@@ -194,6 +191,10 @@ def test_no_temporary_folder_is_left(kernel, failed):
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """Return an executed notebook whose third cell fails, the mark of its processes, and its error."""
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
     cells = ["%load_ext ppedu", "%%torchrun -n 2\nprint('well')", "%%torchrun -n 2\n1 / 0", "print('never')"]
     page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     mark = uuid.uuid4().hex

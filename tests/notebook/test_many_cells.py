@@ -8,9 +8,7 @@ import time
 import uuid
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from ppedu.notebook.resources import memory
 
@@ -50,6 +48,9 @@ def interrupt(process, file):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cells", [12, pytest.param(300, marks=pytest.mark.slow)])
 def test_many_cells_in_a_row_leave_nothing_behind(tmp_path, marked, cells):
+    import nbformat
+    from nbclient import NotebookClient
+
     mark, page = uuid.uuid4().hex, nbformat.v4.new_notebook()
     (tmp_path / "temporary").mkdir()
     client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)

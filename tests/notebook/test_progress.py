@@ -1,8 +1,6 @@
 """Solved exercises are remembered in a file that the learner may read, edit and delete."""
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from ppedu import SettingError
 from ppedu.notebook import check_answer, progress
@@ -14,6 +12,9 @@ RIGHT, WRONG = "lambda p, m: (p - 1) / (m + p - 1)", "lambda p, m: (p - 1) / m"
 @pytest.fixture
 def in_a_new_kernel(folder):
     """`in_a_new_kernel(source)` returns the output of a new kernel that runs in the folder."""
+
+    import nbformat
+    from nbclient import NotebookClient
 
     def run(source):
         source = f"from ppedu.notebook import check_answer, progress\n{source}"

@@ -6,6 +6,7 @@ from fractions import Fraction
 from itertools import islice
 
 import pytest
+from strategies import scaled
 
 import ppedu as pp
 from ppedu import Costs, SettingError
@@ -64,9 +65,9 @@ def run(name, p, m, costs, options):
 @pytest.mark.parametrize("name", TIMED)
 @pytest.mark.parametrize("least", ["span", "peak"])
 def test_formulas_agree_with_the_simulation(name, least):
-    """Compare all quantities in forty cases in which the time is known, and in forty in which the memory is known."""
-    held = list(islice((case for case in cases(name) if known(least, name, *case) is not None), 40))
-    assert len(held) == 40
+    """Compare all quantities in cases in which the time is known, and in cases in which the memory is known."""
+    held = list(islice((case for case in cases(name) if known(least, name, *case) is not None), scaled(40)))
+    assert len(held) == scaled(40)
     for case in held:
         timeline = run(name, *case)
         for quantity in ("idle", "makespan", "span", "bubble", "overhead", "peak"):

@@ -6,6 +6,7 @@ import random
 import sys
 
 import pytest
+from strategies import slow
 
 import ppedu as pp
 from ppedu.board.levels import LEVELS
@@ -19,7 +20,8 @@ def made_by(code):
 
 
 def test_without_a_kernel_a_picture_and_text_are_displayed():
-    for each in (pp.simulate(pp.schedule("1f1b", 2, 2)), pp.explore(), pp.compare("gpipe", "1f1b"), pp.puzzle()):
+    compared = pp.compare("gpipe", "1f1b", ranks=2, microbatches=2)
+    for each in (pp.simulate(pp.schedule("1f1b", 2, 2)), pp.explore("1f1b", 2, 2), compared, pp.puzzle()):
         data, _ = each._repr_mimebundle_()
         assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG") and "rank 1" in data["text/plain"]
         assert set(data) == {"text/plain", "image/png"}
@@ -260,10 +262,12 @@ def test_each_level_is_solved_by_its_par_and_its_code_is_a_legal_schedule():
         assert made.orders == par.orders and pp.check(made) == [] and pp.lower(made)
 
 
-@pytest.mark.parametrize("name", ["two-ranks", "1f1b", "dualpipe"])
-def test_no_button_takes_the_place_of_a_clicked_one(name):
+@pytest.mark.parametrize(
+    ("name", "moves"), [("two-ranks", 12), ("1f1b", 12), ("dualpipe", 3), *slow([("dualpipe", 12)])]
+)
+def test_no_button_takes_the_place_of_a_clicked_one(name, moves):
     board, draw = pp.puzzle(name), random.Random(name)
-    for _ in range(12):
+    for _ in range(moves):
         before = board.state()["trays"]
         rank, place = draw.choice(
             [(rank, place) for rank, tray in enumerate(before) for place, (*_, free) in enumerate(tray) if free]

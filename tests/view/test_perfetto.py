@@ -10,8 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies import often
 
 import ppedu as pp
 from ppedu import Action, Costs, ParseError, PipelineError, Placement, Schedule, SettingError, Span, Timeline, simulate
@@ -388,7 +389,7 @@ def damaged(draw):
     return data
 
 
-@settings(max_examples=300, deadline=10_000)
+@often(300)
 @given(data=damaged() | OF_ANY_SIZE | JSON)
 def test_a_damaged_file_is_refused_or_gives_timelines_that_can_be_drawn(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "damaged.json"

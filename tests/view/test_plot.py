@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
+from strategies import slow
 
 import ppedu as pp
 from ppedu import Action, Costs, Placement, Schedule, SettingError, Span, Timeline, simulate
@@ -54,7 +55,7 @@ def strips(ax, ranks):
 
 
 @pytest.mark.parametrize(
-    "name, ranks, microbatches", [("1f1b", 4, 8), ("gpipe", 3, 5), ("naive", 1, 1), ("1f1b", 16, 32)]
+    "name, ranks, microbatches", [("1f1b", 4, 8), ("gpipe", 3, 5), ("naive", 1, 1), *slow([("1f1b", 16, 32)])]
 )
 def test_each_action_has_a_box_at_its_time_in_its_row(name, ranks, microbatches):
     timeline = simulate(pp.schedule(name, ranks, microbatches), Costs(backward=1.5, latency=0.25))
@@ -143,7 +144,7 @@ def test_numbers_too_small_to_read_are_left_out():
     assert numbers(simulate(pp.schedule("1f1b", 32, 128)).plot()) == []
 
 
-@pytest.mark.parametrize("ranks, microbatches", [(2, 4), (4, 16), (8, 24), (16, 16)])
+@pytest.mark.parametrize("ranks, microbatches", [(2, 4), (8, 12), *slow([(4, 16), (8, 24), (16, 16)])])
 def test_a_number_fits_into_its_box(ranks, microbatches):
     ax = simulate(pp.schedule("1f1b", ranks, microbatches)).plot()
     ax.figure.draw_without_rendering()

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import pytest
 import stepper
+from strategies import sample, slow
 
 import ppedu as pp
 from ppedu import Action, B, Costs, F, SettingError
@@ -22,9 +23,9 @@ def test_two_ranks_and_two_microbatches_as_drawn():
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize(("f", "b"), [(1, 1), (1, 2), (5, 2)])
-def test_more_waves_divide_the_bubble_at_the_memory_of_p_microbatches(chunks, f, b):
-    for p in (1, 2, 3, 5, 8):
+@pytest.mark.parametrize("p", [1, 2, 3, 5, *slow([8])])
+def test_more_waves_divide_the_bubble_at_the_memory_of_p_microbatches(chunks, p):
+    for f, b in [(1, 1), (1, 2), (5, 2)]:
         for m in (p, 2 * p, 5 * p):
             timeline = pp.simulate(pp.schedule("hanayo", p, m, chunks=chunks), Costs(forward=f, backward=b))
             assert set(timeline.idle) == {Fraction(2 * (p - 1) * max(f, b), chunks)}
@@ -54,16 +55,16 @@ def test_no_order_of_the_same_actions_is_faster_for_p_microbatches():
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("p", range(1, 10))
-def test_hanayo_is_legal_for_any_number_of_microbatches_and_runs_in_the_stepper(p, chunks):
-    for m in range(1, 21):
-        schedule = pp.schedule("hanayo", p, m, chunks=chunks)
-        assert pp.check(schedule) == []
-        for rank, order in enumerate(schedule.orders):
-            stages = [stage for stage in range(p * chunks) if stage % (2 * p) in (rank, 2 * p - 1 - rank)]
-            assert sorted(order) == sorted(make(stage, k) for make in (F, B) for stage in stages for k in range(m))
-        if m in (1, 7, 13):
-            assert stepper.run(schedule) is not None
+def test_hanayo_is_legal_for_any_number_of_microbatches_and_runs_in_the_stepper(chunks):
+    for p in range(1, 10):
+        for m in sample(range(1, 21), start=3 * p + chunks):
+            schedule = pp.schedule("hanayo", p, m, chunks=chunks)
+            assert pp.check(schedule) == []
+            for rank, order in enumerate(schedule.orders):
+                stages = [stage for stage in range(p * chunks) if stage % (2 * p) in (rank, 2 * p - 1 - rank)]
+                assert sorted(order) == sorted(make(stage, k) for make in (F, B) for stage in stages for k in range(m))
+            if m < 14:
+                assert stepper.run(schedule) is not None
 
 
 @pytest.mark.parametrize(("chunks", "instead"), [(1, "2"), (3, "2 or 4"), (5, "4 or 6")])

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+from strategies import sample
 
 import ppedu as pp
 
@@ -53,7 +54,7 @@ def test_the_order_equals_that_of_torch(name, theirs, options):
 def test_the_order_equals_that_of_the_loop_in_torch(name, theirs):
     """Run torch's loop on a stage that records its calls and has no peers."""
     for p in range(1, 7):
-        for m in range(1, 3 * p + 3):
+        for m in sample(range(1, 3 * p + 3), start=3 * p):
             ours = pp.schedule(name, p, m)
             for rank in range(p):
                 ran: list[str] = []

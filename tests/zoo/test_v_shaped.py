@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import pytest
 import stepper
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies import often, sample, slow
 
 import ppedu as pp
 from ppedu import Costs, F, I, SettingError, W
@@ -45,7 +46,7 @@ def least_idle(p, k):
     return max(p - 1, 3 * p - 1 - 2 * k) + max(0, 3 * p - 4 * k)
 
 
-@pytest.mark.parametrize("p", range(1, 17))
+@pytest.mark.parametrize("p", [*range(1, 9), *slow(range(9, 17))])
 def test_adaptive_v_idles_as_little_as_its_memory_allows(p):
     for k in range((p + 4) // 3, p + 1):
         for m in (p, 2 * p + 1) if p < 10 else (p,):
@@ -71,10 +72,10 @@ def test_idle_time_is_at_most_the_published_at_the_published_memory(name):
             assert set(timeline.peak_activations) == {PEAKS[name](p)}
 
 
-def test_the_closed_forms_in_the_docstrings_hold():
-    for p in range(3, 17):
-        assert idle(pp.schedule("v-half", p, p)) == (3 * p - 4 if p % 2 else 3 * p - 7)
-        assert idle(pp.schedule("v-min", p, p)) == 4 * p - {0: 7, 1: 5, 2: 9}[p % 3]
+@pytest.mark.parametrize("p", [*range(3, 9), *slow(range(9, 17))])
+def test_the_closed_forms_in_the_docstrings_hold(p):
+    assert idle(pp.schedule("v-half", p, p)) == (3 * p - 4 if p % 2 else 3 * p - 7)
+    assert idle(pp.schedule("v-min", p, p)) == 4 * p - {0: 7, 1: 5, 2: 9}[p % 3]
 
 
 def test_v_adaptive_is_no_slower_than_zb_v_in_its_memory():
@@ -88,19 +89,19 @@ def test_v_adaptive_is_no_slower_than_zb_v_in_its_memory():
 
 
 @pytest.mark.parametrize("name", PEAKS)
-@pytest.mark.parametrize("p", range(1, 10))
-def test_v_shaped_schedules_are_legal_for_any_number_of_microbatches_and_run_in_the_stepper(name, p):
-    for m in range(1, 21):
-        schedule = pp.schedule(name, p, m)
-        assert pp.check(schedule) == []
-        assert complete(schedule)
-        if m in (1, 7, 13):
-            rows = stepper.run(schedule)
-            assert max(row[-1][2] for row in rows) == pp.simulate(schedule, UNIT).makespan
+def test_v_shaped_schedules_are_legal_for_any_number_of_microbatches_and_run_in_the_stepper(name):
+    for p in range(1, 10):
+        for m in sample(range(1, 21), start=3 * p):
+            schedule = pp.schedule(name, p, m)
+            assert pp.check(schedule) == []
+            assert complete(schedule)
+            if m < 14:
+                rows = stepper.run(schedule)
+                assert max(row[-1][2] for row in rows) == pp.simulate(schedule, UNIT).makespan
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@often(60)
 def test_the_memory_limit_holds_and_more_memory_is_never_slower(data):
     p, m = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 24))
     memory = Fraction(data.draw(st.integers(2 * ((p + 4) // 3), 2 * p + 2)), 2)
@@ -113,11 +114,11 @@ def test_the_memory_limit_holds_and_more_memory_is_never_slower(data):
 TIMES = [(2, 3, 2), (3, 3, 2), (4, 5, 3), (3, 4, 5), (3, 2, 3)]  # of F, I and W
 
 
-@pytest.mark.parametrize(("f", "i", "w"), TIMES)
-def test_the_bubble_of_v_half_does_not_grow_with_m_for_unequal_times(f, i, w):
+@pytest.mark.parametrize("p", [3, 4, 5, *slow([8, 11, 12])])
+def test_the_bubble_of_v_half_does_not_grow_with_m_for_unequal_times(p):
     """All of these fulfil the conditions of arXiv 2405.15362, §3: W + 2I >= 2F and W + 2F >= 2I."""
-    costs = Costs(forward=f, input=i, weight=w)
-    for p in (3, 4, 5, 8, 11, 12):
+    for f, i, w in TIMES:
+        costs = Costs(forward=f, input=i, weight=w)
         assert idle(pp.schedule("v-half", p, 3 * p), costs) == idle(pp.schedule("v-half", p, 5 * p), costs)
 
 
