@@ -268,7 +268,11 @@ IMPOSSIBLE = {
         "4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks; take at least 5",
     ),
     "more stages than layers": (4, {"schedule": "zb-v"}, "the 8 stages that zb-v has on 4 ranks"),
-    "few microbatches": (4, {"schedule": "dualpipe", "microbatches": 6, "layers": 8}, "dualpipe needs .* got 6 for 4"),
+    "few microbatches": (
+        4,
+        {"schedule": "dualpipe", "microbatches": 6, "layers": 8},
+        "dualpipe on 4 ranks must be at least 8; got 6",
+    ),
     "unequal pipelines": (4, {"replicas": 3, "batch": 33}, "4 ranks cannot be divided equally among 3 replicas"),
 }
 
