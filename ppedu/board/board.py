@@ -95,12 +95,12 @@ class Board:
             raise SettingError(f"par must have the placement and the microbatches of the board; got {par!r}")
         timeline = simulate(par, self.costs)
         try:
-            self.restart(par.orders[rank][index] for rank, index in par.replay.steps)
+            self.with_start(par.orders[rank][index] for rank, index in par.replay.steps)
         except ScheduleError as error:
             raise SettingError(f"par cannot be placed on this board: {error}") from None
         return timeline
 
-    def restart(self, start: Iterable[Action]) -> Board:
+    def with_start(self, start: Iterable[Action]) -> Board:
         """Return a board with the same rules but without par, on which the actions in `start` are placed."""
         return Board(self.placement, self.microbatches, self.costs, self.memory, self.split, self.pairs, start)
 
@@ -212,11 +212,10 @@ class Board:
             yield f"{single}: there is no stage {stage}; the stages are 0 to {self.placement.stages - 1}"
         elif microbatch >= self.microbatches:
             yield f"{single}: there is no microbatch {microbatch}; the microbatches are 0 to {self.microbatches - 1}"
-        elif op == Op.B and self.split:
-            halves = f"{I(stage, microbatch)} and {W(stage, microbatch)}"
-            yield f"{single}: backwards are split on this board; place {halves}"
         elif op not in self.ops:
-            yield f"{single}: backwards are not split on this board; place {B(stage, microbatch)}"
+            halves = f"{I(stage, microbatch)} and {W(stage, microbatch)}"
+            are, instead = ("are", halves) if op == Op.B else ("are not", B(stage, microbatch))
+            yield f"{single}: backwards {are} split on this board; place {instead}"
 
     def _duplicates(self, single: Action) -> Iterator[str]:
         """Yield a sentence about the placed action that already does all or half of `single`, if there is one."""

@@ -90,7 +90,7 @@ def remaining(board: Board) -> tuple[Action, ...]:
 
 def _completed(board: Board, policy: str | None) -> Board:
     """Return a copy of the board, completed by a policy; without a policy, in the order of par as far as possible."""
-    copy = board.restart(board.moves)
+    copy = board.with_start(board.moves)
     rows = board.par.rows if board.par else ()
     starts_in_par = {done: span.start for row in rows for span in row for done in (span.action, *span.action.singles)}
 

@@ -46,7 +46,7 @@ class Facts:
         return "v" in letters_of(self.idle + self.makespan)
 
     def cells(self) -> tuple[str, str, str]:
-        """Return the sizes, the time without latency and the peak as a table prints them; "" for what is not known."""
+        """Return three cells of a table: the sizes, the idle time without latency and the peak; "" if not known."""
         time, conditions = split(self.idle or (f"makespan {self.makespan}" if self.makespan else self.remark), False)
         if self.idle_in_span:
             time += f", {split(self.idle_in_span, False)[0]} in span"
@@ -54,11 +54,12 @@ class Facts:
 
 
 def _conditional(formula: str, conditions: list[str]) -> str:
+    """Return a formula and its conditions in mathematical notation: "(p-1)F if m >= p"."""
     return text(formula) + (f" if {text(*conditions)}" if conditions else "")
 
 
 def split(fact: str, latency: bool) -> tuple[str, list[str]]:
-    """Return the formula of a fact and its conditions, without what is about c unless there is `latency`."""
+    """Return the formula of a fact and its conditions. Without `latency`, leave out terms and conditions with c."""
     formula, _, joined = fact.partition(" if ")
     conditions = joined.split(" and ") if joined else []
     if latency:

@@ -10,11 +10,11 @@ from ppedu.zoo import Facts, register
 
 @register("naive", facts=Facts("arXiv 1811.06965, figure 2", idle="(p-1)*m*(F+B)", hops="2*m*(p-1)", peak="1"))
 def naive(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Finish one microbatch, all the way down and all the way back, before the next one starts.
+    """Yield the actions of `rank` when each microbatch runs forward and backward before the next one starts.
 
     Only one rank works at any time.
 
-    Picture: a V for each microbatch, one after the other.
+    In a timeline: a V for each microbatch, one after the other.
     """
     for m in range(microbatches):
         yield F(rank, m)
@@ -23,14 +23,14 @@ def naive(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 @register("gpipe", facts=Facts("arXiv 1811.06965", idle="(p-1)*(F+B)", hops="2*(p-1)", peak="m"))
 def gpipe(rank: int, ranks: int, microbatches: int, lifo: bool = False) -> Iterator[Action]:
-    """Run all forwards, then all backwards (Huang et al., GPipe, arXiv 1811.06965).
+    """Yield the actions of `rank` in GPipe: all forwards, then all backwards (Huang et al., arXiv 1811.06965).
 
     The ranks work at the same time, each one microbatch behind the rank before it. Every rank keeps the activations of
     all microbatches.
 
     lifo: run the backwards in reverse order, last microbatch first, as in the paper's figure.
 
-    Picture: a slanted block of forwards, then its mirror image of backwards.
+    In a timeline: a slanted block of forwards, then its mirror image of backwards.
     """
     for m in range(microbatches):
         yield F(rank, m)

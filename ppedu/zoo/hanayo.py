@@ -23,14 +23,21 @@ from ppedu.zoo.registry import require_even
     ),
 )
 def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterator[Action]:
-    """Go down the ranks and back up, once for each wave of two chunks (Liu et al., Hanayo, arXiv 2308.15762).
+    """Yield the actions of `rank` in Hanayo: stages zigzag over the ranks in waves (Liu et al., arXiv 2308.15762).
 
-    Time is divided into slots, each for a backward and a forward after it. A microbatch starts two slots after the
-    previous one and never waits. A group of p microbatches fits together without a conflict; the forwards of the next
-    group run between their backwards. If p divides m, the idle time is 2(p-1) times the longer of F and B, divided by
-    `chunks`, and a rank holds the activations of at most p microbatches.
+    A wave is two stages on each rank, one on the way down the ranks and one on the way back up. Time is divided into
+    slots, each for a backward and a forward after it. A microbatch starts two slots after the previous one and never
+    waits. Let p be the ranks: in a group of p microbatches no two forwards, and no two backwards, need the same slot of
+    a rank; the forwards of the next group run between the backwards of this one. If p divides the microbatches, the
+    idle time is 2(p-1) times the longer of a forward and a backward, divided by `chunks`, and a rank holds the
+    activations of at most p microbatches.
 
-    Picture: Chimera, with each microbatch travelling in both of its directions.
+    chunks: the stages on each rank, an even number.
+
+    In a timeline: Chimera, with each microbatch travelling in both of its directions.
+
+    Raises:
+        SettingError: `chunks` is odd.
     """
     require_even("hanayo", "chunks", chunks)
     stages = Placement.make("v", ranks, chunks).stages_of(rank)

@@ -15,7 +15,7 @@ from ppedu.zoo import Facts, register
 
 
 def equal_groups(ranks: int, microbatches: int) -> list[range]:
-    """Split the microbatches into groups of `ranks` or slightly more, as equal in size as possible."""
+    """Return consecutive groups of `ranks` microbatches or slightly more, as equal in size as possible."""
     number = max(1, microbatches // ranks)
     size, larger = divmod(microbatches, number)
     starts = [group * size + min(group, larger) for group in range(number + 1)]
@@ -72,7 +72,7 @@ def _interleaved(rank: int, ranks: int, chunks: int, groups: list[range]) -> Ite
 
 @cache
 def _fixed_groups(ranks: int, microbatches: int, chunks: int, group: int) -> list[range]:
-    """Split the microbatches into groups of `group`. Raise SettingError if the schedule then deadlocks."""
+    """Return groups of `group` microbatches. Raise SettingError if the ranks then deadlock."""
     groups = [range(first, min(first + group, microbatches)) for first in range(0, microbatches, group)]
     orders = tuple(tuple(_interleaved(rank, ranks, chunks, groups)) for rank in range(ranks))
     trial = Schedule("interleaved", Placement.make("loop", ranks, chunks), microbatches, orders)

@@ -19,12 +19,12 @@ from ppedu.zoo import Facts, register
     ),
 )
 def one_f_one_b(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Warm up with forwards, alternate one forward and one backward, then cool down with backwards.
+    """Yield the actions of `rank` in 1F1B: forwards, then one forward and one backward in turn, then backwards.
 
     Also known as PipeDream-Flush (Narayanan et al., arXiv 2006.09503) and DAPPLE (arXiv 2007.01045). It takes as long
     as GPipe, but a rank holds the activations of at most `ranks - rank` microbatches.
 
-    Picture: a slanted edge of forwards, a chequered middle, a slanted edge of backwards.
+    In a timeline: a slanted edge of forwards, a chequered middle, a slanted edge of backwards.
     """
     warmup = min(ranks - rank - 1, microbatches)  # the hops to the last rank, where the first backward starts
     for m in range(warmup):

@@ -11,7 +11,7 @@ from ppedu.core.numeric import plain
 
 
 def number(text: str) -> int | Fraction:
-    """Return a whole number, a decimal or a fraction, exactly.
+    """Return the number that `text` stands for, exactly: an int for "2", a Fraction for "0.5" or "1/3".
 
     Raises:
         ArgumentTypeError: the text is not such a number.
@@ -26,7 +26,7 @@ def number(text: str) -> int | Fraction:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Return the name and the value of "chunks=3" or "lifo=True".
+    """Return the name and the value of an option of a schedule, such as ("chunks", 3) for "chunks=3".
 
     Raises:
         ArgumentTypeError: the text is not an option with a number, True, False or None.

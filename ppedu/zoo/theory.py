@@ -4,8 +4,8 @@ The formulas are the `Facts` that stand beside each schedule's generator, in the
 
     idle("interleaved", ranks=4, microbatches=8)    # 4.5 = (p-1)(F+B)/v if m >= p (arXiv 2104.04473, §2.2)
 
-A formula is evaluated only where it holds; elsewhere SettingError names the condition that fails. The simulation is
-right everywhere, and the formulas explain its results.
+A formula is evaluated only where it holds; elsewhere SettingError names the condition that fails. A simulation has no
+such limits; the formulas explain its results.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ _DERIVED: dict[str, dict[str, str]] = {
 class Fact(NamedTuple):
     """A number, or a tuple of one for each rank, with the formula that gives it, its conditions and its source.
 
-    `value` is exact if the costs are. The Timeline of a simulation has an attribute of the same name as the function
-    that returned the fact.
+    value: exact if the costs are. The attribute of a simulation's Timeline that has the name of the function, such as
+        `Timeline.makespan` for `makespan`, has the same value.
+    formula, holds: the formula and its conditions, in mathematical notation.
+    source: the paper or the repository.
     """
 
     value: Any
@@ -98,7 +100,7 @@ def overhead(name: str, ranks: int, microbatches: int, costs: Costs | None = Non
 
 
 def peak(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
-    """Return each rank's peak of activations, in units of `costs.activation`. Arguments and errors as for `idle`."""
+    """Return the peak of the activations on each rank, in the unit of `costs.activation`. Arguments as for `idle`."""
     return _fact("peak", name, ranks, microbatches, costs, chunks)
 
 
@@ -110,6 +112,7 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     of these times over the ranks. With equal stages that is the last rank's, and no schedule of full backwards is
     faster than GPipe (arXiv 1811.06965). With uneven stages F[r] and B[r] are the times of rank r.
 
+    costs: as in `simulate`; a sequence has one entry for each rank.
     split: whether the backward may be split into I and W, so that the last action of a rank may be a W.
 
     Raises:
@@ -135,6 +138,9 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
 def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: int | None = None) -> Fact:
     """Return a lower bound on the span of every schedule with one stage on each rank.
 
+    The span is the longest time from a rank's own first start to its own last end. Until its first gradient is back,
+    the first rank can only run forwards, as many as the memory allows.
+
     most: the most microbatches whose activations a rank may hold; by default there is no limit.
 
     Raises:
@@ -149,9 +155,9 @@ def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: 
 
 
 def most_activations(lifespan: Number, interval: Number) -> int:
-    """Return the most microbatches in flight on a rank of a periodic schedule.
+    """Return the most microbatches in flight on a rank if one starts every `interval`: ⌈lifespan / interval⌉.
 
-    It is ⌈lifespan / interval⌉ (arXiv 2405.15362).
+    The formula is from arXiv 2405.15362. A microbatch is in flight while the rank holds its activations.
 
     lifespan: the time from the start of a microbatch's forward to the end of its backward on the rank.
     interval: the time from one microbatch to the next.
@@ -167,7 +173,8 @@ def most_activations(lifespan: Number, interval: Number) -> int:
 def microbatches_for(bubble: Number, ranks: int, chunks: int = 1) -> int:
     """Return the smallest number of microbatches for which the bubble of 1F1B is at most `bubble`.
 
-    For a bubble of 1/5 it is 4(p-1), hence the rule of thumb of four microbatches for each rank.
+    The bubble is the idle share of the makespan, as in the function `bubble`. For 1/5 and p ranks the number is 4(p-1),
+    hence the rule of thumb of four microbatches for each rank.
 
     chunks: stages on each rank; with more than one, the schedule is interleaved 1F1B.
 
@@ -181,7 +188,7 @@ def microbatches_for(bubble: Number, ranks: int, chunks: int = 1) -> int:
 
 
 def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, chunks: int | None) -> Fact:
-    """Evaluate the formula for `quantity`, a key of `_DERIVED`."""
+    """Return the fact for `quantity`, a key of `_DERIVED`. Other arguments and errors as for `idle`."""
     facts = facts_of(name)
     if facts is None:
         raise SettingError(f"no formula is known for {name!r}; simulate it, or take one of: {', '.join(published())}")
@@ -221,7 +228,7 @@ def _of(field: str, name: str) -> str:
 
 
 def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:
-    """Return the value of each letter, exact if the costs are."""
+    """Return the value of each letter of the formulas, exact if the costs are. Raise SettingError for uneven stages."""
     costs = require_costs(costs)
     for name, value in vars(costs).items():
         if isinstance(value, tuple):

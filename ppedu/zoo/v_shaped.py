@@ -1,4 +1,7 @@
-"""The V of ZB-V in less memory: fewer activations for more idle time."""
+"""ZB-V in less memory: fewer activations for more idle time.
+
+The two chunks of a rank are its two stages, one on the way down the ranks and one on the way back up.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,20 @@ IDLE = "(p-1+2*(p-k)+max(0, 3*p-4*k))*F/2 if m >= p and F == I == W"
 
 @register("v-adaptive", placement="v", chunks=2, facts=Facts("arXiv 2405.15362", remark="as v-half for k = memory"))
 def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None = None) -> Iterator[Action]:
-    """Run the V of ZB-V within a given memory (Qi et al., arXiv 2405.15362, §3; computed here, not searched for).
+    """Yield the actions of `rank` in ZB-V with a limit on memory (Qi et al., arXiv 2405.15362, §3).
 
-    It is made for F = I = W. With at least p microbatches and a whole number k of them in memory, a rank idles for
-    p-1 + 2(p-k) + max(0, 3p-4k) forwards of a chunk, and no order of these actions in that memory idles for less.
+    The authors search for the order; here it is computed. It is made for F, I and W that take equally long. Let p be
+    the ranks. With at least p microbatches and a whole number k of them in memory, a rank idles for
+    p-1 + 2(p-k) + max(0, 3p-4k) forwards of one of its two stages, and no order of these actions in that memory idles
+    for less.
 
-    memory: the number of microbatches whose activations a rank may hold for its share of the model, in steps of 1/2,
-        from the floor((p+4)/3) of V-Min up; more than the p of ZB-V has no effect. The default is halfway between.
+    memory: the number of microbatches whose activations a rank may hold for its share of the model, in steps of 1/2, at
+        least the floor((p+4)/3) of V-Min; more than the p of ZB-V has no effect. The default is halfway between.
 
-    Picture: ZB-V whose warm-up pauses when the memory is full, and whose cooldown runs out of W.
+    In a timeline: ZB-V whose warm-up pauses when the memory is full, and whose cooldown runs out of W.
+
+    Raises:
+        SettingError: `memory` is less than V-Min needs.
     """
     least = (ranks + 4) // 3
     if memory is None:
@@ -38,31 +46,34 @@ def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None =
 
 @register("v-half", placement="v", chunks=2, facts=Facts(SOURCE, idle=IDLE, peak="(p+2)//2 if m >= p and M_W == 1"))
 def v_half(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Run v-adaptive in half of ZB-V's memory, floor((p+2)/2) activations (Qi et al., arXiv 2405.15362, §3).
+    """Yield the actions of `rank` in V-Half: ZB-V in half of its memory (Qi et al., arXiv 2405.15362, §3).
 
-    If F = I = W and p > 2, it idles for 3p-7 forwards of a chunk, 3p-4 if p is odd. For other times the bubble still
-    does not grow with m, as long as W + 2I >= 2F and W + 2F >= 2I.
+    With p ranks, a rank holds at most floor((p+2)/2) activations. If F, I and W take equally long and p > 2, it idles
+    for 3p-7 forwards of one of its two stages, 3p-4 if p is odd. For other times the idle time still does not grow with
+    the number of microbatches, as long as W + 2I >= 2F and W + 2F >= 2I.
     """
     yield from v_adaptive(rank, ranks, microbatches, memory=(ranks + 2) // 2)
 
 
 @register("v-min", placement="v", chunks=2, facts=Facts(SOURCE, idle=IDLE, peak="(p+4)//3 if m >= p and M_W == 1"))
 def v_min(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Run v-adaptive in a third of ZB-V's memory, floor((p+4)/3) activations (Qi et al., arXiv 2405.15362, §3).
+    """Yield the actions of `rank` in V-Min: ZB-V in a third of its memory (Qi et al., arXiv 2405.15362, §3).
 
-    If F = I = W and p > 2, it idles for 4p-7, 4p-5 or 4p-9 forwards of a chunk if p mod 3 is 0, 1 or 2. For other times
-    the bubble may grow with m.
+    With p ranks, a rank holds at most floor((p+4)/3) activations. If F, I and W take equally long and p > 2, it idles
+    for 4p-7, 4p-5 or 4p-9 forwards of one of its two stages if p mod 3 is 0, 1 or 2. For other times the idle time may
+    grow with the number of microbatches.
     """
     yield from v_adaptive(rank, ranks, microbatches, memory=(ranks + 4) // 3)
 
 
 def _pattern(ranks: int, memory: int) -> list[int]:
-    """Return the tick at which microbatch 0 is due at each of its 4p stops; every PERIOD ticks the next one follows.
+    """Return the tick at which each of microbatch 0's 4p forwards and Is is due, for p ranks, in their order.
 
-    The stops are the forwards in stages 0 to 2p-1, then the Is on the way back. A hop down the ranks takes one tick. A
-    hop up takes one in the pattern of V-Min and two in that of V-Half. Any further memory is spent on a pause before
-    the first I. On each rank an I comes `back` ticks after either of the two forwards, so that neither chunk is ahead
-    by more than `memory` microbatches, and the four actions never coincide.
+    These are the *stops* of the microbatch: the forwards in stages 0 to 2p-1, then the Is in stages 2p-1 to 0. Each
+    further microbatch is due PERIOD ticks later. A hop down the ranks takes one tick. A hop up takes one in the pattern
+    of V-Min and two in that of V-Half. Any further memory is spent on a pause before the first I. On each rank an I
+    comes `back` ticks after either of the two forwards, so that neither chunk is ahead by more than `memory`
+    microbatches, and no two of the rank's four stops share a tick.
     """
     up = 2 if 2 * memory > ranks else 1
     back = PERIOD * memory - 5 + up
@@ -72,11 +83,12 @@ def _pattern(ranks: int, memory: int) -> list[int]:
 
 @lru_cache(maxsize=1)  # the orders of all ranks are requested one after another
 def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...], ...]:
-    """Return each rank's order. Tick by tick, a rank runs what is due next; in warm-up and cooldown, what can run.
+    """Return each rank's order, built tick by tick: a rank runs the action that is due next (`_pattern`).
 
-    A rank holds the activations of at most `most` chunks. It runs a W when nothing else can run, or when the memory is
-    almost full. An early forward always leaves memory for the forwards that are due before it. So the action that is
-    due next of all can always run, and the ranks never deadlock.
+    In warm-up and cooldown it runs a later one if the next cannot run yet. A rank holds the activations of at most
+    `most` chunks. It runs a W when nothing else can run, or when the memory is almost full. An early forward always
+    leaves memory for the forwards that are due before it. So the action that is due next of all ranks can always run,
+    and the ranks never deadlock.
     """
     turn, last = 2 * ranks, 4 * ranks - 1
     due = _pattern(ranks, most // 2)

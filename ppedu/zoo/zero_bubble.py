@@ -1,4 +1,4 @@
-"""Zero bubble: backwards split into I, which the previous stage waits for, and W, which can fill the bubble."""
+"""Zero bubble: backwards split into I, which the previous stage waits for, and W, which can fill the idle time."""
 
 from __future__ import annotations
 
