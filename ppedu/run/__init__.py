@@ -15,6 +15,7 @@ Read the modules in this order:
     museum, bugs              a museum of steps with typical mistakes
 """
 
+from importlib import import_module
 from typing import Any
 
 from ppedu.core.errors import PipelineError
@@ -70,15 +71,12 @@ __all__ = [
     "train_gpt",
 ]
 
+# Imported on access, by module: `python -m ppedu.run.train` warns if its module has been imported before it runs, and
+# the parts of torch that `checkpoint` imports take a second to load.
+LAZY = {"TrainConfig": "train", "TrainResult": "train", "train_gpt": "train", "Checkpoints": "checkpoint"}
+
 
 def __getattr__(name: str) -> Any:
-    # Imported on access: `python -m ppedu.run.train` warns if its module has been imported before it runs.
-    if name in ("TrainConfig", "TrainResult", "train_gpt"):
-        from ppedu.run import train
-
-        return getattr(train, name)
-    if name == "Checkpoints":  # the parts of torch that it imports take a second to load
-        from ppedu.run.checkpoint import Checkpoints
-
-        return Checkpoints
+    if name in LAZY:
+        return getattr(import_module(f"ppedu.run.{LAZY[name]}"), name)
     raise AttributeError(f"module 'ppedu.run' has no attribute {name!r}")

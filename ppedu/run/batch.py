@@ -7,8 +7,9 @@ and each microbatch has the same structure as the whole.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import NoneType
 from typing import Any
 
@@ -108,49 +109,38 @@ class Batch:
             SettingError: a tensor cannot be cut like this, or a list does not have one entry for each microbatch.
         """
 
-        def cut(value: Any, name: int | str, dim: Dims, samples: dict[str, int]) -> list[Any]:
-            if not isinstance(value, list):
-                return _pieces(value, name, dim, microbatches, samples)
-            if len(value) != microbatches:
-                raise SettingError(
-                    f"{_named(name)} is a list of {len(value)} microbatches, but the schedule has {microbatches}; give "
-                    "one entry for each, or a whole tensor to cut"
-                )
-            return value
-
         samples: dict[str, int] = {}  # in each tensor that has been cut
+
+        def cut(name: int | str, value: Any) -> list[Any]:
+            return _pieces(value, name, batching.input_dim(name), microbatches, samples)
+
         if inputs is None:
             arguments: list[tuple[Any, ...]] = []
         elif isinstance(inputs, list):
-            arguments = [each if isinstance(each, tuple) else (each,) for each in cut(inputs, 0, 0, samples)]
+            arguments = [each if isinstance(each, tuple) else (each,) for each in cut(0, inputs)]
         else:
             several = inputs if isinstance(inputs, tuple) else (inputs,)
-            columns = [cut(value, place, batching.input_dim(place), samples) for place, value in enumerate(several)]
+            columns = [cut(*each) for each in enumerate(several)]
             arguments = list(zip(*columns, strict=True)) if columns else [()] * microbatches
-        named = {name: cut(value, name, batching.input_dim(name), samples) for name, value in keywords.items()}
+        named = {name: cut(name, value) for name, value in keywords.items()}
         named_pieces = [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
-        _require_targets(targets)
-        pieces = [] if targets is None else cut(targets, "targets", batching.target_dim, {})
-        sizes = [_size(*each, batching) for each in zip(arguments or [()] * microbatches, named_pieces, strict=True)]
+        if not any(isinstance(leaf, (torch.Tensor, list, NoneType)) for leaf in [targets, *tree_leaves(targets)]):
+            raise SettingError(
+                "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; "
+                f"got {type(targets).__name__}"
+            )
+        pieces = [] if targets is None else _pieces(targets, "targets", batching.target_dim, microbatches, {})
+        sizes = [_samples(*each, batching) for each in zip(arguments or [()] * microbatches, named_pieces, strict=True)]
         return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes)
 
     def kinds(self, microbatches: int) -> list[int]:
         """Return a number above 0 for each microbatch, which stands for its shapes and dtypes; 0 if unknown here."""
         if not self.inputs:
             return [0] * microbatches
-        looks = [
-            ([*map(_look, each)], {name: _look(named[name]) for name in sorted(named)})
+        return [
+            _kind(*map(_look, each), *((name, _look(named[name])) for name in sorted(named)))
             for each, named in zip(self.inputs, self.keywords, strict=True)
         ]
-        return [zlib.crc32(repr(look).encode()) + 1 for look in looks]
-
-
-def _require_targets(targets: Any) -> None:
-    if not any(isinstance(leaf, (torch.Tensor, list, type(None))) for leaf in [targets, *tree_leaves(targets)]):
-        raise SettingError(
-            "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; "
-            f"got {type(targets).__name__}"
-        )
 
 
 def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
@@ -158,7 +148,7 @@ def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
     if batching.count:
         found = [float(batching.count(target)) for target in targets]
     else:
-        found = [next(_sizes(target, batching.target_dim), 1) for target in targets]
+        found = [_size(target, batching.target_dim, default=1) for target in targets]
     counts = [int(number) for number in found]
     if targets and (min(counts) < 0 or not sum(counts) or found != counts):
         raise SettingError(
@@ -168,10 +158,10 @@ def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
     return counts
 
 
-def _size(arguments: Sequence[Any], keywords: Mapping[str, Any], batching: Batching) -> int:
+def _samples(arguments: Sequence[Any], keywords: Mapping[str, Any], batching: Batching) -> int:
     """Return the number of samples in a microbatch, taken from its first tensor, or 0 if it has no tensor."""
     inputs: list[tuple[int | str, Any]] = [*enumerate(arguments), *keywords.items()]
-    return next((size for name, value in inputs for size in _sizes(value, batching.input_dim(name))), 0)
+    return next((size for name, value in inputs if (size := _size(value, batching.input_dim(name)))), 0)
 
 
 def _join(values: list[Any], dim: int | None) -> Any:
@@ -182,6 +172,13 @@ def _join(values: list[Any], dim: int | None) -> Any:
 
 def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples: dict[str, int]) -> list[Any]:
     """Return the piece of `value` for each microbatch. `samples`: the size of each tensor cut so far; all are equal."""
+    if isinstance(value, list):
+        if len(value) != microbatches:
+            raise SettingError(
+                f"{_named(name)} is a list of {len(value)} microbatches, but the schedule has {microbatches}; give "
+                "one entry for each, or a whole tensor to cut"
+            )
+        return value
     leaves, form = _flat(value)
     columns = []
     for path, leaf in leaves:
@@ -212,6 +209,8 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
             )
         samples[tensor] = size
         columns.append(list(leaf.tensor_split(microbatches, dim)))
+    if form is ALONE:
+        return columns[0]
     return [tree_unflatten([column[m] for column in columns], form) for m in range(microbatches)]
 
 
@@ -226,12 +225,13 @@ def _dim(dims: Dims, path: Sequence[Any]) -> Any:
     return dims
 
 
-def _sizes(value: Any, dims: Dims) -> Iterator[int]:
-    """Yield the size of each tensor in `value` along the dimension that it is cut along."""
+def _size(value: Any, dims: Dims, default: int = 0) -> int:
+    """Return the size of the first tensor in `value` along the dimension that it is cut along."""
     for path, leaf in _flat(value)[0]:
         dim = _dim(dims, path)
         if isinstance(leaf, torch.Tensor) and dim is not None and -leaf.dim() <= dim < leaf.dim():
-            yield leaf.shape[dim]
+            return int(leaf.shape[dim])
+    return default
 
 
 def _flat(value: Any) -> tuple[Sequence[tuple[Any, Any]], Any]:
@@ -246,10 +246,16 @@ def _holds_tensors(value: Any) -> bool:
 
 
 def _look(value: Any) -> Any:
-    """Return the shapes, dtypes and types in `value`, with its structure."""
+    """Return a hashable value that stands for the shapes, dtypes and types in `value`, and for its structure."""
     leaves, form = _flat(value)
-    looks = [(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else type(x) for _, x in leaves]
-    return looks[0] if form is ALONE else (looks, form)
+    looks = [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x) for _, x in leaves]
+    return looks[0] if form is ALONE else repr((looks, form))
+
+
+@cache  # a training run has few different looks, and a step needs one for each microbatch
+def _kind(*looks: Any) -> int:
+    """Return a number above 0 for the looks of a microbatch's inputs, the same on all ranks."""
+    return zlib.crc32(repr(looks).encode()) + 1
 
 
 def _named(name: int | str) -> str:

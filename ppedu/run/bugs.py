@@ -21,6 +21,7 @@ from torch import nn
 
 from ppedu.core.actions import Action
 from ppedu.core.export import to_torch
+from ppedu.run.batch import Batching
 from ppedu.run.comm import PipelineGroup, communicate
 from ppedu.run.loops import Microbatches, gpipe_step, one_f_one_b_step
 from ppedu.run.museum import Museum
@@ -72,16 +73,12 @@ def both_send_first(stage: Stage, inputs: Microbatches, targets: Microbatches, s
     rank, ranks, microbatches = dist.get_rank(), dist.get_world_size(), len(inputs)
     warmup = min(ranks - rank - 1, microbatches)
     stage.begin(inputs, targets)
-    for m in range(warmup):
+    for m in range(microbatches):
         x = communicate("recv_forward", shapes=shape)
         communicate("send_forward", stage.forward(m, x))
-
-    for m in range(warmup, microbatches):
-        x = communicate("recv_forward", shapes=shape)
-        communicate("send_forward", stage.forward(m, x))
-        dy = communicate("recv_backward", shapes=shape)
-        communicate("send_backward", stage.backward(m - warmup, dy))
-
+        if m >= warmup:
+            dy = communicate("recv_backward", shapes=shape)
+            communicate("send_backward", stage.backward(m - warmup, dy))
     backwards(stage, range(microbatches - warmup, microbatches), shape)
 
 
@@ -185,7 +182,7 @@ def written_after_isend(stage: Stage, inputs: Microbatches, targets: Microbatche
 def loss_not_divided(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
     """Each microbatch's loss is its own mean, and backward adds up the gradients of all microbatches."""
     each_counts_in_full = [Fraction(1) for _ in inputs]  # and should count Fraction(1, len(inputs))
-    forwards(stage, inputs, targets, shape, shares=each_counts_in_full)
+    forwards(stage, inputs, targets, shape, loss_weights=each_counts_in_full)
     backwards(stage, range(len(inputs)), shape)
 
 
@@ -198,13 +195,7 @@ def loss_not_divided(stage: Stage, inputs: Microbatches, targets: Microbatches, 
 )
 def mean_of_means(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
     """Each loss counts 1/m although the last microbatch is smaller, so its samples count too much."""
-    stage.begin(inputs, targets)  # equal shares
-    for m, samples in enumerate(inputs):
-        own = len(samples), *shape[1:]
-        x = communicate("recv_forward", shapes=own)
-        communicate("send_forward", stage.forward(m, x))
-        dy = communicate("recv_backward", shapes=own)
-        communicate("send_backward", stage.backward(m, dy))
+    engine_step(stage, inputs, targets, shape, batching=Batching(count=lambda each: 1))
 
 
 @MUSEUM.exhibit(
@@ -251,12 +242,8 @@ def norm_per_stage(stage: Stage, inputs: Microbatches, targets: Microbatches, sh
     nn.utils.clip_grad_norm_(stage.module.parameters(), MAX_NORM)
 
 
-def _tied_step(*step: Any) -> None:
-    engine_step(*step, tied=[((0, "weight"), (dist.get_world_size() - 1, "weight"))])
-
-
 @MUSEUM.exhibit(
-    _tied_step,
+    lambda *step: engine_step(*step, tied=[((0, "weight"), (dist.get_world_size() - 1, "weight"))]),
     symptom="the two copies of a tied weight drift apart from the first step on",
     detector="comparing the copies after a step, as Pipeline(tied=…) does before its first; gradients, too",
     cure="give both copies the sum of their gradients: Pipeline(tied=…)",
@@ -266,13 +253,11 @@ def tied_copies_drift_apart(stage: Stage, inputs: Microbatches, targets: Microba
     gpipe_step(stage, inputs, targets, shape)
 
 
-def replicas_step(*step: Any) -> None:
-    """Run each rank as a pipeline of one stage, and all ranks as replicas with their own parts of the batch."""
-    engine_step(*step, group=PipelineGroup(0, 1), replicas=dist.group.WORLD)
+ALONE = PipelineGroup(0, 1)  # a pipeline of one stage; all ranks are replicas, each with its own part of the batch
 
 
 @MUSEUM.exhibit(
-    replicas_step,
+    lambda *step: engine_step(*step, group=ALONE, replicas=dist.group.WORLD),
     symptom="replicas drift apart without an error: only the first microbatch's gradients are averaged",
     detector="gradients compared with one process; Pipeline refuses a wrapped module",
     cure="pass the plain module, and average once, after the last backward: Pipeline(replicas=group)",
@@ -280,11 +265,7 @@ def replicas_step(*step: Any) -> None:
 def wrapped_in_ddp(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
     """DistributedDataParallel averages in the first backward after a forward, and not in the ones that follow."""
     wrapped = Stage(nn.parallel.DistributedDataParallel(stage.module), 0, stage.loss_fn)
-    wrapped.begin(inputs, targets)
-    for m in range(len(inputs)):
-        wrapped.forward(m)
-    for m in range(len(inputs)):
-        wrapped.backward(m)
+    gpipe_step(wrapped, inputs, targets, shape, ALONE)
 
 
 def slice_of_whole(make: Callable[[], nn.Module]) -> nn.Module:

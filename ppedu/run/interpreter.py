@@ -9,8 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache, partial
-from types import MethodType
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -118,11 +117,7 @@ class Step:
         self._start: Any = None  # of the current action, by the clock
         self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
         self._streams: dict[Action, torch.cuda.Stream] = {}
-        self._run: dict[Op, Callable[[Action], None]] = {op: MethodType(run, self) for op, run in METHODS.items()}
-        for op, handler in pipeline.handlers.items():
-            self._run[op] = partial(self._handle, handler)
-        if torch.autograd._profiler_enabled():  # without a profiler, record_function costs 10 µs an action
-            self._run = {op: partial(_recorded, run) for op, run in self._run.items()}
+        self._profiled = torch.autograd._profiler_enabled()
 
     def run(self) -> None:
         """Run the program."""
@@ -133,7 +128,7 @@ class Step:
         for index, (action, computes, ops, receives, completes) in enumerate(self.program.instructions):
             try:
                 if not computes:
-                    self._run[action.op](action)
+                    self._run(action)
                     continue
                 if handled.isdisjoint(ops):  # a handler decides itself when to wait
                     for message in receives:
@@ -141,7 +136,7 @@ class Step:
                 if sharded:
                     self.pipeline.shards.wait(action)
                 self._start = self.clock.now()
-                self._run[action.op](action)
+                self._run(action)
                 self.clock.note(action, self._start)
             except CommunicationError as error:
                 raise CommunicationError(f"{error} {self.program.around(index)}") from error.__cause__
@@ -236,7 +231,7 @@ class Step:
         """
         if self.pipeline.device.type != "cuda":
             for part in action.parts:
-                self._run[part.op](part)
+                self._run(part)
             return
         self.wait(action)  # on the main stream, on which the memory of sent tensors is freed
         main = torch.cuda.current_stream(self.pipeline.device)
@@ -247,7 +242,7 @@ class Step:
         self.pipeline.side_stream.wait_stream(main)
         for part in action.parts:
             with torch.cuda.stream(forward_stream if part == forward else backward_stream):
-                self._run[part.op](part)
+                self._run(part)
         main.wait_stream(self.pipeline.side_stream)
 
     def send(self, action: Action) -> None:
@@ -257,17 +252,14 @@ class Step:
     def post(self, action: Action) -> None:
         self.messages.receive(action, self.kinds[action.microbatch])
 
-    def unshard(self, action: Action) -> None:
-        self.pipeline.shards.unshard(action.stage)
-
-    def reshard(self, action: Action) -> None:
-        self.pipeline.shards.reshard(action.stage)
-
-    def reduce_grad(self, action: Action) -> None:
-        self.pipeline.shards.reduce_grad(action)
-
-    def _handle(self, handler: Handler, action: Action) -> None:
-        handler(action, self)
+    def _run(self, action: Action) -> None:
+        """Run an action: its handler, if there is one, or the built-in behaviour."""
+        # Without a profiler, record_function would cost 10 µs an action. A trace shows an action as "PP:2F0".
+        with record_function(f"PP:{action}") if self._profiled else nullcontext():
+            if handler := self.pipeline.handlers.get(action.op):
+                handler(action, self)
+            else:
+                self.default(action)
 
     def _accept(self, message: Action, user: Action) -> None:
         """Wait for a message that `user` requires, and release earlier sends.
@@ -298,7 +290,7 @@ class Step:
         return _seeded(zlib.crc32(repr(position).encode()), self.pipeline.device)
 
 
-METHODS: dict[Op, Callable[[Step, Action], None]] = {
+METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op, unless a handler does
     Op.F: Step.forward,
     Op.B: Step.backward,
     Op.I: Step.backward,
@@ -309,16 +301,10 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {
     Op.SEND_B: Step.send,
     Op.RECV_F: Step.post,
     Op.RECV_B: Step.post,
-    Op.UNSHARD: Step.unshard,
-    Op.RESHARD: Step.reshard,
-    Op.REDUCE_GRAD: Step.reduce_grad,
+    Op.UNSHARD: lambda step, action: step.pipeline.shards.unshard(action.stage),
+    Op.RESHARD: lambda step, action: step.pipeline.shards.reshard(action.stage),
+    Op.REDUCE_GRAD: lambda step, action: step.pipeline.shards.reduce_grad(action),
 }
-
-
-def _recorded(run: Callable[[Action], None], action: Action) -> None:
-    """Run an action as "PP:2F0" in a trace of torch's profiler."""
-    with record_function(f"PP:{action}"):
-        run(action)
 
 
 @contextmanager

@@ -97,8 +97,7 @@ class Messages:
         checksums = [0, *map(checksum, outgoing)] if self.debug else []
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
-        if self._logs:
-            self._log("%s starts: %s", action, found)
+        self._log("%s starts: %s", action, found)
         peer = self.peer(action)
         try:
             works = [self.channel.send([tensor], peer, 0) for tensor in outgoing]
@@ -116,8 +115,7 @@ class Messages:
         if expected is None or self.debug:
             expected = self._receive_header(action, kind, expected)
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
-        if self._logs:
-            self._log("%s is posted: %s", action, expected)
+        self._log("%s is posted: %s", action, expected)
         self.pending[action] = Pending(self._post(action, buffers), buffers, expected)
 
     def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -134,8 +132,7 @@ class Messages:
             )
         works, tensors, layouts = self.pending.pop(action)
         self._finish(works, action, user)
-        if self._logs:
-            self._log("%s has arrived: %s", action, layouts)
+        self._log("%s has arrived: %s", action, layouts)
         arrived = tuple(tensor.to(device) for tensor in tensors)
         for tensor, layout in zip(arrived, layouts, strict=True):
             tensor.requires_grad_(layout.wants_grad)
@@ -210,7 +207,8 @@ class Messages:
         return Wait(f"{action_in_words} from rank {peer}", "receive", peer)
 
     def _log(self, event: str, action: Action, layouts: Sequence[Layout]) -> None:
-        LOG.debug(f"rank %d: {event}", self.group.rank, action, _in_words(layouts))
+        if self._logs:
+            LOG.debug(f"rank %d: {event}", self.group.rank, action, _in_words(layouts))
 
     def _failed(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
         subject = f"{user} waits for {action}" if user else str(action)

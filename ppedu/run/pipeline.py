@@ -175,8 +175,7 @@ class Pipeline:
             CommunicationError: another rank has failed, has been given a different batch, or exceeds the timeout.
             PipelineError: a stage has failed, or a loss is not finite.
         """
-        found = self._run("step", inputs, targets, keywords, outputs, loss_kwargs)
-        return (self.loss, found) if outputs else self.loss
+        return self._run("step", inputs, targets, keywords, outputs, loss_kwargs)
 
     def eval(
         self,
@@ -188,8 +187,7 @@ class Pipeline:
         **keywords: Any,
     ) -> Any:
         """Return the batch's loss, without gradients and with modules in evaluation mode; otherwise as `step`."""
-        found = self._run("eval", inputs, targets, keywords, outputs, loss_kwargs)
-        return (self.loss, found) if outputs else self.loss
+        return self._run("eval", inputs, targets, keywords, outputs, loss_kwargs)
 
     def forward(self, inputs: Any = None, **keywords: Any) -> Any:
         """Return the model's outputs for a batch, as in `eval`; None on a rank without the last stage.
@@ -198,7 +196,7 @@ class Pipeline:
         with an entry for each microbatch. If two ranks hold the last stage, each returns the outputs of its own
         microbatches.
         """
-        return self._run("forward", inputs, None, keywords, outputs=True)
+        return self._run("forward", inputs, None, keywords, True, None)[1]
 
     @property
     def timeline(self) -> Timeline:
@@ -246,14 +244,13 @@ class Pipeline:
         inputs: Any,
         targets: Any,
         keywords: Mapping[str, Any],
-        outputs: bool = False,
-        loss_kwargs: dict[str, Any] | None = None,
+        outputs: bool,
+        loss_kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Run a batch, and return the model's outputs, if they are wanted and this rank has them."""
+        """Run a batch and return its loss; with `outputs`, the loss and the model's outputs (None if not here)."""
         training, microbatches = call == "step", self.schedule.microbatches
         if loss_kwargs is not None:
             require_instance("loss_kwargs", loss_kwargs, dict, "a dict of keywords for loss_fn")
-        self._require_usable()
         batch = Batch.cut(inputs, targets, keywords, microbatches, self.batching)
         self._require_given(call, batch)
         self._prepare(call)
@@ -284,13 +281,8 @@ class Pipeline:
         if call != "forward":
             self._require_finite()
         found = self.last.outputs if self.last else {}  # by microbatch
-        return self.batching.join([found[m] for m in sorted(found)]) if found else None
-
-    def _require_usable(self) -> None:
-        if self.control.failure:
-            raise PipelineError(
-                f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"
-            )
+        joined = self.batching.join([found[m] for m in sorted(found)]) if found else None
+        return (self.loss, joined) if outputs else self.loss
 
     def _require_given(self, call: str, batch: Batch) -> None:
         rank = self.group.rank
@@ -302,14 +294,20 @@ class Pipeline:
             raise SettingError(f"rank {rank} holds the last stage, so {call} needs the targets there")
 
     def _prepare(self, call: str) -> None:
-        """On the first call, make sure that the ranks fit together; compile the schedule, and compare the clocks."""
-        self._require_usable()
+        """Raise PipelineError after a failure. On the first call, check that the ranks fit together.
+
+        The first call also compiles the schedule, and compares the ranks' clocks.
+        """
+        if self.control.failure:
+            raise PipelineError(
+                f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"
+            )
         if self._prepared:
             return
         modules, purpose = self.gradients.modules, f"start {call}"
         rows = self.control.exchange(torch.tensor([clock.machine(), *storage(modules)]), purpose).tolist()
         self.sharded = is_sharded([row[1:] for row in rows])
-        self.shards = Shards(modules, self.group.rank)
+        self.shards: Shards = Shards(modules, self.group.rank)
         lowered = self._lowered or lower(self.schedule, fsdp=self.sharded)
         self.program = Program(lowered, self.group.rank)
         settings = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from ppedu.core.actions import B, F, I, W
 from ppedu.core.errors import PipelineError
@@ -35,9 +35,7 @@ class Stage:
 
     def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None):
         require_instance(f"the module of stage {index}", module, nn.Module, "a torch.nn.Module")
-        self.module = module
-        self.index = index
-        self.loss_fn = loss_fn
+        self.module, self.index, self.loss_fn = module, index, loss_fn
         # Autograd forbids in-place changes of a leaf, and the input that `forward` gets is one.
         self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.begin((), ())
@@ -52,7 +50,7 @@ class Stage:
         self,
         inputs: Sequence[Any],
         targets: Sequence[Any],
-        shares: Sequence[Fraction] = (),
+        loss_weights: Sequence[Fraction] = (),
         *,
         loss_kwargs: dict[str, Any] | None = None,
         outputs: bool = False,
@@ -61,18 +59,18 @@ class Stage:
         """Start a step on these microbatches.
 
         inputs, targets: one entry per microbatch. A stage other than the first or the last ignores them.
-        shares: the weight of each microbatch's loss in the batch's loss; 1/m each by default.
+        loss_weights: by which each microbatch's loss is multiplied in the batch's loss; 1/m each by default.
         loss_kwargs: keyword arguments for `loss_fn`.
         outputs: keep the module's output of every microbatch in `outputs`.
         timed: record the time of every action in `clock`; False if the caller does that.
         """
         self.inputs, self.targets = inputs, targets
-        self.shares = shares or [Fraction(1, len(inputs)) for _ in inputs]
+        self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
         self.loss_kwargs = loss_kwargs or {}
         self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
-        self._weighted: list[torch.Tensor] = []  # the same, each times its share
+        self._weighted: list[torch.Tensor] = []  # the same, each times its weight
         self.clock = Clock(self.device, timed)
         # By microbatch in flight: the inputs that require grad, and the edges through which gradients enter the graph,
         # first those of the outputs and then those of additional losses.
@@ -85,12 +83,12 @@ class Stage:
         return sum(self._weighted, torch.zeros((), device=self.device))
 
     def forward(self, microbatch: int, x: Tensors | None = None, **keywords: Any) -> Any:
-        """Return the stage's output for a microbatch; on the last stage, its loss times its share of the batch.
+        """Return the stage's output for a microbatch; on the last stage, its loss times its weight.
 
         x: the output of the stage before; None on the first stage, which reads `inputs`.
         keywords: keyword arguments for the module.
 
-        As the losses are weighted by their shares, the gradients of all microbatches add up to those of the batch.
+        As the losses are weighted, the gradients of all microbatches add up to those of the batch.
 
         Raises:
             PipelineError: the module changes its input in place, or the loss is not a scalar.
@@ -109,10 +107,10 @@ class Stage:
                 "back; begin the stage's forward with x = x.clone()"
             ) from error
         if self._keeps_outputs:
-            self.outputs[microbatch] = tree_map(_detached, y)
+            self.outputs[microbatch] = tree_map_only(torch.Tensor, torch.Tensor.detach, y)
         if self.loss_fn and len(self.targets):
             # Without a target that counts, a mean has no terms, and loss_fn may return NaN.
-            counts = self.shares[microbatch] > 0
+            counts = self.loss_weights[microbatch] > 0
             target = self.targets[microbatch]
             loss = self.loss_fn(y, target, **self.loss_kwargs) if counts else torch.zeros((), device=self.device)
             y = self._add(microbatch, loss)
@@ -168,15 +166,15 @@ class Stage:
         self.clock.note(W(self.index, microbatch), start)
 
     def _add(self, microbatch: int, loss: Any) -> torch.Tensor:
-        """Record one more loss of a microbatch, and return it times the microbatch's share."""
+        """Record one more loss of a microbatch, and return it times the microbatch's weight."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise PipelineError(
                 f"a microbatch's loss must be a tensor with one element; got {got}: return a scalar from loss_fn, or "
                 "from the last stage if there is no loss_fn"
             )
-        share = self.shares[microbatch]
-        weighted = (loss * share.numerator if share.numerator > 1 else loss) / share.denominator
+        weight = self.loss_weights[microbatch]
+        weighted = (loss * weight.numerator if weight.numerator > 1 else loss) / weight.denominator
         before = self.losses.get(microbatch)
         self.losses[microbatch] = loss.detach() if before is None else before + loss.detach()
         self._weighted.append(weighted.detach())
@@ -185,7 +183,8 @@ class Stage:
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
         """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient."""
         xs, edges, losses = self.held.pop(microbatch)
-        if not edges and not losses and self.shares[microbatch] and self._learns(xs):
+        counts = self.loss_weights[microbatch] > 0
+        if counts and not edges + losses and (xs or any(weight.requires_grad for weight in self.module.parameters())):
             output = "the loss" if self.loss_fn else f"the output of stage {self.index}"
             raise PipelineError(
                 f"{output} does not depend on the weights: something is detached, a plain number, or not of a "
@@ -193,10 +192,6 @@ class Stage:
             )
         grads = [None] * len(edges) if dy is None else list(as_tuple(dy))[: len(edges)]
         return xs, edges + losses, grads + [None] * len(losses)
-
-    def _learns(self, xs: Sequence[torch.Tensor]) -> bool:
-        """Whether weights of this stage or of an earlier one require grad."""
-        return bool(xs) or any(weight.requires_grad for weight in self.module.parameters())
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -217,7 +212,3 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
     return tuple(values) if len(values) > 1 else values[0] if values else None
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -89,11 +89,7 @@ class TrainConfig:
             require_count(name, getattr(self, name))
         if require_count("seed", self.seed, least=0) > MAX_SEED:
             raise SettingError(f"seed must be at most {MAX_SEED}; got {self.seed}")
-        if self.batch % self.replicas:
-            raise SettingError(
-                f"a batch of {self.batch} cannot be divided equally among {self.replicas} replicas; "
-                f"take a multiple of {self.replicas}"
-            )
+        self._require_divisible(self.batch, f"a batch of {self.batch}")
         if self.batch // self.replicas < self.microbatches:
             raise SettingError(
                 f"{self.batch // self.replicas} sequences per pipeline cannot be cut into {self.microbatches} "
@@ -105,12 +101,18 @@ class TrainConfig:
                 raise SettingError(f"{name} must be a number above 0; got {value!r}")
         if self.dtype not in list(DTYPES):  # a list, because `in` would raise TypeError for an unhashable value
             raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
-        if not isinstance(self.options, Mapping):
-            raise SettingError(f"options must be a dict such as {{'chunks': 3}}; got {self.options!r}")
+        require_instance("options", self.options, Mapping, "a dict such as {'chunks': 3}")
         for file in (self.text, self.save):
             if file is not None:
                 named(file)
         self.gpt(vocabulary=1)
+
+    def _require_divisible(self, number: int, in_words: str) -> None:
+        if number % self.replicas:
+            raise SettingError(
+                f"{in_words} cannot be divided equally among {self.replicas} replicas; "
+                f"take a multiple of {self.replicas}"
+            )
 
     def gpt(self, vocabulary: int) -> GPTConfig:
         """Return the size of the model for a text with `vocabulary` different characters."""
@@ -128,11 +130,7 @@ class TrainConfig:
                 stages than layers.
             ScheduleError: the schedule is not legal.
         """
-        if ranks % self.replicas:
-            raise SettingError(
-                f"{ranks} ranks cannot be divided equally among {self.replicas} replicas; "
-                f"take a multiple of {self.replicas}"
-            )
+        self._require_divisible(ranks, f"{ranks} ranks")
         made = schedule(self.schedule, ranks // self.replicas, self.microbatches, **self.options)
         if made.stages > self.layers:
             raise SettingError(
@@ -185,15 +183,8 @@ def train_gpt(
     modules = {
         stage: GPT.stage(model, stage, made.stages, config.seed).to(device) for stage in local_stages(made, own.rank)
     }
-    pipeline = Pipeline(
-        made,
-        modules,
-        next_token_loss,
-        own,
-        replicas=beside,
-        tied=model.ties(made.stages),
-        autocast=DTYPES[config.dtype],
-    )
+    tied, autocast = model.ties(made.stages), DTYPES[config.dtype]
+    pipeline = Pipeline(made, modules, next_token_loss, own, replicas=beside, tied=tied, autocast=autocast)
     weights = [weight for module in modules.values() for weight in module.parameters()]
     optimizer = torch.optim.AdamW(weights, lr=config.lr)
     losses: list[float] = []
