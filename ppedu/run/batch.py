@@ -69,9 +69,8 @@ class Batching:
         if any(other != form for _, other in others):
             return list(outputs)
         columns = zip(first, *(leaves for leaves, _ in others), strict=True)
-        return tree_unflatten(
-            [_join([leaf for _, leaf in column], _dim(self.output_dim, column[0][0])) for column in columns], form
-        )
+        joined = [_join([leaf for _, leaf in column], _dim(self.output_dim, column[0][0])) for column in columns]
+        return tree_unflatten(joined, form)
 
 
 @dataclass(frozen=True)
@@ -91,12 +90,7 @@ class Batch:
 
     @classmethod
     def cut(
-        cls,
-        inputs: Any,
-        targets: Any,
-        keywords: Mapping[str, Any],
-        microbatches: int,
-        batching: Batching = Batching(),
+        cls, inputs: Any, targets: Any, keywords: Mapping[str, Any], microbatches: int, batching: Batching = Batching()
     ) -> Batch:
         """Cut a whole batch into microbatches, as evenly as possible and the larger ones first.
 
@@ -172,24 +166,28 @@ def _join(values: list[Any], dim: int | None) -> Any:
 
 def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples: dict[str, int]) -> list[Any]:
     """Return the piece of `value` for each microbatch. `samples`: the size of each tensor cut so far; all are equal."""
+    named = f"input {name}" if isinstance(name, int) else name
     if isinstance(value, list):
         if len(value) != microbatches:
             raise SettingError(
-                f"{_named(name)} is a list of {len(value)} microbatches, but the schedule has {microbatches}; give "
+                f"{named} is a list of {len(value)} microbatches, but the schedule has {microbatches}; give "
                 "one entry for each, or a whole tensor to cut"
             )
         return value
+    whole = (
+        "" if name == "targets" else f", or all of it to each microbatch with Batching(input_dims={{{name!r}: None}})"
+    )
     leaves, form = _flat(value)
     columns = []
     for path, leaf in leaves:
-        tensor, dim = f"{_named(name)}{keystr(path)}", _dim(dims, path)
+        tensor, dim = f"{named}{keystr(path)}", _dim(dims, path)
         if dim is not None and not isinstance(dim, int):
             raise SettingError(f"the dimension to cut {tensor} along must be a whole number or None; got {dim!r}")
         if dim is None or not isinstance(leaf, torch.Tensor):
             if dim is not None and _holds_tensors(leaf):
                 raise SettingError(
                     f"{tensor} is a {type(leaf).__name__}, whose tensors cannot be cut; give them in a dict or tuple"
-                    f"{_or_whole(name)}"
+                    f"{whole}"
                 )
             columns.append([leaf] * microbatches)
             continue
@@ -197,15 +195,15 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
         if size < microbatches:
             raise SettingError(
                 f"{tensor} of shape {tuple(leaf.shape)} cannot be cut into {microbatches} microbatches along dimension "
-                f"{dim}; give at least {microbatches} samples{_or_whole(name)}, or use fewer microbatches"
+                f"{dim}; give at least {microbatches} samples{whole}, or use fewer microbatches"
             )
         if leaf.layout != torch.strided:
             raise SettingError(f"{tensor} is sparse and cannot be cut; give to_dense(), or a list of microbatches")
         first, expected = next(iter(samples.items()), (tensor, size))
         if size != expected:
             raise SettingError(
-                f"{tensor} has {size} samples along dimension {dim}, but {first} has {expected}; give the same number"
-                f"{_or_whole(name)}"
+                f"{tensor} has {size} samples along dimension {dim}, but {first} has {expected}; "
+                f"give the same number{whole}"
             )
         samples[tensor] = size
         columns.append(list(leaf.tensor_split(microbatches, dim)))
@@ -256,14 +254,3 @@ def _look(value: Any) -> Any:
 def _kind(*looks: Any) -> int:
     """Return a number above 0 for the looks of a microbatch's inputs, the same on all ranks."""
     return zlib.crc32(repr(looks).encode()) + 1
-
-
-def _named(name: int | str) -> str:
-    return f"input {name}" if isinstance(name, int) else str(name)
-
-
-def _or_whole(name: int | str) -> str:
-    """Complete an error with the other way out: not to cut this input."""
-    return (
-        "" if name == "targets" else f", or all of it to each microbatch with Batching(input_dims={{{name!r}: None}})"
-    )

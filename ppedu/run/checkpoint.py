@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -123,37 +123,33 @@ class Checkpoints:
     def _require_lock(self) -> None:
         """Lock the folder unless this is done already; raise PipelineError if another run holds the lock."""
         if not self._locked:
-            weakref.finalize(self, os.close, _lock_folder(self.folder))
+            weakref.finalize(self, _lock_folder(self.folder).close)
             self._locked = True
 
     def _weights(self) -> dict[str, nn.Parameter]:
-        return {
-            name: weight for module in self.modules for name, weight in module.named_parameters(remove_duplicate=False)
-        }
+        return {name: weight for each in self.modules for name, weight in each.named_parameters(remove_duplicate=False)}
 
     def _allocate(self, listed: Mapping[str, Any]) -> None:
         """Allocate the optimizer state in `listed`: before its first step, an optimizer has no tensors to load into."""
-        names = {f"optimizer.{name}": weight for name, weight in self._weights().items()}
+        weights = {f"optimizer.{name}": weight for name, weight in self._weights().items()}
         for key, entry in listed.items():
             name, _, part = key.rpartition(".")
-            if name in names:
-                device = "cpu" if part == "step" else names[name].device  # as in torch's optimizers
-                dtype = entry.properties.dtype
-                if part != "step" and entry.size == names[name].shape:  # sharded like its weight
-                    empty = torch.empty_like(names[name], dtype=dtype)
+            if name in weights:
+                weight, dtype = weights[name], entry.properties.dtype
+                if part != "step" and entry.size == weight.shape:  # sharded like its weight
+                    empty = torch.empty_like(weight, dtype=dtype)
                 else:
+                    device = "cpu" if part == "step" else weight.device  # as in torch's optimizers
                     empty = torch.empty(entry.size, dtype=dtype, device=device)
-                self.optimizer.state[names[name]][part] = empty
+                self.optimizer.state[weight][part] = empty
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of a checkpoint by name: weights, buffers and optimizer state. torch loads in place."""
-        state = {f"optimizer.{name}": self.optimizer.state.get(weight, {}) for name, weight in self._weights().items()}
-        return {name: value for module in self.modules for name, value in module.state_dict().items()} | {
-            f"{name}.{part}": value
-            for name, parts in state.items()
-            for part, value in parts.items()
-            if isinstance(value, torch.Tensor)
-        }
+        tensors = {name: value for module in self.modules for name, value in module.state_dict().items()}
+        for name, weight in self._weights().items():
+            state = self.optimizer.state.get(weight, {})
+            tensors |= {f"optimizer.{name}.{part}": value for part, value in state.items() if torch.is_tensor(value)}
+        return tensors
 
     def _torch_options(self) -> dict[str, Any]:
         return {"process_group": self.group.process_group, "no_dist": self.group.size == 1}
@@ -178,38 +174,35 @@ class Checkpoints:
 def require_usable(folder: str | os.PathLike[str], model: Mapping[str, Any]) -> None:
     """Raise PipelineError unless a run with the settings `model` can use `folder` and resume from what it holds."""
     path = named(folder)
-    with _one_error(f"cannot use {str(path)!r} for checkpoints"):
-        lock = _lock_folder(path)
-        try:
-            _newest(path, model)
-        finally:
-            os.close(lock)
+    with _one_error(f"cannot use {str(path)!r} for checkpoints"), _lock_folder(path):
+        _newest(path, model)
 
 
-def _lock_folder(folder: Path) -> int:
-    """Lock `folder`, creating it if necessary, and return a file descriptor; closing it releases the lock.
+def _lock_folder(folder: Path) -> TextIO:
+    """Lock `folder`, creating it if necessary, and return an open file; closing it releases the lock.
 
     Raises:
         PipelineError: another process holds the lock, or no file can be created in the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
     except OSError as error:
         raise PipelineError(f"cannot save in {str(folder)!r}: {error.strerror}; name a folder you can write") from error
     try:
         # A lock of the process: a notebook cell that failed does not lock out the next cell.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        owner = os.read(file, 1000).decode(errors="replace")
-        os.close(file)
+        with file:
+            file.seek(0)
+            owner = file.read()
         raise PipelineError(
             f"another run ({owner}) is saving in {str(folder)!r}; wait until it ends, or save in another folder"
         ) from None
     except OSError:
         return file  # some network file systems do not support locks; train there without one
-    owner = f"process {os.getpid()} on {socket.gethostname()}"
-    os.truncate(file, os.write(file, owner.encode()))
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
     return file
 
 

@@ -95,8 +95,8 @@ def offset(group: PipelineGroup, machines: Sequence[int]) -> float:
     return found
 
 
-def timeline(schedule: Schedule, rows: Sequence[Sequence[Span]], source: str = "measured") -> Timeline:
+def timeline(schedule: Schedule, rows: Sequence[Sequence[tuple[Action, float, float]]]) -> Timeline:
     """Return the recorded spans of all ranks as a Timeline in seconds, which starts at 0 with the first action."""
-    zero = min(row[0].start for row in rows if row)
+    zero = min(start for row in rows for _, start, _ in row[:1])
     shifted = tuple(tuple(Span(action, start - zero, end - zero) for action, start, end in row) for row in rows)
-    return Timeline(schedule, shifted, Costs(unit="s"), source)
+    return Timeline(schedule, shifted, Costs(unit="s"), "measured")

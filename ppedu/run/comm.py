@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,17 +20,14 @@ from ppedu.core.errors import CommunicationError, SettingError
 from ppedu.core.validate import require_count, require_instance
 from ppedu.core.waiting import Wait, published
 
-# operation: whether it sends, whether it receives, and the peer: the rank after this one (+1) or before it (-1)
+# operation: what this rank does, and with which peer: the rank after this one (+1) or before it (-1)
 ONE_WAY = {
-    "recv_forward": (False, True, -1),
-    "send_forward": (True, False, +1),
-    "recv_backward": (False, True, +1),
-    "send_backward": (True, False, -1),
+    "recv_forward": ("receive", -1),
+    "send_forward": ("send", +1),
+    "recv_backward": ("receive", +1),
+    "send_backward": ("send", -1),
 }
-BOTH_WAYS = {
-    "send_fwd_recv_bwd": (True, True, +1),
-    "send_bwd_recv_fwd": (True, True, -1),
-}
+BOTH_WAYS = {"send_fwd_recv_bwd": ("both", +1), "send_bwd_recv_fwd": ("both", -1)}
 ACTIVATIONS = ("recv_forward", "send_bwd_recv_fwd")  # these receive activations, which require grad
 
 DTYPES = [
@@ -65,12 +62,12 @@ class PipelineGroup:
         require_count("rank", self.rank, least=0)
         if self.rank >= self.size:
             raise SettingError(f"rank must be from 0 to {self.size - 1} in a group of {self.size}; got {self.rank}")
-        if self.size > 1 and not dist.is_initialized():
-            raise CommunicationError(
-                f"{self.size} ranks need a process group: call torch.distributed.init_process_group() first, "
-                "in a program started by torchrun or %%torchrun"
-            )
         if self.size > 1:
+            if not dist.is_initialized():
+                raise CommunicationError(
+                    f"{self.size} ranks need a process group: call torch.distributed.init_process_group() first, "
+                    "in a program started by torchrun or %%torchrun"
+                )
             own, most = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
             if self.rank != own or self.size > most:
                 raise SettingError(
@@ -185,7 +182,7 @@ def bidirectional_communicate(
 
 
 def _exchange(
-    operations: dict[str, tuple[bool, bool, int]],
+    operations: dict[str, tuple[str, int]],
     operation: str,
     tensor: torch.Tensor | None,
     shape: Sequence[int] | None,
@@ -195,41 +192,38 @@ def _exchange(
 ) -> torch.Tensor | None:
     if not isinstance(operation, str) or operation not in operations:
         raise SettingError(f"unknown operation {operation!r}; available: {', '.join(operations)}")
-    sends, receives, step = operations[operation]
+    kind, step = operations[operation]
     group = PipelineGroup.of(group)
     peer = group.rank + step
     if not 0 <= peer < group.size:
         return None
-    where = f"{operation} on rank {group.rank}, {'from' if receives else 'to'} rank {peer}"
+    here, global_peer = f"{operation} on rank {group.rank}", group.peer(peer)
+    where = f"{here}, {'to' if kind == 'send' else 'from'} rank {peer}"
     outgoing = own_header = incoming = header = None
-    if sends:
+    if kind != "receive":
         if not isinstance(tensor, torch.Tensor):
-            raise SettingError(f"{operation} on rank {group.rank} needs a tensor to send; got {tensor!r}")
+            raise SettingError(f"{here} needs a tensor to send; got {tensor!r}")
         outgoing = tensor.detach().to(group.device).contiguous()
         own_header = torch.tensor(encode_layout(outgoing.dtype, outgoing.shape), device=group.device)
-    if receives:
-        if not _is_shape(shape):
-            raise SettingError(
-                f"{operation} on rank {group.rank} needs the shape of the tensor to receive, such as (4, 64); "
-                f"got {shape!r}"
-            )
+    if kind != "send":
+        if not isinstance(shape, Sequence) or not all(hasattr(size, "__index__") and size >= 0 for size in shape):
+            raise SettingError(f"{here} needs the shape of the tensor to receive, such as (4, 64); got {shape!r}")
         incoming = torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
         header = torch.empty(LAYOUT_SIZE, dtype=torch.int64, device=group.device)
-    kind, global_peer = "both" if sends and receives else "send" if sends else "receive", group.peer(peer)
     with published(lambda: Wait(f"{operation} with rank {global_peer}", kind, global_peer)):
         # Exchange the headers first, so that a message of the wrong shape is refused before it is received.
         _swap(own_header, header, peer, group, where)
         if incoming is not None and header is not None:
-            _require_match(header.tolist(), incoming, where)
+            expected, found = (incoming.dtype, tuple(incoming.shape)), decode_layout(header.tolist())
+            if found != expected:
+                raise CommunicationError(
+                    f"{where}: expected {expected[0]} of shape {expected[1]}, but {found[0]} of shape {found[1]} came"
+                )
         _swap(outgoing, incoming, peer, group, where)
     if incoming is None:
         return None
     received = incoming if device is None else incoming.to(device)
     return received.requires_grad_(operation in ACTIVATIONS and received.is_floating_point())
-
-
-def _is_shape(shape: Any) -> TypeGuard[Sequence[int]]:
-    return isinstance(shape, Sequence) and all(hasattr(size, "__index__") and size >= 0 for size in shape)
 
 
 def _swap(
@@ -293,12 +287,3 @@ def decode_layout(numbers: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]
     """Return the dtype and shape that `encode_layout` wrote."""
     dtype, dimensions, *shape = numbers
     return DTYPES[dtype], tuple(shape[:dimensions])
-
-
-def _require_match(header: list[int], expected: torch.Tensor, where: str) -> None:
-    """Raise CommunicationError unless a received header announces the dtype and shape of `expected`."""
-    dtype, shape = decode_layout(header)
-    if (dtype, shape) != (expected.dtype, tuple(expected.shape)):
-        raise CommunicationError(
-            f"{where}: expected {expected.dtype} of shape {tuple(expected.shape)}, but {dtype} of shape {shape} came"
-        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +14,6 @@ from ppedu.core.errors import SettingError
 from ppedu.core.partition import evenly
 from ppedu.core.validate import require_count, require_instance
 from ppedu.run.gradients import Tie
-
-Part = TypeVar("Part", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class GPT(nn.Module):
         require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
         layers = range(config.layers) if layers is None else layers
 
-        def part(position: int, make: Callable[[GPTConfig], Part]) -> Part:
+        def part(position: int, make: Callable[[GPTConfig], nn.Module]) -> Any:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed * 100_003 + position)
                 return make(config)

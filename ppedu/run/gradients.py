@@ -8,7 +8,7 @@ add up their gradients; replicas average them. Stages that fully_shard has shard
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
@@ -67,7 +67,7 @@ class HeldStage(NamedTuple):
         """Return the names of the tensors that differ between holders, each with a sentence that names two holders."""
         if not tensors:
             return {}
-        rows = self.gather(torch.tensor([checksum(tensor.detach()) for tensor in tensors.values()])).t().tolist()
+        rows = self.gather(_checksums(tensors.values())).t().tolist()
         return {
             name: f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and {self.holders[other]}"
             for name, column in zip(tensors, rows, strict=True)
@@ -94,7 +94,11 @@ class GradientSync:
         replicas: dist.ProcessGroup | None,
         timeout: timedelta,
     ):
-        _require_ties(ties)
+        if not isinstance(ties, (tuple, list)) or not all(map(_is_tie, ties)):
+            raise SettingError(
+                "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by "
+                f"its stage and its name there; got {ties!r}"
+            )
         self.placement, self.stages, self.ties = placement, stages, list(ties)
         self.group, self.replicas, self.timeout = group, replicas, timeout
         self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
@@ -110,7 +114,12 @@ class GradientSync:
     def find_shared(self) -> None:
         """Find the weights and stages with several holders; before each step, as the caller may replace weights."""
         self.tied = list(self._tied_weights())
-        self.shared = [*self._copied_weights(), *self.tied]
+        copied = [
+            SharedWeights(weights, [], holders[is_first], is_first)
+            for stage, holders, is_first in self._copies()
+            if (weights := _trainable(self.stages[stage].module))
+        ]
+        self.shared = copied + self.tied
         self.held = list(self._held_stages())
 
     def initial_differences(self) -> list[str]:
@@ -146,9 +155,9 @@ class GradientSync:
 
     def start_mean(self, stage: int) -> None:
         """Start to average the gradients of `stage`, which are complete, over the replicas."""
-        if self.replicas is None:
+        weights = [] if self.replicas is None else _trainable(self.stages[stage].module)
+        if not weights:
             return
-        weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
         total = _flatten(weights).to(self.replica_device)
         work = dist.all_reduce(total, group=self.replicas, async_op=True)
 
@@ -172,8 +181,7 @@ class GradientSync:
                 total = mine + _flatten(partners)
                 _unflatten(partners, total)
             else:
-                one, other = self._exchange_with(peer, is_first, mine)
-                total = (one + other).to(mine.device)
+                total = self._exchange_with(peer, is_first, mine).sum(0).to(mine.device)
             _unflatten(weights, total)
         for each in self.held:
             _average_buffers(each)
@@ -208,10 +216,12 @@ class GradientSync:
 
         Sharded gradients count as a whole, on each rank that has a slice of them.
         """
-        elsewhere: set[int] = set()
-        for each in self.shared:
-            if each.partners or not each.is_first:
-                elsewhere.update(map(id, each.partners or each.weights))
+        elsewhere = {
+            id(weight)
+            for weights, partners, _, is_first in self.shared
+            if partners or not is_first
+            for weight in partners or weights
+        }
         same_sharding: dict[Any, list[torch.Tensor]] = {}  # torch takes the norm of gradients that are sharded alike
         for weight in nn.ModuleList(self.modules.values()).parameters():  # a weight of two stages counts once
             grad: Any = weight.grad
@@ -223,18 +233,15 @@ class GradientSync:
         total: torch.Tensor = torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
         return total
 
-    def _stages_with_two_holders(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield the stages of this rank of which another rank has a copy, each with both ranks."""
+    def _copies(self) -> Iterator[tuple[int, list[int], bool]]:
+        """Yield the stages of this rank of which another rank has a copy.
+
+        Each comes with the ranks that hold it, and with whether this rank is the first of them.
+        """
         for stage in sorted(self.stages):  # in the same order on both ranks
             holders = [copy[stage] for copy in self.placement.holders]
             if len(set(holders)) > 1:
-                yield stage, holders
-
-    def _copied_weights(self) -> Iterator[SharedWeights]:
-        for stage, holders in self._stages_with_two_holders():
-            weights = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
-            is_first = holders[0] == self.group.rank
-            yield SharedWeights(weights, [], holders[is_first], is_first)
+                yield stage, holders, holders[0] == self.group.rank
 
     def _tied_weights(self) -> Iterator[SharedWeights]:
         """Yield the tied weights of this rank, in the order of `ties`, which is the same on all ranks."""
@@ -261,8 +268,7 @@ class GradientSync:
 
     def _held_stages(self) -> Iterator[HeldStage]:
         """Yield the stages of this rank that other ranks hold, too: copies within the schedule, then replicas."""
-        for stage, holders in self._stages_with_two_holders():
-            is_first = holders[0] == self.group.rank
+        for stage, holders, is_first in self._copies():
             gather = partial(self._exchange_with, holders[is_first], is_first)
             yield HeldStage(stage, self.stages[stage].module, [f"rank {rank}" for rank in holders], gather)
         if self.replicas is not None and self.replica_count > 1:
@@ -286,18 +292,15 @@ class GradientSync:
         return torch.stack(rows)
 
 
-def _require_ties(ties: Any) -> None:
-    def is_end(end: Any) -> bool:
-        return isinstance(end, (tuple, list)) and [type(part) for part in end] == [int, str]
+def _is_tie(tie: Any) -> bool:
+    match tie:
+        case [[int(), str()], [int(), str()]]:
+            return True
+    return False
 
-    valid = isinstance(ties, (tuple, list)) and all(
-        isinstance(tie, (tuple, list)) and len(tie) == 2 and all(map(is_end, tie)) for tie in ties
-    )
-    if not valid:
-        raise SettingError(
-            "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by its "
-            f"stage and its name there; got {ties!r}"
-        )
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [weight for weight in module.parameters() if weight.requires_grad]
 
 
 def _average_buffers(held: HeldStage) -> None:
@@ -327,8 +330,8 @@ def _first_different(values: Sequence[int]) -> int:
     return next((position for position, value in enumerate(values) if value != values[0]), 0)
 
 
-def _checksums(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    return torch.tensor([checksum(_local(weight)) for weight in weights])
+def _checksums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([checksum(_local(tensor)) for tensor in tensors])
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -339,8 +342,6 @@ def _local(tensor: Any) -> torch.Tensor:
 
 def _flatten(weights: Sequence[nn.Parameter]) -> torch.Tensor:
     """All gradients in one row, zeros for a weight without one; then, for each weight, 1 if it has one, otherwise 0."""
-    if not weights:
-        return torch.empty(0)
     grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
     row = torch.cat([(_local(grad).to_dense() if grad.is_sparse else _local(grad)).reshape(-1) for grad in grads])
     return torch.cat([row, row.new_tensor([weight.grad is not None for weight in weights])])
@@ -348,9 +349,8 @@ def _flatten(weights: Sequence[nn.Parameter]) -> torch.Tensor:
 
 def _unflatten(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
     """Store the parts of `row` as the weights' gradients. A weight without a gradient on any rank keeps none."""
-    sizes = [_local(weight).numel() for weight in weights]
-    parts = row.split([*sizes, len(weights)]) if weights else []
-    for weight, part, has_grad in zip(weights, parts, parts[-1].tolist() if weights else [], strict=False):
+    *parts, marks = row.split([*(_local(weight).numel() for weight in weights), len(weights)])
+    for weight, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
         if has_grad:
             weight.grad = torch.empty_like(weight)
             _local(weight.grad).copy_(part.view_as(_local(weight)))

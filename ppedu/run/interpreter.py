@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -207,7 +207,9 @@ class Step:
     def forward(self, action: Action) -> None:
         stage, m = self.stages[action.stage], action.microbatch
         x = self.receive(action)
-        with self._precision(), self._randomness(action):
+        dtype, seed = self.pipeline.autocast, self.pipeline.seed
+        precision = torch.autocast(self.pipeline.device.type, dtype) if dtype else nullcontext()
+        with precision, nullcontext() if seed is None else self._seeded(action):
             y = stage.forward(m, x, **self.batch.keywords[m])
         if action.stage < self.placement.stages - 1:
             self.give(action, y)
@@ -279,15 +281,13 @@ class Step:
             )
         return self._results.pop(result)
 
-    def _precision(self) -> AbstractContextManager[Any]:
-        dtype = self.pipeline.autocast
-        return torch.autocast(self.pipeline.device.type, dtype) if dtype else nullcontext()
-
-    def _randomness(self, action: Action) -> AbstractContextManager[Any]:
-        if self.pipeline.seed is None:
-            return nullcontext()
+    @contextmanager
+    def _seeded(self, action: Action) -> Iterator[None]:
+        """Start the random number generators at the action's seed, and restore their state at the end."""
         position = (self.pipeline.seed, self.pipeline.steps, action.stage, action.microbatch)
-        return _seeded(zlib.crc32(repr(position).encode()), self.pipeline.device)
+        with torch.random.fork_rng([self.pipeline.device] if self.pipeline.device.type == "cuda" else []):
+            torch.manual_seed(zlib.crc32(repr(position).encode()))
+            yield
 
 
 METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op, unless a handler does
@@ -305,14 +305,6 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.RESHARD: lambda step, action: step.pipeline.shards.reshard(action.stage),
     Op.REDUCE_GRAD: lambda step, action: step.pipeline.shards.reduce_grad(action),
 }
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Start the random number generators at `seed`, and restore their state at the end."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager

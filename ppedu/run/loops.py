@@ -94,11 +94,7 @@ def one_f_one_b_step(
     return stage.loss
 
 
-LOOPS: dict[str, Callable[..., torch.Tensor]] = {
-    "naive": naive_step,
-    "gpipe": gpipe_step,
-    "1f1b": one_f_one_b_step,
-}
+LOOPS: dict[str, Callable[..., torch.Tensor]] = {"naive": naive_step, "gpipe": gpipe_step, "1f1b": one_f_one_b_step}
 
 
 def measured(name: str, stage: Stage, group: PipelineGroup) -> Timeline | None:

@@ -50,14 +50,6 @@ class Sent(NamedTuple):
     checksums: list[int]  # 0 for a header; empty without `debug`
 
 
-class Pending(NamedTuple):
-    """A pending receive, with the tensors that it will fill."""
-
-    works: list[dist.Work]
-    tensors: list[torch.Tensor]
-    layouts: list[Layout]
-
-
 class Messages:
     """The messages of one rank.
 
@@ -68,7 +60,7 @@ class Messages:
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
         self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
         self.timeout, self.channel = timedelta(seconds=timeout), group.channel
-        self.peer = cache(self._peer)
+        self.peer = cache(lambda action: placement.route(action)[action.op in SEND])  # the rank at the other end
         self._layouts: dict[tuple[Action, Hashable], list[Layout]] = {}  # by message and kind
         # By the stage that makes the activation, the copy of the model, and the kind.
         self.activation_layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
@@ -78,7 +70,7 @@ class Messages:
         """Start a step, without messages in flight."""
         self._logs = LOG.isEnabledFor(logging.DEBUG)  # once a step: formatting layouts costs time
         self.sent: dict[Action, Sent] = {}
-        self.pending: dict[Action, Pending] = {}
+        self.pending: dict[Action, tuple[list[dist.Work], list[torch.Tensor], list[Layout]]] = {}  # posted receives
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
         """Start to send the result of a forward, or the gradients of a backward's inputs that want one.
@@ -89,21 +81,13 @@ class Messages:
         """
         found = [_layout(tensor) for tensor in tensors]
         expected = self._expected(action, kind)
-        if expected is None:
-            self.activation_layouts[self._key(action, kind)] = found
-        elif found != expected:
-            raise self._unexpected(action, found, expected)
+        self._require_expected(action, kind, found, expected)
         outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
         checksums = [0, *map(checksum, outgoing)] if self.debug else []
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
         self._log("%s starts: %s", action, found)
-        peer = self.peer(action)
-        try:
-            works = [self.channel.send([tensor], peer, 0) for tensor in outgoing]
-        except RuntimeError as error:
-            raise self._failed(action, error) from error
-        self.sent[action] = Sent(works, outgoing, checksums)
+        self.sent[action] = Sent(self._start(action, outgoing), outgoing, checksums)
 
     def receive(self, action: Action, kind: Hashable) -> None:
         """Post a receive; `wait` returns the tensors that arrive.
@@ -116,7 +100,7 @@ class Messages:
             expected = self._receive_header(action, kind, expected)
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
         self._log("%s is posted: %s", action, expected)
-        self.pending[action] = Pending(self._post(action, buffers), buffers, expected)
+        self.pending[action] = self._start(action, buffers), buffers, expected
 
     def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Wait for a posted receive that `user` requires, and return its tensors, on `device`.
@@ -127,9 +111,7 @@ class Messages:
             CommunicationError: the message has not arrived within the timeout, or its sender is gone.
         """
         if action not in self.pending:
-            raise CommunicationError(
-                f"rank {self.group.rank}: {user} waits for {action}, which is not posted or was received before"
-            )
+            raise self._error(f"{user} waits for {action}, which is not posted or was received before")
         works, tensors, layouts = self.pending.pop(action)
         self._finish(works, action, user)
         self._log("%s has arrived: %s", action, layouts)
@@ -144,15 +126,13 @@ class Messages:
         Raises:
             CommunicationError: a message is not received within the timeout; with `debug`, a tensor was written to.
         """
-        for action in actions:
-            if action not in self.sent:
-                continue
+        for action in [each for each in actions if each in self.sent]:
             works, tensors, checksums = self.sent.pop(action)
             self._finish(works, action)
             for tensor, before in zip(tensors, checksums, strict=False):
                 if before and checksum(tensor) != before:
-                    raise CommunicationError(
-                        f"rank {self.group.rank}: a tensor of {action} was written to after it was sent; "
+                    raise self._error(
+                        f"a tensor of {action} was written to after it was sent; "
                         "make a new tensor instead of changing it in place"
                     )
 
@@ -164,11 +144,7 @@ class Messages:
         """
         self.release(list(self.sent))
         for action in self.pending:
-            raise CommunicationError(f"rank {self.group.rank}: what {action} received was never used")
-
-    def _peer(self, action: Action) -> int:
-        """The rank at the other end."""
-        return self.placement.route(action)[action.op in SEND]
+            raise self._error(f"the tensors of {action} were received, but never used")
 
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
         """Return a message's layouts: an activation's, or those of the gradients it wants; None if not yet known."""
@@ -184,9 +160,11 @@ class Messages:
         maker = action.stage - (action.op in (Op.RECV_F, Op.SEND_B))
         return maker, self.placement.copy(action.microbatch), kind
 
-    def _post(self, action: Action, tensors: Sequence[torch.Tensor]) -> list[dist.Work]:
+    def _start(self, action: Action, tensors: Sequence[torch.Tensor]) -> list[dist.Work]:
+        """Start to send or to receive each of these tensors."""
+        transfer, peer = self.channel.send if action.op in SEND else self.channel.recv, self.peer(action)
         try:
-            return [self.channel.recv([tensor], self.peer(action), 0) for tensor in tensors]
+            return [transfer([tensor], peer, 0) for tensor in tensors]
         except RuntimeError as error:
             raise self._failed(action, error) from error
 
@@ -201,10 +179,8 @@ class Messages:
     def _describe_wait(self, action: Action, user: Action | None) -> Wait:
         """Describe the wait for a message, on behalf of the action `user` that requires it, for a hang report."""
         peer = self.group.peer(self.peer(action))
-        action_in_words = f"{user}, for {action}" if user else str(action)
-        if action.op in SEND:
-            return Wait(f"{action_in_words} to rank {peer}", "send", peer)
-        return Wait(f"{action_in_words} from rank {peer}", "receive", peer)
+        kind, way = ("send", "to") if action.op in SEND else ("receive", "from")
+        return Wait(f"{f'{user}, for {action}' if user else action} {way} rank {peer}", kind, peer)
 
     def _log(self, event: str, action: Action, layouts: Sequence[Layout]) -> None:
         if self._logs:
@@ -213,23 +189,32 @@ class Messages:
     def _failed(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
         subject = f"{user} waits for {action}" if user else str(action)
         why = failure(error, self.peer(action), f"within {self.timeout.total_seconds():g} s")
-        return CommunicationError(f"rank {self.group.rank}: {subject} ({label(action, self.placement)}): {why}")
+        return self._error(f"{subject} ({label(action, self.placement)}): {why}")
 
-    def _unexpected(self, action: Action, found: Sequence[Layout], expected: Sequence[Layout]) -> CommunicationError:
-        message = (
-            f"rank {self.group.rank}: {action} sends {_in_words(found)}, but the receiver expects "
-            f"{_in_words(expected)}, as for earlier microbatches of this shape"
-        )
-        if [each.wants_grad for each in found] != [each.wants_grad for each in expected]:
-            message += "; whether a gradient is wanted has changed, too: make a new Pipeline after (un)freezing weights"
-        return CommunicationError(message)
+    def _error(self, text: str) -> CommunicationError:
+        return CommunicationError(f"rank {self.group.rank}: {text}")
+
+    def _require_expected(
+        self, action: Action, kind: Hashable, found: list[Layout], expected: list[Layout] | None
+    ) -> None:
+        """Record the layouts of the first message of a kind. Raise CommunicationError if a later one has others."""
+        if expected is None:
+            self.activation_layouts[self._key(action, kind)] = found
+        elif found != expected:
+            message = (
+                f"{action} {'sends' if action.op in SEND else 'receives'} {_in_words(found)}, but the receiver expects "
+                f"{_in_words(expected)}, as for earlier microbatches of this shape"
+            )
+            if [each.wants_grad for each in found] != [each.wants_grad for each in expected]:
+                message += (
+                    "; whether a gradient is wanted has changed, too: make a new Pipeline after (un)freezing weights"
+                )
+            raise self._error(message)
 
     def _header(self, action: Action, layouts: Sequence[Layout]) -> torch.Tensor:
         if len(layouts) > MOST_TENSORS:
-            raise CommunicationError(
-                f"rank {self.group.rank}: {action} has {len(layouts)} tensors, but a message can have {MOST_TENSORS}; "
-                "return fewer from the stage"
-            )
+            most = f"a message can have {MOST_TENSORS}; return fewer from the stage"
+            raise self._error(f"{action} has {len(layouts)} tensors, but {most}")
         header = [action.stage, MESSAGE_OPS.index(action.op), action.microbatch, len(layouts)]
         for dtype, shape, wants_grad in layouts:
             header += [wants_grad, *encode_layout(dtype, shape)]
@@ -238,22 +223,15 @@ class Messages:
     def _receive_header(self, action: Action, kind: Hashable, expected: list[Layout] | None) -> list[Layout]:
         """Return the layouts in the header of a message, which must be `expected` if these are known."""
         buffer = torch.empty(HEADER_SIZE, dtype=torch.int64, device=self.device)
-        self._finish(self._post(action, [buffer]), action)
+        self._finish(self._start(action, [buffer]), action)
         header = buffer.tolist()
         stage, op, microbatch, count = header[:4]
         arrived, wanted = Action(stage, MESSAGE_OPS[op], microbatch), other_end(action)
         if arrived != wanted:
-            raise CommunicationError(
-                f"rank {self.group.rank}: {action} expects the message of {wanted}, but that of {arrived} arrived"
-            )
+            raise self._error(f"{action} expects the message of {wanted}, but that of {arrived} arrived")
         starts = [4 + (1 + LAYOUT_SIZE) * number for number in range(count)]
         found = [Layout(*decode_layout(header[at + 1 : at + 1 + LAYOUT_SIZE]), bool(header[at])) for at in starts]
-        if expected is None:
-            self.activation_layouts[self._key(action, kind)] = found
-        elif found != expected:
-            raise CommunicationError(
-                f"rank {self.group.rank}: {action} expects {_in_words(expected)}, but {_in_words(found)} arrived"
-            )
+        self._require_expected(action, kind, found, expected)
         return found
 
 

@@ -28,7 +28,7 @@ from ppedu.core.check import check
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.lower import lower, strip
 from ppedu.core.schedule import Schedule, require_schedule
-from ppedu.core.timeline import Span, Timeline
+from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance, require_rank
 from ppedu.run import clock
 from ppedu.run.batch import Batch, Batching
@@ -208,10 +208,8 @@ class Pipeline:
         if self._measured is None:
             raise PipelineError("nothing has been measured yet; run a step first")
         schedule, times = self._measured
-        rows = [
-            [Span(*each) for each in zip(order, row[::2], row[1::2], strict=False)]
-            for order, row in zip(schedule.orders, times.tolist(), strict=True)
-        ]
+        pairs = zip(schedule.orders, times.tolist(), strict=True)
+        rows = [list(zip(order, row[::2], row[1::2], strict=False)) for order, row in pairs]
         return clock.timeline(schedule, rows)
 
     def clip_grad_norm(self, max_norm: float, error_if_nonfinite: bool = False) -> float:

@@ -52,12 +52,9 @@ def is_sharded(rows: Sequence[Sequence[int]]) -> bool:
         SettingError: a stage is in a wrapper that synchronizes after the wrong backward; only parts of a stage are
             sharded; or some stages are sharded and others are not.
     """
-    where = {
-        how: f"stage {stage} on rank {rank}"
-        for rank, row in enumerate(rows)
-        for how, stage in enumerate(row)
-        if stage >= 0
-    }
+    where: dict[int, str] = {}
+    for rank, row in enumerate(rows):
+        where |= {how: f"stage {stage} on rank {rank}" for how, stage in enumerate(row) if stage >= 0}
     if WRAPPED in where:
         raise SettingError(
             f"{where[WRAPPED]} is in a wrapper, such as DistributedDataParallel, that synchronizes gradients after the "
@@ -89,8 +86,7 @@ class Shards:
         self.rank = rank
         self.parts = {stage: parts for stage, module in modules.items() if (parts := _parts(module))}
         self._finish = {stage: _finisher(parts[0]) for stage, parts in self.parts.items()}
-        self._gathering: dict[int, list[UnshardHandle | None]] = {}
-        self._gathered: set[int] = set()
+        self._gathered: dict[int, list[UnshardHandle | None]] = {}  # by stage, what is still in flight
         self._unreduced: set[int] = set()
         self._settled: set[int] = set()  # stages whose gradients are added up in `.grad` already
         for stage, parts in self.parts.items():
@@ -128,7 +124,7 @@ class Shards:
     def unshard(self, stage: int) -> None:
         """Start to gather the weights of `stage`."""
         if stage in self.parts:
-            self._gathering[stage] = [part.unshard(async_op=True) for part in self.parts[stage]]
+            self._gathered[stage] = [part.unshard(async_op=True) for part in self.parts[stage]]
 
     def wait(self, action: Action) -> None:
         """Wait until the weights of an action's stages are gathered.
@@ -149,7 +145,7 @@ class Shards:
     def reshard(self, stage: int) -> None:
         """Free the gathered weights of `stage`; this rank's slices stay."""
         self._complete(stage)  # a gather in flight would undo this
-        self._gathered.discard(stage)
+        self._gathered.pop(stage, None)
         for part in self.parts.get(stage, ()):
             part.reshard()
 
@@ -196,11 +192,10 @@ class Shards:
 
     def _complete(self, stage: int) -> None:
         """Wait for the gather of `stage`, if one is in flight."""
-        if stage in self._gathering:
-            for handle in self._gathering.pop(stage):
-                if handle is not None:
-                    handle.wait()
-            self._gathered.add(stage)
+        in_flight = self._gathered.get(stage, [])
+        while in_flight:
+            if handle := in_flight.pop(0):
+                handle.wait()
 
 
 # Classes of torch around a module, or that it has become, each by its module in torch and its name.

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -170,12 +171,9 @@ def _separates_inputs(node: Any) -> bool:
 def _unpacks(node: Any) -> bool:
     """Whether reading the node's saved tensors runs a hook that recomputes them (checkpointing) or fetches them."""
     kind: type = type(node)
-    for name in _saved_names(kind):
-        saved = getattr(node, name)
-        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
-            if getattr(each, "unpack_hook", None) is not None:
-                return True
-    return False
+    saved = [getattr(node, name) for name in _saved_names(kind)]
+    several = [each if isinstance(each, (tuple, list)) else (each,) for each in saved]
+    return any(getattr(each, "unpack_hook", None) is not None for each in chain.from_iterable(several))
 
 
 @cache

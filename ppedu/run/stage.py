@@ -202,12 +202,11 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     """
     if isinstance(value, torch.Tensor):
         return (value,)
-    if isinstance(value, (tuple, list)) and all(isinstance(each, torch.Tensor) for each in value):
+    several = isinstance(value, (tuple, list))
+    if several and all(isinstance(each, torch.Tensor) for each in value):
         return tuple(value)
-    got = type(value).__name__
-    if isinstance(value, (tuple, list)):
-        got += f" of {', '.join(type(each).__name__ for each in value)}"
-    raise PipelineError(f"pass a tensor or a tuple of tensors between stages; got {got}")
+    parts = f" of {', '.join(type(each).__name__ for each in value)}" if several else ""
+    raise PipelineError(f"pass a tensor or a tuple of tensors between stages; got {type(value).__name__}{parts}")
 
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
