@@ -188,12 +188,13 @@ class Board:
         return max(times)
 
     def _require_placeable(self, action: Action | str) -> Action:
+        """Return `action`, parsed if it is text. Raise ScheduleError, with the reason, if it cannot be placed next."""
         if refusal := self.why_not(action):
             raise ScheduleError(refusal)
         return Action.of(action)
 
     def _refusals(self, action: Action) -> Iterator[str]:
-        """Yield the reasons why `action` cannot be next. Only the first counts: later tests assume the earlier ones."""
+        """Yield the reasons why `action` cannot be next. Only the first counts: each check assumes the earlier ones."""
         for single in action.singles:
             yield from self._foreign(single)
             yield from self._duplicates(single)
@@ -257,13 +258,16 @@ class Board:
             yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
 
     def _rank(self, action: Action) -> int:
+        """Return the rank that runs an action or a pair."""
         single = action.singles[0]
         return self.placement.rank(single.stage, single.microbatch)
 
     def _is_half_done(self, backward: Action) -> bool:
+        """Return whether the I of a B, an I or a W has been placed."""
         return I(backward.stage, backward.microbatch) in self._placed
 
     def _position(self, single: Action) -> str:
+        """Return where a placed action stands: "rank 0, position 1"."""
         rank, index = self._placed[single]
         return f"rank {rank}, position {index}"
 
@@ -283,6 +287,7 @@ class Board:
             pass
 
     def _move_step(self, source: list[tuple[Action, ...]], target: list[tuple[Action, ...]]) -> tuple[Action, ...]:
+        """Move the last step of `source` to `target`, rebuild the orders, and return it; () if there was no step."""
         if not source:
             return ()
         target.append(source.pop())
@@ -296,7 +301,7 @@ class Board:
         self._replay()
 
     def _replay(self) -> None:
-        """Set up the orders from the moves."""
+        """Rebuild the orders, and all that follows from them, from `moves`."""
         self._orders: list[list[Action]] = [[] for _ in range(self.ranks)]
         self._held = [Fraction(0)] * self.ranks  # activations on each rank
         self._placed: dict[Action, tuple[int, int]] = {}  # the rank and the position of each action
@@ -333,9 +338,9 @@ class Board:
     def finish(self) -> tuple[Action, ...]:
         """Complete the board, and return the placed actions, which are one step of `undo`.
 
-        If all orders so far are those of par, par is completed. Otherwise a few simple policies are tried, and the one
-        with the smallest makespan is taken; of equal ones, the one with the lowest peak of activations. The result need
-        not be optimal.
+        If every rank's order so far is the beginning of its order in par, the rest of par is placed. Otherwise a few
+        simple policies are tried, and the one with the smallest makespan is taken; of equal ones, the one with the
+        lowest peak of activations. The result need not be optimal.
 
         Raises:
             ScheduleError: the board cannot be completed from here within the memory.
@@ -379,5 +384,5 @@ class Board:
 
 
 def exact(number: Any) -> Fraction:
-    """Return a float as the decimal that was written, so that three times 0.1 is not more than 0.3."""
+    """Return a number as the Fraction that its decimal text stands for, so that three times 0.1 is 0.3."""
     return Fraction(str(number))

@@ -39,16 +39,16 @@ class Level:
 
     @cached_property
     def par(self) -> Timeline:
-        """The timeline of the published schedule: `par.makespan` is the time to reach."""
+        """The timeline of the published schedule of this level: `par.makespan` is the time to reach."""
         return simulate(schedule(self.published, self.ranks, self.microbatches), self.costs)
 
     @property
     def memory(self) -> Number | None:
-        """The most activations that a rank may hold, or None for no limit."""
+        """The most activations that a rank may hold on this level's board, or None for no limit."""
         return max(self.par.peak_activations) if self.capped else None
 
     def board(self) -> Board:
-        """Return a new board of this level."""
+        """Return a new board for this level, with the actions in `given` on it."""
         par = self.par.schedule
         actions = [action for order in par.orders for action in order]
         ops = {single.op for action in actions for single in action.singles}

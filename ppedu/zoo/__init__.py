@@ -9,9 +9,9 @@ and for the weights. The package imports `ppedu.core` only.
 from importlib import import_module
 
 from ppedu.zoo.facts import Facts
-from ppedu.zoo.registry import register, schedule, schedules
+from ppedu.zoo.registry import register, require_even, schedule, schedules
 
-__all__ = ["Facts", "register", "schedule", "schedules"]
+__all__ = ["Facts", "register", "require_even", "schedule", "schedules"]
 
 # Each family registers its schedules when imported; `schedules` lists them in this order, from the simplest on.
 FAMILIES = "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "v_shaped", "hanayo", "overlap", "dualpipe", "chimera"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
-from ppedu.zoo import Facts, register
-from ppedu.zoo.registry import require_even
+from ppedu.zoo import Facts, register, require_even
 
 
 @register(

@@ -8,8 +8,7 @@ from itertools import islice
 
 from ppedu.core.actions import Action, B, F, I, W, overlap
 from ppedu.core.validate import require_count
-from ppedu.zoo import Facts, register
-from ppedu.zoo.registry import require_even
+from ppedu.zoo import Facts, register, require_even
 
 # The forwards and the backwards of one stage, each in the order of the microbatches.
 Stream = tuple[Iterator[Action], Iterator[Action]]
@@ -78,6 +77,7 @@ def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 
 def _stream(stage: int, microbatches: range) -> Stream:
+    """Return the forwards and the backwards of one stage."""
     return (F(stage, m) for m in microbatches), (B(stage, m) for m in microbatches)
 
 

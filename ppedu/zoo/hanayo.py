@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 from ppedu.core.actions import Action, B, F
 from ppedu.core.placement import Placement
-from ppedu.zoo import Facts, register
+from ppedu.zoo import Facts, register, require_even
 from ppedu.zoo.interleaved import equal_groups
-from ppedu.zoo.registry import require_even
 
 
 @register(
     "hanayo",
     placement="v",
-    chunks=2,
     facts=Facts(
         "arXiv 2308.15762; formulas by simulation",
         idle="2*(p-1)*max(F, B)/v if m % p == 0",

@@ -67,6 +67,7 @@ def interleaved(
 
 
 def _interleaved(rank: int, ranks: int, chunks: int, groups: list[range]) -> Iterator[Action]:
+    """Return the actions of `rank` in interleaved 1F1B with these groups of microbatches."""
     return chain.from_iterable(depth_first(rank, ranks, chunks, groups, warmup=2 * (ranks - 1 - rank)))
 
 

@@ -30,7 +30,7 @@ MOST_ACTIONS = 1000  # per stage and microbatch; a generator that yields more is
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered schedule.
+    """A registered schedule: its generator, the placement of its stages, and the facts about it.
 
     generator: called with a rank, the ranks, the microbatches and the options; returns the rank's actions in order.
     placement: the name of a placement, as in `Placement.make`.
@@ -84,6 +84,7 @@ def register(
 
 
 def _is_published(generator: Generator) -> bool:
+    """Return whether a generator is defined in this package."""
     return str(getattr(generator, "__module__", None)).startswith("ppedu.zoo.")
 
 
@@ -158,11 +159,13 @@ _LETTERS = (
 
 
 def _link(paper: re.Match[str]) -> str:
+    """Return the HTML link to a paper or a page that `_PAPER` has matched."""
     address = f"arxiv.org/abs/{paper['number']}" if paper["number"] else paper["page"]
     return f'<a href="https://{address}">{paper[0]}</a>'
 
 
 def _without_type(parameter: inspect.Parameter) -> str:
+    """Return a parameter and its default without its type: "chunks=2"."""
     return str(parameter.replace(annotation=inspect.Parameter.empty))
 
 

@@ -76,7 +76,7 @@ def idle(name: str, ranks: int, microbatches: int, costs: Costs | None = None, c
 
 
 def makespan(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
-    """Return the time from the first start to the last end. Arguments and errors as for `idle`."""
+    """Return the time from the first start to the last end in a schedule. Arguments and errors as for `idle`."""
     return _fact("makespan", name, ranks, microbatches, costs, chunks)
 
 
@@ -86,15 +86,15 @@ def span(name: str, ranks: int, microbatches: int, costs: Costs | None = None, c
 
 
 def bubble(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
-    """Return the idle share of the makespan. Arguments and errors as for `idle`."""
+    """Return the share of a schedule's makespan for which each rank waits. Arguments and errors as for `idle`."""
     return _fact("bubble", name, ranks, microbatches, costs, chunks)
 
 
 def overhead(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
-    """Return makespan / ideal - 1, as `Timeline.overhead` does. Arguments and errors as for `idle`.
+    """Return idle time / busy time of a rank in a schedule. Arguments and errors as for `idle`.
 
-    All ranks are equally busy here, so it is idle time over busy time, which Megatron calls the bubble (arXiv
-    2104.04473, §2.2).
+    Megatron calls it the bubble (arXiv 2104.04473, §2.2). All ranks are equally busy here, so it equals makespan /
+    ideal - 1, as in `Timeline.overhead`.
     """
     return _fact("overhead", name, ranks, microbatches, costs, chunks)
 
@@ -224,6 +224,7 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
 
 
 def _of(field: str, name: str) -> str:
+    """Return a quantity of the schedule `name` in words, such as "the idle time of gpipe"."""
     return f"the {_NOUNS.get(field, field)} of {name}"
 
 
@@ -282,6 +283,7 @@ def _require(claim: str, conditions: Sequence[str], letters: Letters, advice: st
 
 
 def _bound(formula: str, why: str, letters: Letters) -> Fact:
+    """Return a lower bound as a Fact without conditions, whose source is the reason for it."""
     return Fact(_evaluate(formula, letters), text(formula), "", why)
 
 

@@ -99,10 +99,15 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
     orders: list[list[Action]] = [[] for _ in range(ranks)]
 
     def fits(stop: int, rank: int) -> bool:
+        """Return whether the memory suffices for a forward and for the forwards of the rank that are due before it."""
         earlier = (due[stop] - due[turn - 1 - stop]) // PERIOD + 1  # forwards of the other chunk that are due before it
         return held[rank] + max(0, earlier) < most
 
     def next_stop(rank: int, arrived: list[int]) -> int | None:
+        """Return the stop whose action a rank runs in this tick, or None for a W or a pause.
+
+        arrived: the microbatches that had passed each stop when the tick began.
+        """
         stops = sorted((rank, turn - 1 - rank, turn + rank, last - rank), key=due.__getitem__)
         for stop in stops:
             full = delayed[rank] and held[rank] + 1 >= most
