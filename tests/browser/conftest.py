@@ -1,5 +1,6 @@
 """JupyterLab in a real browser."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -30,42 +31,61 @@ def server(tmp_path_factory):
         yield address, folder
 
 
+@pytest.fixture(scope="session")
+def context(chromium):
+    """One context for all pages of JupyterLab, so that they share a cache."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    yield context
+    context.close()
+
+
+@contextlib.contextmanager
+def lab_page(context, address, name):
+    """Open a notebook of the server's folder in JupyterLab, and yield the page."""
+    page, errors = context.new_page(), []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(f"{address}lab/tree/{name}?reset")
+    page.get_by_text(re.compile(r"\| Idle")).wait_for(timeout=60_000)
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    yield page
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.close()
+    assert not errors
+
+
 @pytest.fixture
-def open_page(server, chromium):
+def open_page(server, context):
     """`open_page(name)` opens a notebook of the server's folder in JupyterLab and returns the page."""
-    address, _ = server
-    pages = []
+    with contextlib.ExitStack() as pages:
+        yield lambda name: pages.enter_context(lab_page(context, server[0], name))
 
-    def open_(name):
-        page = chromium.new_page(viewport={"width": 1280, "height": 900})
-        errors = []
-        page.on("pageerror", lambda error: errors.append(error))
-        pages.append((page, errors))
-        page.goto(f"{address}lab/tree/{name}?reset")
-        page.get_by_text(re.compile(r"\| Idle")).wait_for(timeout=60_000)
-        page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
-        return page
 
-    yield open_
-    for page, errors in pages:
-        page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
-        page.close()
-        assert not errors
+FILL = """async sources => {
+  const { sessionContext, model } = window.jupyterapp.shell.currentWidget, shared = model.sharedModel;
+  if (!sessionContext.session?.kernel) await sessionContext.changeKernel({ name: 'python3' });
+  const before = shared.cells.length;
+  shared.insertCells(before, sources.map(source => ({ cell_type: 'code', metadata: {}, source })));
+  shared.deleteCellRange(0, before);
+}"""
+
+
+@pytest.fixture(scope="module")
+def shared_page(server, context):
+    """A notebook in JupyterLab, one for all tests of a module, since JupyterLab takes long to start."""
+    address, folder = server
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(metadata={"kernelspec": kernel}), folder / "x.ipynb")
+    with lab_page(context, address, "x.ipynb") as page:
+        yield page
 
 
 @pytest.fixture
-def notebook(server, open_page):
-    """`notebook(cells)` opens a notebook with these cells, runs them all, and returns the page."""
-    _, folder = server
+def notebook(shared_page):
+    """`notebook(cells)` replaces the cells of the shared page's notebook, runs them all, and returns the page."""
 
-    def open_(cells):
-        made = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
-            metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
-        )
-        nbformat.write(made, folder / "x.ipynb")
-        page = open_page("x.ipynb")
-        run_all(page)
-        return page
+    def fill(cells):
+        shared_page.evaluate(FILL, cells)
+        run_all(shared_page)
+        return shared_page
 
-    return open_
+    return fill

@@ -1,16 +1,327 @@
-"""Lessons as a learner opens them: in JupyterLab in a real browser, with every cell run."""
+"""JupyterLab in a real browser: pointing at widgets, clicks, playing, cells that run again, and whole lessons."""
 
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
 from opened import ROOT, picture, run_all
 
-LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
-FIRST = (
-    "00",
-    "05",
-)  # with every kind of widget but the puzzle, which test_widgets covers
+import ppedu as pp
 
+SHOW = "import ppedu as pp\npp.simulate(pp.schedule('1f1b', ranks=4, microbatches=8)).show()"
+
+
+def painted(page, widget):
+    """Return a function that waits until the widget is painted again."""
+    before = widget.get_attribute("data-painted")
+    return lambda: page.wait_for_function(
+        "([node, before]) => node.dataset.painted !== before", arg=[widget.element_handle(), before]
+    )
+
+
+def fits(page):
+    """Return whether no widget is wider than the page allows."""
+    return page.evaluate("() => [...document.querySelectorAll('.ppedu')].every(e => e.scrollWidth <= e.clientWidth)")
+
+
+def place(widget, timeline, rank, time):
+    """Return the position of a rank and a time on the panel."""
+    box = widget.locator(".ppedu-panel").bounding_box()
+    across = 62 + (box["width"] - 62 - 66) * time / float(timeline.makespan)
+    rows = box["height"] - 26 - 26
+    return {"x": across, "y": 26 + (rank + 0.3) * rows / timeline.schedule.ranks}
+
+
+def test_pointing_explains_actions_and_gaps_without_moving_anything(notebook):
+    page = notebook([SHOW])
+    timeline = pp.simulate(pp.schedule("1f1b", 4, 8))
+    widget, panel, line = (page.locator(each) for each in (".ppedu", ".ppedu-panel", ".ppedu-line"))
+    height = widget.bounding_box()["height"]
+    for rank in range(4):
+        for action, start, end in timeline.spans(rank)[:3]:
+            panel.hover(position=place(widget, timeline, rank, float(start + end) / 2))
+            said = line.inner_text()
+            assert said.startswith(f"{action}: ") and f"{float(start):g}–{float(end):g}" in said
+        for _, start, end, why in [gap for gap in timeline.gaps() if gap.rank == rank][:3]:
+            panel.hover(position=place(widget, timeline, rank, float(start + end) / 2))
+            assert line.inner_text() == f"{why}."
+    panel.hover(position=place(widget, timeline, 2, 2.5))
+    assert "Requires 1F0 (rank 1); required by 2B0, 3F0 (rank 3)." in line.inner_text()
+    picture(page, "show")
+    assert widget.bounding_box()["height"] == height and fits(page)
+
+    panel.click(position=place(widget, timeline, 2, 2.5))
+    page.mouse.move(5, 5)
+    assert line.inner_text() == "Microbatch 0, 0–12: 0F0 → 1F0 → 2F0 → 3F0 → 3B0 → 2B0 → 1B0 → 0B0"
+    picture(page, "show_journey")
+    assert widget.bounding_box()["height"] == height
+
+
+def test_a_timeline_is_played_stepped_zoomed_and_used_with_the_keyboard(notebook):
+    page = notebook([SHOW])
+    widget, panel, line = (page.locator(each) for each in (".ppedu", ".ppedu-panel", ".ppedu-line"))
+    page.get_by_role("button", name="go to the start").click()
+    page.get_by_role("button", name="step forward").click()
+    for key in ("Enter", "Space"):  # these are also shortcuts of the notebook, which must not act
+        page.get_by_role("button", name="step forward").press(key)
+    assert line.inner_text().startswith(
+        "At 3: rank 0 0F3, rank 1 1F2, rank 2 2F1, rank 3 3F0. Activations held: 4, 3, 2, 1."
+    )
+    page.get_by_role("button", name="step back").click()
+    assert line.inner_text().startswith("At 2: rank 0 0F2")
+    page.get_by_role("button", name="play").click()
+    page.get_by_role("button", name="pause").wait_for()
+    page.wait_for_function("() => +document.querySelector('.ppedu-line').textContent.match(/At ([0-9.]+)/)[1] > 3")
+    page.get_by_role("button", name="pause").click()
+    page.get_by_role("checkbox").check()
+    for colour in ("microbatch", "stage", "op"):
+        wait = painted(page, widget)
+        page.get_by_label("colour by").select_option(colour)
+        wait()
+    picture(page, "show_played")
+    page.get_by_role("button", name="show the whole timeline").click()
+    panel.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "+", "+", "Enter"):
+        page.keyboard.press(key)
+    assert line.inner_text().startswith("1F0: forward of microbatch 0 in stage 1, on rank 1, 1–2")
+    picture(page, "show_zoomed")
+    page.keyboard.press("Home")
+    page.keyboard.press("Escape")
+    assert line.inner_text().startswith("Point at an action")
+    page.get_by_text("orders as text").click()
+    words = page.locator(".ppedu-words pre", has_text="rank 3: ")
+    assert "rank 3: 3F0 3–4, 3B0 4–6, " in words.inner_text().replace("\u00a0", " ").replace("\u2060", "")
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_picture_is_saved(notebook, kind, tmp_path):
+    page = notebook([SHOW])
+    with page.expect_download() as saved:
+        page.get_by_role("button", name=f"save as {kind.upper()}").click()
+    content = (tmp_path / "x").with_suffix(f".{kind}")
+    saved.value.save_as(content)
+    assert saved.value.suggested_filename == f"1f1b.{kind}"
+    if kind == "svg":
+        text = content.read_text()
+        assert text.count("<rect") > 64 and "makespan 33    bubble 27.3%    peak memory 4" in text
+    else:
+        assert content.read_bytes().startswith(b"\x89PNG") and content.stat().st_size > 20_000
+
+
+def test_every_control_of_explore_changes_the_timeline(notebook):
+    page = notebook(["import ppedu as pp\ne = pp.explore('dualpipe')\ne"])
+    widget, note = page.locator(".ppedu"), page.locator(".ppedu-note")
+    for name, value in {
+        "forward": "1.5", "backward": "2.5", "weight": "0.4", "latency": "0.3", "overlap": "0.2",
+        "microbatches": "12", "memory": "6", "ranks": "6",
+    }.items():  # fmt: skip
+        wait = painted(page, widget)
+        page.locator(f"label[data-name={name}] input").fill(value)
+        wait()
+    code = "s = pp.schedule('dualpipe', ranks=6, microbatches=12)\nt = pp.simulate(s, pp.Costs(forward=1.5, "
+    code += "backward=2.5, weight=1, overlap=3.2, latency=0.3))\nt.show()"
+    shown = page.get_by_role("group", name="the code for this timeline")
+    assert shown.inner_text() == code
+    assert "Rank 0 holds 7 activations, over the limit of 6." in note.inner_text()
+    picture(page, "explore")
+    page.locator("label[data-name=ranks] input").fill("5")
+    page.get_by_text("dualpipe needs an even number of ranks; got 5").wait_for()
+    assert shown.inner_text() == code, "the last valid setting stays"
+    picture(page, "explore_impossible")
+    page.get_by_role("button", name="4 ranks").click()
+    page.get_by_text("The bubble (").wait_for()
+    assert "ranks=4" in shown.inner_text() and fits(page)
+    page.get_by_label("schedule", exact=True).select_option("interleaved")
+    page.locator("label[data-name=chunks] input").fill("3")
+    page.wait_for_function("() => document.querySelector('.ppedu-code pre').textContent.includes('chunks=3')")
+    assert page.locator("label[data-name=overlap]").is_hidden()
+
+
+COUNT_ANSWERS = """() => {
+  const [parse] = [JSON.parse, (window.answers = 0)];
+  JSON.parse = (text, ...rest) => {
+    window.answers += text.includes?.('"content": {"ahead": ') ? 1 : 0;
+    return parse(text, ...rest);
+  };
+}"""
+
+
+def test_the_next_values_of_a_slider_are_known_in_advance(notebook):
+    page = notebook(["import os\nimport ppedu as pp\npp.explore('zb-h1', weight=0.3)", "os.getpid()"])
+    process = int(run_all(page)[1]["outputs"][0]["data"]["text/plain"])
+    widget, panel = page.locator(".ppedu"), page.locator(".ppedu-panel")
+    slider = page.locator("label[data-name=weight] input")
+    page.evaluate(COUNT_ANSWERS)
+    slider.hover()
+    page.wait_for_function("() => window.answers === 7")  # 0 to 0.7, without the value that is shown
+    os.kill(process, signal.SIGSTOP)  # the kernel cannot answer now
+    try:
+        for key, value in [("ArrowRight", "0.4"), ("ArrowRight", "0.5"), ("ArrowLeft", "0.4"), ("ArrowLeft", "0.3")]:
+            slider.press(key)
+            page.locator("label[data-name=weight] output", has_text=value).wait_for()
+            if value != "0.3":  # the start value, which is not requested in advance
+                costs = pp.Costs(backward=2, weight=2 * float(value))
+                summary = pp.simulate(pp.schedule("zb-h1", 4, 8), costs).summary()
+                assert panel.get_attribute("aria-label") == summary
+        answered = painted(page, widget)
+    finally:
+        os.kill(process, signal.SIGCONT)
+    answered()
+    summary = pp.simulate(pp.schedule("zb-h1", 4, 8), pp.Costs(backward=2, weight=0.6)).summary()
+    page.wait_for_function("said => document.querySelector('.ppedu-panel').ariaLabel === said", arg=summary)
+
+
+def test_a_level_is_solved_by_clicking_and_illegal_moves_are_refused(notebook):
+    page = notebook(["import ppedu as pp\nboard = pp.puzzle('1f1b')\nboard"])
+    note = page.locator(".ppedu-note")
+
+    def place(action, said):
+        page.get_by_role("button", name=f"place {action}", exact=True).click()
+        page.wait_for_function(
+            "said => document.querySelector('.ppedu-note').textContent.startsWith(said)", arg=said, timeout=5000
+        )
+
+    place("0F0", "0F0 runs 0–1 on rank 0")
+    place("2F0", "2F0 needs 1F0, which has not been placed yet (rank 1)")
+    place("0F1", "0F1 runs")
+    place("0F2", "0F2 runs")
+    place("0F3", "With 0F3, rank 0 would hold 4 activations; the limit is 3")
+    picture(page, "puzzle_refused")
+    for act, said in (
+        ("undo", "Undone: 0F2"),
+        ("redo", "Redone: 0F2"),
+        ("reset", "The board is empty"),
+        ("hint", "0F0 can"),
+    ):
+        page.get_by_role("button", name=act, exact=True).click()
+        page.wait_for_function("said => document.querySelector('.ppedu-note').textContent.startsWith(said)", arg=said)
+    par = pp.schedule("1f1b", 3, 6)
+    for rank, index in par.replay.steps[:-1]:
+        place(str(par.orders[rank][index]), f"{par.orders[rank][index]} runs")
+    place(str(par.orders[0][-1]), "24 slots: that is par")
+    assert "It is an ordinary schedule" in note.inner_text() and fits(page)
+    picture(page, "puzzle_solved")
+    assert "pp.check(s)  # []" in page.get_by_role("group", name="the code for this schedule").inner_text()
+
+
+def test_comparison_and_differences_show_their_numbers(notebook):
+    page = notebook(
+        [
+            "import ppedu as pp\npp.compare('gpipe', '1f1b', 'zb-v')",
+            "pp.differences(*map(pp.schedule, ('1f1b', 'gpipe'), (4, 4), (6, 6)))",
+        ]
+    )
+    rows = page.locator(".ppedu tbody tr").all_inner_texts()
+    assert [row.split() for row in rows] == [
+        ["gpipe", "33", "27.3%", "8", "48"],
+        ["1f1b", "33", "27.3%", "4", "48"],
+        ["zb-v", "25.5", "5.9%", "4", "96"],
+    ]
+    names = page.locator(".ppedu-chart text").all_text_contents()
+    assert {"gpipe", "1f1b", "zb-v"} <= set(names)
+    assert page.get_by_text("differs").is_visible() and fits(page)
+    picture(page, "compare")
+
+
+LIVE = """%%torchrun -n 2
+import time, torch.distributed as dist, ppedu as pp
+from ppedu.run import TrainConfig, train_gpt
+dist.init_process_group("gloo")
+config = TrainConfig(steps=12, layers=2, width=16, heads=2, context=8)
+seen = lambda result: (pp.show_live(result.losses, result.timeline, config.steps), time.sleep(0.2))
+result = train_gpt(config, each=seen)
+print(len(result.losses))"""
+
+
+def test_a_training_is_watched_while_it_runs(notebook):
+    page = notebook(["%load_ext ppedu"])
+    page.evaluate(
+        """source => { const notebook = window.jupyterapp.shell.currentWidget;
+        notebook.model.sharedModel.addCell({cell_type: 'code', source});
+        notebook.content.activeCellIndex = notebook.content.widgets.length - 1;
+        void window.jupyterapp.commands.execute('notebook:run-cell'); }""",
+        LIVE,
+    )
+    page.locator(".ppedu progress").wait_for(timeout=60_000)
+    seen = set()
+    while page.get_by_text("step 12 of 12").count() == 0:
+        seen.add(page.locator(".ppedu [role=status]").first.inner_text().split(",")[0])
+        page.wait_for_timeout(50)
+    assert len(seen) > 2, "the timeline was shown during training"
+    page.get_by_text("[0] 12").wait_for()
+    page.locator(".ppedu-chart").wait_for()
+    picture(page, "live")
+    assert page.locator(".ppedu").count() == 1 and "measured" in page.locator(".ppedu-panel").get_attribute(
+        "aria-label"
+    )
+
+
+COUNT = "from ipywidgets.widgets.widget import _instances; len(_instances)"
+
+
+def test_running_cells_again_and_moving_controls_leaves_no_nodes_behind(notebook):
+    page = notebook([SHOW, "e = pp.explore()\ne", COUNT])
+    session = page.context.new_cdp_session(page)
+
+    def counted():
+        session.send("HeapProfiler.collectGarbage")
+        found = session.send("Memory.getDOMCounters")
+        return found["nodes"], found["jsEventListeners"]
+
+    def kernel():
+        cell = run_all(page)[2]
+        return cell["outputs"][0]["data"]["text/plain"]
+
+    kernel()
+    page.wait_for_timeout(500)
+    nodes, listeners = counted()
+    known = {kernel() for _ in range(3)}
+    page.wait_for_timeout(500)
+    again = counted()
+    assert len(known) == 1, "the kernel's widgets"
+    assert again[0] < nodes + 100 and again[1] <= listeners, "the page's nodes and listeners"
+
+    explore = page.locator(".ppedu").nth(1)
+
+    def move(times):
+        for number in range(times):
+            wait = painted(page, explore)
+            page.locator("label[data-name=microbatches] input").fill(str(3 + number % 9))
+            wait()
+
+    move(10)
+    used = page.evaluate("() => performance.memory.usedJSHeapSize")
+    nodes, listeners = counted()
+    move(30)
+    after = counted()
+    assert after[0] < nodes + 30 and after[1] <= listeners, "not one more for each move"
+    assert page.evaluate("() => performance.memory.usedJSHeapSize") < used + 6e6
+
+
+def test_a_figure_still_works_after_the_kernel_has_stopped(notebook):
+    page = notebook([SHOW])
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    page.get_by_text(re.compile("No Kernel")).first.wait_for()
+    assert page.locator(".ppedu").is_visible()
+    page.get_by_role("button", name="step forward").click()
+    assert page.locator(".ppedu-line").inner_text().startswith("At 0: rank 0 0F0")
+
+
+def test_widgets_follow_the_dark_theme(notebook):
+    page = notebook([SHOW, "pp.explore('zb-v')"])
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    page.wait_for_timeout(1500)
+    corner = page.evaluate(
+        "() => [...document.querySelector('.ppedu canvas').getContext('2d').getImageData(3, 3, 1, 1).data].slice(0, 3)"
+    )
+    assert max(corner) < 60
+    picture(page, "dark")
+
+
+LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+QUICK = "00_start_here.ipynb"  # with a diagram, ranks and controls; the tests above cover the other kinds of widgets
 
 # Use every control of one widget and return their number. Each must change the picture or the text.
 MOVE = """async place => {
@@ -48,7 +359,7 @@ MOVE = """async place => {
 
 
 @pytest.mark.parametrize(
-    "lesson", [name if name.startswith(FIRST) else pytest.param(name, marks=pytest.mark.slow) for name in LESSONS]
+    "lesson", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LESSONS]
 )
 def test_lesson_runs_in_jupyterlab(open_page, lesson):
     page = open_page(lesson)

@@ -115,7 +115,10 @@ HOVER = """([panel, places]) => {
 }"""
 
 
-@pytest.mark.parametrize("timeline", [F1B, DUAL], ids=lambda t: t.schedule.name)
+PLAIN = pytest.param(F1B, marks=pytest.mark.slow, id="1f1b")  # whose page has nothing that DUAL's lacks
+
+
+@pytest.mark.parametrize("timeline", [PLAIN, pytest.param(DUAL, id="dualpipe")])
 def test_every_action_and_every_gap_is_explained_under_the_pointer(visit, timeline):
     page = visit(timeline)
     panel, line = page.locator(".ppedu-panel"), page.locator(".ppedu-line")
@@ -245,7 +248,7 @@ def test_nothing_is_cut_off_or_covered_at_any_width(visit, name, what):
             picture(page, f"{name}_{width}_{scheme}")
 
 
-@pytest.mark.parametrize("what", [F1B, DUAL, None], ids=["1f1b", "dualpipe", "widgets"])
+@pytest.mark.parametrize("what", [PLAIN, pytest.param(DUAL, id="dualpipe"), pytest.param(None, id="widgets")])
 def test_axe_finds_no_accessibility_violations(visit, what):
     page = visit(what or widgets())
     for words in page.locator("summary").all():
