@@ -155,9 +155,10 @@ def test_close_ends_the_launcher(ranks, spare_pool, gone):
     assert gone([server])
 
 
-def test_the_next_run_works_after_an_interrupt_at_any_time(ranks, spare_pool):
+@pytest.mark.parametrize("times", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_the_next_run_works_after_an_interrupt_at_any_time(ranks, spare_pool, times):
     ranks("print()", 4, pool=spare_pool)
-    for tenths in range(0, 40, 4):
+    for tenths in range(0, 40, 40 // times):
         interrupt = threading.Timer(tenths / 10_000, os.kill, [os.getpid(), signal.SIGINT])
         with pytest.raises(KeyboardInterrupt):
             interrupt.start()
@@ -218,8 +219,9 @@ def test_no_process_outlives_a_killed_owner_if_a_rank_has_stopped_the_launcher(s
     assert leftovers(mark) == []
 
 
+@pytest.mark.parametrize(("times", "size"), [(8, 8), pytest.param(20, 16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ranks_end", [True, False])
-def test_another_thread_can_stop_the_ranks_at_any_time(spare_pool, tmp_path, ranks, ranks_end):
+def test_another_thread_can_stop_the_ranks_at_any_time(spare_pool, tmp_path, ranks, ranks_end, times, size):
     program, errors, over = tmp_path / "program.py", [], threading.Event()
     program.write_text("pass" if ranks_end else "while True: pass")
 
@@ -236,9 +238,9 @@ def test_another_thread_can_stop_the_ranks_at_any_time(spare_pool, tmp_path, ran
     thread = threading.Thread(target=stop)
     thread.start()
     try:
-        for _ in range(10):
+        for _ in range(times):
             with contextlib.suppress(RankError):
-                spare_pool.run(program, 16, write=lambda rank, piece: None, timeout=60)
+                spare_pool.run(program, size, write=lambda rank, piece: None, timeout=60)
     finally:
         over.set()
         thread.join()

@@ -71,7 +71,7 @@ def test_a_launcher_whose_owner_is_killed_during_its_start_ends_silently(start_o
     assert leftovers(mark) == []
 
 
-@pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.parametrize("unread", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_launcher_killed_while_it_imports_torch_is_reported_as_killed(ranks, spare_pool, tmp_path, unread):
     spare_pool.close()
     spare_pool.start()

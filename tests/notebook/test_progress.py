@@ -25,15 +25,16 @@ def in_a_new_kernel(folder):
     return run
 
 
-def test_solved_exercises_are_remembered_until_the_file_is_deleted(in_a_new_kernel, folder):
-    assert f"Solved: 0 of {len(EXERCISES)} exercises.\n" in in_a_new_kernel("progress()")
-    in_a_new_kernel(f"check_answer('03.1', {WRONG})\ncheck_answer('03.1', {RIGHT})")
+def test_solved_exercises_are_remembered_until_the_file_is_deleted(in_a_new_kernel, folder, capsys):
+    before = in_a_new_kernel(f"progress()\ncheck_answer('03.1', {WRONG})\ncheck_answer('03.1', {RIGHT})")
+    assert f"Solved: 0 of {len(EXERCISES)} exercises.\n" in before and "✓" not in before
     known = in_a_new_kernel("progress()")
     assert "03.1 ✓" in known and known.count("✓") == 1
     assert f"Solved: 1 of {len(EXERCISES)} exercises. progress.txt" in known
     [file] = folder.iterdir()
     file.unlink()
-    assert "✓" not in in_a_new_kernel("progress()")
+    progress()
+    assert "✓" not in capsys.readouterr().out
 
 
 def test_wrong_answers_and_the_lessons_solutions_do_not_count(folder, capsys):

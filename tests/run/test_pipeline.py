@@ -1,6 +1,9 @@
 """Every schedule of the zoo has the gradients of one process, to the last bit if there is one copy of the model.
 
 With two copies, each gradient is the sum of two partial sums, which rounds differently: equal to 1e-6.
+
+`make test` runs each schedule once, on 4 ranks; `make test-all` also runs it on 2 and on 8 ranks, and with the fewest
+and with many microbatches.
 """
 
 import json
@@ -75,12 +78,13 @@ dist.barrier()
 
 
 def cases(ranks, names):
+    """Return cases with a number of microbatches that the ranks do not divide, if it is legal, first for each name."""
     found = []
     for name in names:
         fewest = next(m for m in range(1, 40) if _legal(name, ranks, m))
         uneven = [m for m in range(max(fewest, ranks) + 1, 40) if m % ranks and _legal(name, ranks, m)]
         many = next(m for m in range(4 * ranks, 60) if _legal(name, ranks, m))
-        found += [(ranks, name, m) for m in dict.fromkeys([fewest, *uneven[:1], many])]
+        found.append([(ranks, name, m) for m in dict.fromkeys([*uneven[:1], fewest, many])])
     return found
 
 
@@ -96,15 +100,17 @@ def possible(ranks):
     return [name for name in pp.schedules() if any(_legal(name, ranks, m) for m in (1, 2, 4, 8, 16))]
 
 
-EVERY = cases(2, possible(2)) + cases(4, possible(4)) + cases(8, ["zb-v", "dualpipe"])
+QUICK = [group[0] for group in cases(4, possible(4))]
+EVERY = [case for ranks in (2, 4) for group in cases(ranks, possible(ranks)) for case in group]
+EVERY += [case for group in cases(8, ["zb-v", "dualpipe"]) for case in group]
 
 
 @pytest.fixture(scope="module")
 def reports(ranks, tmp_path_factory):
     found, expected = {}, str(tmp_path_factory.mktemp("expected") / "gradients.pt")
 
-    def run(size):
-        mine = [case for case in EVERY if case[0] == size]
+    def run(size, quick):
+        mine = [case for case in EVERY if case[0] == size and (case in QUICK) == quick]
         layers = 2 * max(size, 4)
         output = ranks(RUN, size, str(layers), json.dumps([each[1:] for each in mine]), expected, timeout=280)
         for case, lines in zip(mine, zip(*[text.splitlines() for text in output], strict=True), strict=True):
@@ -112,13 +118,19 @@ def reports(ranks, tmp_path_factory):
 
     def get(case):
         if case not in found:
-            run(case[0])
+            run(case[0], case in QUICK)
         return found[case]
 
     return get
 
 
-@pytest.mark.parametrize("case", EVERY, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case in QUICK else pytest.mark.slow, id="-".join(map(str, case)))
+        for case in EVERY
+    ],
+)
 def test_gradients_and_loss_are_those_of_one_process(reports, case, tell):
     size, name, microbatches = case
     found = reports(case)
