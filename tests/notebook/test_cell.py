@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,10 @@ time.sleep(1000)""")
         "%%torchrun -n 2 --launcher torchrun\nimport os\nos.environ['RANK'] == '1' and os.kill(os.getpid(), 9)"
     )
     assert cell.traceback.startswith("rank 1 was killed by SIGKILL")
+
+
+@pytest.mark.slow
+def test_an_option_that_torchrun_does_not_know_is_reported(failed):
     assert "unrecognized arguments: --wat" in failed("%%torchrun --launcher torchrun --wat\nprint()").traceback
 
 
@@ -392,9 +397,14 @@ pp.show_live([1.0], pp.simulate(pp.schedule("1f1b", 1, 2)), 2)
 DAMAGED = ["garbage", "[]", "{}", '{"losses": "abc", "steps": 3}', '{"losses": [], "steps": 2}', "[" * 100_000]
 
 
-@pytest.mark.parametrize("name", ["timeline.json", "losses.json"])
-def test_a_damaged_live_view_is_reported(failed, name):
-    for text in DAMAGED:
+FILES = ["timeline.json", "losses.json"]
+
+
+@pytest.mark.parametrize(
+    "cases", [[*zip(FILES * 3, DAMAGED, strict=True)], pytest.param([*product(FILES, DAMAGED)], marks=pytest.mark.slow)]
+)
+def test_a_damaged_live_view_is_reported(failed, cases):
+    for name, text in cases:
         cell = failed(f"%%torchrun\n{SHOW}say({name!r}, {text!r})\nprint('\\x1b_ppedu:live\\x1b\\\\')")
         assert cell.traceback == "cannot show rank 0's training: timeline.json and losses.json are damaged"
 

@@ -76,7 +76,7 @@ def test_a_rank_has_one_thread(ranks):
     assert ranks("import torch; print(torch.get_num_threads())", 1) == ["1\n"]
 
 
-def test_twenty_runs_in_a_row(ranks):
+def test_many_runs_in_a_row(ranks):
     program = """
         import sys, torch, torch.distributed as dist
         dist.init_process_group("gloo")
@@ -84,7 +84,7 @@ def test_twenty_runs_in_a_row(ranks):
         dist.all_reduce(x)
         print(x.item())
         """
-    for run in range(20):
+    for run in range(8):
         assert ranks(program, 2, str(run)) == [f"{2 * run + 1}\n"] * 2
 
 

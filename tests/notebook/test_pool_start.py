@@ -63,14 +63,6 @@ def test_an_interrupt_while_torch_is_imported_takes_effect_at_once(tmp_path, sta
     assert leftovers(mark) == []
 
 
-@pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
-def test_a_launcher_whose_owner_is_killed_during_its_start_ends_silently(start_owner, leftovers, launcher):
-    process, mark = start_owner("pool.start(); os.kill(os.getpid(), 9)", LAUNCHER=launcher)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (-signal.SIGKILL, "")
-    assert leftovers(mark) == []
-
-
 @pytest.mark.parametrize("unread", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_launcher_killed_while_it_imports_torch_is_reported_as_killed(ranks, spare_pool, tmp_path, unread):
     spare_pool.close()
@@ -102,7 +94,8 @@ def test_without_torch_the_error_names_what_to_install(tmp_path, start_owner, le
 
 @pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
 @pytest.mark.parametrize("ready", [False, True])
-def test_no_folder_outlives_an_owner_killed_before_its_ranks_start(start_owner, leftovers, ready, launcher):
+def test_an_owner_killed_before_its_ranks_start_leaves_nothing_behind(start_owner, leftovers, ready, launcher):
+    """No process, no folder, and no message, whether the launcher is ready or still imports torch."""
     source = f"""
         {ready} and (pool.start(), pool._wait_until_ready())
         folder = new_folder()
@@ -112,7 +105,8 @@ def test_no_folder_outlives_an_owner_killed_before_its_ranks_start(start_owner, 
         os.kill(os.getpid(), 9)
         """
     process, mark = start_owner(source, LAUNCHER=launcher)
-    assert process.communicate(timeout=60)[0] == "True\n"
+    assert process.communicate(timeout=60) == ("True\n", "")
+    assert process.returncode == -signal.SIGKILL
     assert leftovers(mark) == []
 
 

@@ -124,7 +124,7 @@ def plain():
 chosen = random.Random(4)
 # The first rank touches files 12 times up to the first checkpoint and 16 times for each further one, the other twice.
 ANYWHERE = [(0, "files", turn) for turn in range(1, 29)] + [(1, "files", turn) for turn in range(1, 5)]
-SOME = [(chosen.randrange(2), "forward", chosen.randrange(9, 25)), (0, "files", 19), (0, "files", 25)]
+SOME = [(chosen.randrange(2), "forward", chosen.randrange(9, 25)), (0, "files", 19)]
 
 
 @pytest.mark.parametrize(

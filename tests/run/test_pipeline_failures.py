@@ -451,7 +451,7 @@ pipeline.step(X, Y)
 
 @pytest.fixture(scope="module")
 def failures(ranks):
-    return run(ranks, 3, 5, {case: code for case, (code, _, _) in FAILURES.items()})
+    return run(ranks, 3, 7, {case: code for case, (code, _, _) in FAILURES.items()})
 
 
 @pytest.mark.parametrize("case", FAILURES)

@@ -109,21 +109,26 @@ ALIKE = {
 }
 MIXED = (2, sized(2) | {"dtype": "bfloat16"})
 CASES = [*EVERY.values(), *TIED.values(), *ALIKE.values(), MIXED]
+SLOW = [case for case in EVERY.values() if case[0] == 2]  # `make test` trains with each schedule on 4 ranks only
+every_schedule = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.slow if case in SLOW else [], id=name) for name, case in EVERY.items()],
+)
 
 
 @pytest.fixture(scope="module")
 def trained(ranks):
-    """Each rank's report on a case. All cases with the same number of ranks run in one program."""
+    """Each rank's report on a case. Cases with the same number of ranks run in one program, slow ones in another."""
     found = {}
 
     def get(case):
-        size = case[0]
-        if size not in found:
-            cases = [settings for ranks, settings in CASES if ranks == size]
+        size, slow = key = case[0], case in SLOW
+        if key not in found:
+            cases = [each[1] for each in CASES if each[0] == size and (each in SLOW) == slow]
             output = ranks(PIPELINE, size, json.dumps(cases), timeout=240)
             reports = zip(*[map(json.loads, text.splitlines()) for text in output], strict=True)
-            found[size] = list(zip(cases, reports, strict=True))
-        return next(reports for settings, reports in found[size] if settings == case[1])
+            found[key] = list(zip(cases, reports, strict=True))
+        return next(reports for settings, reports in found[key] if settings == case[1])
 
     return get
 
@@ -155,7 +160,7 @@ def losses(reports):
     return [report["losses"] for report in reports]
 
 
-@pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
+@every_schedule
 def test_losses_on_every_rank_equal_training_without_a_pipeline(trained, plain, case):
     size, name = case[0], case[1]["schedule"]
     # looped-bfs adds up the gradients from the last microbatch to the first.
@@ -164,7 +169,7 @@ def test_losses_on_every_rank_equal_training_without_a_pipeline(trained, plain, 
     assert losses(trained(case)) == [pytest.approx(expected, rel=1e-6) if two_copies else expected] * size
 
 
-@pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
+@every_schedule
 def test_every_rank_has_the_timeline_measured_in_seconds(trained, case):
     size, settings = case
     first, *others = trained(case)

@@ -94,6 +94,7 @@ def config(*arguments):
     return prepare(parser().parse_args(list(map(str, arguments))), ranks=1)
 
 
+@pytest.mark.slow  # test_checkpoint.py resumes without the command
 def test_training_resumes_with_more_ranks_and_another_schedule(four, tmp_path):
     saved = ["--save", tmp_path / "saved", "--out", tmp_path / "timeline.json"]
     train_gpt(config(*SMALL, "--steps", 2, *saved))
