@@ -132,24 +132,24 @@ class Costs:
         def each(cost: Cost) -> list[Number]:
             return self.per_stage(cost, stages, ranks)
 
-        if self.backward is None and self.input is not None and self.weight is not None:
-            first, second = each(self.input), each(self.weight)
+        forward = each(self.forward)
+        first = None if self.input is None else each(self.input)
+        second = None if self.weight is None else each(self.weight)
+        if self.backward is not None:
+            full = each(self.backward)
+        elif first and second:
             full = [i + w for i, w in zip(first, second, strict=True)]
         else:
-            full = [2 * f for f in each(self.forward)] if self.backward is None else each(self.backward)
-            if self.input is not None:
-                first = each(self.input)
-                second = (
-                    each(self.weight) if self.weight is not None else [b - i for b, i in zip(full, first, strict=True)]
-                )
-            else:
-                second = each(self.weight) if self.weight is not None else [ratio(b, 2) for b in full]
-                first = [b - w for b, w in zip(full, second, strict=True)]
+            full = [2 * f for f in forward]
+        if not second:
+            second = [b - i for b, i in zip(full, first, strict=True)] if first else [ratio(b, 2) for b in full]
+        if not first:
+            first = [b - w for b, w in zip(full, second, strict=True)]
         if min(first + second) < 0:
             raise SettingError(
                 "half of a split backward takes longer than the full backward; give both input and weight"
             )
-        return {Op.F: each(self.forward), Op.B: full, Op.I: first, Op.W: second}
+        return {Op.F: forward, Op.B: full, Op.I: first, Op.W: second}
 
 
 class Clock(NamedTuple):

@@ -53,20 +53,15 @@ def read(
             f"{str(where)!r} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "
             f"but has {plural(number, 'action')}"
         )
-    if isinstance(placement, str) and stages % len(orders):
-        raise ParseError(
-            f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
-            "every rank must hold the same number of stages"
-        )
-    if isinstance(placement, Placement) and (placement.ranks, placement.stages) != (len(orders), stages):
-        raise ParseError(
-            f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages; "
-            f"the placement has {placement.ranks} and {placement.stages}"
-        )
     if microbatches is not None and require_count("microbatches", microbatches, least=0) != found:
         raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
+    size = f"{str(where)!r} has {len(orders)} ranks (lines) and {stages} stages"
     if isinstance(placement, str):
+        if stages % len(orders):
+            raise ParseError(f"{size}; every rank must hold the same number of stages")
         placement = Placement.make(placement, len(orders), stages // len(orders), found)
+    elif (placement.ranks, placement.stages) != (len(orders), stages):
+        raise ParseError(f"{size}; the placement has {placement.ranks} and {placement.stages}")
     return placement, found, orders
 
 

@@ -74,13 +74,11 @@ def signed_order(schedule: Schedule, rank: int = 0) -> list[int]:
     if schedule.placement.copies > 1:
         raise SettingError(f"{schedule!r} runs two copies of the model; signed chunks can express only one")
     signs = {Op.F: 1, Op.B: -1}
-    order = []
-    for action in schedule.order(rank):
-        for single in action.singles:
-            if single.op in (Op.I, Op.W):
-                raise SettingError(
-                    f"rank {rank} splits its backwards ({single}); signed chunks can express only full backwards"
-                )
-            if single.op in signs:
-                order.append(signs[single.op] * (1 + schedule.placement.chunk(single.stage, single.microbatch)))
-    return order
+    singles = [single for action in schedule.order(rank) for single in action.singles]
+    for single in singles:
+        if single.op in (Op.I, Op.W):
+            raise SettingError(
+                f"rank {rank} splits its backwards ({single}); signed chunks can express only full backwards"
+            )
+    chunk = schedule.placement.chunk
+    return [signs[each.op] * (1 + chunk(each.stage, each.microbatch)) for each in singles if each.op in signs]

@@ -131,21 +131,13 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
 
     resident: how many stages are gathered at a time, namely those that the rank computes with soonest.
     """
-    used = [
-        tuple(dict.fromkeys(part.stage for part in action.parts)) if action.parts else (action.stage,)
-        for action in order
-    ]
+    used = [tuple(dict.fromkeys(single.stage for single in action.singles)) for action in order]
     if (most := max(map(len, used), default=1)) > resident:
         raise SettingError(f"a pair may compute with {most} stages at once; resident must be at least {most}")
 
-    # There are few stages and many actions, so the same few results are computed again and again.
-    @cache
+    @cache  # there are few stages and many actions, so the same few results are computed again and again
     def before(stages: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(stages + after))
-
-    @cache
-    def window(ahead: tuple[int, ...]) -> frozenset[int]:
-        return frozenset(ahead[:resident])
 
     # For each action the stages from there on, by first use; at the end, no stages.
     coming: list[tuple[int, ...]] = [()]
@@ -155,7 +147,7 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
     left = frozenset(coming[-1])  # stages whose gradients are not complete
     for action in (*order, None):
         ahead = coming.pop()
-        wanted = window(ahead)
+        wanted = frozenset(ahead[:resident])
         own = (action,) if action else ()
         if wanted != gathered or len(ahead) != len(left):
             done = sorted(left.difference(ahead))
@@ -179,20 +171,16 @@ def merge_backward(schedule: Schedule) -> Schedule:
     """
     require_schedule("merge_backward", schedule)
 
-    def merged(order: Sequence[Action]) -> Iterator[Action]:
-        previous: Action | None = None
+    def merged(order: Sequence[Action]) -> tuple[Action, ...]:
+        actions: list[Action] = []
         for action in order:
-            if action.op == Op.W and previous == (action.stage, Op.I, action.microbatch, ()):
-                yield B(action.stage, action.microbatch)
-                previous = None
-                continue
-            if previous:
-                yield previous
-            previous = action
-        if previous:
-            yield previous
+            if action.op == Op.W and actions and actions[-1] == (action.stage, Op.I, action.microbatch, ()):
+                actions[-1] = B(action.stage, action.microbatch)
+            else:
+                actions.append(action)
+        return tuple(actions)
 
-    return replace(schedule, orders=tuple(tuple(merged(order)) for order in schedule.orders))
+    return replace(schedule, orders=tuple(map(merged, schedule.orders)))
 
 
 def align(schedule: Schedule) -> Grid:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from operator import index
@@ -66,17 +66,19 @@ class Placement:
             SettingError: There is no such placement, or a number is not a whole number above 0.
         """
         ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
-        known = [*_SHAPES, "bidirectional"]
-        if not isinstance(name, str) or name not in known:
-            raise SettingError(f"unknown placement {name!r}; available: {', '.join(known)}")
-        if name == "bidirectional":
-            if chunks != 1:
-                raise SettingError(
-                    f"a bidirectional placement has 1 chunk, one stage of each copy on a rank; got {chunks} chunks"
-                )
-            down = tuple(range(ranks))
-            return cls(name, ranks, (down, down[::-1]), microbatches - microbatches // 2)
-        return cls(name, ranks, (tuple(_SHAPES[name](stage, ranks) for stage in range(ranks * chunks)),))
+        if not isinstance(name, str) or name not in ("loop", "v", "bidirectional"):
+            raise SettingError(f"unknown placement {name!r}; available: loop, v, bidirectional")
+        down = tuple(range(ranks))
+        up = down[::-1]
+        if name == "loop":
+            return cls(name, ranks, (down * chunks,))
+        if name == "v":
+            return cls(name, ranks, (((down + up) * chunks)[: ranks * chunks],))
+        if chunks != 1:
+            raise SettingError(
+                f"a bidirectional placement has 1 chunk, one stage of each copy on a rank; got {chunks} chunks"
+            )
+        return cls(name, ranks, (down, up), microbatches - microbatches // 2)
 
     @classmethod
     def custom(cls, holders: Sequence[int]) -> Placement:
@@ -135,17 +137,12 @@ class Placement:
     @cached_property
     def links(self) -> tuple[tuple[tuple[Op, ...], ...], ...]:
         """`links[copy][stage]`: the SENDs and RECVs of a stage for each microbatch. A rank sends itself nothing."""
-        return tuple(
-            tuple(
-                tuple(
-                    op
-                    for op, towards in TOWARDS.items()
-                    if 0 <= stage + towards < self.stages and copy[stage + towards] != copy[stage]
-                )
-                for stage in range(self.stages)
-            )
-            for copy in self.holders
-        )
+
+        def messages(holders: tuple[int, ...], stage: int) -> tuple[Op, ...]:
+            peers = {op: stage + towards for op, towards in TOWARDS.items() if 0 <= stage + towards < self.stages}
+            return tuple(op for op, peer in peers.items() if holders[peer] != holders[stage])
+
+        return tuple(tuple(messages(holders, stage) for stage in range(self.stages)) for holders in self.holders)
 
     def route(self, action: Action) -> tuple[int, int]:
         """Return the rank that sends the message of a SEND or RECV, and the rank that receives it.
@@ -171,15 +168,3 @@ class Placement:
         """
         rank = require_rank(rank, self.ranks)
         return tuple(sorted({stage for copy in self.holders for stage, holder in enumerate(copy) if holder == rank}))
-
-
-def _loop(stage: int, ranks: int) -> int:
-    return stage % ranks
-
-
-def _zigzag(stage: int, ranks: int) -> int:
-    chunk, place = divmod(stage, ranks)
-    return ranks - 1 - place if chunk % 2 else place
-
-
-_SHAPES: dict[str, Callable[[int, int], int]] = {"loop": _loop, "v": _zigzag}

@@ -194,19 +194,15 @@ class _Inspection:
         def runs(op: str) -> bool:
             return bool(self.seen[self.numbered.number(op, stage, microbatch)])
 
-        full, first, second = map(runs, "BIW")
-        missing = [] if runs("F") else ["F"]
-        if not full and not first and not second:
-            missing += ["B"]
-        elif not full:
-            missing += [op for op, found in (("I", first), ("W", second)) if not found]
-        elif first or second:
-            whole = Action(stage, Op.B, microbatch)
-            half = Action(stage, Op.I if first else Op.W, microbatch)
+        halves = [op for op in (Op.I, Op.W) if runs(op)]
+        if halves and runs("B"):
+            whole, half = Action(stage, Op.B, microbatch), Action(stage, halves[0], microbatch)
             at, index = self.places[whole]
-            why = f" is a full backward, and half of it, {half}, is run too"
-            yield self._problem(at, index, "duplicate", why, whole)
-        missing += [op for op in messages if not runs(op)]
+            yield self._problem(
+                at, index, "duplicate", f" is a full backward, and half of it, {half}, is run too", whole
+            )
+        backward = "IW" if halves and not runs("B") else "B"
+        missing = [op for op in ("F", *backward, *messages) if not runs(op)]
         for op in missing:
             action = Action(stage, Op(op), microbatch)
             yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
