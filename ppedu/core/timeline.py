@@ -17,7 +17,7 @@ from ppedu.core.actions import Action
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, Ticks, plain, pretty, ratio
 from ppedu.core.schedule import Schedule, require_schedule
-from ppedu.core.validate import require_rank
+from ppedu.core.validate import require_number, require_rank
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +165,7 @@ class Timeline:
 
     @cached_property
     def reasons(self) -> Reasons:
-        """The compute spans and their dependencies."""
+        """The compute spans, and the earlier spans that each one waited for."""
         from ppedu.core.why import Reasons
 
         return Reasons(self)
@@ -176,9 +176,7 @@ class Timeline:
         The last entry is the action that ends last. Each entry is preceded by the dependency that finished last. Making
         one of these actions faster may shorten the makespan.
         """
-        from ppedu.core.why import critical_path
-
-        return critical_path(self)
+        return [(place[0], self.reasons[place]) for place in self.reasons.critical_path()]
 
     def why_idle(self, rank: int, time: Any) -> str:
         """Return why `rank` is idle at `time`, counted from the timeline's start, in a sentence.
@@ -188,15 +186,13 @@ class Timeline:
         Raises:
             SettingError: There is no such rank, or `time` is not a number of at least 0.
         """
-        from ppedu.core.why import why_idle
-
-        return why_idle(self, require_rank(rank, self.schedule.ranks), time)
+        rank = require_rank(rank, self.schedule.ranks)
+        require_number("time", time, lambda time: time >= 0, "a number of at least 0")
+        return self.reasons.why_idle(rank, time)
 
     def gaps(self) -> list[Gap]:
         """Return the times in which ranks are idle, rank by rank, each with the sentence of `why_idle`."""
-        from ppedu.core.why import gaps
-
-        return list(gaps(self))
+        return list(self.reasons.gaps())
 
     def causes(self) -> dict[str, float]:
         """Return the causes of the bubble, each with its share of all ranks' time. The shares add up to the bubble.

@@ -125,7 +125,7 @@ class Panel:
         for index, box in enumerate(self.boxes):
             if box.part < 2:
                 first[box.rank].append(index)
-        return [first[rank][place] for rank, place in drawn.reasons.critical_path(drawn.costs.latency)]
+        return [first[rank][place] for rank, place in drawn.reasons.critical_path()]
 
     @cached_property
     def memory(self) -> list[tuple[list[float], list[float]]]:
