@@ -58,7 +58,7 @@ class Panel:
 
     def __post_init__(self) -> None:
         ranks = self.timeline.schedule.ranks
-        if self.outline and (not isinstance(self.outline, Timeline) or self.outline.schedule.ranks != ranks):
+        if self.outline is not None and (not isinstance(self.outline, Timeline) or self.outline.schedule.ranks != ranks):
             wanted = f"a timeline of {plural(ranks, 'rank')}, such as simulate(schedule)"
             raise SettingError(f"outline must be {wanted}; got {self.outline!r}")
 
