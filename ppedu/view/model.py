@@ -57,10 +57,10 @@ class Panel:
     until: Any = 0
 
     def __post_init__(self) -> None:
-        ranks = self.timeline.schedule.ranks
-        if self.outline is not None and (not isinstance(self.outline, Timeline) or self.outline.schedule.ranks != ranks):
+        ranks, outline = self.timeline.schedule.ranks, self.outline
+        if outline is not None and (not isinstance(outline, Timeline) or outline.schedule.ranks != ranks):
             wanted = f"a timeline of {plural(ranks, 'rank')}, such as simulate(schedule)"
-            raise SettingError(f"outline must be {wanted}; got {self.outline!r}")
+            raise SettingError(f"outline must be {wanted}; got {outline!r}")
 
     @cached_property
     def heading(self) -> str:
