@@ -4,7 +4,7 @@
 // a saved page calls `mount`. Python computes; the module draws what it is sent and sends back what is clicked.
 
 import { Timeline, pretty } from "./model.js";
-import { Layout, Palette, SvgContext, chart, paint, paintOver, svgElement } from "./painting.js";
+import { Layout, Palette, SvgContext, assemble, chart, paint, paintOver, svgElement } from "./painting.js";
 
 /**
  * @typedef {import("./model.js").Gap} Gap
@@ -54,22 +54,13 @@ import { Layout, Palette, SvgContext, chart, paint, paintOver, svgElement } from
  */
 
 /**
- * Create an element. Attributes that begin with "on" are event handlers; false and null leave an attribute out.
  * @template {keyof HTMLElementTagNameMap} Tag
  * @param {Tag} tag
  * @param {Record<string, any>} attributes
  * @param {(Node | string)[]} children
  * @returns {HTMLElementTagNameMap[Tag]}
  */
-function element(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== false && value !== null) node.setAttribute(name, value === true ? "" : value);
-  }
-  node.append(...children);
-  return node;
-}
+const element = (tag, attributes = {}, ...children) => assemble(document.createElement(tag), attributes, children);
 
 /**
  * @param {Node | string} label
@@ -116,8 +107,6 @@ const THEME = ["class", "style", "theme", "data-theme", "data-jp-theme-light", "
 export class Figure {
   /** @type {Timeline[]} */
   timelines = [];
-  /** @type {(Timeline | null)[]} */
-  outlines = [];
   /** @type {Place[]} */
   panels = [];
   view = { left: 0, right: 0 };
@@ -149,8 +138,8 @@ export class Figure {
     this.stack = element("div", { class: "ppedu-stack" });
     this.line = element("p", { class: "ppedu-line", "aria-live": "polite" });
     this.words = element("pre", { tabindex: "0", role: "group", "aria-label": "orders" });
-    this.table = element("details", { class: "ppedu-words" }, element("summary", {}, "orders as text"), this.words);
-    this.table.addEventListener("toggle", () => this.spell());
+    const attributes = { class: "ppedu-words", ontoggle: () => this.spell() };
+    this.table = element("details", attributes, element("summary", {}, "orders as text"), this.words);
     this.key = element("div", { class: "ppedu-legend" });
     root.append(this.toolbar(), this.stack, this.line, element("div", { class: "ppedu-foot" }, this.key, this.table));
     this.redraw = () => this.draw();
@@ -206,7 +195,6 @@ export class Figure {
   update({ panels, end, most, legend }) {
     const zoomed = this.view.left > 0 || this.view.right < this.end;
     this.timelines = panels.map((data) => new Timeline(data));
-    this.outlines = panels.map(({ outline }) => outline && new Timeline(outline));
     this.end = end || 1;
     this.most = most;
     this.legend = legend;
@@ -473,7 +461,7 @@ export class Figure {
   style(n) {
     const [ink, paper] = [getComputedStyle(this.root).color, behind(this.root)];
     const palette = new Palette(this.timelines[n].data, this.by);
-    return { palette, look: this.look, ink, paper, outline: this.outlines[n], most: this.most };
+    return { palette, look: this.look, ink, paper, most: this.most };
   }
 
   paint() {
@@ -633,10 +621,11 @@ function compare(root, look) {
 }
 
 /**
- * Code with a button that copies it.
+ * Append code with a button that copies it.
+ * @param {HTMLElement} root
  * @param {string} label
  */
-function code(label) {
+function code(root, label) {
   const text = element("pre", { tabindex: "0", role: "group", "aria-label": label });
   const copy = button("copy", "copy the code", async () => {
     await navigator.clipboard?.writeText(text.textContent ?? "").catch(() => null);
@@ -644,7 +633,9 @@ function code(label) {
     copy.textContent = "copied";
     setTimeout(() => (copy.textContent = "copy"), 1500);
   });
-  return { holder: element("div", { class: "ppedu-code" }, text, copy), text };
+  const holder = element("div", { class: "ppedu-code" }, text, copy);
+  root.append(holder);
+  return { holder, text };
 }
 
 /**
@@ -659,8 +650,7 @@ function explore(root, look, send) {
   const note = element("p", { class: "ppedu-note", role: "status" });
   root.append(settings, note);
   const figure = new Figure(root, look);
-  const { holder, text } = code("the code for this timeline");
-  root.append(holder);
+  const { text } = code(root, "the code for this timeline");
   /** @type {Map<string, { input: HTMLInputElement | HTMLSelectElement, output: HTMLOutputElement }>} */
   const inputs = new Map();
   /** @type {Record<string, string> | null} */
@@ -810,8 +800,7 @@ function puzzle(root, look, send) {
   const trays = element("div", { class: "ppedu-trays", role: "group", "aria-label": "actions left to place" });
   root.append(element("div", { class: "ppedu-bar" }, levels, ...commands), goal, trays, note);
   const figure = new Figure(root, look);
-  const { holder, text } = code("the code for this schedule");
-  root.append(holder);
+  const { holder, text } = code(root, "the code for this schedule");
   let placing = ""; // the action that was sent; a second click before the answer must not place another one
 
   /** @param {string} action */

@@ -90,6 +90,8 @@ export class Timeline {
     sources.forEach((those, i) => those.forEach((source) => this.users[source].push(i)));
     /** @type {Gap[]} */
     this.gaps = data.gaps.map(([rank, start, end, why]) => ({ rank, start, end, why }));
+    /** @type {Timeline | null} */
+    this.outline = data.outline && new Timeline(data.outline);
   }
 
   /** @param {number} i */

@@ -21,7 +21,6 @@ import { largest } from "./model.js";
  * @property {string} ink
  * @property {string} paper
  * @property {number} most the activations that fill a memory strip
- * @property {Timeline | null} [outline]
  */
 
 const MARGIN = { left: 62, right: 66, top: 26, bottom: 26 };
@@ -291,8 +290,8 @@ export class Layout {
  */
 export function paint(context, timeline, layout, style) {
   const { width, height, rowHeight, left, right, top, bottom, view } = layout;
-  const { ink, outline } = style;
-  const { data } = timeline;
+  const { ink } = style;
+  const { data, outline } = timeline;
   context.fillStyle = style.paper;
   context.fillRect(0, 0, width, height);
 
@@ -600,16 +599,29 @@ export function paintOver(context, timeline, layout, style, { microbatch, path, 
 // ------------------------------------------------------------------------------------------------------------ charts
 
 /**
+ * Set the attributes of a new element and append its children. Attributes that begin with "on" are event handlers; false
+ * and null leave an attribute out.
+ * @template {Element} Kind
+ * @param {Kind} node
+ * @param {Record<string, any>} attributes
+ * @param {(Node | string)[]} children
+ */
+export function assemble(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== null) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children);
+  return node;
+}
+
+/**
  * @param {string} tag
  * @param {Record<string, string | number>} attributes
  * @param {(Node | string)[]} children
  */
-export function svgElement(tag, attributes, ...children) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, `${value}`);
-  node.append(...children);
-  return node;
-}
+export const svgElement = (tag, attributes, ...children) =>
+  assemble(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 /**
  * @typedef {{ x: number, y: number, name?: string }} Point
@@ -639,8 +651,7 @@ export function chart(points, { x, y, line = false, width = 420, height = 220 })
    */
   const text = (from, down, content, anchor = "start") =>
     svg.append(svgElement("text", { x: from, y: down, "text-anchor": anchor }, content));
-  for (const value of ticks(0, most.x)) {
-    if (!Number.isInteger(value) && x.whole) continue;
+  for (const value of ticks(0, most.x).filter((each) => !x.whole || Number.isInteger(each))) {
     svg.append(svgElement("line", { x1: across(value), x2: across(value), y1: top, y2: height - bottom, class: "ppedu-grid" }));
     text(across(value), height - bottom + 14, x.format(value), "middle");
   }
