@@ -97,14 +97,14 @@ def _run(check: Callable[[], Finding]) -> Finding:
 
 
 def _in_a_line(error: object) -> str:
-    """Return the first and the last line of an error's message: what happened, and why."""
+    """Return the first and the last line of an error's message, joined: what happened, and why."""
     lines = [line.strip() for line in str(error).splitlines() if not line.endswith("failed afterwards)")]
     return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The output of the process that imports torch, and its error, if any."""
+    """The lines that the process printed that imports torch, and its error, "" if it succeeded."""
 
     lines: list[str]
     error: str

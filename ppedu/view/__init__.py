@@ -2,8 +2,8 @@
 
 `model` computes what a panel contains: boxes, gaps, curves, numbers. Every front end reads it: `plot` (matplotlib),
 `html` (pages), `perfetto` (traces), and `interactive`, `explore` and `puzzle` with the scripts in `js` (widgets).
-`look` holds colours and row geometry, `label` makes any text drawable. Imports core, zoo and board; matplotlib and
-anywidget only where they are needed.
+`look` holds colours and row geometry, and `label` replaces characters that cannot be drawn. The package imports core,
+zoo and board, and imports matplotlib and anywidget only where they are needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ ENDINGS = (".json", ".html", ".svg", ".png", ".pdf")
 
 
 def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str]) -> None:
-    """Write a timeline to `path`; see `Timeline.save`. A .json file can hold several, such as a run and its simulation.
+    """Write one or several timelines to the file `path`, in the format of its ending; see `Timeline.save`.
+
+    Only a .json file can hold several timelines, such as a measured run and its simulation.
 
     Raises:
         SettingError: the file cannot hold this number of timelines, or its ending is unknown.
@@ -41,7 +43,7 @@ def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str])
 
 
 def require_savable(path: str | os.PathLike[str]) -> str:
-    """Return the ending of `path`.
+    """Check that a timeline can be saved at `path`, and return the ending of `path`, such as ".svg".
 
     Raises:
         SettingError: a timeline cannot be saved with this ending.

@@ -1,4 +1,4 @@
-"""`explore`: a schedule's settings as controls. The timeline updates immediately."""
+"""`explore`: a widget with controls for a schedule's settings, and its timeline, which updates immediately."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Settings = dict[str, Any]
 
 
 class Explore(Interactive):
-    """A schedule's timeline, with controls for its size and costs. `settings` holds their values."""
+    """A schedule's timeline, with controls for its size and costs. `settings` holds the value of each control."""
 
     kind = "explore"
 
@@ -149,7 +149,7 @@ def explore(
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return the value of a setting, parsed if it comes from the browser as text.
+    """Check a new value of the setting `name` and return it, with text from the browser converted to a number.
 
     Raises:
         SettingError: there is no such setting, or it cannot have this value.
@@ -175,14 +175,14 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _sizes(settings: Settings) -> dict[str, int]:
-    """Return the arguments of `schedule`: sizes, and options that this schedule takes."""
+    """Return keyword arguments of `schedule`: ranks, microbatches, and those of chunks and memory that it takes."""
     taken = options_of(settings["schedule"])
     options = [name for name in ("chunks", "memory") if name in taken and settings[name]]  # memory 0: no limit
     return {name: settings[name] for name in ("ranks", "microbatches", *options)}
 
 
 def _cost_settings(settings: Settings) -> dict[str, Any]:
-    """Return the fields of Costs that differ from the default."""
+    """Return keyword arguments of `Costs` for these settings, without optional ones that have no effect."""
     if own := settings["costs"]:
         return {each.name: value for each in fields(Costs) if (value := getattr(own, each.name)) != each.default}
     forward, backward = settings["forward"], settings["backward"]
@@ -198,7 +198,7 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
-    """Return the schedule and the costs of these settings.
+    """Return the schedule and the costs that these settings describe.
 
     Raises:
         PipelineError: the schedule does not exist in this size, or the costs do not fit its stages.
@@ -212,7 +212,11 @@ def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
 
 
 def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
-    """Yield a label and a change for the nearest smaller and larger value of each size that makes `settings` valid."""
+    """Yield the nearest sizes that would make invalid settings valid.
+
+    For each of ranks, microbatches and chunks, try smaller and larger values. Each result is a label and a change of
+    the settings, such as ("4 ranks", {"ranks": 4}).
+    """
     for name in (each for each in ("ranks", "microbatches", "chunks") if each in _sizes(settings)):
         label, least, most, *_ = SLIDERS[name]
         for values in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
@@ -224,7 +228,10 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
 
 
 def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
-    """Yield the controls that affect the selected schedule. Those for W and pairs depend on the actions of `shown`."""
+    """Yield the controls that affect the selected schedule, each as the dict that the browser builds it from.
+
+    The controls for W and for overlapped pairs appear if the schedule `shown` has such actions.
+    """
     name = settings["schedule"]
     options = options_of(name)
     actions = [action for order in shown.orders for action in order] if shown.name == name else []
@@ -243,12 +250,12 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
 
 
 def _written(value: Any) -> str:
-    """Return a number as sliders and Python read it: 1, 0.5."""
+    """Return a number as text that the browser's sliders and Python can read, such as "1" or "0.5"."""
     return f"{float(value):.10g}"
 
 
 def _literal(cost: Any) -> str:
-    """Return a field of Costs as Python code."""
+    """Return the value of a field of Costs as Python code."""
     if isinstance(cost, str):
         return repr(cost)
     return f"[{', '.join(map(_written, cost))}]" if isinstance(cost, Sequence) else _written(cost)

@@ -13,7 +13,7 @@ from ppedu.view.script import script, style
 
 
 def page(shown: Interactive) -> str:
-    """Return the text of a page with the widget, and the numbers and orders of each timeline."""
+    """Return the HTML of a page with the timelines that `shown` displays, and the numbers and orders of each."""
     timelines = [panel.timeline for panel in shown.panels()]
     titles = [f"{each.schedule.name}, {each.schedule.size}, {each.source}" for each in timelines]
     title = escape(titles[0] if len(titles) == 1 else ", ".join(each.schedule.name for each in timelines))
@@ -38,7 +38,7 @@ mount(document.querySelector("main"), {state});
 
 
 def _section(heading: str, timeline: Timeline) -> str:
-    """Return the numbers and orders of a timeline as HTML."""
+    """Return the numbers and orders of a timeline as HTML, below `heading`, which is HTML or empty."""
     unit = timeline.costs.unit
     numbers = [
         ("makespan", pretty(timeline.makespan, unit), "from the first start to the last end"),

@@ -43,8 +43,10 @@ def _widget_class() -> type:
         raise SettingError(f"widgets need {error.name}, which is not installed; pip install 'ppedu[lab]'") from None
 
     class Widget(anywidget.AnyWidget):
-        """The browser's side of an Interactive. Its state is text (JSON): traitlets would compare a dict entry
-        by entry."""
+        """The browser's side of an Interactive.
+
+        Its state is text (JSON), because traitlets would compare a dict entry by entry.
+        """
 
         _esm = script()
         _css = style("widgets")
@@ -66,16 +68,16 @@ class Interactive:
         self._widgets: list[Any] = []  # those that are on a page
 
     def panels(self) -> list[Panel]:
-        """Return what is shown, from top to bottom."""
+        """Return the panels to show, from top to bottom."""
         return self._panels
 
     @property
     def stack(self) -> Stack:
-        """The panels, on one time axis."""
+        """The panels with what they share: time axis, memory scale and legend."""
         return Stack(self.panels())
 
     def state(self) -> Data:
-        """Return everything that the browser needs."""
+        """Return the data that the browser draws."""
         return {"kind": self.kind, **self.stack.state()}
 
     def text(self) -> str:
@@ -83,11 +85,11 @@ class Interactive:
         return "\n\n".join(panel.timeline.text() for panel in self.panels())
 
     def handle(self, message: dict[str, Any]) -> Data | None:
-        """Act on a message from the browser, and return the answer if the message needs one."""
+        """Act on a message from the browser, and return the answer, or None if the message needs none."""
         return None
 
     def refresh(self) -> None:
-        """Send the current state to every page that displays this."""
+        """Send the current state to every page that displays these timelines."""
         if self._widgets:
             state = json.dumps(self.state())
             for widget in self._widgets:
@@ -145,7 +147,10 @@ class Interactive:
 
 
 def static_picture(stack: Stack) -> Data:
-    """Return a picture for pages without a kernel; nothing if drawing would take seconds or matplotlib is missing."""
+    """Return a MIME bundle with a PNG picture, for pages without a kernel.
+
+    It is empty if drawing would take seconds or matplotlib is missing.
+    """
     if sum(len(row) for panel in stack.panels for row in panel.timeline.rows) > MOST_DRAWN:
         return {}
     try:
@@ -188,7 +193,7 @@ class Comparison(Interactive):
 
 
 def _messages(made: Schedule) -> int:
-    """Return the number of messages that the ranks send each other."""
+    """Return the number of messages that the ranks of a schedule send each other."""
     lowered = made if made.lowered else lower(made)
     return sum(action.op in SEND for order in lowered.orders for action in order)
 
@@ -209,13 +214,13 @@ def compare(
         ScheduleError: a schedule is not legal.
     """
     if not schedules:
-        raise SettingError('name what to compare, as in compare("gpipe", "1f1b")')
+        raise SettingError('compare got no schedules; name them, as in compare("gpipe", "1f1b")')
     _require_costs(costs)
     return Comparison(*(Panel(_timeline(each, ranks, microbatches, costs)) for each in schedules))
 
 
 def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
-    """Return the timeline of a name, a schedule or a timeline."""
+    """Return the timeline of an argument of `compare`; names and schedules are simulated."""
     wanted = "the name of a schedule, a Schedule or a Timeline"
     require_instance("each argument of compare", compared, (str, Schedule, Timeline), wanted)
     if isinstance(compared, Timeline):

@@ -19,7 +19,10 @@ LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "mark": MARK, "row":
 
 
 def shade(op: Op, microbatch: int, chunk: int, chunks: int) -> tuple[float, float, float]:
-    """Return the fill of a box as red, green and blue, each from 0 to 1."""
+    """Return the fill of a box as red, green and blue, each from 0 to 1.
+
+    chunk: the box's chunk on its rank, from 0; each rank has `chunks`.
+    """
     dark = 1 - DARKER * chunk / max(1, chunks - 1)
     lighter = microbatch % 2 * LIGHTER
     red, green, blue = (int(COLORS[op][at : at + 2], 16) / 255 * dark for at in (1, 3, 5))

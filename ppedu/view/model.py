@@ -64,9 +64,9 @@ class Panel:
 
     @cached_property
     def heading(self) -> str:
-        """The title, with the source of the times where they were not simulated.
+        """The title, followed by the source of the times if they were not simulated.
 
-        A title of one's own may leave out that a run was measured, but not that it was emulated.
+        The heading of a panel with a `title` omits the source "measured", but never "emulated".
         """
         schedule, source = self.timeline.schedule, self.timeline.source
         named = self.title or f"{schedule.name}, {schedule.size}"
@@ -74,7 +74,7 @@ class Panel:
 
     @cached_property
     def numbers(self) -> dict[str, str]:
-        """Makespan, bubble and peak memory, formatted."""
+        """Makespan, bubble and peak memory by name, as text with units."""
         timeline = self.timeline
         return {
             "makespan": pretty(timeline.makespan, timeline.costs.unit),
@@ -113,13 +113,13 @@ class Panel:
 
     @cached_property
     def gaps(self) -> list[tuple[int, Any, Any, str]]:
-        """The idle times: rank, start, end and the reason."""
+        """The idle times, counted from the timeline's start: rank, start, end and the reason."""
         zero = self._floats.start
         return [(rank, start - zero, end - zero, why) for rank, start, end, why in self._floats.gaps()]
 
     @cached_property
     def path(self) -> list[int]:
-        """The boxes of the critical path; an overlapped pair is represented by its first half."""
+        """The indices of the boxes on the critical path; an overlapped pair is represented by its first half."""
         drawn = self._floats
         first: list[list[int]] = [[] for _ in drawn.rows]
         for index, box in enumerate(self.boxes):
@@ -136,7 +136,7 @@ class Panel:
 
     @cached_property
     def _floats(self) -> Timeline:
-        """The same timeline without fractions, which are slow. Times that were equal stay equal."""
+        """The timeline with floats instead of fractions, which are slow. Equal times stay equal."""
         timeline = self.timeline
         if not any(isinstance(span.end, Fraction) for row in timeline.rows for span in row):
             return timeline
@@ -144,7 +144,7 @@ class Panel:
         return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=float(timeline.costs.latency)))
 
     def state(self, factor: int, unit: str) -> Data:
-        """Return what the browser draws, with times multiplied by `factor` and boxes in columns."""
+        """Return the data that the browser draws. `unit` is the unit of the times after multiplying by `factor`."""
 
         def clock(times: Iterable[Any]) -> list[Any]:
             return [round(time * factor, 9) for time in times]
@@ -215,7 +215,7 @@ class Stack:
         return {key: each for key, each in words.items() if each}
 
     def state(self) -> Data:
-        """Return what the browser draws, in the unit in which the longest timeline is easy to read."""
+        """Return the data that the browser draws, in the unit of time in which the longest timeline is easy to read."""
         factor, unit = max(self.timelines, key=lambda each: each.makespan).readable
         return {
             "look": LOOK,

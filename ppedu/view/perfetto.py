@@ -42,7 +42,7 @@ TRACKS = ("", " communication")  # of each rank: compute actions, and everything
 
 
 def chrome_trace(*timelines: Timeline) -> str:
-    """Return the text of the trace file. The times of each timeline count from its start."""
+    """Return timelines as the text of a trace file. The times of each timeline count from its start."""
     arrows = count()
     events: list[Data] = []
     for pid, timeline in enumerate(timelines, 1):
@@ -52,7 +52,10 @@ def chrome_trace(*timelines: Timeline) -> str:
 
 
 def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
-    """Yield the slices of each rank's actions and the counters of its activations."""
+    """Yield the trace events of each rank: its tracks, its actions and the activations that it holds.
+
+    pid: the number of the timeline in the file. label: the name of a rank's tracks, before the rank's number.
+    """
     name = f"{timeline.source} {timeline.schedule.name}"
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -93,12 +96,12 @@ def _tid(rank: int, track: int = 0) -> int:
 
 
 def _microseconds(time: Any) -> float:
-    """Return a time in whole ticks."""
+    """Return a time given in seconds as microseconds, rounded to a multiple of TICK."""
     return round(float(time) * MICROSECONDS / TICK) * TICK
 
 
 def _about(timeline: Timeline) -> Data:
-    """Return the schedule's size and costs, which `_timeline` reads."""
+    """Return the schedule's name and size, the costs and the source: the part of a timeline that events lack."""
     schedule, costs = timeline.schedule, timeline.costs
 
     def floats(cost: Any) -> list[float] | None:
@@ -148,16 +151,16 @@ def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
                 start, lasts = event["ts"] / MICROSECONDS, event.get("dur", 0) / MICROSECONDS
                 place, rank = event["pid"] - 1, event["tid"] // 10 - 1
                 if not (0 <= start < math.inf and 0 <= lasts < math.inf and min(place, rank) >= 0):
-                    raise ValueError(event)
+                    raise ValueError(f"an event with an impossible rank or time: {event}")
                 action = Action.parse(event["name"].removeprefix(PREFIX))
                 rows[place][rank].append(Span(action, start, start + lasts))
         return list(map(_timeline, data["ppedu"], placements, rows))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise ParseError(f"{str(path)!r} is not a timeline saved by ppedu: {error!r}") from error
+        raise ParseError(f"{str(path)!r} is not a timeline saved by ppedu (see Timeline.save): {error!r}") from error
 
 
 def _whole(digits: str) -> int:
-    """Return the number. Raise OverflowError if it is too large for a float."""
+    """Return digits as an int. Raise OverflowError if the number is too large for a float."""
     number = int(digits)
     float(number)  # raises OverflowError
     return number
@@ -178,7 +181,7 @@ def _placement(about: Data) -> Placement:
 
 
 def _timeline(about: Data, placement: Placement, rows: list[list[Span]]) -> Timeline:
-    """Return the timeline with these rows; `about` is what `_about` returned for it."""
+    """Return the timeline with these rows. `about` is the timeline's entry in the file, as `_about` made it."""
     require_instance("source", about["source"], str, "text")
     for single in (single for row in rows for span in row for single in span.action.singles):
         if single.stage >= placement.stages or single.microbatch >= about["microbatches"]:

@@ -125,7 +125,7 @@ def _draw(panel: Panel, ax: Axes, end: float, most: float | None) -> None:
 
 
 def _legend(ax: Axes, stack: Stack, memory: bool) -> None:
-    """Draw the legend below the left corner of `ax`."""
+    """Draw the legend of a stack below the left corner of `ax`. `memory`: whether memory strips are drawn."""
     ink = rcParams["text.color"]
     swatches: dict[str, Any] = {
         **{op: Patch(color=color) for op, color in COLORS.items()},
@@ -169,7 +169,7 @@ def picture(stack: Stack, kind: str) -> bytes:
 
 
 def png(stack: Stack) -> bytes:
-    """Return a picture for a notebook: faster than `picture`, and with a lower resolution.
+    """Return a PNG picture for a notebook, drawn faster than by `picture` and with a lower resolution.
 
     The margins are fixed, because measuring them takes several times as long as drawing.
     """
@@ -205,20 +205,26 @@ def _height(panel: Panel) -> float:
 
 
 def _edges(box: Box, bottom: float) -> tuple[float, float]:
-    """Return the top and the bottom of a box; the halves of an overlapped pair share its height."""
+    """Return the y coordinates of a box's top and bottom; the halves of an overlapped pair share its height.
+
+    bottom: the lower end of the boxes within a rank's row, from 0 to 1.
+    """
     top, half = ROW["top"], (bottom - ROW["top"]) / 2
     upper = top + (half if box.part == 2 else 0)
     return box.rank + upper, box.rank + (top + half if box.part == 1 else bottom)
 
 
 def _rectangle(box: Box, bottom: float) -> list[tuple[float, float]]:
-    """Return the corners of a box."""
+    """Return the corners of a box; `bottom` is that of `_edges`."""
     upper, lower = _edges(box, bottom)
     return [(box.start, upper), (box.end, upper), (box.end, lower), (box.start, lower)]
 
 
 def _number(ax: Axes, boxes: list[Box], inks: list[str], bottom: float, wide: float, high: float) -> None:
-    """Write the microbatch into each box, at the size at which nine boxes in ten have space for it; or not at all."""
+    """Write the microbatch into each box, at the size at which nine boxes in ten have space for it; or not at all.
+
+    inks: the colour of each number. bottom: that of `_edges`. wide, high: points per unit of time and per rank's row.
+    """
 
     def largest(box: Box) -> float:
         """Return the largest size, in points, at which the box's number fits."""
