@@ -66,12 +66,12 @@ class Board:
         if split not in (False, True, None):
             raise SettingError(f"split must be True, False, or None for either; got {split!r}")
         self.placement, self.microbatches = placement, require_count("microbatches", microbatches)
-        self.costs = costs = require_costs(costs)
-        self.memory, self.split, self.pairs, self.name = memory, split, pairs, name
+        self.costs, self.memory, self.split, self.pairs, self.name = require_costs(costs), memory, split, pairs, name
         self.ops = {False: "FB", True: "FIW", None: "FBIW"}[split]
-        self.limit = None if memory is None else exact(memory)
-        self.weights = list(map(exact, costs.per_stage(costs.activation, placement.stages, placement.ranks)))
-        kept = exact(costs.weight_memory)
+        self.limit = math.inf if memory is None else exact(memory)
+        weights = self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks)
+        self.weights = list(map(exact, weights))  # a microbatch's activations in each stage
+        kept = exact(self.costs.weight_memory)
         self._allocates = {Op.F: Fraction(1), Op.B: Fraction(-1), Op.I: kept - 1, Op.W: -kept}
         self._alphabet: list[list[Action]] = [[] for _ in range(placement.ranks)]  # all that a rank could run but pairs
         for op, microbatch, stage in product(self.ops, range(self.microbatches), range(placement.stages)):
@@ -254,7 +254,7 @@ class Board:
         """Yield a sentence about the limit on memory if `action` holds more activations and exceeds it."""
         rank, more = self._rank(action), sum(self.weights[each.stage] for each in action.singles if each.op == Op.F)
         held = self._held[rank] + more
-        if self.limit is not None and more and held > self.limit:
+        if more and held > self.limit:
             yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
 
     def _rank(self, action: Action) -> int:

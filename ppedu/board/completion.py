@@ -29,8 +29,6 @@ def can_end(board: Board, moves: Sequence[Action]) -> bool:
     chosen. If the microbatches that fit run one by one, and some are left that do not fit, there is no way to complete
     the board.
     """
-    if board.limit is None:
-        return True
     placement, stages = board.placement, range(board.placement.stages)
     placed = {single for action in moves for single in action.singles}
     free = [board.limit] * board.ranks
