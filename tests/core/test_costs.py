@@ -63,11 +63,11 @@ def test_half_a_backward_cannot_take_longer_than_all_of_it(costs):
         simulate(SPLIT, Costs(**costs))
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", [-1, -0.001, math.nan, math.inf, True, "1", Decimal(1), 1j, (), {}, [[1]]], ids=repr)
-def test_costs_that_are_not_numbers_of_at_least_0_are_refused(name, value):
-    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
-        Costs(**{name: value})
+def test_costs_that_are_not_numbers_of_at_least_0_are_refused():
+    for name in NUMBERS:
+        for value in [-1, -0.001, math.nan, math.inf, True, "1", Decimal(1), 1j, (), {}, [[1]]]:
+            with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
+                Costs(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["forward", "latency", "weight_memory", "activation"])
@@ -94,28 +94,30 @@ def test_weight_memory_is_at_most_1(value):
         Costs(weight_memory=value)
 
 
-@pytest.mark.parametrize("name", ["forward", "backward", "input", "weight", "overlap", "activation"])
-@pytest.mark.parametrize("value", SEQUENCES, ids=lambda value: type(value).__module__)
-def test_sequences_are_stored_as_tuples_of_python_numbers(name, value):
-    halves = {"backward": [9, 9]} if name in ("input", "weight") else {}
-    costs = Costs(**{**halves, name: value})
-    assert getattr(costs, name) == (1, 2.5)
-    assert all(type(number) in (int, float) for number in getattr(costs, name))
-    assert pickle.loads(pickle.dumps(costs)) == costs and hash(costs) == hash(Costs(**{**halves, name: (1, 2.5)}))
+def test_sequences_are_stored_as_tuples_of_python_numbers():
+    for name in ["forward", "backward", "input", "weight", "overlap", "activation"]:
+        for value in SEQUENCES:
+            halves = {"backward": [9, 9]} if name in ("input", "weight") else {}
+            costs = Costs(**{**halves, name: value})
+            assert getattr(costs, name) == (1, 2.5)
+            assert all(type(number) in (int, float) for number in getattr(costs, name))
+            assert pickle.loads(pickle.dumps(costs)) == costs and hash(costs) == hash(
+                Costs(**{**halves, name: (1, 2.5)})
+            )
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("one", SCALARS)
-def test_scalars_of_numpy_and_torch_are_numbers(name, one):
-    assert type(getattr(Costs(**{name: one}), name)) is float
-    assert simulate(SPLIT, Costs(**{name: one})) == simulate(SPLIT, Costs(**{name: 0.5}))
+def test_scalars_of_numpy_and_torch_are_numbers():
+    for name in NUMBERS:
+        for one in SCALARS:
+            assert type(getattr(Costs(**{name: one}), name)) is float
+            assert simulate(SPLIT, Costs(**{name: one})) == simulate(SPLIT, Costs(**{name: 0.5}))
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", ARRAYS)
-def test_arrays_of_anything_else_are_refused(name, value):
-    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
-        Costs(**{name: value})
+def test_arrays_of_anything_else_are_refused():
+    for name in NUMBERS:
+        for value in ARRAYS:
+            with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
+                Costs(**{name: value})
 
 
 def test_a_list_that_changes_later_does_not_change_the_costs():
@@ -125,15 +127,15 @@ def test_a_list_that_changes_later_does_not_change_the_costs():
     assert costs.forward == (1, 2)
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", [1e308, 10**400, Fraction(10**3000, 7), 1.1e100], ids=repr)
-def test_costs_whose_sums_would_overflow_are_refused(name, value):
-    says = f"^{name} must be at most 1e.100, or sums would overflow; give it in a larger unit$"
-    with pytest.raises(SettingError, match=says):
-        Costs(**{name: value})
-    if name not in ("latency", "weight_memory"):
-        with pytest.raises(SettingError, match=says):
-            Costs(**{name: [1, value]})
+def test_costs_whose_sums_would_overflow_are_refused():
+    for name in NUMBERS:
+        for value in [1e308, 10**400, Fraction(10**3000, 7), 1.1e100]:
+            says = f"^{name} must be at most 1e.100, or sums would overflow; give it in a larger unit$"
+            with pytest.raises(SettingError, match=says):
+                Costs(**{name: value})
+            if name not in ("latency", "weight_memory"):
+                with pytest.raises(SettingError, match=says):
+                    Costs(**{name: [1, value]})
 
 
 EXTREME = st.sampled_from([0, 1e-100, Fraction(1, 10**100), 1, 1e100, 10**100, Fraction(10**101, 11)])

@@ -32,17 +32,13 @@ ZOO = [(name, {}, 4, 8) for name in published()] + [
     ("dualpipe", {}, 2, 4),
     ("dualpipev", {}, 3, 7),
 ]
-MADE = {
-    f"{name}-{p}-{m}" + "".join(f"-{key}" for key in options): pp.schedule(name, p, m, **options)
-    for name, options, p, m in ZOO
-}
+MADE = [pp.schedule(name, p, m, **options) for name, options, p, m in ZOO]
 randoms = st.randoms(use_true_random=True)  # one seed per example, because an example draws often
 
 
 def zoo(copies=2):
-    """Parametrize `schedule` with every published schedule of at most `copies` copies of the model."""
-    cases = [pytest.param(schedule, id=key) for key, schedule in MADE.items() if schedule.placement.copies <= copies]
-    return pytest.mark.parametrize("schedule", cases)
+    """Return every published schedule of at most `copies` copies of the model."""
+    return [schedule for schedule in MADE if schedule.placement.copies <= copies]
 
 
 def ways(schedule):
@@ -92,9 +88,8 @@ def test_the_judge_agrees_about_random_and_mutated_schedules(kind, random):
         agree(each, rendezvous=True)
 
 
-@zoo()
-@given(randoms)
-@often(3)
+@given(st.sampled_from(zoo()), randoms)
+@often(300)
 def test_the_judge_agrees_about_mutated_schedules_of_the_zoo(schedule, random):
     lowered = lower(schedule, random.choice(["early", "late"]), random.random() < 0.5)
     for each in (schedule, lowered):
@@ -167,12 +162,12 @@ def routes(schedule):
 NOWHERE = [*map(Action.parse, ["5F0", "5B0", "5I0", "5W0", "5SEND_F0", "5RECV_B0", "5UNSHARD", "(0F0;5B0)OVERLAP_F_B"])]
 
 
-@pytest.mark.parametrize("action", [*NOWHERE, pp.F(-3, 0), pp.B(-3, 0)], ids=repr)
-@pytest.mark.parametrize("ranks", [None, [0], [1]])
-def test_messages_of_a_nonexistent_stage_are_out_of_range(action, ranks):
-    lowered = lower(pp.schedule("1f1b", 2, 2))
-    problems = check(with_orders(lowered, ((*lowered.orders[0], action), lowered.orders[1])), ranks=ranks)
-    assert ("range" in {problem.kind for problem in problems}) == (ranks != [1])
+def test_messages_of_a_nonexistent_stage_are_out_of_range():
+    for action in [*NOWHERE, pp.F(-3, 0), pp.B(-3, 0)]:
+        for ranks in [None, [0], [1]]:
+            lowered = lower(pp.schedule("1f1b", 2, 2))
+            problems = check(with_orders(lowered, ((*lowered.orders[0], action), lowered.orders[1])), ranks=ranks)
+            assert ("range" in {problem.kind for problem in problems}) == (ranks != [1])
 
 
 def test_ranks_that_both_send_first_wait_for_each_other_unless_sends_are_buffered():
@@ -217,14 +212,14 @@ def test_the_sentence_for_each_needless_message_and_for_sharded_weights(line, me
 # --- lowering ---------------------------------------------------------------------------------------------------
 
 
-@zoo()
-def test_a_lowered_schedule_is_legal_and_computes_the_same(schedule):
-    for lowered in ways(schedule):
-        for rendezvous in (False, True):
-            assert judge.legal(lowered, rendezvous=rendezvous)
-            assert check(lowered, rendezvous=rendezvous) == []
-        assert strip(lowered.orders) == schedule.orders
-        assert with_orders(lowered, schedule.orders) == schedule
+def test_a_lowered_schedule_is_legal_and_computes_the_same():
+    for schedule in zoo():
+        for lowered in ways(schedule):
+            for rendezvous in (False, True):
+                assert judge.legal(lowered, rendezvous=rendezvous)
+                assert check(lowered, rendezvous=rendezvous) == []
+            assert strip(lowered.orders) == schedule.orders
+            assert with_orders(lowered, schedule.orders) == schedule
 
 
 @given(randoms)
@@ -238,51 +233,53 @@ def test_a_lowered_random_schedule_is_legal_and_computes_the_same(random):
         assert strip(lowered.orders) == schedule.orders
 
 
-@zoo()
-def test_each_boundary_between_ranks_is_crossed_twice_by_each_microbatch(schedule):
-    crossed = sum(here != there for here, there in itertools.pairwise(schedule.placement.holders[0]))
-    for lowered in ways(schedule):
-        ops = Counter(action.op for order in lowered.orders for action in order if is_message(action))
-        assert set(ops.values()) <= {crossed * schedule.microbatches}
-        assert sum(ops.values()) == 4 * crossed * schedule.microbatches
+def test_each_boundary_between_ranks_is_crossed_twice_by_each_microbatch():
+    for schedule in zoo():
+        crossed = sum(here != there for here, there in itertools.pairwise(schedule.placement.holders[0]))
+        for lowered in ways(schedule):
+            ops = Counter(action.op for order in lowered.orders for action in order if is_message(action))
+            assert set(ops.values()) <= {crossed * schedule.microbatches}
+            assert sum(ops.values()) == 4 * crossed * schedule.microbatches
 
 
-@zoo()
-def test_each_rank_receives_in_the_order_in_which_the_other_sends(schedule):
-    for lowered in ways(schedule):
-        for sent, received in routes(lowered).values():
-            assert [judge.message(action) for _, action in sent] == [judge.message(action) for _, action in received]
+def test_each_rank_receives_in_the_order_in_which_the_other_sends():
+    for schedule in zoo():
+        for lowered in ways(schedule):
+            for sent, received in routes(lowered).values():
+                assert [judge.message(action) for _, action in sent] == [
+                    judge.message(action) for _, action in received
+                ]
 
 
-@zoo()
-def test_results_are_sent_right_after_their_action_part_by_part(schedule):
-    for lowered in ways(schedule):
-        for rank, order in enumerate(lowered.orders):
-            sent = {action: [] for action in order if is_compute(action)}
-            for action in order:
-                if not is_message(action):
-                    last = action
-                elif action.op.startswith("SEND"):
-                    sent[last].append(judge.message(action)[0])
-            crossing = {
-                judge.message(action)[0] for action in judge.wanted_messages(lowered, rank) if "SEND" in action.op
-            }
-            for action, values in sent.items():
-                made = [value for single in action.singles for value in judge.gives(single)]
-                assert values == [value for value in made if value in crossing]
+def test_results_are_sent_right_after_their_action_part_by_part():
+    for schedule in zoo():
+        for lowered in ways(schedule):
+            for rank, order in enumerate(lowered.orders):
+                sent = {action: [] for action in order if is_compute(action)}
+                for action in order:
+                    if not is_message(action):
+                        last = action
+                    elif action.op.startswith("SEND"):
+                        sent[last].append(judge.message(action)[0])
+                crossing = {
+                    judge.message(action)[0] for action in judge.wanted_messages(lowered, rank) if "SEND" in action.op
+                }
+                for action, values in sent.items():
+                    made = [value for single in action.singles for value in judge.gives(single)]
+                    assert values == [value for value in made if value in crossing]
 
 
-@zoo()
-def test_late_receives_are_posted_only_when_they_must_be(schedule):
-    early, late = lower(schedule), lower(schedule, "late")
-    for soon, deferred in zip(early.orders, late.orders, strict=True):
-        assert [*filter(is_message, soon)] == [*filter(is_message, deferred)]
-        assert all(early <= late for early, late in zip(before(soon), before(deferred), strict=True))
-        for action, after in itertools.pairwise(deferred):
-            if is_receive(action) and not is_receive(after) and not after.op.startswith("SEND"):
-                needed = [value for single in after.singles for value in judge.needs(single, schedule.stages)]
-                assert judge.message(action)[0] in needed
-        assert not is_receive(deferred[-1])
+def test_late_receives_are_posted_only_when_they_must_be():
+    for schedule in zoo():
+        early, late = lower(schedule), lower(schedule, "late")
+        for soon, deferred in zip(early.orders, late.orders, strict=True):
+            assert [*filter(is_message, soon)] == [*filter(is_message, deferred)]
+            assert all(early <= late for early, late in zip(before(soon), before(deferred), strict=True))
+            for action, after in itertools.pairwise(deferred):
+                if is_receive(action) and not is_receive(after) and not after.op.startswith("SEND"):
+                    needed = [value for single in after.singles for value in judge.needs(single, schedule.stages)]
+                    assert judge.message(action)[0] in needed
+            assert not is_receive(deferred[-1])
 
 
 def before(order):
@@ -290,24 +287,28 @@ def before(order):
     return [sum(map(is_compute, order[:index])) for index, action in enumerate(order) if is_receive(action)]
 
 
-@zoo()
-def test_a_message_has_a_unique_label_for_both_ranks(schedule):
-    labels = {}
-    for action in itertools.chain(*lower(schedule).orders):
-        if is_message(action):
-            (what, stage, m), *_ = judge.message(action)
-            source, target = judge.ends(action, schedule.placement)
-            of = f"stage {stage}'s " if schedule.stages > schedule.ranks else ""
-            kind = {"activation": "F", "gradient": "B"}[what]
-            expected = f"rank {source} → {target}: {of}{kind} of microbatch {m}"
-            assert label(action, schedule.placement) == expected
-            labels.setdefault(expected, []).append(action)
-    assert all(len(actions) == 2 for actions in labels.values())
+def test_a_message_has_a_unique_label_for_both_ranks():
+    for schedule in zoo():
+        labels = {}
+        for action in itertools.chain(*lower(schedule).orders):
+            if is_message(action):
+                (what, stage, m), *_ = judge.message(action)
+                source, target = judge.ends(action, schedule.placement)
+                of = f"stage {stage}'s " if schedule.stages > schedule.ranks else ""
+                kind = {"activation": "F", "gradient": "B"}[what]
+                expected = f"rank {source} → {target}: {of}{kind} of microbatch {m}"
+                assert label(action, schedule.placement) == expected
+                labels.setdefault(expected, []).append(action)
+        assert all(len(actions) == 2 for actions in labels.values())
 
 
-@zoo()
 @pytest.mark.parametrize("resident", [1, 2, 3])
-def test_at_most_resident_stages_are_gathered_at_once(schedule, resident):
+def test_at_most_resident_stages_are_gathered_at_once(resident):
+    for schedule in zoo():
+        require_at_most_gathered(schedule, resident)
+
+
+def require_at_most_gathered(schedule, resident):
     if any(
         len({single.stage for single in action.singles}) > resident for order in schedule.orders for action in order
     ):
@@ -363,17 +364,17 @@ def test_schedules_that_cannot_be_lowered_are_refused_with_the_reason():
 # --- times --------------------------------------------------------------------------------------------------
 
 
-@zoo()
-def test_messages_change_no_times(schedule):
-    stages = range(schedule.stages)
-    costs = Costs([1 + stage % 3 for stage in stages], [3 + stage % 2 for stage in stages], latency=Fraction(2, 3))
-    bare = simulate(schedule, costs)
-    for lowered in ways(schedule):
-        timeline = simulate(lowered, costs)
-        rows = tuple(tuple(span for span in row if is_compute(span.action)) for row in timeline.rows)
-        assert rows == bare.rows
-        assert (timeline.makespan, timeline.span, timeline.idle) == (bare.makespan, bare.span, bare.idle)
-        assert timeline.peak_activations == bare.peak_activations
+def test_messages_change_no_times():
+    for schedule in zoo():
+        stages = range(schedule.stages)
+        costs = Costs([1 + stage % 3 for stage in stages], [3 + stage % 2 for stage in stages], latency=Fraction(2, 3))
+        bare = simulate(schedule, costs)
+        for lowered in ways(schedule):
+            timeline = simulate(lowered, costs)
+            rows = tuple(tuple(span for span in row if is_compute(span.action)) for row in timeline.rows)
+            assert rows == bare.rows
+            assert (timeline.makespan, timeline.span, timeline.idle) == (bare.makespan, bare.span, bare.idle)
+            assert timeline.peak_activations == bare.peak_activations
 
 
 @given(randoms)
@@ -515,47 +516,49 @@ def in_torch_words(schedule):
     return with_orders(schedule, orders)
 
 
-@zoo(copies=1)
-def test_torch_loads_our_lowered_schedules_and_steps_through_their_messages(schedule, runtime, tmp_path):
-    for lowered in ways(schedule):
-        to_torch(lowered, tmp_path / "ours.csv")
-        loaded = runtime(lowered)
-        loaded._load_csv(tmp_path / "ours.csv", format="compute_comms")
-        found, expected = texts(loaded.pipeline_order_with_comms), texts(in_torch_words(lowered).orders)
-        for rank, (row, order) in enumerate(zip(found, expected, strict=True)):
-            if not lowered.lowered:  # a single rank has no messages
-                assert row == order
-                continue
-            reduced = [f"{stage}REDUCE_GRAD" for stage in schedule.placement.stages_of(rank)]
-            # There torch divides by the number of microbatches, which it must do once for each stage.
-            assert sorted(text for text in row if "REDUCE_GRAD" in text) == sorted(reduced)
-            assert row == order if reduced[0] in order else row[: len(order)] == order
-        # torch's simulation supports neither pairs nor sharding
-        loaded.pipeline_order_with_comms = {
-            rank: [a for action in row for a in (action.sub_actions or (action,)) if str(a)[1:] not in judge.SHARDING]
-            for rank, row in loaded.pipeline_order_with_comms.items()
-        }
-        stepped = loaded._simulate()
-        compute = {rank: [a for a in row if a is not None and a.is_compute_op] for rank, row in stepped.items()}
-        assert texts(compute) == [[str(s) for action in order for s in action.singles] for order in schedule.orders]
+def test_torch_loads_our_lowered_schedules_and_steps_through_their_messages(runtime, tmp_path):
+    for schedule in zoo(copies=1):
+        for lowered in ways(schedule):
+            to_torch(lowered, tmp_path / "ours.csv")
+            loaded = runtime(lowered)
+            loaded._load_csv(tmp_path / "ours.csv", format="compute_comms")
+            found, expected = texts(loaded.pipeline_order_with_comms), texts(in_torch_words(lowered).orders)
+            for rank, (row, order) in enumerate(zip(found, expected, strict=True)):
+                if not lowered.lowered:  # a single rank has no messages
+                    assert row == order
+                    continue
+                reduced = [f"{stage}REDUCE_GRAD" for stage in schedule.placement.stages_of(rank)]
+                # There torch divides by the number of microbatches, which it must do once for each stage.
+                assert sorted(text for text in row if "REDUCE_GRAD" in text) == sorted(reduced)
+                assert row == order if reduced[0] in order else row[: len(order)] == order
+            # torch's simulation supports neither pairs nor sharding
+            loaded.pipeline_order_with_comms = {
+                rank: [
+                    a for action in row for a in (action.sub_actions or (action,)) if str(a)[1:] not in judge.SHARDING
+                ]
+                for rank, row in loaded.pipeline_order_with_comms.items()
+            }
+            stepped = loaded._simulate()
+            compute = {rank: [a for a in row if a is not None and a.is_compute_op] for rank, row in stepped.items()}
+            assert texts(compute) == [[str(s) for action in order for s in action.singles] for order in schedule.orders]
 
 
-@zoo(copies=1)
-def test_schedules_lowered_by_torch_are_legal(schedule, runtime, tmp_path):
-    to_torch(schedule, tmp_path / "ours.csv")
-    for late in (False, True):
-        theirs = runtime(schedule, defer_pp_recv=late)
-        theirs._load_csv(tmp_path / "ours.csv")
-        theirs._dump_csv(tmp_path / "bare.csv", format="compute_only")
-        theirs._dump_csv(tmp_path / "lowered.csv")
-        bare, lowered = (
-            Schedule.from_csv(tmp_path / f"{name}.csv", schedule.placement, schedule.microbatches)
-            for name in ("bare", "lowered")
-        )
-        assert bare.orders == strip(lowered.orders) == in_torch_words(schedule).orders
-        for rendezvous in (False, True):
-            agree(lowered, rendezvous=rendezvous)
-            assert late or check(lowered, rendezvous=rendezvous) == []
+def test_schedules_lowered_by_torch_are_legal(runtime, tmp_path):
+    for schedule in zoo(copies=1):
+        to_torch(schedule, tmp_path / "ours.csv")
+        for late in (False, True):
+            theirs = runtime(schedule, defer_pp_recv=late)
+            theirs._load_csv(tmp_path / "ours.csv")
+            theirs._dump_csv(tmp_path / "bare.csv", format="compute_only")
+            theirs._dump_csv(tmp_path / "lowered.csv")
+            bare, lowered = (
+                Schedule.from_csv(tmp_path / f"{name}.csv", schedule.placement, schedule.microbatches)
+                for name in ("bare", "lowered")
+            )
+            assert bare.orders == strip(lowered.orders) == in_torch_words(schedule).orders
+            for rendezvous in (False, True):
+                agree(lowered, rendezvous=rendezvous)
+                assert late or check(lowered, rendezvous=rendezvous) == []
 
 
 def test_torch_2_13_with_late_receives_receives_out_of_order(runtime, tmp_path):
@@ -583,22 +586,21 @@ def test_torch_2_13_with_late_receives_receives_out_of_order(runtime, tmp_path):
     assert check(lower(schedule, "late")) == []
 
 
-@zoo(copies=1)
-def test_weights_are_gathered_and_freed_where_torch_gathers_and_frees_them(schedule, torchs):
-    if any(action.parts for order in schedule.orders for action in order):
-        return  # for a pair torch may gather one stage too many
-    for resident in (1, 2, 3):
+def test_weights_are_gathered_and_freed_where_torch_gathers_and_frees_them(torchs):
+    for schedule, resident in itertools.product(zoo(copies=1), (1, 2, 3)):
+        if any(action.parts for order in schedule.orders for action in order):
+            continue  # for a pair torch may gather one stage too many
         for order, ours in zip(schedule.orders, lower(schedule, fsdp=True, resident=resident).orders, strict=True):
             theirs = torchs._add_unshard_reshard([torchs._Action.from_str(str(a)) for a in order], resident)
             kept = [str(action) for action in ours if not is_message(action) and action.op != "REDUCE_GRAD"]
             assert kept == [str(action) for action in theirs]
 
 
-@zoo(copies=1)
-def test_backwards_are_joined_where_torch_joins_them(schedule, torchs):
-    for order, ours in zip(in_torch_words(schedule).orders, merge_backward(schedule).orders, strict=True):
-        theirs = torchs._merge_bw([torchs._Action.from_str(str(action)) for action in order])
-        assert texts([theirs]) == texts(in_torch_words(with_orders(schedule, [ours] * schedule.ranks)).orders[:1])
+def test_backwards_are_joined_where_torch_joins_them(torchs):
+    for schedule in zoo(copies=1):
+        for order, ours in zip(in_torch_words(schedule).orders, merge_backward(schedule).orders, strict=True):
+            theirs = torchs._merge_bw([torchs._Action.from_str(str(action)) for action in order])
+            assert texts([theirs]) == texts(in_torch_words(with_orders(schedule, [ours] * schedule.ranks)).orders[:1])
 
 
 @pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(2, 2, 2), (4, 2, 8), (4, 3, 4), (8, 2, 16)])

@@ -165,9 +165,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("hand_off", "reason"), WRONG.values(), ids=WRONG)
-def test_a_wrong_hand_off_is_rejected_with_the_reason(hand_off, reason):
-    assert reason in find_fault("02.1", hand_off)
+def test_a_wrong_hand_off_is_rejected_with_the_reason():
+    for hand_off, reason in WRONG.values():
+        assert reason in find_fault("02.1", hand_off)
 
 
 @pytest.mark.parametrize(

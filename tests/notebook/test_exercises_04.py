@@ -122,9 +122,9 @@ WRONG_VERDICTS = {
 }
 
 
-@pytest.mark.parametrize(("wrong", "reason"), WRONG_VERDICTS.values(), ids=WRONG_VERDICTS)
-def test_a_wrong_verdict_is_rejected_with_the_reason(refused, wrong, reason):
-    refused("04.1", verdicts(**wrong), reason)
+def test_a_wrong_verdict_is_rejected_with_the_reason(refused):
+    for wrong, reason in WRONG_VERDICTS.values():
+        refused("04.1", verdicts(**wrong), reason)
 
 
 def test_a_reason_does_not_name_the_faulty_action(refused):
@@ -226,6 +226,6 @@ WRONG_RANGES = {
 }
 
 
-@pytest.mark.parametrize(("function", "reason"), WRONG_RANGES.values(), ids=WRONG_RANGES)
-def test_a_wrong_range_is_rejected_with_a_counterexample(refused, function, reason):
-    refused("04.2", function, reason)
+def test_a_wrong_range_is_rejected_with_a_counterexample(refused):
+    for function, reason in WRONG_RANGES.values():
+        refused("04.2", function, reason)

@@ -166,9 +166,9 @@ WEIGHED = {
 }
 
 
-@pytest.mark.parametrize(("answer", "reason"), WEIGHED.values(), ids=WEIGHED)
-def test_wrong_weights_of_losses_are_rejected_with_the_reason(answer, reason):
-    assert reason in find_fault("07.1", answer)
+def test_wrong_weights_of_losses_are_rejected_with_the_reason():
+    for answer, reason in WEIGHED.values():
+        assert reason in find_fault("07.1", answer)
 
 
 def by(factors):
@@ -238,9 +238,9 @@ CLIPPED = {
 }
 
 
-@pytest.mark.parametrize(("answer", "reason"), CLIPPED.values(), ids=CLIPPED)
-def test_wrong_clipping_is_rejected_with_the_reason(answer, reason):
-    assert reason in find_fault("07.2", answer)
+def test_wrong_clipping_is_rejected_with_the_reason():
+    for answer, reason in CLIPPED.values():
+        assert reason in find_fault("07.2", answer)
 
 
 def giving(one, other):
@@ -314,9 +314,9 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize(("answer", "reason"), ADDED.values(), ids=ADDED)
-def test_wrong_sums_of_gradients_are_rejected_with_the_reason(answer, reason):
-    assert reason in find_fault("07.3", answer)
+def test_wrong_sums_of_gradients_are_rejected_with_the_reason():
+    for answer, reason in ADDED.values():
+        assert reason in find_fault("07.3", answer)
 
 
 @pytest.mark.parametrize(

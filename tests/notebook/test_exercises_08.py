@@ -191,10 +191,10 @@ WRONG_FITS = {
 }
 
 
-@pytest.mark.parametrize(("fit", "reason"), WRONG_FITS.values(), ids=WRONG_FITS)
-def test_wrong_costs_are_explained(told, fit, reason):
-    message = told("08.1", fit)
-    assert message.startswith("Not yet: ") and reason in message
+def test_wrong_costs_are_explained(told):
+    for fit, reason in WRONG_FITS.values():
+        message = told("08.1", fit)
+        assert message.startswith("Not yet: ") and reason in message
 
 
 # Exercise 2: why a run takes longer than its simulation
@@ -315,10 +315,10 @@ WRONG_PARTS = {
 }
 
 
-@pytest.mark.parametrize(("function", "reason"), WRONG_PARTS.values(), ids=WRONG_PARTS)
-def test_wrong_parts_are_explained(told, function, reason):
-    message = told("08.2", function)
-    assert message.startswith("Not yet: ") and reason in message
+def test_wrong_parts_are_explained(told):
+    for function, reason in WRONG_PARTS.values():
+        message = told("08.2", function)
+        assert message.startswith("Not yet: ") and reason in message
 
 
 @pytest.mark.parametrize(("exercise", "function"), [("08.1", lambda run: 1 // 0), ("08.2", lambda run, costs: 1 // 0)])

@@ -52,9 +52,9 @@ WRONG_COPIES = {
 }
 
 
-@pytest.mark.parametrize(("function", "reason"), WRONG_COPIES.values(), ids=WRONG_COPIES)
-def test_a_wrong_count_is_explained(refused, function, reason):
-    refused("11.1", function, reason)
+def test_a_wrong_count_is_explained(refused):
+    for function, reason in WRONG_COPIES.values():
+        refused("11.1", function, reason)
 
 
 # Exercise 2: DualPipeV's row

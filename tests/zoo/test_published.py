@@ -36,11 +36,11 @@ LEGAL = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "ranks", "microbatches"), LEGAL)
-def test_a_schedule_is_legal_for_every_size_for_which_it_exists(name, options, ranks, microbatches):
-    for p in ranks:
-        for m in sample(microbatches(p), start=3 * p):  # fewer and more than p
-            assert pp.check(pp.schedule(name, p, m, **options)) == [], (p, m)
+def test_a_schedule_is_legal_for_every_size_for_which_it_exists():
+    for name, options, ranks, microbatches in LEGAL:
+        for p in ranks:
+            for m in sample(microbatches(p), start=3 * p):  # fewer and more than p
+                assert pp.check(pp.schedule(name, p, m, **options)) == [], (p, m)
 
 
 # Makespans at each (p, m) for F=1, B=2, I=W=1 and a pair of 3, by the formulas of arXiv 2412.19437 and 2104.04473.
@@ -106,10 +106,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "ranks", "microbatches", "options", "says"), REFUSED)
-def test_invalid_sizes_are_refused_with_valid_ones(name, ranks, microbatches, options, says):
-    with pytest.raises(SettingError, match=says):
-        pp.schedule(name, ranks, microbatches, **options)
+def test_invalid_sizes_are_refused_with_valid_ones():
+    for name, ranks, microbatches, options, says in REFUSED:
+        with pytest.raises(SettingError, match=says):
+            pp.schedule(name, ranks, microbatches, **options)
 
 
 def test_a_fixed_group_wastes_time_if_the_last_one_is_smaller():
