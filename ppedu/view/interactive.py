@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from ppedu.core.actions import SEND
-from ppedu.core.costs import Costs
+from ppedu.core.costs import Costs, require_costs
 from ppedu.core.differences import differences as find_differences
 from ppedu.core.errors import PipelineError, ScheduleError, SettingError
 from ppedu.core.files import write_bytes
@@ -215,11 +215,11 @@ def compare(
     """
     if not schedules:
         raise SettingError('compare got no schedules; name them, as in compare("gpipe", "1f1b")')
-    _require_costs(costs)
+    costs = require_costs(costs)
     return Comparison(*(Panel(_timeline(each, ranks, microbatches, costs)) for each in schedules))
 
 
-def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs | None) -> Timeline:
+def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs) -> Timeline:
     """Return the timeline of an argument of `compare`; names and schedules are simulated."""
     wanted = "the name of a schedule, a Schedule or a Timeline"
     require_instance("each argument of compare", compared, (str, Schedule, Timeline), wanted)
@@ -230,11 +230,6 @@ def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs | None)
         return simulate(made, costs)
     except SettingError as error:
         raise SettingError(f"{made.name}: {error}; or simulate each schedule with its own costs first") from None
-
-
-def _require_costs(costs: Any) -> None:
-    """Raise SettingError unless `costs` is None or Costs."""
-    require_instance("costs", costs, (Costs, type(None)), "Costs, such as Costs(forward=1, backward=2)")
 
 
 class Difference(Interactive):
@@ -257,12 +252,12 @@ def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Cos
         SettingError: an argument is neither a schedule nor a timeline, the numbers of ranks differ, or `costs` do not
             fit.
     """
-    _require_costs(costs)
+    costs = require_costs(costs)
     timelines = []
     for each in (one, other):
         wanted = "a Schedule or a Timeline, such as schedule('1f1b', 4, 8)"
         require_instance("each argument of differences", each, (Schedule, Timeline), wanted)
-        timelines.append(simulate_partial(each, costs or Costs()) if isinstance(each, Schedule) else each)
+        timelines.append(simulate_partial(each, costs) if isinstance(each, Schedule) else each)
     return Difference(*timelines)
 
 
