@@ -188,12 +188,12 @@ def _exchange(
     shape: Sequence[int] | None,
     dtype: torch.dtype | None,
     device: torch.device | str | None,
-    group: PipelineGroup | None,
+    given_group: PipelineGroup | None,
 ) -> torch.Tensor | None:
     if not isinstance(operation, str) or operation not in operations:
         raise SettingError(f"unknown operation {operation!r}; available: {', '.join(operations)}")
     kind, step = operations[operation]
-    group = PipelineGroup.of(group)
+    group = PipelineGroup.of(given_group)
     peer = group.rank + step
     if not 0 <= peer < group.size:
         return None
@@ -210,30 +210,28 @@ def _exchange(
             raise SettingError(f"{here} needs the shape of the tensor to receive, such as (4, 64); got {shape!r}")
         incoming = torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
         header = torch.empty(LAYOUT_SIZE, dtype=torch.int64, device=group.device)
+
+    def swap(sent: torch.Tensor | None, received: torch.Tensor | None) -> None:
+        try:
+            for request in start_swap(sent, received, peer, group):
+                request.wait()
+        except RuntimeError as error:
+            raise CommunicationError(f"{where}: {failure(error, peer)}") from error
+
     with published(lambda: Wait(f"{operation} with rank {global_peer}", kind, global_peer)):
         # Exchange the headers first, so that a message of the wrong shape is refused before it is received.
-        _swap(own_header, header, peer, group, where)
+        swap(own_header, header)
         if incoming is not None and header is not None:
             expected, found = (incoming.dtype, tuple(incoming.shape)), decode_layout(header.tolist())
             if found != expected:
                 raise CommunicationError(
                     f"{where}: expected {expected[0]} of shape {expected[1]}, but {found[0]} of shape {found[1]} came"
                 )
-        _swap(outgoing, incoming, peer, group, where)
+        swap(outgoing, incoming)
     if incoming is None:
         return None
     received = incoming if device is None else incoming.to(device)
     return received.requires_grad_(operation in ACTIVATIONS and received.is_floating_point())
-
-
-def _swap(
-    outgoing: torch.Tensor | None, incoming: torch.Tensor | None, peer: int, group: PipelineGroup, where: str
-) -> None:
-    try:
-        for request in start_swap(outgoing, incoming, peer, group):
-            request.wait()
-    except RuntimeError as error:
-        raise CommunicationError(f"{where}: {failure(error, peer)}") from error
 
 
 def start_swap(

@@ -57,7 +57,16 @@ class Control:
         row = row.to(self.group.device)
         values, receives = posted or self.post(len(row), row.dtype, purpose)
         with self.required_for(purpose):
-            for work in self._transfers(row, values, receives):
+            if row.is_cuda:
+                works = [dist.all_gather(list(values), row, self.group.process_group, async_op=True)]
+            elif self.group.rank > 0:
+                works = [*receives, self.group.channel.send([row], 0, CONTROL_TAG)]
+            else:
+                values[0] = row
+                for work in receives:
+                    wait(work, row.device, self.timeout)
+                works = [self.group.channel.send([values], rank, CONTROL_TAG) for rank in range(1, self.group.size)]
+            for work in works:
                 wait(work, row.device, self.timeout)
         return values.cpu()
 
@@ -132,19 +141,6 @@ class Control:
         everywhere = all(all(row[1 : 1 + microbatches]) for row in rows)
         self._last_announcement = own if everywhere else []
         return kinds, [max(column) for column in columns[microbatches:]]
-
-    def _transfers(self, row: torch.Tensor, values: torch.Tensor, receives: list[Any]) -> Iterator[Any]:
-        """Yield what has to be waited for, one after the other, until `values` is complete."""
-        send = self.group.channel.send
-        if row.is_cuda:
-            yield dist.all_gather(list(values), row, self.group.process_group, async_op=True)
-        elif self.group.rank > 0:
-            sent = send([row], 0, CONTROL_TAG)
-            yield from [*receives, sent]
-        else:
-            values[0] = row
-            yield from receives
-            yield from [send([values], rank, CONTROL_TAG) for rank in range(1, self.group.size)]
 
 
 def _known_kind(microbatch: int, kinds: Sequence[int]) -> int:

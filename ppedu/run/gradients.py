@@ -293,6 +293,7 @@ class GradientSync:
 
 
 def _is_tie(tie: Any) -> bool:
+    """Return whether `tie` has the form of a `Tie`."""
     match tie:
         case [[int(), str()], [int(), str()]]:
             return True
@@ -326,7 +327,7 @@ def _average_buffers(held: HeldStage) -> None:
 
 
 def _first_different(values: Sequence[int]) -> int:
-    """The position of the first value that differs from value 0; 0 if all are equal."""
+    """Return the position of the first value that differs from `values[0]`; 0 if all are equal."""
     return next((position for position, value in enumerate(values) if value != values[0]), 0)
 
 
@@ -335,13 +336,13 @@ def _checksums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """This rank's slice of a sharded tensor; any other tensor as it is. Both are detached."""
+    """Return this rank's slice of a sharded tensor, or any other tensor itself, detached in both cases."""
     slice_here: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
     return slice_here
 
 
 def _flatten(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    """All gradients in one row, zeros for a weight without one; then, for each weight, 1 if it has one, otherwise 0."""
+    """Return all gradients in one row, with zeros for a missing one; then, for each weight, 1 if it has a gradient."""
     grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
     row = torch.cat([(_local(grad).to_dense() if grad.is_sparse else _local(grad)).reshape(-1) for grad in grads])
     return torch.cat([row, row.new_tensor([weight.grad is not None for weight in weights])])

@@ -96,7 +96,7 @@ class Program:
         return tuple(Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE)
 
     def _source(self, action: Action) -> Result | None:
-        """The result of another stage that a forward or backward works on; None for the model's first and last."""
+        """Return the result of another stage that an F, B or I starts from; None for the model's first F and last B."""
         own = ("F", action.stage, action.microbatch)
         return next((result for result in requires(action, self.placement, lowered=True) if result != own), None)
 

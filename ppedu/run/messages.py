@@ -157,6 +157,7 @@ class Messages:
         return self._layouts[action, kind]
 
     def _key(self, action: Action, kind: Hashable) -> tuple[int, int, Hashable]:
+        """Return the key in `activation_layouts` of the activation that a message contains, or is the gradient of."""
         maker = action.stage - (action.op in (Op.RECV_F, Op.SEND_B))
         return maker, self.placement.copy(action.microbatch), kind
 

@@ -245,7 +245,10 @@ class Pipeline:
         outputs: bool,
         loss_kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Run a batch and return its loss; with `outputs`, the loss and the model's outputs (None if not here)."""
+        """Run a batch, and return its loss; with `outputs`, (loss, the model's outputs, or None on other ranks).
+
+        call: "step", "eval" or "forward". The other arguments are those of `step`.
+        """
         training, microbatches = call == "step", self.schedule.microbatches
         if loss_kwargs is not None:
             require_instance("loss_kwargs", loss_kwargs, dict, "a dict of keywords for loss_fn")
@@ -283,18 +286,18 @@ class Pipeline:
         return (self.loss, joined) if outputs else self.loss
 
     def _require_given(self, call: str, batch: Batch) -> None:
-        rank = self.group.rank
         if call == "step" and torch.is_inference_mode_enabled():
             raise SettingError("step cannot compute gradients within torch.inference_mode(); use eval there")
         if 0 in self.stages and not batch.inputs:
-            raise SettingError(f"rank {rank} holds the first stage, so {call} needs the inputs there")
+            raise SettingError(f"rank {self.group.rank} holds the first stage, so {call} needs the inputs there")
         if self.last and call != "forward" and not batch.targets and self.last.loss_fn is not _own_loss:
-            raise SettingError(f"rank {rank} holds the last stage, so {call} needs the targets there")
+            raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
 
     def _prepare(self, call: str) -> None:
-        """Raise PipelineError after a failure. On the first call, check that the ranks fit together.
+        """Raise PipelineError after a failure; on the first call, get ready to run.
 
-        The first call also compiles the schedule, and compares the ranks' clocks.
+        That is: compile the schedule, compare the ranks' clocks, and raise an error on every rank unless all ranks have
+        the same settings, and the same values for weights that they share. call: "step", for example, for errors.
         """
         if self.control.failure:
             raise PipelineError(
@@ -356,7 +359,7 @@ class Pipeline:
 
 
 def _own_loss(output: Any, target: Any) -> Any:
-    """The loss of a last stage that returns it."""
+    """Return the output, which is the loss itself if the last stage computes it."""
     return output
 
 
