@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -167,8 +167,7 @@ class Checkpoints:
             dist.broadcast_object_list(answer, self.group.peer(0), self.group.process_group)
         if isinstance(answer[0], PipelineError):
             raise answer[0]
-        found: Answer = answer[0]
-        return found
+        return cast(Answer, answer[0])
 
 
 def require_usable(folder: str | os.PathLike[str], model: Mapping[str, Any]) -> None:

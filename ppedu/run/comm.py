@@ -225,7 +225,8 @@ def _exchange(
             expected, found = (incoming.dtype, tuple(incoming.shape)), decode_layout(header.tolist())
             if found != expected:
                 raise CommunicationError(
-                    f"{where}: expected {expected[0]} of shape {expected[1]}, but {found[0]} of shape {found[1]} came"
+                    f"{where}: expected {expected[0]} of shape {expected[1]}, but {found[0]} of shape {found[1]} came; "
+                    "receive with the sender's shape and dtype"
                 )
         swap(outgoing, incoming)
     if incoming is None:

@@ -111,7 +111,7 @@ class Messages:
             CommunicationError: the message has not arrived within the timeout, or its sender is gone.
         """
         if action not in self.pending:
-            raise self._error(f"{user} waits for {action}, which is not posted or was received before")
+            raise self._error(f"{user} waits for {action}, which is not posted or was received before; post it once")
         works, tensors, layouts = self.pending.pop(action)
         self._finish(works, action, user)
         self._log("%s has arrived: %s", action, layouts)
@@ -144,7 +144,7 @@ class Messages:
         """
         self.release(list(self.sent))
         for action in self.pending:
-            raise self._error(f"the tensors of {action} were received, but never used")
+            raise self._error(f"the tensors of {action} were not used; remove it, or call step.receive() in a handler")
 
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
         """Return a message's layouts: an activation's, or those of the gradients it wants; None if not yet known."""

@@ -40,6 +40,7 @@ from ppedu.run.messages import Messages
 from ppedu.run.sharded import Shards, is_sharded, storage
 from ppedu.run.stage import Loss, Stage
 
+Keywords = dict[str, Any]  # the keyword arguments of a function
 MOST_SECONDS = 10**6  # of a timeout
 
 
@@ -158,7 +159,7 @@ class Pipeline:
         targets: Any = None,
         *,
         outputs: bool = False,
-        loss_kwargs: dict[str, Any] | None = None,
+        loss_kwargs: Keywords | None = None,
         **keywords: Any,
     ) -> Any:
         """Run the schedule on a batch: add the gradients to `.grad`, and return the batch's loss on every rank.
@@ -183,7 +184,7 @@ class Pipeline:
         targets: Any = None,
         *,
         outputs: bool = False,
-        loss_kwargs: dict[str, Any] | None = None,
+        loss_kwargs: Keywords | None = None,
         **keywords: Any,
     ) -> Any:
         """Return the batch's loss, without gradients and with modules in evaluation mode; otherwise as `step`."""
@@ -237,13 +238,7 @@ class Pipeline:
         return float(norm)
 
     def _run(
-        self,
-        call: str,
-        inputs: Any,
-        targets: Any,
-        keywords: Mapping[str, Any],
-        outputs: bool,
-        loss_kwargs: dict[str, Any] | None,
+        self, call: str, inputs: Any, targets: Any, keywords: Keywords, outputs: bool, loss_kwargs: Keywords | None
     ) -> Any:
         """Run a batch, and return its loss; with `outputs`, (loss, the model's outputs, or None on other ranks).
 
@@ -336,7 +331,7 @@ class Pipeline:
                 numbers[0] += stage.loss.item()
             for m, loss in stage.losses.items():
                 numbers[1 + m] += loss.item()
-        numbers += [time + self.offset for _, *times in step.clock.spans() for time in times]
+        numbers += [time + self.offset for _, start, end in step.clock.spans() for time in (start, end)]
         numbers += [0.0] * (rows.values.shape[1] - len(numbers))
         all_rows = self.control.exchange(torch.tensor(numbers, dtype=torch.float64), "end the step", rows)
         sums = all_rows[:, : 1 + microbatches].sum(0).float()
