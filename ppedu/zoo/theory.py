@@ -233,7 +233,7 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
     costs = require_costs(costs)
     for name, value in vars(costs).items():
         if isinstance(value, tuple):
-            raise SettingError(f"formulas are about equal stages; give one number for {name}, or simulate")
+            raise SettingError(f"formulas are for equal stages; give one number for {name}, not {value!r}, or simulate")
     times: dict[str, Any] = {op: each for op, (each,) in _times(costs, 1).items()}
     ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
     letters: Letters = {

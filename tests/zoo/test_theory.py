@@ -106,7 +106,11 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
         ("idle", ("dualpipe", 4, 8, UNEQUAL), "holds for F = I; got F=2, I=1"),
         ("idle", ("interleaved", 4, 8, Costs(latency=1)), "of interleaved, .*, is known for zero latency only"),
         ("span", ("zb-h2", 4, 8, Costs(latency=2)), r"holds for 2c <= F\+I; got c=2, F=1, I=1"),
-        ("idle", ("1f1b", 4, 8, Costs(forward=[1] * 4)), "about equal stages; give one number for forward"),
+        (
+            "idle",
+            ("1f1b", 4, 8, Costs(forward=[1, 2, 1, 1])),
+            r"one number for forward, not \(1, 2, 1, 1\), or simulate",
+        ),
         ("idle", ("1f1b", 4, 8, {"forward": 1}), "costs must be Costs, such as Costs"),
         ("idle", ("mine", 4, 8), "no formula is known for 'mine'; simulate it, or take one of: naive, gpipe"),
         ("idle", (None, 4, 8), "no formula is known for None"),
