@@ -86,11 +86,8 @@ class Costs:
         """
         from statistics import median  # slow to import, and only used here
 
-        if not isinstance(timeline, Timeline):
-            raise SettingError(
-                f"fit takes a timeline, such as a measured run's pipe.timeline or simulate(schedule); got {timeline!r}"
-            )
-
+        such_as = "a Timeline, such as a measured run's pipe.timeline or simulate(schedule)"
+        require_instance("the argument of Costs.fit", timeline, Timeline, such_as)
         names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
         times: dict[str, list[list[Any]]] = {}
         for row in timeline.rows:
@@ -150,6 +147,19 @@ class Costs:
                 "half of a split backward takes longer than the full backward; give both input and weight"
             )
         return {Op.F: forward, Op.B: full, Op.I: first, Op.W: second}
+
+    def memory_changes(self, stages: int, ranks: int) -> tuple[dict[Op, list[Any]], Ticks]:
+        """Return the memory that F, B, I and W allocate in each stage, negative if they free it, in ticks, and the ticks.
+
+        Raises:
+            SettingError: A sequence does not have one entry for each stage.
+        """
+        kept = self.weight_memory
+        shares = {Op.F: 1, Op.B: -1, Op.I: kept - 1, Op.W: -kept}
+        activations = self.per_stage(self.activation, stages, ranks)
+        changes = {op: [activation * share for activation in activations] for op, share in shares.items()}
+        ticks = Ticks(chain(*changes.values()))
+        return {op: [ticks.count(change) for change in each] for op, each in changes.items()}, ticks
 
 
 class Clock(NamedTuple):

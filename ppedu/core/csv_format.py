@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 
 from ppedu.core.actions import COMMUNICATION, Action
-from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core.errors import ParseError, PipelineError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
-from ppedu.core.validate import require_count
+from ppedu.core.validate import require_count, require_instance
 
 Orders = tuple[tuple[Action, ...], ...]
 
@@ -30,8 +30,7 @@ def read(
     path: str | os.PathLike[str], placement: str | Placement, microbatches: int | None
 ) -> tuple[Placement, int, Orders]:
     """Return the placement, the number of microbatches and the orders of a CSV file. See `Schedule.from_csv`."""
-    if not isinstance(placement, str | Placement):
-        raise SettingError(f"a placement is a name, such as 'loop' or 'v', or a Placement; got {placement!r}")
+    require_instance("placement", placement, str | Placement, "a name, such as 'loop' or 'v', or a Placement")
     where = named(path)
     try:
         rows = list(csv.reader(io.StringIO(where.read_text(encoding="utf-8-sig"), newline="")))

@@ -75,21 +75,20 @@ def posting(receive: Action) -> Result:
     return f"POST_{receive.op[-1]}", receive.stage, receive.microbatch
 
 
-# The kinds of results, and of the actions without a result of their own kind, in the order of their numbers.
+# The kinds of results, and the actions I and W, in the order of their numbers.
 KINDS = ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "POST_F", "POST_B")
 NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
 
 class Block(NamedTuple):
-    """The actions that differ only in their microbatch, such as 2F0, 2F1, …
+    """The actions of a schedule that differ only in their microbatch, such as 1F0, 1F1, … See `Numbered`.
 
     sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
     rank: The rank that must run them; -1 if no rank must.
-    singles, requires, produces: The distances from an action's number to the numbers of the action itself (or the two
-        parts of a pair), of the results it requires, and of the results it produces. They are equal for all actions of
-        the block, because all numbers grow with the microbatch.
-    remote: For each entry of `requires`, whether another rank produces that result.
+    singles, requires, produces: The distances from the entry of an action to the numbers of the action itself (or of
+        the two parts of a pair), of the results it requires, and of the results it produces.
+    remote: For each distance in `requires`, whether another rank produces that result.
     """
 
     sample: Action
@@ -101,16 +100,21 @@ class Block(NamedTuple):
 
 
 class Numbered:
-    """A schedule's orders with a number for each action and each result, so that flat lists can replace dictionaries.
+    """A schedule's orders as whole numbers, so that flat lists replace dictionaries of results, which are slow.
 
-    Results are numbered by kind, then stage, then microbatch. Single actions have such a number, too; for this, I and W
-    are kinds of their own. In an order, the number of an action is that of its block, times `microbatches`, plus its
-    microbatch. Everything else is a property of the block, and computed once for all its actions.
+    A result has the number `(kind * stages + stage) * microbatches + microbatch`, where `kind` is an index of `KINDS`.
+    An action that is not a pair has such a number, too; for this, I and W are kinds of their own.
 
-    orders: `orders[rank]` is the list of the numbers of that rank's actions.
-    blocks: `blocks[number // microbatches]` is the block of the action with this number in an order.
-    never: The number of every result and single action that does not exist.
-    total: The upper bound of the numbers of results and single actions.
+    An action's entry in an order is `block * microbatches + microbatch`, where `block` is an index of `blocks`. Entries
+    and numbers grow by 1 with the microbatch, so an entry plus a distance that is the same for the whole block is the
+    number of a result. If 1F0, 1F1, … of 8 microbatches are block 5, their entries are 40, 41, …; they require
+    ("F", 0, 0), ("F", 0, 1), …, which have the numbers 0, 1, …; the distance is -40.
+
+    orders: `orders[rank]` is the list of the entries of that rank's actions.
+    blocks: `blocks[entry // microbatches]` is the block of an action.
+    never: The number of every result and action that does not exist. No action produces it.
+    total: The length of a list that is indexed by number.
+    split: The first microbatch of the second copy of the model; `microbatches` if there is one copy.
     """
 
     def __init__(self, orders: Sequence[Sequence[Action]], placement: Placement, microbatches: int, lowered: bool):
@@ -120,7 +124,7 @@ class Numbered:
         self.split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
         self.blocks: list[Block] = []
         self._indexes: dict[Hashable, int] = {}  # of the blocks
-        self.orders = [list(self._numbers(order)) for order in orders]
+        self.orders = [list(self._entries(order)) for order in orders]
 
     def number(self, kind: str, stage: int, microbatch: int) -> int:
         """Return the number of a result or of a single action; `never` if it does not exist."""
@@ -143,14 +147,14 @@ class Numbered:
             for rank, microbatches in zip(ranks, copies, strict=False):
                 yield stage, rank, microbatches
 
-    def _numbers(self, order: Iterable[Action]) -> Iterator[int]:
-        """Yield the number of each action of an order."""
+    def _entries(self, order: Iterable[Action]) -> Iterator[int]:
+        """Yield the entry of each action of an order."""
         indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
-        key: Hashable
+        key: Hashable  # equal for the actions of a block
         for action in order:
             stage, op, microbatch, parts = action
             if parts:
-                first, second = self._numbers(parts)
+                first, second = self._entries(parts)
                 microbatch = first % microbatches
                 key = first - microbatch, second - microbatch
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
@@ -162,15 +166,15 @@ class Numbered:
                 self.blocks.append(self._block(action, indexes[key] * microbatches + microbatch))
             yield indexes[key] * microbatches + microbatch
 
-    def _block(self, action: Action, own: int) -> Block:
-        """Return the block of an action, whose number is `own`."""
+    def _block(self, action: Action, entry: int) -> Block:
+        """Return the block of an action with this entry."""
         placement = self.placement
 
         def distances(results: Iterable[Result]) -> tuple[int, ...]:
-            return tuple(self.number(*result) - own for result in results)
+            return tuple(self.number(*result) - entry for result in results)
 
         singles = distances((op, stage, microbatch) for stage, op, microbatch, _ in action.singles)
-        never = self.never - own
+        never = self.never - entry
         if never in singles:  # sharding requires nothing; no rank gets past an action that does not exist
             requires_never = action.op not in SHARDING
             return Block(NOTHING, -1, singles, (never,) * requires_never, (False,) * requires_never)
@@ -222,12 +226,12 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
     produced = [block.produces for block in numbered.blocks]
     posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)  # results that exist once the rank reaches the action
     for index, (action, rank, *_) in enumerate(numbered.blocks if rendezvous else ()):
-        own = index * size + action.microbatch
+        entry = index * size + action.microbatch
         if action.op in RECEIVE:
-            posted[index] = (numbered.number(*posting(action)) - own,)
+            posted[index] = (numbered.number(*posting(action)) - entry,)
         elif action.op in SEND and rank >= 0:
             receive = Action(action.stage + TOWARDS[action.op], Op(f"RECV_{action.op[-1]}"), action.microbatch)
-            required[index] += (numbered.number(*posting(receive)) - own,)
+            required[index] += (numbered.number(*posting(receive)) - entry,)
     ranks = range(len(orders)) if known is None else known
     exists = bytearray(numbered.total)
     for stage, rank, microbatches in numbered.held():
@@ -242,13 +246,13 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
     awake = deque(rank for rank in ranks if orders[rank])
     while awake:
         rank = awake.popleft()
-        number = orders[rank][position[rank]]
-        block = number // size
+        entry = orders[rank][position[rank]]
+        block = entry // size
         new = posted[block]
         for distance in required[block]:
-            if not exists[number + distance]:
-                blocked[rank] = number + distance
-                waiting.setdefault(number + distance, []).append(rank)
+            if not exists[entry + distance]:
+                blocked[rank] = entry + distance
+                waiting.setdefault(entry + distance, []).append(rank)
                 break
         else:
             turns.append(rank)
@@ -257,9 +261,9 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
             if position[rank] < len(orders[rank]):
                 awake.append(rank)
         for distance in new:
-            exists[number + distance] = True
-            if number + distance in waiting:
-                for sleeper in waiting.pop(number + distance):
+            exists[entry + distance] = True
+            if entry + distance in waiting:
+                for sleeper in waiting.pop(entry + distance):
                     del blocked[sleeper]
                     awake.append(sleeper)
     return Replay(turns, {rank: (position[rank], numbered.result(missing)) for rank, missing in blocked.items()})

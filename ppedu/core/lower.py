@@ -20,7 +20,7 @@ from ppedu.core.garbage import without_gc
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.simulate import simulate_partial
-from ppedu.core.validate import require_count
+from ppedu.core.validate import require_count, require_instance
 
 Grid = tuple[tuple[Action | None, ...], ...]
 Group = tuple[Action, ...]
@@ -87,9 +87,9 @@ def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> lis
     orders: list[list[Action]] = [[] for _ in groups]
     remaining = [zip(*each, strict=False) for each in zip(numbered.orders, groups, strict=True)]
     for rank in schedule.replay.turns:
-        number, group = next(remaining[rank])
+        entry, group = next(remaining[rank])
         orders[rank] += group
-        index, first = divmod(number, numbered.microbatches)
+        index, first = divmod(entry, numbered.microbatches)
         for stage, send, peer, receive, target, distance in onward[index]:
             orders[rank].append(Action(stage, send, first + distance))
             orders[target].append(Action(peer, receive, first + distance))
@@ -118,8 +118,7 @@ def label(action: Action, placement: Placement) -> str:
     Raises:
         SettingError: `action` is not a SEND or RECV, or `placement` is not a Placement.
     """
-    if not isinstance(placement, Placement):
-        raise SettingError(f"label takes a placement, such as schedule.placement; got {placement!r}")
+    require_instance("placement", placement, Placement, "a Placement, such as schedule.placement")
     source, target = placement.route(action)
     sender = action.stage if action.op in SEND else action.stage + TOWARDS[action.op]
     which = f"stage {sender}'s " if placement.stages > placement.ranks else ""

@@ -38,10 +38,10 @@ def evenly(layers: int, stages: int) -> list[range]:
 def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Number = 0) -> list[range]:
     """Cut layers with these costs into `stages` consecutive pieces, the heaviest of them as light as possible.
 
-    Among such cuts it is the most even one (the least sum of squares), and among these the one whose first
-    piece is longest, then whose second, and so on. Layers of equal costs are cut as by `evenly`.
+    Of several such cuts, return the one with the least sum of squared weights; of several such, the one with the
+    longest first piece, then second piece, and so on. Layers of equal costs are cut as by `evenly`.
 
-    first, last: what the first and the last stage do besides, such as the embedding and the head.
+    first, last: The additional costs of the first and the last stage, such as those of the embedding and the head.
 
     Raises:
         SettingError: a cost is negative or not a number, there are more stages than layers, or layers times stages
@@ -49,13 +49,13 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
     """
     weights = _weights(costs, first, last)
     layers = len(weights)
-    stages = len(evenly(layers, stages))  # refuses what does not fit
+    stages = len(evenly(layers, stages))  # raises SettingError if there are too many
     if layers * stages > MOST_WORK:
         raise SettingError(f"layers times stages must be at most {MOST_WORK}; got {layers} layers and {stages} stages")
     before = [0, *accumulate(weights)]  # before[layer]: the weight of all layers before it
 
     def farthest(limit: int) -> list[int]:
-        """The layers that 0, 1, … pieces of at most `limit` can hold, filled one after the other."""
+        """Return how many layers 0, 1, …, `stages` pieces of at most `limit` hold if each is filled before the next."""
         ends = [0]
         for _ in range(stages):
             ends.append(bisect_right(before, before[ends[-1]] + limit) - 1)
@@ -87,13 +87,17 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
 def _best_ends(begins: range, squares: dict[int, int], before: Sequence[int], limit: int) -> dict[int, int]:
     """Return, for pieces that begin at each of `begins`, the end with the least sum of squares, the last of several.
 
-    `begins` fall; a piece weighs at most `limit`; `squares` holds the sums from each possible end on. As `begin`
-    falls, an end that was better than a later one remains so, because the square is convex. The queue holds the ends
-    that are or will be the best, the latest first; so each is added and removed once.
+    begins: In descending order.
+    squares: For each possible end, the least sum of squares of the pieces after it.
+    before: For each layer, the weight of all layers before it.
+    limit: The largest weight of a piece.
+
+    The search is a queue of candidates (the convex hull trick): once an end is better than a later one, it stays better
+    for all earlier begins, because the square is convex. So each end enters and leaves the queue once.
     """
 
     def turn(late: int, early: int) -> int:
-        """The largest weight before `begin` at which the end `early` is better than `late`."""
+        """Return the largest `before[begin]` for which the end `early` is better than the end `late`."""
         too_heavy = before[late] - limit - 1  # for a piece that ends at `late`
         apart = before[late] - before[early]
         more = before[late] ** 2 + squares[late] - before[early] ** 2 - squares[early]
@@ -103,7 +107,7 @@ def _best_ends(begins: range, squares: dict[int, int], before: Sequence[int], li
 
     best: dict[int, int] = {}
     queue: deque[int] = deque()
-    turns: deque[int] = deque()  # between each two in the queue
+    turns: deque[int] = deque()  # the turn between each two neighbours in the queue
     upcoming = max(squares)
     for begin in begins:
         while upcoming > begin:
@@ -119,16 +123,16 @@ def _best_ends(begins: range, squares: dict[int, int], before: Sequence[int], li
             queue.popleft()
             turns.popleft()
         if before[queue[0]] - before[begin] > limit:
-            break  # as are all earlier ones
+            break  # a piece from here, or from any earlier begin, is too heavy
         best[begin] = queue[0]
     return best
 
 
 def imbalance(costs: Sequence[Number], pieces: Sequence[range], first: Number = 0, last: Number = 0) -> float:
-    """How much heavier the heaviest piece is than the mean: 0 when all are alike, 0.25 when it is a quarter more.
+    """Return by what fraction the heaviest piece exceeds the mean weight: 0 if all are equal, 0.25 if by a quarter.
 
     Raises:
-        SettingError: a cost is negative or not a number, or the pieces are not all layers in their order.
+        SettingError: a cost is negative or not a number, or the pieces are not consecutive or not all layers.
     """
     weights = _weights(costs, first, last)
     require_count("layers", len(weights))
@@ -140,7 +144,10 @@ def imbalance(costs: Sequence[Number], pieces: Sequence[range], first: Number = 
 
 
 def _weights(costs: Iterable[Number], first: Number, last: Number) -> list[int]:
-    """The costs as whole numbers in one unit, so that sums are exact; `first` and `last` are added to their layers."""
+    """Return the costs as whole multiples of one unit, so that sums are exact.
+
+    `first` and `last` are added to the first and the last layer.
+    """
     try:
         each = [first, last, *costs]
     except TypeError:

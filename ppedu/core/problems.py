@@ -98,10 +98,10 @@ class _Inspection:
     def _misplaced(self, rank: int) -> Iterator[Problem]:
         """Yield actions that do not exist, belong to another rank, are needless, or are repeated."""
         blocks, size, seen = self.numbered.blocks, self.numbered.microbatches, self.seen
-        for index, number in enumerate(self.numbered.orders[rank]):
-            block = blocks[number // size]
+        for index, entry in enumerate(self.numbered.orders[rank]):
+            block = blocks[entry // size]
             for part, distance in enumerate(block.singles):
-                single = number + distance
+                single = entry + distance
                 if block.rank != rank or seen[single]:
                     action = self.schedule.orders[rank][index].singles[part]
                     if block.rank != rank:
@@ -138,7 +138,7 @@ class _Inspection:
         if SHARDING.isdisjoint(map(attrgetter("op"), order)):
             return
         numbered = self.numbered
-        blocks = [number // numbered.microbatches for number in numbered.orders[rank]]
+        blocks = [entry // numbered.microbatches for entry in numbered.orders[rank]]
         singles = {block: numbered.blocks[block].sample.singles for block in set(blocks)}
         stages = {block: [each.stage for each in some if each.op in COMPUTE] for block, some in singles.items()}
         last = {stage: index for index, block in enumerate(blocks) for stage in stages[block]}  # its last use
@@ -243,11 +243,11 @@ class _Inspection:
                 log = (sent if sends else received).setdefault(self.placement.route(block.sample), {})
                 logs[index] = log, block.singles[0], (block.singles if sends else block.requires)[0]
         for rank in self.known:
-            for number in numbered.orders[rank]:
-                if number // numbered.microbatches in logs:
-                    log, own, send = logs[number // numbered.microbatches]
-                    if number + own not in self.on_wrong_rank:
-                        log.setdefault(number + send)  # repeated messages count once
+            for entry in numbered.orders[rank]:
+                if entry // numbered.microbatches in logs:
+                    log, own, send = logs[entry // numbered.microbatches]
+                    if entry + own not in self.on_wrong_rank:
+                        log.setdefault(entry + send)  # repeated messages count once
         return sent, received
 
     def _too_early(self) -> Iterator[Problem]:

@@ -7,7 +7,6 @@ which is legal and needs no more memory. A better one may exist: finding the bes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -72,14 +71,10 @@ class Tasks:
         self.clock = Clock.of(schedule, exact)
         self.duration = [*map(self.clock.duration, self.actions)]
 
-        weighs = [Fraction(each) for each in exact.per_stage(exact.activation, schedule.stages, schedule.ranks)]
-        kept = Fraction(exact.weight_memory)
-        shares = {Op.F: Fraction(1), Op.B: Fraction(1), Op.I: 1 - kept, Op.W: kept}
-        unit = math.lcm(*((share * each).denominator for share in shares.values() for each in weighs))
-        memory = {op: [int(share * each * unit) for each in weighs] for op, share in shares.items()}
+        changes, _ = exact.memory_changes(schedule.stages, schedule.ranks)
         singles = [action.singles for action in self.actions]
-        self.takes = [sum(memory[op][stage] for stage, op, *_ in each if op == Op.F) for each in singles]
-        self.gives_back = [sum(memory[op][stage] for stage, op, *_ in each if op != Op.F) for each in singles]
+        self.takes = [sum(changes[op][stage] for stage, op, *_ in each if op == Op.F) for each in singles]
+        self.gives_back = [-sum(changes[op][stage] for stage, op, *_ in each if op != Op.F) for each in singles]
         self.room = [0] * schedule.ranks  # the peak of each rank's activations
         held = [0] * schedule.ranks
         for rank, takes, gives_back in zip(self.rank, self.takes, self.gives_back, strict=True):

@@ -43,18 +43,18 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     free: list[Any] = [0] * schedule.ranks
     starts: list[list[Any]] = [[] for _ in free]
     ends: list[list[Any]] = [[] for _ in free]
-    remaining = [iter(numbers) for numbers in numbered.orders]
+    remaining = [iter(entries) for entries in numbered.orders]
     for rank in schedule.replay.turns:
-        number = next(remaining[rank])
-        block = number // size
+        entry = next(remaining[rank])
+        block = entry // size
         start = free[rank]
         for distance, latency in inputs[block]:
-            arrival = exists[number + distance] + latency
+            arrival = exists[entry + distance] + latency
             if arrival > start:
                 start = arrival
         end = start + durations[block]
         for distance in produces[block]:
-            exists[number + distance] = end
+            exists[entry + distance] = end
         if block in receives:  # the rank continues; the action that requires the message waits
             start = end = free[rank]
         free[rank] = end

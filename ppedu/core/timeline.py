@@ -13,9 +13,9 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import display
-from ppedu.core.actions import Action
+from ppedu.core.actions import Action, Op
 from ppedu.core.errors import SettingError
-from ppedu.core.numeric import Number, Ticks, plain, pretty, ratio
+from ppedu.core.numeric import Ticks, plain, pretty, ratio
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.validate import require_number, require_rank
 
@@ -228,14 +228,9 @@ class Timeline:
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
-    def _weights(self) -> tuple[dict[str, list[Any]], Ticks]:
-        """The memory that F, B, I and W allocate in each stage, in ticks; negative if they free it."""
-        weights = self.costs.per_stage(self.costs.activation, self.schedule.stages, self.schedule.ranks)
-        kept = self.costs.weight_memory
-        shares: dict[str, Number] = {"F": 1, "B": -1, "I": kept - 1, "W": -kept}
-        changes = {op: [weight * share for weight in weights] for op, share in shares.items()}
-        ticks = Ticks(chain(*changes.values()))
-        return {op: [ticks.count(change) for change in each] for op, each in changes.items()}, ticks
+    def _weights(self) -> tuple[dict[Op, list[Any]], Ticks]:
+        """`Costs.memory_changes` for this timeline's stages."""
+        return self.costs.memory_changes(self.schedule.stages, self.schedule.ranks)
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
