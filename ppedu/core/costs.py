@@ -149,7 +149,7 @@ class Costs:
         return {Op.F: forward, Op.B: full, Op.I: first, Op.W: second}
 
     def memory_changes(self, stages: int, ranks: int) -> tuple[dict[Op, list[Any]], Ticks]:
-        """Return the memory that F, B, I and W allocate in each stage, negative if they free it, in ticks, and the ticks.
+        """Return the memory that F, B, I and W allocate (or free, if negative) in each stage, in ticks, and the ticks.
 
         Raises:
             SettingError: A sequence does not have one entry for each stage.
