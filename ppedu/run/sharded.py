@@ -86,7 +86,7 @@ class Shards:
         self.rank = rank
         self.parts = {stage: parts for stage, module in modules.items() if (parts := _parts(module))}
         self._finish = {stage: _finisher(parts[0]) for stage, parts in self.parts.items()}
-        self._gathered: dict[int, list[UnshardHandle | None]] = {}  # by stage, what is still in flight
+        self._gathered: dict[int, list[UnshardHandle | None]] = {}  # by stage, its gathers still in flight
         self._unreduced: set[int] = set()
         self._settled: set[int] = set()  # stages whose gradients are added up in `.grad` already
         for stage, parts in self.parts.items():
