@@ -177,17 +177,17 @@ def F(stage: int, microbatch: int) -> Action:
 
 
 def B(stage: int, microbatch: int) -> Action:
-    """Return a full backward, for the input and the weights."""
+    """Return a full backward, which computes the gradients of the input and the weights: `B(2, 0)` is 2B0."""
     return Action(stage, Op.B, microbatch)
 
 
 def I(stage: int, microbatch: int) -> Action:  # noqa: E743
-    """Return a backward for the input, whose result the stage before waits for."""
+    """Return the half of a backward that computes the gradient of the input, for which the previous stage waits."""
     return Action(stage, Op.I, microbatch)
 
 
 def W(stage: int, microbatch: int) -> Action:
-    """Return a backward for the weights, whose result only the optimizer waits for."""
+    """Return the half of a backward that computes the gradients of the weights, for which only the optimizer waits."""
     return Action(stage, Op.W, microbatch)
 
 

@@ -43,14 +43,14 @@ def read(
     number = sum(map(len, orders))
     singles = {single for action in set().union(*orders) for single in action.singles}
     if not singles:
-        raise ParseError(f"{str(where)!r} holds no actions")
+        raise ParseError(f"{str(where)!r} holds no actions; expected a line per rank, with cells such as 0F0")
     stages = 1 + max(single.stage for single in singles)
     found = 1 + max(single.microbatch for single in singles)
     if not 2 * stages * found - 1000 <= 100 * number <= 100_000 * (1 + stages * found):
         # Not a schedule, or a typo: nearly all actions are missing or repeated, which would take minutes to list.
         raise ParseError(
             f"{str(where)!r} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "
-            f"but has {plural(number, 'action')}"
+            f"but has {plural(number, 'action')}; look for a typo in the largest stage or microbatch"
         )
     if microbatches is not None and require_count("microbatches", microbatches, least=0) != found:
         raise ParseError(f"{str(where)!r} has microbatches 0 to {found - 1}, which is {found}, not {microbatches}")
@@ -73,5 +73,5 @@ def _cells(row: list[str], line: int, path: Path, parse: Callable[[str], Action]
             except ParseError as error:
                 raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
     if len(actions) < len(row) and any(a.op in COMMUNICATION for a in actions):
-        raise ParseError(f"{str(path)!r}, line {line}: a schedule with communication has no empty cells")
+        raise ParseError(f"{str(path)!r}, line {line}: a schedule with communication has no empty cells; delete them")
     return actions

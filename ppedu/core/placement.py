@@ -60,7 +60,7 @@ class Placement:
         "loop": stage s on rank s mod ranks, `chunks` stages on each rank.
         "v": down the ranks and back up, a zigzag of `chunks` stages on each rank.
         "bidirectional": two copies of the model, one from the first rank to the last, one from the last to
-            the first. The first half of the `microbatches` (the larger, where they are odd) takes the first.
+            the first. The first half of the `microbatches`, rounded up, runs through the first copy.
 
         Raises:
             SettingError: There is no such placement, or a number is not a whole number above 0.
@@ -91,7 +91,7 @@ class Placement:
             raise SettingError(f"a placement is a rank for each stage, such as [0, 1, 1, 0]; got {holders!r}")
         ranks = sorted({require_count("a rank", rank, least=0) for rank in holders})
         if not ranks or ranks != list(range(len(ranks))):
-            raise SettingError(f"a placement must give each rank from 0 on a stage; got {list(holders)}")
+            raise SettingError(f"a placement must give each rank from 0 on at least one stage; got {list(holders)}")
         return cls("custom", len(ranks), (tuple(holders),))
 
     @cached_property

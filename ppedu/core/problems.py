@@ -91,7 +91,10 @@ class _Inspection:
             yield from self._deadlocks()
 
     def _problem(self, rank: int, index: int, kind: str, why: str, action: Action | None = None) -> Problem:
-        """Return the problem of the action at an index, or of the given part of that action."""
+        """Return a problem of the action at an index, or of `action` if it is one of two parts.
+
+        why: The end of the message, after the action.
+        """
         action = action or self.schedule.orders[rank][index]
         return Problem(rank, index, action, kind, f"rank {rank}, position {index}: {action}{why}")
 
@@ -111,7 +114,10 @@ class _Inspection:
                 seen[single] = True
 
     def _why_misplaced(self, rank: int, action: Action, again: bool) -> Iterator[tuple[str, str]]:
-        """Yield the kind of the problem of an action on `rank`, and the end of its sentence."""
+        """Yield the kind of problem that an action on `rank` has, and its message without the action, if it has one.
+
+        again: Whether the same action was already seen, on any rank.
+        """
         placement, stages, microbatches = self.placement, self.schedule.stages, self.schedule.microbatches
         stage, op, microbatch, _ = action
         if not 0 <= stage < stages:
@@ -198,14 +204,13 @@ class _Inspection:
         if halves and runs("B"):
             whole, half = Action(stage, Op.B, microbatch), Action(stage, halves[0], microbatch)
             at, index = self.places[whole]
-            yield self._problem(
-                at, index, "duplicate", f" is a full backward, and half of it, {half}, is run too", whole
-            )
+            why = f" is a full backward, and half of it, {half}, is run too"
+            yield self._problem(at, index, "duplicate", why, whole)
         backward = "IW" if halves and not runs("B") else "B"
-        missing = [op for op in ("F", *backward, *messages) if not runs(op)]
-        for op in missing:
-            action = Action(stage, Op(op), microbatch)
-            yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
+        for op in ("F", *backward, *messages):
+            if not runs(op):
+                action = Action(stage, Op(op), microbatch)
+                yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent."""
@@ -227,6 +232,7 @@ class _Inspection:
                     yield self._problem(rank, index, "message", why, receive)
 
     def _send(self, number: int) -> Action:
+        """Return the SEND that has this number."""
         kind, stage, microbatch = self.numbered.result(number)
         return Action(stage, Op(kind), microbatch)
 
