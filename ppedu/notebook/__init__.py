@@ -2,7 +2,7 @@
 
 Reading order: rank (what a rank does), launcher, zygote and agent (the processes that start ranks), environment and
 resources, hang and failure (error messages), pool (the owner's side); exchange and figures (values and pictures),
-output, live and magic (the cell); rehearsal (simulated ranks), exercises. May import every package but `cli`.
+screen, output and magic (the cell); rehearsal (simulated ranks), exercises. May import every package but `cli`.
 """
 
 from ppedu.notebook.exercises import check_answer, is_right, outcome, predict, progress

@@ -11,11 +11,6 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
-def launcher_environment() -> dict[str, str]:
-    """Return a launcher's environment variables: this process's, one OpenMP thread, this package on the module path."""
-    return os.environ | ONE_THREAD | module_path()
-
-
 def module_path() -> dict[str, str]:
     """Return PYTHONPATH, with the folder of this package first."""
     return {"PYTHONPATH": os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -29,13 +24,10 @@ def rank_environment(ranks: int, port: int, several_nodes: bool) -> dict[str, st
     """
     if several_nodes:
         return os.environ | ONE_THREAD
-    size = str(ranks)
     torchrun = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "ROLE_WORLD_SIZE": size,
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",

@@ -18,7 +18,7 @@ from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.timeline import Timeline
-from ppedu.core.validate import require_count
+from ppedu.core.validate import require_count, require_instance
 from ppedu.view.perfetto import chrome_trace
 
 FOLDER = "PPEDU_RUN"  # the environment variable that holds the run's folder
@@ -43,9 +43,8 @@ def give_back(value: Any) -> None:
     """
     if FOLDER in os.environ:
         rank = os.environ["LOCAL_RANK"]
-        file = Path(os.environ[FOLDER], f"{rank}.result")
-        write_private(file.with_suffix(".part"), pickled(value, f"the value that rank {rank} gives back", "the cell"))
-        file.with_suffix(".part").rename(file)
+        content = pickled(value, f"the value that rank {rank} gives back", "the cell")
+        write_private(Path(os.environ[FOLDER], f"{rank}.result"), content)
 
 
 _last_shown = -LIVE_INTERVAL  # the time of the last call of `show_live` that had an effect
@@ -67,8 +66,7 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
         SettingError: an argument has a wrong type, or there is no loss yet.
     """
     global _last_shown
-    if not isinstance(timeline, Timeline):
-        raise SettingError(f"show_live takes a step's timeline, such as pipeline.timeline; got {timeline!r}")
+    require_instance("the timeline given to show_live", timeline, Timeline, "a step's, such as pipeline.timeline")
     require_count("the number of steps", steps)
     try:
         numbers = [float(loss) for loss in losses]
@@ -81,13 +79,10 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
     if len(numbers) < steps and time.monotonic() < _last_shown + LIVE_INTERVAL:
         return
     _last_shown = time.monotonic()
-    folder = Path(os.environ[FOLDER])
     finite = [number if math.isfinite(number) else None for number in numbers]
     state = json.dumps({"losses": finite, "steps": int(steps)})
     for name, text in zip(LIVE_FILES, (chrome_trace(timeline), state), strict=True):
-        part = folder / f"{name}.part"
-        write_private(part, text.encode())
-        part.rename(folder / name)
+        write_private(Path(os.environ[FOLDER], name), text.encode())
     print(LIVE, end="", flush=True)
 
 
@@ -100,13 +95,8 @@ def read_results(folder: Path, ranks: int) -> list[Any] | None:
     files = [folder / f"{rank}.result" for rank in range(ranks)]
     if not any(file.exists() for file in files):
         return None
-    found: list[Any] = []
-    for rank, file in enumerate(files):
-        try:
-            found.append(pickle.loads(file.read_bytes()) if file.exists() else None)
-        except Exception as error:
-            raise PipelineError(f"the value that rank {rank} gave back cannot be read here: {error}") from error
-    return found
+    problem = "the notebook cannot read the value that rank {} gave back"
+    return [_unpickled(file, None, problem.format(rank)) for rank, file in enumerate(files)]
 
 
 def require_name(option: str, name: str) -> None:
@@ -138,7 +128,7 @@ def pickled_inputs(names: Sequence[str], values: Mapping[str, Any]) -> bytes:
     option = f"--in {','.join(names)}"
     for name in names:
         if name not in values:
-            raise SettingError(f"{option}: the notebook has no variable {name!r}")
+            raise SettingError(f"{option}: the notebook has no variable {name!r}; define it in a cell before this one")
     return pickled({name: values[name] for name in names}, option, "the notebook")
 
 
@@ -148,12 +138,20 @@ def read_inputs(folder: Path) -> dict[str, Any]:
     Raises:
         PipelineError: they cannot be unpickled here.
     """
-    file = folder / INPUTS
-    try:
-        values: dict[str, Any] = pickle.loads(file.read_bytes()) if file.exists() else {}
-    except Exception as error:
-        raise PipelineError(f"a rank cannot read the variables of --in: {type(error).__name__}: {error}") from None
+    values: dict[str, Any] = _unpickled(folder / INPUTS, {}, "a rank cannot read the variables of --in")
     return values
+
+
+def _unpickled(file: Path, default: Any, problem: str) -> Any:
+    """Return the value in a file, `default` if the file does not exist.
+
+    Raises:
+        PipelineError: it cannot be unpickled here. The message begins with `problem`.
+    """
+    try:
+        return pickle.loads(file.read_bytes()) if file.exists() else default
+    except Exception as error:
+        raise PipelineError(f"{problem}: {type(error).__name__}: {error}") from None
 
 
 def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
@@ -162,23 +160,17 @@ def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
     Only a docstring and `from __future__ import …`, which must open a program, precede that line.
     """
     load = f"import pathlib, pickle; {', '.join(names)}, = pickle.loads(pathlib.Path({file!r}).read_bytes()).values()"
-    program, last = ast.parse(cell), None
-    for each in program.body:
-        is_docstring = each is program.body[0] and ast.get_docstring(program) is not None
-        if not is_docstring and not (isinstance(each, ast.ImportFrom) and each.module == "__future__"):
-            break
-        last = each
-    if last is None:
+    program = ast.parse(cell)
+    header = program.body[:1] if ast.get_docstring(program) is not None else []
+    header += [each for each in program.body if isinstance(each, ast.ImportFrom) and each.module == "__future__"]
+    if not header:
         return f"{load}\n{cell}"
+    last = header[-1]
     assert last.end_lineno is not None
-    lines = cell.split("\n")
-    line = lines[last.end_lineno - 1].encode()  # because `end_col_offset` counts bytes
-    before, after = line[: last.end_col_offset].decode(), line[last.end_col_offset :].decode()
-    if after.strip().startswith(";"):  # another statement follows on the same line
-        lines[last.end_lineno - 1] = f"{before}; {load}{after}"
-    else:
-        lines.insert(last.end_lineno, load)
-    return "\n".join(lines)
+    lines = cell.encode().split(b"\n")  # because `end_col_offset` counts bytes
+    line = lines[last.end_lineno - 1]
+    lines[last.end_lineno - 1] = line[: last.end_col_offset] + f"; {load}".encode() + line[last.end_col_offset :]
+    return b"\n".join(lines).decode()
 
 
 def pickled(value: Any, name: str, origin: str) -> bytes:
@@ -203,10 +195,11 @@ def new_folder() -> Path:
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Write a file that only this user can read."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as out:
-        out.write(content)
+    """Write a file that only this user can read; other processes see all of its new content or none of it."""
+    part = file.with_name(f"{file.name}.part")
+    part.touch(mode=0o600)
+    part.write_bytes(content)
+    part.rename(file)
 
 
 class _InMain(Exception):

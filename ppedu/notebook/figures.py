@@ -6,7 +6,6 @@ As in a notebook, figures that are still open at the end of the program are show
 import atexit
 import io
 import os
-import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ def show(*_: Any, **__: Any) -> None:
         write_private(Path(os.environ[FOLDER], name), picture.getvalue())
         print(FIGURE.format(name), flush=True)
     Gcf.destroy_all()
-    sys.stdout.flush()
 
 
 atexit.register(show)

@@ -54,7 +54,7 @@ def locate(rank: int, program: str) -> Location:
 
 
 def describe_hang(locations: Sequence[Location], ended: Collection[int]) -> str:
-    """Return a line for each rank that is alive, followed by the reasons why the ranks do not go on.
+    """Return a line for each rank in `locations`, followed by the reasons why the ranks cannot continue.
 
     ended: the ranks that have ended.
     """

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.notebook import exchange
-from ppedu.notebook.live import LiveRun
 from ppedu.notebook.output import Output
 from ppedu.notebook.pool import LAUNCHERS, RankPool
 from ppedu.notebook.resources import memory, require_run
+from ppedu.notebook.screen import Screen
 
 MAX_CHARACTERS = 100_000  # shown of an error
 SAVED = "# Saved from a notebook by ppedu."  # the first line of a saved script
@@ -27,7 +26,7 @@ SAVED = "# Saved from a notebook by ppedu."  # the first line of a saved script
 class CellError(PipelineError):
     """The error of a `%%torchrun` cell, which Jupyter shows without a traceback through this package.
 
-    The text is made valid Unicode and limited in length: Jupyter shows no invalid text, and all of a huge one.
+    The text is made valid Unicode, which Jupyter requires, and its middle is cut out if it is too long.
     """
 
     def __init__(self, text: str):
@@ -67,47 +66,6 @@ def _parser() -> _Parser:
     return parser
 
 
-class _Screen:
-    """Shows output in a notebook cell or in a terminal."""
-
-    def __init__(self, shell: Any):
-        self._terminal = type(shell).__name__ == "TerminalInteractiveShell"
-        self._handle: DisplayHandle | None = None
-        self._training: LiveRun | None = None
-
-    def text(self, text: str) -> None:
-        print(text, end="", flush=True)
-
-    def bar(self, line: str, done: bool) -> None:
-        if self._terminal:
-            print(f"\r{line}", end="\n" if done else "", flush=True)
-            return
-        bundle = {"text/plain": line}
-        if self._handle:
-            self._handle.update(bundle, raw=True)
-        else:
-            self._handle = DisplayHandle()
-            self._handle.display(bundle, raw=True)
-        if done:
-            self._handle = None
-
-    def picture(self, file: Path) -> None:
-        if file.exists():
-            display(Image(data=file.read_bytes()))
-
-    def live(self, folder: Path) -> None:
-        if self._terminal or not all((folder / name).exists() for name in exchange.LIVE_FILES):
-            return
-        if self._training is None:
-            self._training = LiveRun(folder)
-        else:
-            self._training.update()
-
-    def close(self) -> None:
-        if self._training:
-            self._training.close()
-
-
 @magics_class
 class TorchrunMagic(Magics):
     """The magics, and the rank pools of this kernel."""
@@ -117,7 +75,7 @@ class TorchrunMagic(Magics):
         self._shell = shell
         self.pools = {launcher: RankPool(launcher) for launcher in LAUNCHERS}
         self.pools["zygote"].start()
-        self._folder: Path | None = None  # of the last run, if it holds output that was not shown
+        self._folder = exchange.new_folder()  # of the last run; it still exists if it holds output that was not shown
 
     @line_cell_magic  # type: ignore[untyped-decorator]  # IPython has few types
     def torchrun(self, line: str, cell: str | None = None) -> None:
@@ -136,8 +94,7 @@ class TorchrunMagic(Magics):
                 print(_parser().format_help())
                 return
             if flags and options.launcher != "torchrun":
-                extra = " ".join(flags)
-                _parser().error(f"unrecognized arguments: {extra} (options of torchrun need --launcher torchrun)")
+                _parser().error(f"unrecognized arguments: {' '.join(flags)} (torchrun's need --launcher torchrun)")
             self._run(options, flags, line, cell)
         except SyntaxError as error:
             self._raise_syntax_error(error, cell or "")
@@ -176,46 +133,43 @@ class TorchrunMagic(Magics):
         values = exchange.pickled_inputs(names, self._shell.user_ns)
         if options.save is not None:
             self._save(options, cell, names, values)
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        folder, screen = exchange.new_folder(), _Screen(self._shell)
-        self._folder = folder
+        shutil.rmtree(self._folder, ignore_errors=True)
+        folder = self._folder = exchange.new_folder()
+        screen = Screen(self._shell)
         try:
             pool.make_folder(folder)
             file = folder / "cell.py"
             exchange.write_private(file, program.encode())
             exchange.write_private(folder / exchange.INPUTS, values)
-            output = Output(ranks, screen, folder, options.live)
             environment = {exchange.FOLDER: str(folder), "MPLBACKEND": "module://ppedu.notebook.figures"}
-            try:
-                pool.run(
-                    str(file),
-                    ranks,
-                    timeout=options.timeout,
-                    flags=flags,
-                    folder=folder,
-                    environment=environment,
-                    write=output.write,
-                )
-            except BaseException:
-                output.close()
-                with contextlib.suppress(PipelineError):  # the error of the run is the one to show
-                    self._set_results(options, folder)
-                raise
-            output.close()
+            with contextlib.closing(Output(ranks, screen, folder, options.live)) as output:
+                try:
+                    pool.run(
+                        file,
+                        ranks,
+                        timeout=options.timeout,
+                        flags=flags,
+                        folder=folder,
+                        environment=environment,
+                        write=output.write,
+                    )
+                except BaseException:
+                    with contextlib.suppress(PipelineError):  # the error of the run is the one to show
+                        self._set_results(options, folder)
+                    raise
             self._set_results(options, folder)
         finally:
             screen.close()
             if not (folder / "output.txt").exists():
                 shutil.rmtree(folder, ignore_errors=True)
-                self._folder = None
 
     def _set_results(self, options: argparse.Namespace, folder: Path) -> None:
+        """Set the notebook's variable `options.out` to the values given back, if a rank has given one back."""
         if (results := exchange.read_results(folder, options.nproc_per_node)) is not None:
             self._shell.user_ns[options.out] = results
 
     def _save(self, options: argparse.Namespace, cell: str, names: list[str], values: bytes) -> None:
-        """Save a script that torchrun can run, and in a file beside it the variables of the notebook."""
+        """Save the cell as a script that torchrun can run, and the pickled variables of `--in` in a file beside it."""
         script = Path(options.save)
         if script.suffix != ".py":
             raise SettingError(f"--save needs a file name that ends in .py; got {options.save!r}")
@@ -229,6 +183,7 @@ class TorchrunMagic(Magics):
         script.write_text(header + cell, encoding="utf-8")
 
     def _raise_syntax_error(self, error: SyntaxError, cell: str) -> NoReturn:
+        """Raise a CellError that shows the line of the cell and marks the position of the error."""
         lines = ["", *cell.splitlines()]
         number = error.lineno or 1
         source = lines[number - 1] if number <= len(lines) else ""

@@ -6,9 +6,9 @@ import codecs
 import re
 import time
 from pathlib import Path
-from typing import Protocol
 
 from ppedu.notebook.exchange import FIGURE, LIVE
+from ppedu.notebook.screen import Screen
 
 MAX_LINES = 1000  # shown per rank
 MAX_SHOWN = 1 << 20  # bytes shown per rank; further output goes to a file
@@ -16,22 +16,6 @@ MAX_FILE = 50 << 20  # bytes in that file
 MAX_LINE = 1 << 16  # characters
 BAR_INTERVAL = 0.1  # seconds between two states of a progress bar
 PICTURE = re.compile(re.escape(FIGURE).replace(r"\{\}", r"(\d+-\d+\.png)"))
-
-
-class Screen(Protocol):
-    """A notebook cell or a terminal, to which output is written."""
-
-    def text(self, text: str) -> None:
-        """Show complete lines."""
-
-    def bar(self, line: str, done: bool) -> None:
-        """Show the state of a progress bar, replacing the previous one; `done` with the last state."""
-
-    def picture(self, file: Path) -> None:
-        """Show a picture."""
-
-    def live(self, folder: Path) -> None:
-        """Show the new state of a training."""
 
 
 class Output:
@@ -85,7 +69,7 @@ class Output:
         text = ""
         for line in lines:
             if picture := PICTURE.fullmatch(line):
-                self._text(text)
+                self._screen.text(text)
                 self._screen.picture(self._folder / picture[1])
                 text = ""
             elif self._bar == rank:
@@ -93,17 +77,13 @@ class Output:
                 self._bar = None
             else:
                 text += f"[{rank}] {line}\n"
-        self._text(text)
+        self._screen.text(text)
         # An incomplete line that has been overwritten is a progress bar.
         state = self._rests[rank].rstrip("\r")
         if "\r" in state and self._bar in (None, rank) and time.monotonic() > self._drawn + BAR_INTERVAL:
             self._rests[rank] = "\r" + _last(state)
             self._screen.bar(f"[{rank}] {_last(state)}", done=False)
             self._bar, self._drawn = rank, time.monotonic()
-
-    def _text(self, text: str) -> None:
-        if text:
-            self._screen.text(text)
 
     def _within_limits(self, rank: int, line: str) -> str | None:
         """Return the line to show. Beyond a rank's limits, write the line to the file and return None."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -13,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from ppedu.core.errors import PipelineError, RankError, SettingError
-from ppedu.notebook.environment import HOME, launcher_environment, module_path, rank_environment
+from ppedu.core.validate import require_instance
+from ppedu.notebook.environment import HOME, ONE_THREAD, module_path, rank_environment
 from ppedu.notebook.exchange import new_folder
 from ppedu.notebook.failure import describe_status, explain, read_location
 from ppedu.notebook.hang import describe_hang
@@ -34,8 +36,8 @@ Write = Callable[[int, bytes], None]  # receives a rank and a piece of its outpu
 class RankPool:
     """Ranks on this machine, forked from a process that has already imported torch, or started by torchrun.
 
-    launcher: "zygote" forks ranks in milliseconds; "torchrun" starts the real torchrun, which takes seconds and can be
-        one of several nodes.
+    launcher: "zygote" forks ranks in milliseconds; "torchrun" starts torchrun itself, which takes seconds, but whose
+        ranks can be part of a run on several nodes.
 
     The launcher is itself a process. The first `start` or `run` starts it; it ends with `close` or with this process.
     One program runs at a time.
@@ -67,7 +69,7 @@ class RankPool:
         return self._server.pid if self._server is not None and self._server.poll() is None else None
 
     def start(self) -> None:
-        """Start the launcher unless it runs; do not wait for its imports."""
+        """Start the launcher, unless it runs already, and return before it has imported torch."""
         if self.server and self._idle:
             return
         self.close()
@@ -77,7 +79,7 @@ class RankPool:
             self._server = subprocess.Popen(
                 [sys.executable, "-c", f"from ppedu.notebook.{module} import serve; serve({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
-                env=launcher_environment(),
+                env=os.environ | ONE_THREAD | module_path(),
                 cwd=HOME,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # so that an interrupt at the terminal reaches this process only
@@ -107,15 +109,14 @@ class RankPool:
     def make_folder(self, folder: Path) -> None:
         """Make a folder that only this user can read and that the launcher removes if this process is killed.
 
-        The launcher gets its name before the folder exists, so that it cannot be left behind.
+        The launcher learns the folder's name before the folder exists, so that the folder cannot be left behind.
 
         Raises:
             SettingError: ranks of another thread are running.
         """
         self._require_idle()
         self.start()
-        assert self._control is not None
-        send(self._control, folder=str(folder))
+        self._send(folder=str(folder))
         folder.mkdir(mode=0o700)
 
     def run(
@@ -144,25 +145,25 @@ class RankPool:
                 another argument has a wrong type; ranks of another thread are running.
             PipelineError: the launcher cannot import torch.
             RankError: a rank has failed, or the timeout has passed. All ranks have ended.
-            KeyboardInterrupt: with a hang report. All ranks have ended.
+            KeyboardInterrupt: the user has interrupted the run. The message is a hang report. All ranks have ended.
         """
         require_run(ranks, timeout)
-        added = {} if environment is None else environment
-        _require("program", "a file or a module's name", program, isinstance(program, str | Path))
-        _require("folder", "a Path or None", folder, isinstance(folder, Path | None))
-        _require("write", "a function of a rank and its output", write, callable(write))
-        for name, texts in (("arguments", arguments), ("flags", flags)):
-            _require(name, "a list of strings", texts, isinstance(texts, Sequence) and _are_texts(texts))
-        well = isinstance(added, Mapping) and _are_texts(added) and _are_texts(added.values())
-        _require("environment", "a dict of strings", environment, well)
+        require_instance("program", program, (str, Path), "a file or a module's name")
+        require_instance("folder", folder, (Path, type(None)), "a Path or None")
+        require_instance("write", write, Callable, "a function of a rank and its output")
+        require_instance("environment", environment, (Mapping, type(None)), "a dict of strings")
+        added = dict(environment or {})
+        for name, texts in (("arguments", arguments), ("flags", flags), ("environment", [*added, *added.values()])):
+            require_instance(name, texts, Sequence, "a list of strings")
+            if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+                raise SettingError(f"{name} must consist of strings; got {texts!r}")
         self._require_idle()
         self._runner = threading.current_thread()
         self.start()
         self._wait_until_ready()
-        assert self._control is not None
         several_nodes = any(flag.startswith("--nnodes") for flag in flags)
         listener = socket.create_server(("127.0.0.1", 0))  # where the ranks' rendezvous store will listen
-        shared = rank_environment(ranks, listener.getsockname()[1], several_nodes) | dict(added)
+        shared = rank_environment(ranks, listener.getsockname()[1], several_nodes) | added
         job = {
             "program": str(program),
             "module": module,
@@ -172,23 +173,22 @@ class RankPool:
             "flags": [*([] if several_nodes else ["--standalone"]), f"--nproc-per-node={ranks}", *flags],
         }
         pipes = [os.pipe() for _ in range(ranks)]
-        outputs, sent = [reading for reading, _ in pipes], [writing for _, writing in pipes]
-        sent.insert(0, os.memfd_create("job"))  # not a file on disk, as the environment may hold passwords
+        outputs = [reading for reading, _ in pipes]
+        job_file = os.memfd_create("job")  # not a file on disk, as the environment may hold passwords
+        sent = [listener.detach(), job_file, *(writing for _, writing in pipes)]
         run_folder = folder or new_folder()
         try:
-            os.write(sent[0], json.dumps(job).encode())
+            os.write(job_file, json.dumps(job).encode())
             if folder is None:
                 self.make_folder(run_folder)
             self._idle = False
             self.started_at = time.monotonic()
-            send(self._control, listener.fileno(), *sent, run=str(run_folder))
+            self._send(*sent, run=str(run_folder))
             close_all(sent)
-            listener.close()
             self._listen(outputs, str(program), run_folder, timeout, write)
         finally:
             if not self._idle:  # an interrupt has come where nothing else could catch it
                 self.close()
-            listener.close()
             close_all(outputs)
             close_all(sent)
             if folder is None:
@@ -216,6 +216,11 @@ class RankPool:
         if not self._idle and self._runner not in (None, threading.current_thread()):
             raise SettingError("other ranks are running; wait until they have ended, or end them with %ranks stop")
 
+    def _send(self, *descriptors: int, **message: Any) -> None:
+        """Send a message with file descriptors to the launcher, if it runs."""
+        if self._control is not None:
+            send(self._control, *descriptors, **message)
+
     def _wait_until_ready(self) -> None:
         assert self._control is not None and self._server is not None
         if not self._ready:
@@ -228,75 +233,72 @@ class RankPool:
             self._ready = True
 
     def _listen(self, outputs: list[int], program: str, folder: Path, timeout: float | None, write: Write) -> None:
-        """Pass on output until every rank has ended; kill all ranks if one fails or the timeout passes."""
+        """Pass on output until every rank has ended; kill all ranks if one fails or the timeout passes.
+
+        outputs: by rank, the read end of the pipe for its output. The other parameters are those of `run`.
+
+        Raises:
+            RankError, KeyboardInterrupt: as `run` does.
+        """
         assert self._control is not None
         alive = set(range(len(outputs)))
+        ranks = {output: rank for rank, output in enumerate(outputs)}  # of the outputs that have not ended
         failed: dict[int, tuple[int, float]] = {}  # by rank, its status and when it was reported; not if killed by us
-        deadline = None if timeout is None else time.monotonic() + timeout
-        hang = ""
-        killed = False
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        hang: str | None = None  # the hang report, once the ranks have been killed; "" if one had failed
 
-        def report() -> str:
-            return self._hang_report(alive, len(outputs), folder, program)
+        def pass_on(ready: Sequence[object]) -> None:
+            for output in ranks.keys() & ready:
+                piece = os.read(output, PACKET)
+                write(ranks[output], piece)
+                if not piece:
+                    del ranks[output]
 
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._control, selectors.EVENT_READ)
-            for rank, output in enumerate(outputs):
-                os.set_blocking(output, False)
-                selector.register(output, selectors.EVENT_READ, rank)
-            try:
-                while alive:
-                    left = None if deadline is None else min(60.0, max(0.0, deadline - time.monotonic()))
-                    for key, _ in selector.select(left):
-                        if key.data is not None:
-                            _pass_on(key, selector, write)
-                        elif (ended := self._receive_end()) is not None:
-                            rank, status = ended
-                            alive.discard(rank)
-                            if status and not killed:
-                                now = time.monotonic()
-                                failed[rank] = status, now
-                                deadline = min(deadline or float("inf"), now + GRACE_PERIOD)
-                    if deadline is not None and time.monotonic() > deadline:
-                        if killed:
-                            break
-                        hang = "" if failed else report()
-                        self._kill()
-                        killed, deadline = True, time.monotonic() + KILL_TIMEOUT
-                for key in [*selector.get_map().values()]:
-                    if key.data is not None:
-                        while _pass_on(key, selector, write):
-                            pass
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(report()) from None
-            finally:
-                self._end(alive, KILL_TIMEOUT if not killed else 0)
+        try:
+            while alive:
+                ready = wait([self._control, *ranks], min(60.0, deadline - time.monotonic()))
+                pass_on(ready)
+                if self._control in ready and (ended := self._receive_end()):
+                    rank, status = ended
+                    alive.discard(rank)
+                    if status and hang is None:
+                        now = time.monotonic()
+                        failed[rank] = status, now
+                        deadline = min(deadline, now + GRACE_PERIOD)
+                if time.monotonic() > deadline:
+                    if hang is not None:
+                        break
+                    hang = "" if failed else self._hang_report(alive, len(outputs), folder, program)
+                    self._send(kill=True)
+                    deadline = time.monotonic() + KILL_TIMEOUT
+            while ready := wait([*ranks], 0):
+                pass_on(ready)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self._hang_report(alive, len(outputs), folder, program)) from None
+        finally:
+            self._end(alive, KILL_TIMEOUT if hang is None else 0)
         if failed:
             raise RankError(explain(failed, len(outputs), folder))
-        if killed:
+        if hang is not None:
             raise RankError(f"the ranks were stopped because they had not ended after {timeout:g} s\n{hang}")
 
     def _end(self, alive: set[int], timeout: float) -> None:
-        """Kill the ranks that are still alive and wait for their end; after `timeout` seconds kill the launcher."""
+        """Kill the ranks `alive` and wait until they have ended, for `timeout` seconds; then close the pool."""
         end = time.monotonic() + timeout
         try:
-            if alive:
-                self._kill()
-            with selectors.DefaultSelector() as selector:
-                if alive and self._control is not None:  # a closed launcher has taken its ranks with it
-                    selector.register(self._control, selectors.EVENT_READ)
-                while alive and self._control is not None:
-                    if not selector.select(max(0.0, end - time.monotonic())):
-                        self.close()
-                    elif (ended := self._receive_end()) is not None:
-                        alive.discard(ended[0])
+            self._send(kill=True)
+            while alive and self._control is not None:  # a closed launcher has taken its ranks with it
+                if not wait([self._control], end - time.monotonic()):
+                    self.close()
+                elif ended := self._receive_end():
+                    alive.discard(ended[0])
             self._idle = True
         except KeyboardInterrupt:
             self.close()  # a second interrupt: do not wait, and start a new launcher next time
             raise
 
     def _receive_end(self) -> tuple[int, int] | None:
-        """Read one message of the launcher; return the rank and its exit status if it reports the end of one."""
+        """Read a message of the launcher; return the rank and its exit status if the message reports a rank's end."""
         assert self._control is not None
         message, _ = receive(self._control)
         if not message:
@@ -309,39 +311,11 @@ class RankPool:
         self.processes.pop(message["rank"], None)
         return message["rank"], message["status"]
 
-    def _kill(self) -> None:
-        if self._control is not None:
-            send(self._control, kill=True)
-
     def _hang_report(self, alive: set[int], ranks: int, folder: Path, program: str) -> str:
-        """Ask the ranks that are alive where they are, wait up to a second for their answers, and return the report."""
-        if self._control is None:
-            return ""
-        send(self._control, locate=True)
+        """Ask the ranks `alive`, of `ranks`, for their locations, wait up to a second, and return the hang report."""
+        self._send(locate=True)
         end = time.monotonic() + 1
         while time.monotonic() < end and not all((folder / f"{rank}.location").exists() for rank in alive):
             time.sleep(0.02)
         locations = [read_location(rank, folder, program) for rank in sorted(alive)]
         return describe_hang(locations, sorted(set(range(ranks)) - alive))
-
-
-def _pass_on(key: selectors.SelectorKey, selector: selectors.BaseSelector, write: Write) -> bool:
-    """Pass on a piece of a rank's output; return whether there may be more at once."""
-    try:
-        piece = os.read(key.fd, PACKET)
-    except BlockingIOError:
-        return False
-    write(key.data, piece)
-    if not piece:
-        selector.unregister(key.fd)
-    return bool(piece)
-
-
-def _are_texts(values: Any) -> bool:
-    return not isinstance(values, str | bytes) and all(isinstance(value, str) for value in values)
-
-
-def _require(name: str, allowed: str, value: Any, well: bool) -> None:
-    """Raise SettingError unless `well`."""
-    if not well:
-        raise SettingError(f"{name} must be {allowed}; got {value!r}")

@@ -98,7 +98,8 @@ def run_program(rank: int, folder: Path, job: dict[str, Any], query: int) -> int
             runpy.run_path(job["program"], read_inputs(folder), run_name="__main__")
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
-            return _exit_code(stop.code or 0)
+            code = stop.code or 0
+            return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF  # as the system reports it, if it fits a C long
         print(stop.code, file=sys.stderr)
         return 1
     except BaseException as error:
@@ -106,11 +107,6 @@ def run_program(rank: int, folder: Path, job: dict[str, Any], query: int) -> int
         write_private(folder / f"{rank}.json", json.dumps(failure).encode())
         return 1
     return 0
-
-
-def _exit_code(code: int) -> int:
-    """Return the exit code as the system reports it: its last eight bits, provided it fits into a C long."""
-    return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
 
 
 def _stream(descriptor: int, mode: str) -> Any:
@@ -125,16 +121,13 @@ def _reseed() -> None:
     random.seed()
     numpy.random.seed()
     torch.default_generator.seed()
-    torch.set_num_threads(1)
 
 
 def _report_location(rank: int, folder: Path, program: str, query: int) -> None:
     """Wait for the query, then write down where the main thread is, which may be blocked in a message."""
     with contextlib.suppress(OSError):
         os.read(query, 1)
-        file = folder / f"{rank}.location"
-        write_private(file.with_suffix(".tmp"), json.dumps(locate(rank, program)._asdict()).encode())
-        file.with_suffix(".tmp").rename(file)
+        write_private(folder / f"{rank}.location", json.dumps(locate(rank, program)._asdict()).encode())
 
 
 def _program_traceback(error: BaseException, program: str) -> str:

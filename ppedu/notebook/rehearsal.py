@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import plural
-from ppedu.core.validate import require_count, require_rank
+from ppedu.core.validate import require_count, require_instance, require_rank
 
 # By operation of `ppedu.run.communicate` and `bidirectional_communicate`: the peer, relative to the rank.
 ONE_WAY = {"recv_forward": -1, "send_forward": +1, "recv_backward": +1, "send_backward": -1}
@@ -62,7 +62,7 @@ class Stopped(SystemExit):
 
 
 class Parked(Stopped):
-    """Blocks a thread whose program catches every exception: the thread itself calls the constructor, which waits."""
+    """An exception whose constructor never returns: raised in a thread, it blocks even a program that catches all."""
 
     def __init__(self) -> None:
         Semaphore(0).acquire()
@@ -117,14 +117,11 @@ class Rank:
 
     def forward(self, microbatch: int, x: Any = None) -> Tensor:
         """Run the stage's forward on `x`, the output of the previous stage."""
-        self._run(F(self.rank, microbatch), x, Tensor("activation", self.rank - 1, microbatch), self.rank == 0)
-        return Tensor("activation", self.rank, microbatch)
+        return self._run(F(self.rank, microbatch), x, self.rank - 1, "activation")
 
     def backward(self, microbatch: int, dy: Any = None) -> Tensor:
         """Run the stage's backward on `dy`, the gradient from the next stage."""
-        last = self.rank == self.ranks - 1
-        self._run(B(self.rank, microbatch), dy, Tensor("gradient", self.rank + 1, microbatch), last)
-        return Tensor("gradient", self.rank, microbatch)
+        return self._run(B(self.rank, microbatch), dy, self.rank + 1, "gradient")
 
     def step(self) -> float:
         """Train on one batch together with all ranks; return its loss on the last rank, 0 on the others."""
@@ -166,8 +163,6 @@ class Rank:
     def _live(self, program: Callable[[Rank], Any]) -> None:
         try:
             program(self)
-        except Stopped:
-            pass
         except BaseException as error:
             self.error = error
         self._back.release()
@@ -191,22 +186,27 @@ class Rank:
         return f"{reason}send the result of its {way}, {result}"
 
     def _exchange(self, doing: str, kind: str, peers: tuple[int, ...], value: Any = None) -> Any:
-        """Wait until `rehearse` has matched this call with those of the peers; return its result."""
-        if self._stopped:
-            raise Stopped
+        """Wait until `rehearse` has matched this call with those of the peers; return its result.
+
+        doing, kind, peers, value: see `Wait`.
+        """
         self._count()
         self.wait = Wait(self.rank, doing, peers, kind, value, *_line(sys._getframe()))
-        self._back.release()
-        self._turn.acquire()
+        if not self._stopped:
+            self._back.release()
+            self._turn.acquire()
         if self._stopped:
             raise Stopped
         return self.answer
 
-    def _run(self, action: Action, given: Any, own: Tensor, end: bool) -> None:
+    def _run(self, action: Action, given: Any, source: int, kind: str) -> Tensor:
+        """Record an action, and whether `given` is its own input from stage `source`; return its output."""
         self._count()
         self.actions.append(action)
-        if not end and given != own:
+        own = Tensor(kind, source, action.microbatch)
+        if 0 <= source < self.ranks and given != own:
             self.mixed.append((action, given, own))
+        return own._replace(stage=self.rank)
 
     def _count(self) -> None:
         self._calls += 1
@@ -232,8 +232,7 @@ def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float]
         SettingError: `program` is not a function, `ranks` is not from 1 to 1000, or the loop of a rank is endless: it
             has run for 10 seconds or made 10,000 calls.
     """
-    if not callable(program):
-        raise SettingError(f"program must be a function of one rank, such as `def step(me): …`; got {program!r}")
+    require_instance("program", program, Callable, "a function of one rank, such as `def step(me): …`")
     if require_count("the number of ranks", ranks) > MAX_RANKS:
         raise SettingError(f"at most {MAX_RANKS} ranks can be rehearsed; got {ranks}")
     every = [Rank(program, rank, ranks, losses) for rank in range(ranks)]

@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import selectors
 import shutil
 import signal
 import socket
 import weakref
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -48,17 +48,13 @@ def serve(descriptor: int) -> NoReturn:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    selector = selectors.DefaultSelector()
-    selector.register(control, selectors.EVENT_READ)
-    selector.register(woken, selectors.EVENT_READ)
     alive: dict[int, int] = {}  # process → rank
     folder = ""
     query: list[int] = []  # the write end of the run's query pipe, until it is closed
     while True:
-        ready = [key.fileobj for key, _ in selector.select()]
+        ready = wait([control, woken])
         with contextlib.suppress(BlockingIOError):
-            while os.read(woken, 512):
-                pass
+            os.read(woken, 1 << 16)  # all that a pipe can hold
         for process, status in _ended_children():
             if process in alive:
                 launcher.kill_group(process)  # the processes that the rank has started

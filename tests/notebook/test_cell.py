@@ -58,7 +58,7 @@ def test_an_error_of_the_cell_hides_values_that_cannot_be_read(kernel, failed, f
     (folder / "mine.py").write_text("import os\nif 'RANK' not in os.environ: 1 / 0\nclass Net: pass")
     program = "import ppedu as pp, mine\npp.give_back(mine.Net())"
     assert (
-        "the value that rank 0 gave back cannot be read here: division by zero"
+        "the notebook cannot read the value that rank 0 gave back: ZeroDivisionError: division by zero"
         in failed(f"%%torchrun\n{program}").traceback
     )
     assert "ValueError: mine" in failed(f"%%torchrun\n{program}\nraise ValueError('mine')").traceback

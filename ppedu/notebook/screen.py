@@ -1,11 +1,12 @@
-"""The live view of a training: its loss and the timeline of its last step, updated while the cell runs."""
+"""The display of a running cell: text, progress bars, pictures, and the live view of a training."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from IPython.display import DisplayHandle
+from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError
 from ppedu.core.validate import require_count
@@ -13,6 +14,51 @@ from ppedu.notebook.exchange import LIVE_FILES
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
 from ppedu.view.perfetto import load
+
+
+class Screen:
+    """A notebook cell or a terminal, to which output is written."""
+
+    def __init__(self, shell: Any):
+        self._terminal = type(shell).__name__ == "TerminalInteractiveShell"
+        self._bar: DisplayHandle | None = None
+        self._training: LiveRun | None = None
+
+    def text(self, text: str) -> None:
+        """Show complete lines."""
+        print(text, end="", flush=True)
+
+    def bar(self, line: str, done: bool) -> None:
+        """Show the state of a progress bar, replacing the previous one; `done` with the last state."""
+        if self._terminal:
+            print(f"\r{line}", end="\n" if done else "", flush=True)
+            return
+        bundle = {"text/plain": line}
+        if self._bar:
+            self._bar.update(bundle, raw=True)
+        else:
+            self._bar = display(bundle, raw=True, display_id=True)
+        if done:
+            self._bar = None
+
+    def picture(self, file: Path) -> None:
+        """Show a picture, if the file exists."""
+        if file.exists():
+            display(Image(data=file.read_bytes()))
+
+    def live(self, folder: Path) -> None:
+        """Show the new state of a training, which `show_live` has saved in the run's folder; nothing in a terminal."""
+        if self._terminal or not all((folder / name).exists() for name in LIVE_FILES):
+            return
+        if self._training is None:
+            self._training = LiveRun(folder)
+        else:
+            self._training.update()
+
+    def close(self) -> None:
+        """Replace the widget of a training by a picture."""
+        if self._training:
+            self._training.close()
 
 
 class LiveRun(Interactive):
@@ -23,8 +69,8 @@ class LiveRun(Interactive):
     def __init__(self, folder: Path):
         super().__init__()
         self._folder = folder
-        self._handle: DisplayHandle | None = None
         self.update()
+        self._handle = display(self, display_id=True)
 
     def update(self) -> None:
         """Show the state that rank 0 has saved last.
@@ -41,11 +87,7 @@ class LiveRun(Interactive):
         except (PipelineError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise PipelineError(f"cannot show rank 0's training: {' and '.join(LIVE_FILES)} are damaged") from error
         self.timeline, self._losses, self._steps = timeline, losses, steps
-        if self._handle is None:
-            self._handle = DisplayHandle()
-            self._handle.display(self)
-        else:
-            self.refresh()
+        self.refresh()
 
     def close(self) -> None:
         """Replace the widget by a picture of the final state."""
