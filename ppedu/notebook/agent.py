@@ -30,7 +30,10 @@ LOST = -signal.SIGKILL  # the status of a rank whose end neither it nor torchrun
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Start torchrun as requested on the socket `descriptor`, until it closes."""
+    """Start torchrun whenever the pool, at the other end of the socket `descriptor`, requests it, until that closes.
+
+    The messages are described in `launcher`.
+    """
     become_subreaper()
     control = socket.socket(fileno=descriptor)
     send(control, ready=True)
@@ -50,7 +53,11 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) -> None:
-    """Run one program on the ranks of this node; return early once `control` is closed."""
+    """Run one job with torchrun on the ranks of this node, and report their start and end on `control`.
+
+    job_file: the memory file with the job, see `launcher`. pipes: by local rank, where its output goes; closed at the
+    end. If `control` closes meanwhile, kill all ranks and return.
+    """
     job = read_job(job_file)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     os.chdir(folder)  # because the path of a socket is limited to 107 characters

@@ -12,15 +12,15 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def module_path() -> dict[str, str]:
-    """Return PYTHONPATH, with the folder of this package first."""
+    """Return the environment variable PYTHONPATH as a dict: the folder that holds ppedu, then its current value."""
     return {"PYTHONPATH": os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def rank_environment(ranks: int, port: int, several_nodes: bool) -> dict[str, str]:
     """Return the environment that all ranks share: this process's, and the variables that torchrun sets.
 
-    The launcher adds each rank's own number. On one of several nodes torchrun sets its variables itself, and ranks talk
-    over the network.
+    port: MASTER_PORT. several_nodes: torchrun runs on several nodes, so it sets its variables itself, and messages are
+    not limited to the loopback interface. The launcher adds the variables that differ between ranks, such as RANK.
     """
     if several_nodes:
         return os.environ | ONE_THREAD

@@ -87,7 +87,9 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
 
 
 def read_results(folder: Path, ranks: int) -> list[Any] | None:
-    """Return the value that each rank has given back, None for a rank without; None if no rank has given one.
+    """Return a list with the value that each rank has passed to `give_back`, or None if no rank has called it.
+
+    folder: the run's. For a rank that has not called it, the list holds None.
 
     Raises:
         PipelineError: a value cannot be unpickled here.
@@ -100,7 +102,7 @@ def read_results(folder: Path, ranks: int) -> list[Any] | None:
 
 
 def require_name(option: str, name: str) -> None:
-    """Raise SettingError unless `name` can name a variable of the notebook."""
+    """Raise SettingError unless `name`, which the user passed to `option`, can be the name of a variable."""
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
         raise SettingError(
             f"{option}: {name!r} cannot name a variable; use letters, digits and underscores, as in results_2"
@@ -108,10 +110,10 @@ def require_name(option: str, name: str) -> None:
 
 
 def input_names(text: str) -> list[str]:
-    """Return the names in the value of `--in`, in order and without duplicates.
+    """Return the variables named in `text`, the comma-separated value of `--in`, in order and without duplicates.
 
     Raises:
-        SettingError: a name cannot name a variable.
+        SettingError: a name cannot be that of a variable.
     """
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -133,20 +135,20 @@ def pickled_inputs(names: Sequence[str], values: Mapping[str, Any]) -> bytes:
 
 
 def read_inputs(folder: Path) -> dict[str, Any]:
-    """Return the notebook's variables that `--in` passes to the ranks.
+    """Return the variables, by name, that `--in` passes to the ranks, from the file `INPUTS` in the run's folder.
 
     Raises:
-        PipelineError: they cannot be unpickled here.
+        PipelineError: the file cannot be unpickled here.
     """
     values: dict[str, Any] = _unpickled(folder / INPUTS, {}, "a rank cannot read the variables of --in")
     return values
 
 
 def _unpickled(file: Path, default: Any, problem: str) -> Any:
-    """Return the value in a file, `default` if the file does not exist.
+    """Return the pickled value in a file, `default` if the file does not exist.
 
     Raises:
-        PipelineError: it cannot be unpickled here. The message begins with `problem`.
+        PipelineError: the value cannot be unpickled here. The message begins with `problem`.
     """
     try:
         return pickle.loads(file.read_bytes()) if file.exists() else default
@@ -155,9 +157,9 @@ def _unpickled(file: Path, default: Any, problem: str) -> Any:
 
 
 def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
-    """Return the cell's source with a line that loads its inputs, the pickled dict in `file`.
+    """Return the source `cell` with statements that set the variables `names` from the pickled dict in `file`.
 
-    Only a docstring and `from __future__ import …`, which must open a program, precede that line.
+    The statements are the first ones, but for a docstring and `from __future__ import …`, which must open a program.
     """
     load = f"import pathlib, pickle; {', '.join(names)}, = pickle.loads(pathlib.Path({file!r}).read_bytes()).values()"
     program = ast.parse(cell)
@@ -174,10 +176,12 @@ def with_inputs(cell: str, names: Sequence[str], file: str) -> str:
 
 
 def pickled(value: Any, name: str, origin: str) -> bytes:
-    """Return the pickled value. `name` and `origin`, where it was made, are for the error.
+    """Return the pickled value.
+
+    name, origin: what the value is and where it was made, such as "--in net" and "the notebook", for the error.
 
     Raises:
-        SettingError: it cannot be pickled, or contains something that only its origin can import.
+        SettingError: the value cannot be pickled, or contains a class or function that its origin itself defines.
     """
     buffer = io.BytesIO()
     try:
@@ -190,7 +194,7 @@ def pickled(value: Any, name: str, origin: str) -> bytes:
 
 
 def new_folder() -> Path:
-    """Return an unused path for a run's folder; its maker can remove the folder even if interrupted while making it."""
+    """Return an unused path for a run's folder, which does not exist yet."""
     return Path(tempfile.gettempdir(), f"ppedu-{uuid.uuid4().hex}")
 
 
@@ -203,11 +207,11 @@ def write_private(file: Path, content: bytes) -> None:
 
 
 class _InMain(Exception):
-    """The name of a class or function that is defined in `__main__`."""
+    """Raised with the name of a class or function of `__main__` that cannot be pickled."""
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses classes and functions of `__main__`, which is a different module in the receiving process."""
+    """A pickler that raises _InMain for classes and functions of `__main__`: the receiving process has another one."""
 
     def reducer_override(self, value: Any) -> Any:
         if callable(value) and getattr(value, "__module__", "") == "__main__" and hasattr(value, "__qualname__"):

@@ -16,9 +16,10 @@ DEAD_PEER = re.compile("[Cc]onnection (closed|reset|refused)|remote worker crash
 
 
 def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path) -> str:
-    """Return the root cause, with its traceback; ranks that failed afterwards are only named.
+    """Return the message that explains a failed run: the root cause with its traceback, and who failed afterwards.
 
-    failed: by rank, its exit status and the time at which it was reported.
+    failed: by rank, its exit status and the time at which it was reported. ranks: the number of ranks. folder: the
+        run's, with the reports of the ranks.
     """
     read = ((rank, _read(folder / f"{rank}.json", time=float, text=str)) for rank in range(ranks))
     reports = sorted((report["time"], rank, report["text"]) for rank, report in read if report)
@@ -44,7 +45,7 @@ def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path) -> s
 
 
 def describe_status(status: int) -> str:
-    """Return how a process ended: with an exit code, or by a signal, whose number is negated."""
+    """Describe how a process ended. status: its exit code, or the negative number of the signal that killed it."""
     names = {number.value: number.name for number in signal.Signals}
     if status >= 0:
         return f"exited with code {status}"
@@ -52,7 +53,10 @@ def describe_status(status: int) -> str:
 
 
 def read_location(rank: int, folder: Path, program: str) -> Location:
-    """Return the location that a rank has reported or, if it could not report one, that of its Python stack."""
+    """Return where a rank is: as it has reported, or otherwise as the Python stack in its `.stack` file shows.
+
+    folder: the run's, with the reports. program: the file that the ranks run.
+    """
     types = {"line": int, "source": str, "doing": str, "kind": str, "peer": (int, type(None))}
     if report := _read(folder / f"{rank}.location", **types):
         return Location(rank, **report)
@@ -67,9 +71,9 @@ def read_location(rank: int, folder: Path, program: str) -> Location:
 
 
 def _read(file: Path, **types: Any) -> dict[str, Any]:
-    """Return a rank's report, {} if it is missing or damaged, since its program can write to the file, too.
+    """Return the report in a JSON file, {} if the file is missing or damaged: the rank's program can write to it, too.
 
-    types: the name and type of each value in the report.
+    types: the name and type of each value in the report. Other values are left out.
     """
     try:
         report = json.loads(file.read_bytes())
@@ -80,4 +84,5 @@ def _read(file: Path, **types: Any) -> dict[str, Any]:
 
 
 def _names(ranks: list[int]) -> str:
+    """Return "rank 2" or "ranks 0, 2"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

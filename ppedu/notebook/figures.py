@@ -21,7 +21,7 @@ _numbers = count()
 
 
 def show(*_: Any, **__: Any) -> None:
-    """Save all open figures, announce them in the output, and close them."""
+    """Save all open figures in the run's folder, print the lines that make the notebook show them, and close them."""
     for manager in Gcf.get_all_fig_managers():
         name = f"{os.environ['LOCAL_RANK']}-{next(_numbers)}.png"
         picture = io.BytesIO()

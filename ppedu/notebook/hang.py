@@ -41,7 +41,10 @@ class Location(NamedTuple):
 
 
 def locate(rank: int, program: str) -> Location:
-    """Return the location of this process's main thread; called in another thread, as the main one may be blocked."""
+    """Return where the main thread of this process is, which is rank `rank` and runs the file `program`.
+
+    Called in another thread, as the main one may be blocked.
+    """
     main = threading.main_thread().ident or 0
     frames = [frame for frame, _ in walk_stack(sys._current_frames()[main])]
     innermost, code = frames[0].f_lineno, frames[0].f_code
@@ -79,7 +82,10 @@ def _torch_wait(frame: FrameType) -> Wait | None:
 
 
 def _reasons(at: dict[int, Location], ended: Collection[int]) -> Iterator[str]:
-    """Yield a sentence for each reason: a ring of waiting ranks, a peer that has ended, a collective call missed."""
+    """Yield a sentence for each reason of a hang: a ring of waiting ranks, a peer that has ended, a missed collective.
+
+    at: by rank, the locations of those that run. ended: the ranks that have ended.
+    """
     if ring := next(rings({rank: [each.peer] for rank, each in at.items() if each.peer is not None}), []):
         pairs = zip(ring, ring[1:] + ring[:1], strict=True)
         waits = ", and ".join(f"rank {a} waits for rank {b}" for a, b in pairs)

@@ -36,13 +36,13 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def send(control: socket.socket, *descriptors: int, **message: Any) -> None:
-    """Send a message with file descriptors. If the peer has ended, the next `receive` reports it."""
+    """Send a message with file descriptors. If the peer has ended, do nothing: the next `receive` returns {}."""
     with contextlib.suppress(ConnectionError):
         socket.send_fds(control, [json.dumps(message).encode()], descriptors)
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return the next message, {} once the peer has ended, and the file descriptors that came with it."""
+    """Wait for the next message; return it and the file descriptors that came with it. {} if the peer has ended."""
     while True:
         try:
             packet, descriptors, _, _ = socket.recv_fds(control, PACKET, MAX_RANKS + 2)
@@ -58,9 +58,9 @@ def close_all(descriptors: list[int]) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of all that the ranks leave behind, and wake it when its own parent ends.
+    """Make this process the parent of processes that ranks leave behind, and continue it when its own parent ends.
 
-    A rank may have stopped this process: without a signal, it would not notice that its socket is closed.
+    A rank may have stopped this process with SIGSTOP: it would not notice that its socket is closed.
     """
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -68,7 +68,7 @@ def become_subreaper() -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """Move this process to a session of its own, and have the system kill it when its parent ends."""
+    """Move this process to a session of its own, and have the system kill it when the process `parent` ends."""
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -76,7 +76,7 @@ def exit_with_parent(parent: int) -> None:
 
 
 def signal_all(processes: Iterable[int], number: int) -> None:
-    """Send a signal to the processes; SIGKILL also goes to their process groups."""
+    """Send the signal `number` to the processes; SIGKILL also to the process groups that they lead."""
     for process in processes:
         if number == signal.SIGKILL:
             kill_group(process)
@@ -91,7 +91,7 @@ def kill_group(process: int) -> None:
 
 
 def kill_children() -> None:
-    """Kill this process's children, and theirs, which become its own, until no child is left."""
+    """Kill the children of this process, and their children, of which it becomes the parent, until no child is left."""
     with contextlib.suppress(ChildProcessError):
         while True:
             for file in Path("/proc").glob("[0-9]*/stat"):

@@ -41,11 +41,14 @@ class CellError(PipelineError):
 
 
 class _Parser(argparse.ArgumentParser):
+    """A parser that raises SettingError instead of ending the process."""
+
     def error(self, message: str) -> NoReturn:
         raise SettingError(f"%%torchrun: {message}\n%torchrun lists all options")
 
 
 def _parser() -> _Parser:
+    """Return the parser of the options of `%%torchrun`."""
     parser = _Parser(
         prog="%%torchrun",
         add_help=False,
@@ -122,6 +125,7 @@ class TorchrunMagic(Magics):
                 print(f"launcher {pool.launcher}: process {pool.server}, {_megabytes(pool.server)}")
 
     def _run(self, options: argparse.Namespace, flags: list[str], line: str, cell: str) -> None:
+        """Run the cell. flags: options of torchrun itself. line: the text after `%%torchrun`."""
         ranks, pool = options.nproc_per_node, self.pools[options.launcher.replace("auto", "zygote")]
         require_run(ranks, options.timeout)
         exchange.require_name("--out", options.out)
@@ -192,6 +196,7 @@ class TorchrunMagic(Magics):
 
 
 def _megabytes(process: int | None) -> str:
+    """Return the memory of a process as text."""
     own = memory(process)
     return f"{own >> 20} MB" if own is not None else "memory unknown"
 

@@ -19,9 +19,9 @@ PICTURE = re.compile(re.escape(FIGURE).replace(r"\{\}", r"(\d+-\d+\.png)"))
 
 
 class Output:
-    """Shows the output of each rank after that of all lower ranks or, if `live`, as it arrives.
+    """Passes the output of ranks to a screen: after that of all lower ranks or, if `live`, as it arrives.
 
-    folder: holds the pictures, and receives output that is too long to be shown.
+    folder: the run's, which holds the ranks' pictures. Output beyond the limits is written to a file in it.
     """
 
     def __init__(self, ranks: int, screen: Screen, folder: Path, live: bool = False):
@@ -38,7 +38,7 @@ class Output:
         self._drawn = 0.0  # the time at which it was last drawn
 
     def write(self, rank: int, piece: bytes) -> None:
-        """Process a piece of a rank's output; b"" after the last one."""
+        """Receive a piece of a rank's output, in order; b"" after the last piece."""
         text = self._rests[rank] + self._decoders[rank].decode(piece, final=not piece)
         if LIVE in text:  # it may be within the line of a progress bar
             text = text.replace(LIVE, "")
@@ -65,6 +65,7 @@ class Output:
                 self.write(rank, b"")
 
     def _show(self, rank: int) -> None:
+        """Show the rank's complete lines that are not shown yet, its pictures, and the state of its progress bar."""
         lines, self._waiting[rank] = self._waiting[rank], []
         text = ""
         for line in lines:
@@ -104,5 +105,5 @@ class Output:
 
 
 def _last(line: str) -> str:
-    """Return the last state of a line that was overwritten by means of carriage returns."""
+    """Return what follows the last carriage return: the final state of a line that was overwritten."""
     return line.rpartition("\r")[2]

@@ -134,7 +134,8 @@ class RankPool:
     ) -> None:
         """Run a program on `ranks` ranks, as torchrun would, and return when all have succeeded.
 
-        program: a Python file, or a module's name if `module`. timeout: in seconds; None for no limit.
+        program: a Python file, or a module's name if `module`. arguments: of the program. timeout: in seconds; None for
+            no limit.
         flags: further options of torchrun, for the launcher "torchrun".
         folder: where ranks leave files for the caller, see `make_folder`; by default a temporary one.
         environment: variables to add to those of the ranks.
@@ -222,6 +223,7 @@ class RankPool:
             send(self._control, *descriptors, **message)
 
     def _wait_until_ready(self) -> None:
+        """Wait until the launcher has imported torch. Raise PipelineError if it cannot."""
         assert self._control is not None and self._server is not None
         if not self._ready:
             answer, _ = receive(self._control)
@@ -248,6 +250,7 @@ class RankPool:
         hang: str | None = None  # the hang report, once the ranks have been killed; "" if one had failed
 
         def pass_on(ready: Sequence[object]) -> None:
+            """Pass on a piece of each output that is `ready`; forget those that have ended."""
             for output in ranks.keys() & ready:
                 piece = os.read(output, PACKET)
                 write(ranks[output], piece)
@@ -283,7 +286,10 @@ class RankPool:
             raise RankError(f"the ranks were stopped because they had not ended after {timeout:g} s\n{hang}")
 
     def _end(self, alive: set[int], timeout: float) -> None:
-        """Kill the ranks `alive` and wait until they have ended, for `timeout` seconds; then close the pool."""
+        """Kill the ranks `alive`, and remove each from the set when it has ended.
+
+        If that takes longer than `timeout` seconds, kill the launcher.
+        """
         end = time.monotonic() + timeout
         try:
             self._send(kill=True)

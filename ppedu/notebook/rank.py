@@ -70,13 +70,13 @@ def run_rank(rank: int, parent: int, folder: Path, job_file: int, output: int, q
 
 
 def read_job(file: int) -> dict[str, Any]:
-    """Return the job from a memory file that all ranks share."""
+    """Return the job, see `launcher`, from a memory file that all ranks share; the position in the file stays."""
     job: dict[str, Any] = json.loads(os.pread(file, os.fstat(file).st_size, 0))
     return job
 
 
 def redirect(output: int, query: int) -> int:
-    """Write stdout and stderr to `output`, close all other files but `query`, and return its new descriptor."""
+    """Make `output` stdout and stderr, move `query` to descriptor 3 and return 3. Close all other files but stdin."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     if query != 3:
@@ -86,7 +86,11 @@ def redirect(output: int, query: int) -> int:
 
 
 def run_program(rank: int, folder: Path, job: dict[str, Any], query: int) -> int:
-    """Run the program as `python program` or `python -m module` would, and return its exit code."""
+    """Run the job's program as `python program` or `python -m module` would, and return its exit code.
+
+    query: a descriptor that becomes readable when the rank must report its location. If the program fails, its
+    traceback is written to RANK.json in the run's folder.
+    """
     stack = os.open(folder / f"{rank}.stack", os.O_WRONLY | os.O_CREAT, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     threading.Thread(target=_report_location, args=(rank, folder, job["program"], query), daemon=True).start()
@@ -110,11 +114,12 @@ def run_program(rank: int, folder: Path, job: dict[str, Any], query: int) -> int
 
 
 def _stream(descriptor: int, mode: str) -> Any:
+    """Open a descriptor as Python opens stdin, stdout and stderr."""
     return open(descriptor, mode, buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _reseed() -> None:
-    """Reseed all random number generators: a forked process would repeat the numbers of its parent."""
+    """Reseed the generators of random, numpy and torch: a forked process would repeat the numbers of its parent."""
     import numpy
     import torch
 
@@ -124,16 +129,17 @@ def _reseed() -> None:
 
 
 def _report_location(rank: int, folder: Path, program: str, query: int) -> None:
-    """Wait for the query, then write down where the main thread is, which may be blocked in a message."""
+    """Wait until `query` is readable, then write the location of the main thread to RANK.location."""
     with contextlib.suppress(OSError):
         os.read(query, 1)
         write_private(folder / f"{rank}.location", json.dumps(locate(rank, program)._asdict()).encode())
 
 
 def _program_traceback(error: BaseException, program: str) -> str:
-    """Format the traceback from the program's own lines on. Errors of ppedu explain themselves: show no others of them.
+    """Return the error with its traceback, which begins at the first line of the file `program`.
 
-    A program that could not start has no lines, and so no traceback.
+    An error of ppedu explains itself: of its traceback, only the lines of the program are shown. If no line of the
+    program ran, there is no traceback.
     """
     ours = isinstance(error, PipelineError)
     formatted = traceback.TracebackException.from_exception(error)

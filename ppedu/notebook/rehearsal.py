@@ -58,7 +58,7 @@ class Tensor(NamedTuple):
 
 
 class Stopped(SystemExit):
-    """Ends a rank's thread. Derived from SystemExit, which a thread does not report."""
+    """Raised in a rank's thread to end it. Derived from SystemExit, because Python prints no traceback for it."""
 
 
 class Parked(Stopped):
@@ -116,11 +116,11 @@ class Rank:
         return self._exchange("all_reduce", "all", (), value)
 
     def forward(self, microbatch: int, x: Any = None) -> Tensor:
-        """Run the stage's forward on `x`, the output of the previous stage."""
+        """Record the stage's forward on `x`, the output of the previous stage, and return a stand-in for its output."""
         return self._run(F(self.rank, microbatch), x, self.rank - 1, "activation")
 
     def backward(self, microbatch: int, dy: Any = None) -> Tensor:
-        """Run the stage's backward on `dy`, the gradient from the next stage."""
+        """Record the stage's backward on `dy`, the next stage's gradient, and return a stand-in for its gradient."""
         return self._run(B(self.rank, microbatch), dy, self.rank + 1, "gradient")
 
     def step(self) -> float:
@@ -161,6 +161,7 @@ class Rank:
             self._thread.join(0.01)
 
     def _live(self, program: Callable[[Rank], Any]) -> None:
+        """Run the program in this rank's thread, and record its error."""
         try:
             program(self)
         except BaseException as error:
@@ -168,6 +169,7 @@ class Rank:
         self._back.release()
 
     def _neighbour(self, operations: dict[str, int], operation: str, value: Any) -> Any:
+        """Exchange a message with the neighbour that `operation` names; return None if there is no such neighbour."""
         if operation not in operations:
             raise SettingError(f"{_at()}: unknown operation {operation!r}; available: {', '.join(operations)}")
         peer = self.rank + operations[operation]
@@ -179,7 +181,7 @@ class Rank:
         return self._exchange(operation, kind, (peer,), value)
 
     def _instead(self, operation: str) -> str:
-        """Return what to send in place of None, in the lesson's letters."""
+        """Return advice on what to send in place of None, with the names x, y, dx and dy of the lesson."""
         forward = "send_f" in operation
         way, received, result = ("forward", "x", "y") if forward else ("backward", "dy", "dx")
         reason = f"it receives no {received}: " if self.rank == (0 if forward else self.ranks - 1) else ""
@@ -209,6 +211,7 @@ class Rank:
         return own._replace(stage=self.rank)
 
     def _count(self) -> None:
+        """Count a call of the program. Raise SettingError if there are too many."""
         self._calls += 1
         if self._calls > MAX_CALLS:
             raise SettingError(f"rank {self.rank} has made more than {MAX_CALLS} calls; does your loop end?")
@@ -226,7 +229,7 @@ def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float]
 
     losses: the results of successive calls of `me.step()` on the last rank.
 
-    Raises the error of the program, if there is one. No thread keeps running afterwards.
+    If the program raises an exception, so does this. No thread keeps running afterwards.
 
     Raises:
         SettingError: `program` is not a function, `ranks` is not from 1 to 1000, or the loop of a rank is endless: it
@@ -273,12 +276,12 @@ def _matched(rank: Rank, every: Sequence[Rank]) -> list[Rank]:
 
 
 def _missing(wait: Wait, every: Sequence[Rank]) -> tuple[int, ...]:
-    """Return the ranks that have not made the same call."""
+    """Return the ranks that are not waiting in the same call."""
     return tuple(each.rank for each in every if not each.wait or each.wait.doing != wait.doing)
 
 
 def _line(frame: FrameType) -> tuple[int, str]:
-    """Return the number and the text of the innermost line that is not part of this file."""
+    """Return the number and text of the line that runs in `frame`, or in its nearest caller outside this file."""
     while frame.f_code.co_filename == __file__ and frame.f_back:
         frame = frame.f_back
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
@@ -286,4 +289,5 @@ def _line(frame: FrameType) -> tuple[int, str]:
 
 
 def _at() -> str:
+    """Return the current line of the program that is rehearsed, for an error."""
     return "at line {}, {}".format(*_line(sys._getframe()))

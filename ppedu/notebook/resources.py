@@ -42,7 +42,7 @@ def memory(process: int | None) -> int | None:
 
 
 def free_memory() -> int | None:
-    """Return the bytes that the machine and the container still allow, None if neither reports them."""
+    """Return the free memory of the machine, or of the container if it is less, in bytes; None if it is unknown."""
     found = []
     with contextlib.suppress(OSError, AttributeError, ValueError):
         text = Path("/proc/meminfo").read_text(encoding="utf-8")

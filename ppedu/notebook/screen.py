@@ -29,7 +29,7 @@ class Screen:
         print(text, end="", flush=True)
 
     def bar(self, line: str, done: bool) -> None:
-        """Show the state of a progress bar, replacing the previous one; `done` with the last state."""
+        """Show a state of a progress bar in place of the previous state; `done` says that `line` is its last state."""
         if self._terminal:
             print(f"\r{line}", end="\n" if done else "", flush=True)
             return
@@ -56,7 +56,7 @@ class Screen:
             self._training.update()
 
     def close(self) -> None:
-        """Replace the widget of a training by a picture."""
+        """Replace the live view, if there is one, by a picture of its final state."""
         if self._training:
             self._training.close()
 
@@ -73,7 +73,7 @@ class LiveRun(Interactive):
         self._handle = display(self, display_id=True)
 
     def update(self) -> None:
-        """Show the state that rank 0 has saved last.
+        """Show the state that rank 0 has saved most recently.
 
         Raises:
             PipelineError: the files are damaged, as the program of rank 0 can write to them, too.

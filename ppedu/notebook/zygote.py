@@ -26,7 +26,10 @@ from ppedu.notebook.rank import run_rank
 
 
 def serve(descriptor: int) -> NoReturn:
-    """Import torch, then fork ranks as requested on the socket `descriptor`, until it closes."""
+    """Import torch, then fork ranks whenever the pool at the other end of the socket `descriptor` requests it.
+
+    The messages are described in `launcher`. Ends this process when the socket closes.
+    """
     control = socket.socket(fileno=descriptor)
     try:
         import numpy  # noqa: F401
@@ -95,9 +98,9 @@ def serve(descriptor: int) -> NoReturn:
 
 
 def _serve_store(parent: int, listener: int) -> NoReturn:
-    """Serve the store in which the ranks rendezvous. If rank 0 did, it would listen to the whole network.
+    """Serve the TCPStore in which the ranks rendezvous, until `parent` ends or this process is killed.
 
-    listener: a socket that listens to this machine only.
+    listener: a socket that listens to this machine only; the store of rank 0 would listen to the whole network.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined,unused-ignore]  # which torch does not export explicitly
 
@@ -114,7 +117,7 @@ def _serve_store(parent: int, listener: int) -> NoReturn:
 
 
 def _ended_children() -> Iterator[tuple[int, int]]:
-    """Yield the children that have ended, each with its status."""
+    """Yield the ID and wait status of each child that has ended since the last call."""
     with contextlib.suppress(ChildProcessError):
         while (each := os.waitpid(-1, os.WNOHANG))[0]:
             yield each
