@@ -189,7 +189,7 @@ def pickled(value: Any, name: str, origin: str) -> bytes:
     except _InMain as error:
         raise SettingError(f"{name} contains {error}, which is defined in {origin}; move it to a module") from None
     except Exception as error:
-        raise SettingError(f"{name} cannot be pickled: {error}") from error
+        raise SettingError(f"{name} cannot be pickled: {error}; numbers, lists and tensors can") from error
     return buffer.getvalue()
 
 

@@ -33,8 +33,7 @@ def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path) -> s
         if reports and (line := re.search(r", (line \d+), in .*\n *(.*)", reports[0][2])):
             text += f"\nrank {reports[0][1]} noticed at {line[1]}: {line[2]}"
         if status == -signal.SIGABRT:  # gloo's own message is lost among the rank's output
-            text += "\n(gloo aborts a rank if a message is larger than the tensor that receives it; sender and "
-            text += "receiver must use the same shape and dtype)"
+            text += "\n(gloo aborts if a message is larger than the tensor that receives it; compare shape and dtype)"
     else:
         _, root, traceback = (causes or reports)[0]
         ended = [] if causes else sorted(set(range(ranks)) - set(failed))

@@ -129,7 +129,7 @@ class Rank:
         self.communicate("send_backward", self.backward(0, self.communicate("recv_backward")))
         self.steps += 1
         if self.steps > len(self._losses):
-            raise SettingError(f"rank {self.rank} trains for more than {plural(len(self._losses), 'step')}")
+            raise SettingError(f"{_at()}: rank {self.rank} trains for more than {plural(len(self._losses), 'step')}")
         return self._losses[self.steps - 1] if self.rank == self.ranks - 1 else 0
 
     def resume(self) -> None:

@@ -85,7 +85,8 @@ class LiveRun(Interactive):
             steps = require_count("the number of steps", state["steps"])
             require_count("the number of losses", len(losses))
         except (PipelineError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-            raise PipelineError(f"cannot show rank 0's training: {' and '.join(LIVE_FILES)} are damaged") from error
+            files = " and ".join(LIVE_FILES)
+            raise PipelineError(f"rank 0's {files} are damaged; only show_live may write them") from error
         self.timeline, self._losses, self._steps = timeline, losses, steps
         self.refresh()
 
