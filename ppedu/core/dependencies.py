@@ -156,7 +156,7 @@ class Numbered:
             if parts:
                 first, second = self._entries(parts)
                 microbatch = first % microbatches
-                key = first - microbatch, second - microbatch
+                key = first // microbatches, second // microbatches, second - first
             elif 0 <= microbatch < microbatches and 0 <= stage < stages:
                 key = stage, op, microbatch >= split
             else:  # sharding, or an action that does not exist

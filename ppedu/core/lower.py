@@ -66,7 +66,7 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
 def _require_compute(what: str, schedule: Schedule) -> None:
     require_schedule(what, schedule)
     if not all(action.computes for order in schedule.orders for action in order):
-        raise SettingError(f"{schedule!r} is lowered already; pass {what} the schedule without messages and sharding")
+        raise SettingError(f"{schedule!r} is lowered already; {what} takes a schedule with compute actions only")
 
 
 def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> list[list[Action]]:

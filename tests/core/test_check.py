@@ -331,3 +331,8 @@ def test_a_rank_is_stuck_at_an_action_that_does_not_exist():
 def test_gradients_are_reduced_after_the_last_use_of_their_stage():
     problems = check(read("0F0 0B0 0REDUCE_GRAD 0F1", microbatches=2))
     assert "0REDUCE_GRAD is too early: 0F1 comes after it, at position 3" in " ".join(map(str, problems))
+
+
+def test_pairs_with_distant_microbatches_are_told_apart():
+    order = "0F1 1F1 1B1 0F2 (1F2;0B1)OVERLAP_F_B 0F0 (1F0;1B2)OVERLAP_F_B 1B0 0B2 0B0"
+    assert check(pp.Schedule("pairs", Placement.make("loop", 1, 2), 3, (tuple(order.split()),))) == []
