@@ -21,8 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # tests/core/strategies.py scales the examples of properties and the cases of loops by these percentages.
 # `make test-all` uses "full".
-hypothesis.settings.register_profile("quick", max_examples=10)
-hypothesis.settings.register_profile("full", max_examples=100)
+hypothesis.settings.register_profile("quick", max_examples=10, deadline=None)
+hypothesis.settings.register_profile("full", max_examples=100, deadline=None)
 hypothesis.settings.load_profile("quick")
 
 # A test gets a marker if it, one of its fixtures, or a helper that these call, calls something that starts processes.
