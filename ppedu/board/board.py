@@ -372,7 +372,10 @@ class Board:
         return f"{words}. No rank holds more than {activations(max(self.timeline.peak_activations))}{limit}."
 
     def _longest_wait(self, par: Timeline) -> str:
-        """Return the reason for the wait of a rank during which that rank works longest in par."""
+        """Return why the ranks wait where par works most: the reason for the gap that overlaps most with work in `par`.
+
+        par: the timeline of the schedule that the level compares with.
+        """
 
         def lost(gap: Gap) -> Any:
             return sum(max(0, min(gap.end, end) - max(gap.start, start)) for _, start, end in par.spans(gap.rank))

@@ -160,7 +160,7 @@ def _memory() -> Finding:
 
 
 def _gpus(answer: _Answer) -> Finding:
-    """Report the GPUs. The lessons need none, so the check always passes."""
+    """Report the GPUs that torch named in `answer`. The lessons need none, so the check always passes."""
     none = "; the lessons need none"
     if len(answer.lines) < 2:
         return True, (f"torch failed to list them ({answer.error})" if answer.lines else "unknown without torch") + none
@@ -171,7 +171,7 @@ def _gpus(answer: _Answer) -> Finding:
 
 
 def _ranks(answer: _Answer) -> Finding:
-    """Start two ranks and sum their numbers with all_reduce."""
+    """Start two ranks and add up one number of each with all_reduce, unless torch is missing in `answer`."""
     from ppedu.core.errors import PipelineError, RankError
     from ppedu.notebook.pool import RankPool
 

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def open_lessons(options: argparse.Namespace) -> int:
-    """copy the lessons into a folder and open them in JupyterLab"""
+    """copy the lessons into a folder, keeping those already there, and open them in JupyterLab"""
     folder = Path(options.folder)
     first = copy_lessons(folder)
     if options.no_open:

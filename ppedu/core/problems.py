@@ -184,7 +184,7 @@ class _Inspection:
                         yield from self._missing_of(rank, stage, microbatch, messages)
 
     def _is_complete(self, stage: int, microbatches: range, messages: Collection[Op]) -> bool:
-        """Return whether a stage runs exactly the required actions for all of these microbatches."""
+        """Return whether a stage runs F, B (or both halves) and the ops in `messages` once for each microbatch."""
         every = len(microbatches)
 
         def count(op: str) -> int:

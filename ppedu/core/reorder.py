@@ -93,7 +93,7 @@ class Tasks:
             self.path[task] += max((self.path[later] for later in self.needed_by[task]), default=0)
 
     def needed_by_with_forwards_in_order(self) -> list[list[int]]:
-        """Return `needed_by` as if every forward depended on the forward before it on its rank.
+        """Return for each task the tasks that depend on it; on a forward, the next forward of its rank depends, too.
 
         Then list scheduling cannot get stuck: of the tasks not yet started, the one with the lowest number has all its
         inputs, and its rank holds no more memory than it did at this point of the original order.

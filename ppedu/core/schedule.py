@@ -95,7 +95,7 @@ class Schedule:
     @cached_property
     @without_gc
     def replay(self) -> Replay:
-        """A global order in which every rank can make progress."""
+        """A global order in which every rank runs as many of its actions as it can; see `Replay`."""
         return replay(self.numbered)
 
     @cached_property

@@ -158,7 +158,7 @@ class Timeline:
 
     @cached_property
     def peak_activations(self) -> tuple[Any, ...]:
-        """The peak memory of each rank's activations, in units of `costs.activation`."""
+        """The peak memory of each rank's activations, in the unit in which `costs.activation` is given."""
         changes = ((change for _, change in self._memory_changes(row)) for row in self.rows)
         peaks = [max(accumulate(each, initial=0)) for each in changes]
         return tuple(map(plain, self._weights[1].numbers(peaks)))

@@ -57,7 +57,7 @@ def require_count(name: str, value: Any, least: int = 1) -> int:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a whole number of any kind, also NumPy's or torch's, as an int; None if the value is not one."""
+    """Return an integer of Python, NumPy or torch as an int; None for any other value, also for True and 2.0."""
     try:
         return None if isinstance(value, bool) else index(value)
     except (TypeError, ValueError, RuntimeError):  # an array or a tensor of several numbers

@@ -102,7 +102,10 @@ class Rank:
         return self._exchange(f"swap({rank})", "swap", (require_rank(rank, self.ranks),), value)
 
     def communicate(self, operation: str, value: Any = None) -> Any:
-        """Exchange a message with a neighbour, as `ppedu.run.communicate` does; shapes are not needed."""
+        """Send `value` to a neighbour or receive from it, and return what was received; None for a send.
+
+        operation: one of `ppedu.run.communicate`, such as "send_forward". Shapes are not needed.
+        """
         return self._neighbour(ONE_WAY, operation, value)
 
     def bidirectional_communicate(self, operation: str, value: Any = None) -> Any:
@@ -255,7 +258,11 @@ def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float]
 
 
 def _matched(rank: Rank, every: Sequence[Rank]) -> list[Rank]:
-    """Complete the calls that match the new one of `rank`; return the ranks that can continue."""
+    """Return the ranks that can continue, now that `rank` has made a call such as send, recv or all_reduce.
+
+    A send matches the receive of its peer, a swap the swap of its peer, and an all_reduce that of all ranks. If the
+    call of `rank` has a match, both are completed: each gets its answer.
+    """
     wait = rank.wait
     if wait is None:
         return []

@@ -313,7 +313,7 @@ def torchs_step(
 
 
 def zb_v_step(modules: Mapping[int, nn.Module], loss_fn: Loss, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Run the same step on the engine."""
+    """Run the step of `torchs_step` with `Pipeline`, as the correct counterpart of two exhibits."""
     Pipeline(schedule("zb-v", dist.get_world_size(), MICROBATCHES), modules, loss_fn).step(inputs, targets)
 
 

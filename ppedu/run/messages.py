@@ -51,10 +51,10 @@ class Sent(NamedTuple):
 
 
 class Messages:
-    """The messages of one rank.
+    """Sends and receives the messages of one rank.
 
-    A message's `kind` stands for the shapes of its microbatch; messages of one kind between the same stages have the
-    same layouts, which are known from the first one on.
+    A call gives a message as its SEND or RECV action, with a `kind`: any value that is equal for microbatches of equal
+    shapes. Messages of one kind between the same stages have equal layouts, which only the first message states.
     """
 
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
@@ -147,7 +147,10 @@ class Messages:
             raise self._error(f"the tensors of {action} were not used; remove it, or call step.receive() in a handler")
 
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
-        """Return a message's layouts: an activation's, or those of the gradients it wants; None if not yet known."""
+        """Return the layouts of a message; None before the first activation of this kind has been sent or received.
+
+        A gradient has the layout of its activation, and only activations that require grad have one.
+        """
         if (action, kind) not in self._layouts:
             activation = self.activation_layouts.get(self._key(action, kind))
             if activation is None:

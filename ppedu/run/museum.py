@@ -44,7 +44,7 @@ class Bug:
 
 
 class Museum(dict[str, Bug]):
-    """The exhibits by name. Its repr, also at the end of a notebook cell, is a table."""
+    """A dictionary of the exhibits: bugs of pipeline programs, by name. In a notebook it is shown as a table."""
 
     def __getitem__(self, name: str) -> Bug:
         if not isinstance(name, str) or name not in self:

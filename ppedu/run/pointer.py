@@ -62,7 +62,7 @@ class Pending:
         return communicate(operation, tensor, self.shape, group=self.group)
 
     def do_all(self, operation: str) -> None:
-        """Exchange all queued messages of this kind."""
+        """Run every queued exchange of this kind; `operation` is a key of `due`, such as "send_forward"."""
         while self.due[operation]:
             self.do(operation)
 

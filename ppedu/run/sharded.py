@@ -208,7 +208,10 @@ WRAPPERS = [
 
 
 def _parts(module: nn.Module, kinds: Sequence[tuple[str, str]] = FULLY_SHARDED) -> list[Any]:
-    """Return the modules in `module`, itself first, that are of one of `kinds`."""
+    """Return the modules in `module`, itself first, that are instances of one of these classes.
+
+    kinds: each class as the name of its module and its own name, such as ("torch.nn.parallel", "DataParallel").
+    """
     # These classes take long to import. As long as they are not imported, they have no instances.
     known = tuple(getattr(sys.modules[place], name) for place, name in kinds if place in sys.modules)
     return [part for part in module.modules() if isinstance(part, known)]

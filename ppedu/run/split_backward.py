@@ -76,7 +76,11 @@ def backward_input(
 
 
 def _backward_weight(joints: list[tuple[Joint, EdgeGrads]], computed: EdgeGrads) -> None:
-    """Add the weights' gradients to `.grad`: those at the joints, then those `computed` in the first half."""
+    """Run W: add the weights' gradients to `.grad`.
+
+    joints: the nodes at which weights join the main path, each with the gradients that I kept there.
+    computed: gradients that I has computed already.
+    """
     parts: EdgeGrads = []  # of weights with several joints: backpropagated together, so that autograd sums them
     while joints:  # popping a joint frees the part of the graph that only it needs
         joint, caught = joints.pop(0)

@@ -91,7 +91,7 @@ def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:
 
 
 def _tid(rank: int, track: int = 0) -> int:
-    """Return the number of a rank's track: 10 or 11 for rank 0. To viewers, 0 is the process itself."""
+    """Return the number of a rank's track: 10 and 11 for rank 0, 20 and 21 for rank 1. To viewers, 0 is the process."""
     return 10 * (rank + 1) + track
 
 

@@ -77,7 +77,7 @@ def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 
 def _stream(stage: int, microbatches: range) -> Stream:
-    """Return the forwards and the backwards of one stage."""
+    """Return two iterators: over the forwards of a stage, and over its backwards."""
     return (F(stage, m) for m in microbatches), (B(stage, m) for m in microbatches)
 
 

@@ -68,7 +68,7 @@ def split(fact: str, latency: bool) -> tuple[str, list[str]]:
 
 
 def letters_of(expression: str) -> list[str]:
-    """Return the names in a formula or a condition, in order."""
+    """Return every name in a formula or a condition, in order: "min(m, p) + m" has min, m, p and m again."""
     return re.findall(r"[A-Za-z_]+", expression)
 
 
