@@ -26,7 +26,7 @@ from ppedu.core.costs import Costs
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
-from ppedu.core.validate import require_count
+from ppedu.core.validate import require_count, require_instance
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.interpreter import Step
 from ppedu.run.messages import Messages
@@ -68,6 +68,7 @@ class Emulation:
         size: int = 4096,
         timeout: float = 60.0,
     ):
+        require_instance("costs", costs, Costs, "Costs in seconds, such as Costs(forward=0.01, backward=0.02)")
         self.simulated = simulate(schedule, costs)
         self.durations = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
         self.end = 0.0  # when the device's last action ends; 0 before the first

@@ -36,7 +36,7 @@ CALLS = {
     "communicate, shapes": lambda wrong: run.communicate("recv_forward", shapes=wrong),
     "communicate, group": lambda wrong: run.communicate("recv_forward", shapes=(1,), group=wrong),
     "bidirectional_communicate": lambda wrong: run.bidirectional_communicate("send_fwd_recv_bwd", wrong, wrong),
-    "emulate, schedule": lambda wrong: run.emulate(wrong, pp.Costs()),
+    "emulate, schedule": lambda wrong: run.emulate(wrong, pp.Costs(0.001, 0.001)),
     "emulate, costs": lambda wrong: run.emulate(SCHEDULE, wrong),
     "GPT": lambda wrong: run.GPT(wrong),
     "GPT.stage": lambda wrong: run.GPT.stage(CONFIG, wrong, 2),
