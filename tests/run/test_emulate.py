@@ -157,5 +157,5 @@ def test_wrong_arguments_are_refused():
         emulate(schedule, pp.Costs())
     with pytest.raises(pp.PipelineError, match="size must be at least 1"):
         Emulation(pp.schedule("1f1b", 1, 2), pp.Costs(), size=0)
-    with pytest.raises(pp.PipelineError, match="costs must be Costs, such as"):
+    with pytest.raises(pp.PipelineError, match="costs must be Costs in seconds, such as"):
         emulate(schedule, {"forward": 1})
