@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from functools import wraps
-from typing import TypeVar
-
-Function = TypeVar("Function", bound=Callable[..., object])
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
-def without_gc(function: Function) -> Function:
-    """Decorator: disable cyclic garbage collection during each call of `function`.
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Disable cyclic garbage collection in a `with` block, or, as a decorator, in each call of a function.
 
     A large schedule consists of millions of small tuples without reference cycles. Reference counting frees them, and
     searching them for cycles takes as long as creating them.
     """
-
-    @wraps(function)
-    def run(*arguments: object, **options: object) -> object:
-        if not gc.isenabled():
-            return function(*arguments, **options)
-        gc.disable()
-        try:
-            return function(*arguments, **options)
-        finally:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
             gc.enable()
-
-    return run  # type: ignore[return-value]

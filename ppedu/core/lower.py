@@ -26,7 +26,7 @@ Grid = tuple[tuple[Action | None, ...], ...]
 Group = tuple[Action, ...]
 
 
-@without_gc
+@without_gc()
 def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, resident: int = 3) -> Schedule:
     """Return the schedule with a SEND after each result that another rank requires, and a RECV before its use there.
 

@@ -26,7 +26,7 @@ from ppedu.core.timeline import Timeline
 TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2}  # gradients that other ranks wait for come first; W fills the gaps
 
 
-@without_gc
+@without_gc()
 def reorder(timeline: Timeline) -> Timeline:
     """Return the fastest timeline found for the same actions on the same ranks at the same costs.
 

@@ -87,19 +87,19 @@ class Schedule:
         return any(not COMMUNICATION.isdisjoint(map(attrgetter("op"), order)) for order in self.orders)
 
     @cached_property
-    @without_gc
+    @without_gc()
     def numbered(self) -> Numbered:
         """The orders with a whole number for each action."""
         return Numbered(self.orders, self.placement, self.microbatches, self.lowered)
 
     @cached_property
-    @without_gc
+    @without_gc()
     def replay(self) -> Replay:
         """A global order in which every rank runs as many of its actions as it can; see `Replay`."""
         return replay(self.numbered)
 
     @cached_property
-    @without_gc
+    @without_gc()
     def problems(self) -> tuple[Problem, ...]:
         """Everything that is wrong with this schedule, up to 100,000 problems; empty if it is legal."""
         return tuple(find_problems(self, range(self.ranks), self.replay))

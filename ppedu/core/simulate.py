@@ -11,7 +11,7 @@ from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.timeline import Row, Timeline
 
 
-@without_gc
+@without_gc()
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Return the timeline of a schedule at the given costs, by default `Costs()`.
 

@@ -39,37 +39,11 @@ except ModuleNotFoundError as error:
         ) from error
     raise
 
-__all__ = [
-    "GPT",
-    "LOOPS",
-    "MUSEUM",
-    "Batching",
-    "Checkpoints",
-    "Emulation",
-    "GPTConfig",
-    "Pending",
-    "Pipeline",
-    "PipelineBlock",
-    "PipelineGroup",
-    "Stage",
-    "Step",
-    "TensorPointer",
-    "TrainConfig",
-    "TrainResult",
-    "bidirectional_communicate",
-    "communicate",
-    "emulate",
-    "gpipe_step",
-    "local_stages",
-    "measured",
-    "naive_step",
-    "next_token_loss",
-    "one_f_one_b_step",
-    "place",
-    "pointer_step",
-    "run_schedule",
-    "train_gpt",
-]
+__all__ = ["Batching", "Pipeline", "PipelineGroup", "Stage", "Step", "local_stages", "place", "run_schedule"]
+__all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "naive_step", "one_f_one_b_step"]
+__all__ += ["Emulation", "emulate", "measured"]
+__all__ += ["GPT", "Checkpoints", "GPTConfig", "TrainConfig", "TrainResult", "next_token_loss", "train_gpt"]
+__all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "pointer_step"]
 
 # Imported on access, by module: `python -m ppedu.run.train` warns if its module has been imported before it runs, and
 # the parts of torch that `checkpoint` imports take a second to load.

@@ -83,7 +83,7 @@ class Panel:
         }
 
     @cached_property
-    @without_gc
+    @without_gc()
     def boxes(self) -> list[Box]:
         """The boxes of all compute actions, rank after rank, in the order in which they run."""
         placement, zero, marked = self.timeline.schedule.placement, self._floats.start, set(self.marks)

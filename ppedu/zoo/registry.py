@@ -193,7 +193,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
     return build(name, _entries[name], ranks, microbatches, options)
 
 
-@without_gc
+@without_gc()
 def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """Return the schedule of an entry, registered or not, under the name `name`.
 
