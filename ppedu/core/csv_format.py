@@ -60,7 +60,7 @@ def read(
             raise ParseError(f"{size}; every rank must hold the same number of stages")
         placement = Placement.make(placement, len(orders), stages // len(orders), found)
     elif (placement.ranks, placement.stages) != (len(orders), stages):
-        raise ParseError(f"{size}; the placement has {placement.ranks} and {placement.stages}")
+        raise ParseError(f"{size}; the placement has {placement.ranks} and {placement.stages}: give one that fits")
     return placement, found, orders
 
 

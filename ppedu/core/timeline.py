@@ -161,7 +161,7 @@ class Timeline:
         """The peak memory of each rank's activations, in the unit in which `costs.activation` is given."""
         changes = ((change for _, change in self._memory_changes(row)) for row in self.rows)
         peaks = [max(accumulate(each, initial=0)) for each in changes]
-        return tuple(map(plain, self._weights[1].numbers(peaks)))
+        return tuple(map(plain, self._changes_by_op[1].numbers(peaks)))
 
     @cached_property
     def reasons(self) -> Reasons:
@@ -224,17 +224,17 @@ class Timeline:
         row = self.spans(rank)
         changes = list(self._memory_changes(row))
         times = [row[index].start if change > 0 else row[index].end for index, change in changes]
-        held = self._weights[1].numbers(accumulate((change for _, change in changes), initial=0))
+        held = self._changes_by_op[1].numbers(accumulate((change for _, change in changes), initial=0))
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
-    def _weights(self) -> tuple[dict[Op, list[Any]], Ticks]:
-        """`Costs.memory_changes` for this timeline's stages."""
+    def _changes_by_op(self) -> tuple[dict[Op, list[Any]], Ticks]:
+        """The memory that F, B, I and W allocate or free in each stage, and its unit; see `Costs.memory_changes`."""
         return self.costs.memory_changes(self.schedule.stages, self.schedule.ranks)
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
-        weights, _ = self._weights
+        weights, _ = self._changes_by_op
         for index, action in enumerate(row.actions if isinstance(row, Row) else [span.action for span in row]):
             parts = reversed(action.parts) if action.op == "OVERLAP_B_F" else action.singles  # forward first
             for stage, op, _, _ in parts:

@@ -72,7 +72,7 @@ class PipelineGroup:
             if self.rank != own or self.size > most:
                 raise SettingError(
                     f"this process is rank {own} of {most} in its process group; "
-                    f"it cannot be rank {self.rank} of {self.size}"
+                    f"it cannot be rank {self.rank} of {self.size}; give that rank, and at most that size"
                 )
 
     @classmethod
