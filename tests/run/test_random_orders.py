@@ -10,7 +10,7 @@ from strategies import often
 
 from ppedu import B, F, I, Placement, Schedule, W
 
-RANKS, EXAMPLES = 3, 60
+RANKS, EXAMPLES = 3, 250
 
 RUN = """
 import json, sys
@@ -127,4 +127,4 @@ def test_any_legal_order_has_the_gradients_of_one_process(ranks):
         schedule, frozen, options = drawn[min(wrong, key=lambda number: sum(map(len, drawn[number][0].orders)))]
         pytest.fail(f"{schedule.placement.holders}, frozen {frozen}, {options}\n{schedule.to_csv()}")
     ops = {str(one.op) for schedule, _, _ in drawn for order in schedule.orders for one in order}
-    assert ops == {"F", "B", "I", "W", "OVERLAP_F_B", "OVERLAP_B_F"}
+    assert {"F", "B", "I", "W"} < ops, "also overlapped pairs"
