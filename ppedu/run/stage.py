@@ -35,7 +35,9 @@ class Stage:
 
     def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None):
         require_instance(f"the module of stage {index}", module, nn.Module, "a torch.nn.Module")
-        self.module, self.index, self.loss_fn = module, index, loss_fn
+        self.module = module
+        self.index = index
+        self.loss_fn = loss_fn
         # Autograd forbids in-place changes of a leaf, and the input that `forward` gets is one.
         self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
         self.begin((), ())
@@ -183,8 +185,8 @@ class Stage:
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
         """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient."""
         xs, edges, losses = self.held.pop(microbatch)
-        counts = self.loss_weights[microbatch] > 0
-        if counts and not edges + losses and (xs or any(weight.requires_grad for weight in self.module.parameters())):
+        learns = bool(xs) or any(weight.requires_grad for weight in self.module.parameters())
+        if not edges + losses and learns and self.loss_weights[microbatch] > 0:
             output = "the loss" if self.loss_fn else f"the output of stage {self.index}"
             raise PipelineError(
                 f"{output} does not depend on the weights: something is detached, a plain number, or not of a "

@@ -285,6 +285,16 @@ def test_the_first_stage_leaves_everything_to_the_second_half():
     assert all(torch.equal(part.grad, other) for part, other in zip(module.parameters(), expected, strict=True))
 
 
+def test_a_stage_in_the_middle_needs_no_begin():
+    module, x = nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True)
+    stage = Stage(module, 1)
+    whole, halves = [stage.forward(m, x) for m in range(2)]
+    dx = stage.backward(0, torch.ones_like(whole))
+    assert torch.equal(stage.backward_input(1, torch.ones_like(halves)), dx)
+    stage.backward_weight(1)
+    assert torch.equal(module.weight.grad, 2 * torch.ones(2, 4).t() @ x.detach())
+
+
 def test_outputs_are_freed_after_the_send_and_the_graph_during_the_second_half():
     layers = 5
     module, alive, saved = nn.Sequential(*[nn.Linear(4, 4) for _ in range(layers)]), [], []
