@@ -138,8 +138,8 @@ def _report_location(rank: int, folder: Path, program: str, query: int) -> None:
 def _program_traceback(error: BaseException, program: str) -> str:
     """Return the error with its traceback, which begins at the first line of the file `program`.
 
-    An error of ppedu explains itself: of its traceback, only the lines of the program are shown. If no line of the
-    program ran, there is no traceback.
+    An error of ppedu explains itself: of its traceback, only the lines of the program are shown. An error raised
+    before the first line of the program has no traceback.
     """
     ours = isinstance(error, PipelineError)
     formatted = traceback.TracebackException.from_exception(error)

@@ -172,7 +172,10 @@ class Rank:
         self._back.release()
 
     def _neighbour(self, operations: dict[str, int], operation: str, value: Any) -> Any:
-        """Exchange a message with the neighbour that `operation` names; return None if there is no such neighbour."""
+        """Exchange a message with a neighbour and return what was received; None at the end of the pipeline.
+
+        operations: by operation, the neighbour's rank minus this rank's.
+        """
         if operation not in operations:
             raise SettingError(f"{_at()}: unknown operation {operation!r}; available: {', '.join(operations)}")
         peer = self.rank + operations[operation]

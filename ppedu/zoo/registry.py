@@ -94,7 +94,7 @@ def published() -> dict[str, Entry]:
 
 
 def facts_of(name: str) -> Facts | None:
-    """Return the facts of the schedule `name`, or None if there is no such schedule or it was registered without."""
+    """Return the facts of the schedule `name`; None if the name is unknown or was registered without facts."""
     return _entries[name].facts if isinstance(name, str) and name in _entries else None
 
 

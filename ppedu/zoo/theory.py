@@ -139,7 +139,7 @@ def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: 
     """Return a lower bound on the span of every schedule with one stage on each rank.
 
     The span is the longest time from a rank's own first start to its own last end. Until its first gradient is back,
-    the first rank can only run forwards, as many as the memory allows.
+    the first rank can run nothing but forwards, and the memory limits their number.
 
     most: the most microbatches whose activations a rank may hold; by default there is no limit.
 
