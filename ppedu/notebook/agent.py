@@ -110,14 +110,14 @@ def _run(control: socket.socket, folder: Path, job_file: int, pipes: list[int]) 
     kill_children()
     # torchrun's log has the exit codes of the ranks that could not report one.
     log_text = (folder / "torchrun.log").read_text(encoding="utf-8", errors="replace")
-    logged = re.findall(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)", log_text)
-    exit_codes = {int(process): int(code) for code, process in logged}
+    logged = re.findall(r"local_rank: (\d+)\)\s*exitcode\s*: (-?\d+)", log_text)
+    exit_codes = {int(rank): int(code) for rank, code in logged}
     if torchrun.returncode and not processes:
         last_lines = "\n".join(log_text.splitlines()[-MAX_LINES:])
         failure = {"rank": 0, "time": time.monotonic(), "text": f"torchrun could not start it:\n{last_lines}"}
         write_private(folder / "0.json", json.dumps(failure).encode())
     for rank in unsent - statuses.keys():
-        statuses[rank] = exit_codes.get(processes[rank], LOST) if rank in processes else torchrun.returncode
+        statuses[rank] = exit_codes.get(rank, LOST if rank in processes else torchrun.returncode)
     # torchrun's own kills are not the root cause.
     for rank in sorted(unsent, key=lambda rank: statuses[rank] == -signal.SIGTERM):
         send(control, rank=rank, status=statuses[rank])

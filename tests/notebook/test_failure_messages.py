@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from ppedu import RankError
+from ppedu.notebook.pool import RankPool
 
 MEET = """
 import os, signal, subprocess, sys, time
@@ -143,6 +144,19 @@ def test_a_killed_rank_is_the_root_cause_of_later_failures(ranks):
 def test_a_segmentation_fault_is_reported(ranks):
     message = failure(ranks, f"{MEET}\nif rank == 1: __import__('ctypes').string_at(0)\ndist.barrier()", 2)
     assert message.splitlines()[0] == "rank 1 was killed by SIGSEGV"
+
+
+def test_a_rank_that_torchrun_ends_before_it_has_begun_is_not_the_root_cause(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\nif os.environ.get('LOCAL_RANK') == '0': time.sleep(1000)  # as on a busy machine"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "program.py").write_text("import os; os.kill(os.getpid(), 9)")
+    pool = RankPool("torchrun")
+    with pytest.raises(RankError) as caught:
+        pool.run(tmp_path / "program.py", 2, timeout=60, write=lambda rank, piece: None)
+    pool.close()
+    assert str(caught.value) == "rank 1 was killed by SIGKILL\n(rank 0 failed afterwards)"
 
 
 @pytest.mark.parametrize(
