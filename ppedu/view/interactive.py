@@ -229,7 +229,7 @@ def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs) -> Tim
     try:
         return simulate(made, costs)
     except SettingError as error:
-        raise SettingError(f"{made.name}: {error}; or simulate each schedule with its own costs first") from None
+        raise SettingError(f"{made.name}: {error}; or compare timelines, simulated with costs of their own") from None
 
 
 class Difference(Interactive):
