@@ -23,7 +23,7 @@ from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
-from ppedu.zoo.registry import options_of
+from ppedu.zoo.registry import options_of, require_registered
 
 # The sliders: label, least and greatest value, step, start value. Where the step is an int, so is the value.
 SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
@@ -143,7 +143,7 @@ def explore(
     if costs is not None:
         chosen["costs"] = costs
         if twice := [key for key in COSTS if key in settings]:
-            raise SettingError(f"costs already determines {', '.join(twice)}; pass either costs or these")
+            raise SettingError(f"costs already determines {', '.join(twice)}; set it in costs only")
     start = {key: value for key, (*_, value) in SLIDERS.items()}
     return Explore({**start, "costs": None, **{key: _value(key, value) for key, value in chosen.items()}})
 
@@ -158,8 +158,7 @@ def _value(name: str, value: Any) -> Any:
         require_instance("costs", value, Costs, "Costs, such as Costs(forward=[1, 2, 2, 1])")
         return value
     if name == "schedule":
-        if not isinstance(value, str) or value not in schedules():
-            raise SettingError(f"unknown schedule {value!r}; available: {', '.join(schedules())}")
+        require_registered(value)
         return value
     if name not in SLIDERS:
         raise SettingError(f"unknown control {name!r}; available: schedule, {', '.join(SLIDERS)}")

@@ -141,7 +141,7 @@ def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
     try:
         text = named(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"cannot read {str(path)!r}: {error}") from error
+        raise PipelineError(f"cannot read {str(path)!r}: {error}; give a file saved with Timeline.save") from error
     try:
         data = json.loads(text, parse_int=_whole)
         placements = [_placement(about) for about in data["ppedu"]]

@@ -186,11 +186,18 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
         SettingError: the name is unknown, a number is below 1, or the schedule does not have such an option.
         ScheduleError: the generator yields something that is not an action.
     """
-    if not isinstance(name, str) or name not in _entries:
-        close = get_close_matches(name.lower(), _entries, 1, cutoff=0.8) if isinstance(name, str) else ()
-        suggestion = f"did you mean {close[0]!r}? " if close else ""
-        raise SettingError(f"unknown schedule {name!r}; {suggestion}available: {', '.join(schedules())}")
-    return build(name, _entries[name], ranks, microbatches, options)
+    return build(name, require_registered(name), ranks, microbatches, options)
+
+
+def require_registered(name: object) -> Entry:
+    """Return the entry of the schedule `name`; raise SettingError if it is not the name of a registered schedule."""
+    if isinstance(name, str) and name in _entries:
+        return _entries[name]
+    if not isinstance(name, str):
+        raise SettingError(f"give the name of a schedule: {', '.join(schedules())}; got {name!r}")
+    close = get_close_matches(name.lower(), _entries, 1, cutoff=0.8)
+    suggestion = f"did you mean {close[0]!r}? " if close else ""
+    raise SettingError(f"unknown schedule {name!r}; {suggestion}available: {', '.join(schedules())}")
 
 
 @without_gc()

@@ -265,7 +265,7 @@ def test_an_invalid_setting_is_refused(setting, says):
 
 IMPOSSIBLE = {
     "unknown schedule": (4, {"schedule": "2f2b"}, "unknown schedule '2f2b'; available: naive, gpipe, 1f1b"),
-    "not a schedule": (4, {"schedule": None}, "unknown schedule None"),
+    "not a schedule": (4, {"schedule": None}, "give the name of a schedule: naive, gpipe, .*got None"),
     "unknown option": (2, {"options": {"chunks": 2}}, "'1f1b' takes"),
     "more ranks than layers": (
         5,

@@ -174,7 +174,7 @@ def test_wrong_arguments_raise():
 def test_costs_that_fit_only_one_of_the_compared_schedules_raise_with_advice():
     costs = pp.Costs(forward=[1, 2, 3, 4])
     with pytest.raises(
-        pp.SettingError, match=r"^zb-v: 4 costs for 8 stages; .*simulate each schedule with its own costs"
+        pp.SettingError, match=r"^zb-v: 4 costs for 8 stages; .*compare timelines, simulated with costs of their own"
     ) as e:
         pp.compare("1f1b", "zb-v", costs=costs)
     assert "a single number" in str(e.value)
@@ -205,7 +205,7 @@ def test_sizes_that_do_not_fit_the_costs_are_explained_and_fitting_ones_offered(
     for field in ("activation", "overlap"):
         with pytest.raises(pp.SettingError, match="3 costs for 4 stages"):
             pp.explore(costs=pp.Costs(**{field: [1, 2, 3]}))
-    with pytest.raises(pp.SettingError, match="costs already determines latency; pass either costs or these"):
+    with pytest.raises(pp.SettingError, match="costs already determines latency; set it in costs only"):
         pp.explore(costs=pp.Costs(), latency=1)
 
 
