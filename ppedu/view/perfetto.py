@@ -156,7 +156,8 @@ def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
                 rows[place][rank].append(Span(action, start, start + lasts))
         return list(map(_timeline, data["ppedu"], placements, rows))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise ParseError(f"{str(path)!r} is not a timeline saved by ppedu: {error!r}; save it with Timeline.save") from error
+        advice = "save it with Timeline.save"
+        raise ParseError(f"{str(path)!r} is not a timeline saved by ppedu: {error!r}; {advice}") from error
 
 
 def _whole(digits: str) -> int:

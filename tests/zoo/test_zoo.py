@@ -110,7 +110,7 @@ def test_counts_that_are_not_whole_numbers_are_refused():
 
 @pytest.mark.parametrize("name", ["1F1B", "zero-bubble", "", None])
 def test_an_unknown_name_is_refused_with_the_available_ones(name):
-    with pytest.raises(SettingError, match="unknown schedule|give the name of a schedule") as caught:
+    with pytest.raises(SettingError, match=r"unknown schedule|give the name of a schedule") as caught:
         pp.schedule(name, 2, 2)
     assert repr(name) in str(caught.value)
     assert all(known in str(caught.value) for known in ZOO)
