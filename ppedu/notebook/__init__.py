@@ -2,11 +2,13 @@
 
 Reading order: rank (what a rank does), launcher, zygote and agent (the processes that start ranks), environment and
 resources, hang and failure (error messages), pool (the owner's side); exchange and figures (values and pictures),
-screen, output and magic (the cell); rehearsal (simulated ranks), exercises. May import every package but `cli`.
+screen, output and magic (the cell); rehearsal (simulated ranks), exercises, project (the lessons' model and cluster).
+May import every package but `cli`.
 """
 
 from ppedu.notebook.exercises import check_answer, is_right, outcome, predict, progress
 from ppedu.notebook.pool import RankPool
+from ppedu.notebook.project import heron
 from ppedu.notebook.rehearsal import rehearse
 
-__all__ = ["RankPool", "check_answer", "is_right", "outcome", "predict", "progress", "rehearse"]
+__all__ = ["RankPool", "check_answer", "heron", "is_right", "outcome", "predict", "progress", "rehearse"]

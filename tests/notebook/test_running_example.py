@@ -1,0 +1,47 @@
+"""The lessons' running example, against parameters and FLOPs that PyTorch counts, and the claims of its story."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import ppedu as pp
+from ppedu.notebook import heron
+from ppedu.notebook.project import GB
+from ppedu.run import GPT, GPTConfig
+
+RANKS = 8
+
+
+@pytest.fixture(scope="module")
+def model():
+    with torch.device("meta"):
+        return GPT(GPTConfig(heron.vocabulary, heron.sequence, layers=2, heads=64, width=heron.width))
+
+
+def test_the_weights_are_those_of_a_gpt_of_this_size(model):
+    two = sum(weight.numel() for weight in model.parameters())
+    counted = two + (heron.layers - 2) * sum(weight.numel() for weight in model.layers["0"].parameters())
+    assert counted == pytest.approx(heron.weights, rel=0.002)  # biases, norms and positions
+
+
+def test_a_layers_time_is_its_flops_over_the_speed_of_a_node(model):
+    x = torch.empty(1, heron.sequence, heron.width, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model.layers["0"](x)
+    attention = 4 * heron.sequence**2 * heron.width  # counted in full; the half above the diagonal is not needed
+    flops = counter.get_total_flops() - attention / 2
+    assert flops / (heron.node * heron.speed) == pytest.approx(heron.layer_time)
+
+
+def test_gpipe_runs_out_of_memory_where_1f1b_fits():
+    costs = heron.costs(RANKS)
+    peaks = {
+        name: max(pp.simulate(pp.schedule(name, RANKS, 32), costs).peak_activations) + heron.state(RANKS) / GB
+        for name in ("gpipe", "1f1b")
+    }
+    assert peaks["gpipe"] > heron.memory / GB > 2 * peaks["1f1b"]
+
+
+def test_the_cluster_costs_its_gpus():
+    assert heron.gpus(RANKS) == 2048
+    assert heron.dollars(RANKS, 24 * 3600) == 2048 * 2 * 24
