@@ -70,7 +70,8 @@ class Project:
     def state(self, ranks: int) -> float:
         """Return the bytes on each GPU for weights, gradients and Adam, evenly split over `ranks` nodes.
 
-        In mixed precision, each weight takes 2 bytes, its gradient 2, and Adam 12 for an fp32 copy and two averages (arXiv 1910.02054, section 3.1).
+        In mixed precision, each weight takes 2 bytes, its gradient 2, and Adam 12 for an fp32 copy and two averages
+        (arXiv 1910.02054, section 3.1).
         """
         return 16 * self.weights / (self.node * ranks)
 
