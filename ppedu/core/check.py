@@ -15,7 +15,7 @@ def check(schedule: Schedule, *, ranks: Collection[int] | None = None, rendezvou
     """Return everything that is wrong with a schedule: an empty list if it is legal.
 
     In a legal schedule every stage runs each microbatch's forward once and its backward once (B, or I and W), on the
-    rank that holds the stage and after its dependencies, and no ranks wait for each other in a ring. In a legal
+    rank that holds the stage and after its dependencies, and no ranks wait for each other in a cycle. In a legal
     lowered schedule, also, every result that another rank requires is sent and received once, messages between two
     ranks are received in the order sent, and sharded weights are gathered before they are used.
 

@@ -31,7 +31,7 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
     """Return the schedule with a SEND after each result that another rank requires, and a RECV before its use there.
 
     Messages are ordered globally, as their results are produced when the ranks take turns, one action each. Every rank
-    sends and receives in this order. So ranks never wait for each other in a ring, whether sends are buffered or wait
+    sends and receives in this order. So ranks never wait for each other in a cycle, whether sends are buffered or wait
     for their receives, and messages between two ranks are received in the order sent.
 
     receive: "early" posts a receive as soon as its peer sends, so that the message travels while the rank computes;

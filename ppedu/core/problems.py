@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
 from ppedu.core.dependencies import Replay, Result, posting, produces, requires
 from ppedu.core.placement import TOWARDS
-from ppedu.core.waiting import rings
+from ppedu.core.waiting import cycles
 
 if TYPE_CHECKING:
     from ppedu.core.schedule import Schedule
@@ -21,7 +21,7 @@ class Problem(NamedTuple):
     """One thing that is wrong. `index` is the position in the rank's order, None if the action is missing.
 
     kind: "range" (no such stage or microbatch), "rank" (not this rank's stage), "missing", "duplicate",
-    "order" (before a dependency on the same rank), "deadlock" (ranks that wait for each other in a ring),
+    "order" (before a dependency on the same rank), "deadlock" (ranks that wait for each other in a cycle),
     "message" (received in another order than sent, or needless), "sharding" (weights not gathered, or twice).
     """
 
@@ -270,18 +270,18 @@ class _Inspection:
                         yield self._problem(rank, index, "order", f" needs {producer}, which {where}")
 
     def _deadlocks(self) -> Iterator[Problem]:
-        """Yield rings of ranks in which each waits for the next."""
+        """Yield cycles of ranks in which each waits for the next."""
         producers = {rank: self.producers.get(missing) for rank, (_, missing) in self.blocked.items()}
         waits_for = {rank: [self.places[producer][0]] for rank, producer in sorted(producers.items()) if producer}
-        for ring in rings(waits_for):
-            if len(ring) > 1:  # a ring of one is an "order" problem
+        for cycle in cycles(waits_for):
+            if len(cycle) > 1:  # a cycle of one is an "order" problem
                 waits = []
-                for member, peer in zip(ring, ring[1:] + ring[:1], strict=True):
+                for member, peer in zip(cycle, cycle[1:] + cycle[:1], strict=True):
                     index, _ = self.blocked[member]
                     waits.append(
                         f"rank {member} waits at position {index} ({self.schedule.orders[member][index]}) "
                         f"for {producers[member]} of rank {peer}"
                     )
-                index, _ = self.blocked[ring[0]]
-                action = self.schedule.orders[ring[0]][index]
-                yield Problem(ring[0], index, action, "deadlock", "deadlock: " + ", ".join(waits))
+                index, _ = self.blocked[cycle[0]]
+                action = self.schedule.orders[cycle[0]][index]
+                yield Problem(cycle[0], index, action, "deadlock", "deadlock: " + ", ".join(waits))

@@ -1,4 +1,4 @@
-"""Ranks that wait: what this process is waiting for, published for hang reports, and rings of waiting ranks."""
+"""Ranks that wait: what this process is waiting for, published for hang reports, and cycles of waiting ranks."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class published:
         current = self._outer
 
 
-def rings(waits_for: Mapping[int, Collection[int]]) -> Iterator[list[int]]:
-    """Yield the rings of ranks in which each rank waits for the next, and the last for the first.
+def cycles(waits_for: Mapping[int, Collection[int]]) -> Iterator[list[int]]:
+    """Yield the cycles of ranks in which each rank waits for the next, and the last for the first.
 
-    waits_for: for each waiting rank, the ranks it waits for. If each waits for a single rank, every ring is found;
+    waits_for: for each waiting rank, the ranks it waits for. If each waits for a single rank, every cycle is found;
         otherwise at least one, if there is any. A depth-first search, which visits each rank once.
     """
     visited: set[int] = set()

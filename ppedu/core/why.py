@@ -55,7 +55,7 @@ class Reasons:
         last = [(rank, len(row) - 1) for rank, row in enumerate(self.rows) if row]
         place = max(last, key=lambda each: self[each].end, default=None)
         path: dict[Place, None] = {}
-        while place and place not in path:  # in an illegal order, spans may wait for each other in a ring
+        while place and place not in path:  # in an illegal order, spans may wait for each other in a cycle
             path[place] = None
             place = self.last_cause(place)
         return [*reversed(path)]

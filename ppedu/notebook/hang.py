@@ -13,7 +13,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from ppedu.core import waiting
-from ppedu.core.waiting import Wait, rings
+from ppedu.core.waiting import Wait, cycles
 
 NO_ANSWER = "did not answer"
 
@@ -82,14 +82,14 @@ def _torch_wait(frame: FrameType) -> Wait | None:
 
 
 def _reasons(at: dict[int, Location], ended: Collection[int]) -> Iterator[str]:
-    """Yield a sentence for each reason of a hang: a ring of waiting ranks, a peer that has ended, a missed collective.
+    """Yield a sentence for each reason of a hang: a cycle of waiting ranks, a peer that has ended, a missed collective.
 
     at: by rank, the locations of those that run. ended: the ranks that have ended.
     """
-    if ring := next(rings({rank: [each.peer] for rank, each in at.items() if each.peer is not None}), []):
-        pairs = zip(ring, ring[1:] + ring[:1], strict=True)
+    if cycle := next(cycles({rank: [each.peer] for rank, each in at.items() if each.peer is not None}), []):
+        pairs = zip(cycle, cycle[1:] + cycle[:1], strict=True)
         waits = ", and ".join(f"rank {a} waits for rank {b}" for a, b in pairs)
-        kinds = {at[rank].kind for rank in ring}
+        kinds = {at[rank].kind for rank in cycle}
         if kinds == {"receive"}:
             waits += ": all receive, none sends"
         elif kinds == {"send"}:

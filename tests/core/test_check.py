@@ -213,7 +213,7 @@ def test_negative_numbers_are_out_of_range():
 LINK = re.compile(r"rank (\d+) waits at position (\d+) \(([^ ]+)\) for (\S+) of rank (\d+)")
 
 
-def ring(problem):
+def cycle(problem):
     """Parse the message of a deadlock into [(rank, position, waiting action, awaited action, awaited rank)]."""
     assert problem.message.startswith("deadlock: ")
     links = [LINK.fullmatch(each) for each in problem.message.removeprefix("deadlock: ").split(", ")]
@@ -232,13 +232,13 @@ def test_complete_orders_get_stuck_where_an_order_or_a_ring_of_ranks_is_wrong(sc
 @often(80)
 def test_a_deadlock_names_a_ring_in_which_each_rank_waits_for_the_next(schedule):
     for problem in (each for each in check(schedule) if each.kind == "deadlock"):
-        links = ring(problem)
+        links = cycle(problem)
         ranks = [rank for rank, *_ in links]
         assert len(links) > 1 and len(set(ranks)) == len(ranks)
         assert (problem.rank, problem.index) == links[0][:2]
         at = {rank: position for rank, position, *_ in links}
         for (rank, position, waiting, awaited, source), after in zip(links, ranks[1:] + ranks[:1], strict=True):
-            assert source == after, "the ring is closed"
+            assert source == after, "the cycle is closed"
             action = schedule.orders[rank][position]
             assert str(action) == waiting
             assert awaited in [str(a) for choices in stepper.parents(action, schedule.stages) for a in choices]
@@ -263,13 +263,13 @@ def test_three_ranks_in_a_ring_that_goes_round_the_loop():
         chunks=2,
     )
     (problem,) = check(schedule)
-    assert ring(problem) == [(0, 4, "3B1", "4B1", 1), (1, 5, "1B0", "2B0", 2), (2, 5, "2B0", "3B0", 0)]
+    assert cycle(problem) == [(0, 4, "3B1", "4B1", 1), (1, 5, "1B0", "2B0", 2), (2, 5, "2B0", "3B0", 0)]
 
 
 def test_a_rank_that_waits_for_the_ring_is_not_part_of_it():
     schedule = read("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F1 2F0 2B0 2B1", microbatches=2)
     (problem,) = check(schedule)
-    assert [rank for rank, *_ in ring(problem)] == [1, 2]
+    assert [rank for rank, *_ in cycle(problem)] == [1, 2]
 
 
 def one_f_one_b(ranks, microbatches, warmup):
@@ -302,7 +302,7 @@ def test_1f1b_with_the_warmup_reversed_deadlocks_and_names_the_ranks():
 @pytest.mark.parametrize("short", [0, 1])
 def test_a_rank_of_1f1b_that_warms_up_less_than_the_next_one_deadlocks_with_it(short):
     (problem,) = check(one_f_one_b(4, 8, lambda rank: 3 - rank - 2 * (rank == short)))
-    assert {rank for rank, *_ in ring(problem)} == {short, short + 1}
+    assert {rank for rank, *_ in cycle(problem)} == {short, short + 1}
 
 
 def test_an_unclamped_warmup_runs_microbatches_that_do_not_exist():
@@ -321,7 +321,7 @@ def test_two_rings_are_two_problems():
     )
     problems = check(schedule)
     assert all(problem.kind == "deadlock" for problem in problems)
-    assert [{rank for rank, *_ in ring(problem)} for problem in problems] == [{0, 1}, {2, 3}]
+    assert [{rank for rank, *_ in cycle(problem)} for problem in problems] == [{0, 1}, {2, 3}]
 
 
 def test_a_rank_is_stuck_at_an_action_that_does_not_exist():

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppedu.core import waiting
-from ppedu.core.waiting import rings
+from ppedu.core.waiting import cycles
 
 RANK = st.integers(0, 7)
 
 
-def is_ring(ring, waits_for):
-    return all(b in waits_for[a] for a, b in zip(ring, ring[1:] + ring[:1], strict=True))
+def is_cycle(cycle, waits_for):
+    return all(b in waits_for[a] for a, b in zip(cycle, cycle[1:] + cycle[:1], strict=True))
 
 
 def can_reach(start, waits_for):
@@ -27,28 +27,28 @@ def can_reach(start, waits_for):
 
 
 def test_rings_among_ranks_that_wait_for_one_other():
-    assert list(rings({0: [1], 1: [2], 2: [1], 3: [3], 4: [9]})) == [[1, 2], [3]]
+    assert list(cycles({0: [1], 1: [2], 2: [1], 3: [3], 4: [9]})) == [[1, 2], [3]]
 
 
 @given(st.dictionaries(RANK, st.tuples(RANK)))
 def test_every_ring_is_found_if_each_rank_waits_for_one_other(waits_for):
-    found = list(rings(waits_for))
-    assert all(is_ring(ring, waits_for) for ring in found)
-    on_rings = sorted(rank for ring in found for rank in ring)
-    assert on_rings == sorted(rank for rank in waits_for if rank in can_reach(rank, waits_for))
+    found = list(cycles(waits_for))
+    assert all(is_cycle(cycle, waits_for) for cycle in found)
+    on_cycles = sorted(rank for cycle in found for rank in cycle)
+    assert on_cycles == sorted(rank for rank in waits_for if rank in can_reach(rank, waits_for))
 
 
 @given(st.dictionaries(RANK, st.lists(RANK, unique=True)))
 def test_a_ring_is_found_if_there_is_any(waits_for):
-    found = list(rings(waits_for))
-    assert all(is_ring(ring, waits_for) for ring in found)
+    found = list(cycles(waits_for))
+    assert all(is_cycle(cycle, waits_for) for cycle in found)
     assert bool(found) == any(rank in can_reach(rank, waits_for) for rank in waits_for)
 
 
 def test_a_long_chain_needs_no_deep_recursion():
     chain = {rank: [rank + 1] for rank in range(100_000)}
-    assert list(rings(chain)) == []
-    assert len(next(rings({**chain, 100_000: [0]}))) == 100_001
+    assert list(cycles(chain)) == []
+    assert len(next(cycles({**chain, 100_000: [0]}))) == 100_001
 
 
 def test_a_published_wait_is_current_until_it_ends():

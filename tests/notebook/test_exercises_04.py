@@ -96,7 +96,7 @@ WRONG_VERDICTS = {
         {"E": (1, "1B2")},
         "legal: it holds stage 1, and its dependencies have run before, 1F2 in step 5 and 2B2 in step 7.",
     ),
-    "D, the other end of the ring": ({"D": (1, "1B0")}, "in D rank 1 runs 1B0 in step 3, and that is legal:"),
+    "D, the other end of the cycle": ({"D": (1, "1B0")}, "in D rank 1 runs 1B0 in step 3, and that is legal:"),
     "what is lost, on the wrong rank": (
         {"A": (0, "1B1")},
         "in A rank 0 does not run 1B1, and does not have to: it holds stage 0.",

@@ -171,7 +171,7 @@ WRONG = {
         lambda rank, *sizes: schedule("zb-v", *sizes).orders[rank],
         "rank 0, position 7: 7F0: there is no stage 7; the stages are 0 to 3",
     ),
-    "a ring": (
+    "a cycle": (
         ahead(lambda r, p: 1 if r < p - 1 else 2, lambda r, p: 0),
         "deadlock: rank 2 waits at position 1 (2I0) for 3I0 of rank 3, rank 3 waits at position 1 (3F1) for 2F1 of",
     ),

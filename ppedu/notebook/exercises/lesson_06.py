@@ -8,7 +8,7 @@ from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
-from ppedu.core.waiting import rings
+from ppedu.core.waiting import cycles
 from ppedu.notebook.exercises.common import Exercise, call, not_legal, require_function, with_sizes
 from ppedu.notebook.rehearsal import Rank, Rehearsal, Tensor, Wait, rehearse
 from ppedu.zoo import schedule
@@ -19,7 +19,7 @@ def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
     at = {wait.rank: wait for wait in rehearsal.waits}
     if not at:
         return None
-    cycle = next(rings({rank: wait.peers for rank, wait in at.items()}), [])
+    cycle = next(cycles({rank: wait.peers for rank, wait in at.items()}), [])
     each = "; ".join(_description(at[rank], at) for rank in cycle or at)
     kinds = {at[rank].kind for rank in cycle}
     forwards = [sum(action.op == "F" for action in rank.actions) for rank in rehearsal.ranks]
