@@ -1,4 +1,4 @@
-"""Rings of waiting ranks."""
+"""Cycles of waiting ranks."""
 
 import contextlib
 
