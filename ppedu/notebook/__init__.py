@@ -6,9 +6,21 @@ screen, output and magic (the cell); rehearsal (simulated ranks), exercises, pro
 May import every package but `cli`.
 """
 
-from ppedu.notebook.exercises import check_answer, is_right, outcome, predict, progress
+from ppedu.notebook.exercises import check_answer, hint, is_right, outcome, predict, predictions, progress, record
 from ppedu.notebook.pool import RankPool
 from ppedu.notebook.project import heron
 from ppedu.notebook.rehearsal import rehearse
 
-__all__ = ["RankPool", "check_answer", "heron", "is_right", "outcome", "predict", "progress", "rehearse"]
+__all__ = [
+    "RankPool",
+    "check_answer",
+    "heron",
+    "hint",
+    "is_right",
+    "outcome",
+    "predict",
+    "predictions",
+    "progress",
+    "record",
+    "rehearse",
+]

@@ -20,21 +20,21 @@ def in_a_new_kernel(folder):
         source = f"from ppedu.notebook import check_answer, progress\n{source}"
         page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
         NotebookClient(page, resources={"metadata": {"path": str(folder)}}).execute()
-        return "".join(output.text for output in page.cells[0].outputs)
+        return "\n".join(each.text if "text" in each else each.data["text/plain"] for each in page.cells[0].outputs)
 
     return run
 
 
 def test_solved_exercises_are_remembered_until_the_file_is_deleted(in_a_new_kernel, folder, capsys):
     before = in_a_new_kernel(f"progress()\ncheck_answer('03.1', {WRONG})\ncheck_answer('03.1', {RIGHT})")
-    assert f"Solved: 0 of {len(EXERCISES)} exercises.\n" in before and "✓" not in before
+    assert f"Solved: 0 of {len(EXERCISES)} exercises (★★ without a hint, ★ with one)." in before and "03.1 ·" in before
     known = in_a_new_kernel("progress()")
-    assert "03.1 ✓" in known and known.count("✓") == 1
-    assert f"Solved: 1 of {len(EXERCISES)} exercises. progress.txt" in known
+    assert "03.1 ★★" in known and known.count("★★") == 2
+    assert f"Solved: 1 of {len(EXERCISES)} exercises (★★ without a hint, ★ with one). progress.txt" in known
     [file] = folder.iterdir()
     file.unlink()
     progress()
-    assert "✓" not in capsys.readouterr().out
+    assert "03.1 ★★" not in capsys.readouterr().out
 
 
 def test_wrong_answers_and_the_lessons_solutions_do_not_count(folder, capsys):
@@ -51,14 +51,14 @@ def test_an_exercise_solved_twice_has_one_line(folder):
     check_answer("03.1", eval(RIGHT))
     check_answer("03.1", eval(RIGHT))
     [line] = (folder / "progress.txt").read_text().splitlines()
-    assert line.startswith("03.1 solved on 20")
+    assert line.startswith("03.1 solved ★★ on 20")
 
 
 def test_an_edited_file_is_still_read(folder, capsys):
     (folder / "progress.txt").write_bytes(b"\xff\xfe 99.9 my notes\n03.1 was hard\n")
     progress()
     known = capsys.readouterr().out
-    assert known.count("✓") == 1 and "03.1 ✓" in known
+    assert known.count(" ★★") == 1 and "03.1 ★★" in known
 
 
 def test_an_answer_is_right_even_if_the_file_cannot_be_written(folder, capsys):

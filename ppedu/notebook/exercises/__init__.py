@@ -1,67 +1,40 @@
-"""Predictions and exercises: `predict`, `outcome`, `check_answer`, `is_right` and `progress`.
+"""Predictions and exercises: `predict`, `outcome`, `predictions`, `check_answer`, `hint`, `is_right` and `progress`.
 
 An exercise checks the learner's answer, and explains in a sentence what is wrong with it. It is named by its lesson
-and its number, such as "05.1". It may come with a reward: a picture of the schedule that the learner has built. The
-exercises of a lesson are `EXERCISES` in its file `lesson_NN.py`; all files with such a name are imported.
+and its number, such as "05.1". It may come with hints, with a picture of a wrong answer, and with a reward: a picture
+of the schedule that the learner has built. The exercises of a lesson are `EXERCISES` in its file `lesson_NN.py`; all
+files with such a name are imported.
 """
 
 from __future__ import annotations
 
-from datetime import date
-from difflib import get_close_matches
 from importlib import import_module
 from itertools import groupby
-from numbers import Real
-from pathlib import Path
 from pkgutil import iter_modules
-from textwrap import fill
 from typing import Any
 
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.numeric import pretty
+from ppedu.core.numeric import plural
 from ppedu.notebook.exercises.common import Exercise
+from ppedu.notebook.exercises.feedback import has_page, publish, rendered, say, show, table
+from ppedu.notebook.exercises.prediction import outcome, predict, predictions
+from ppedu.notebook.exercises.progress_file import PROGRESS, STAR, record, recorded
+from ppedu.view.interactive import in_notebook
 
-PROGRESS = Path("progress.txt")  # next to the notebook, where learners see it and can delete it
+__all__ = ["check_answer", "find_fault", "hint", "is_right", "outcome", "predict", "predictions", "progress", "record"]
+
 MOST = 1000  # characters; a longer reason is shortened
 
-_predictions: dict[str, Any] = {}  # by name; `...` until the learner replaces it
-
-
-def predict(name: str, value: Any = ...) -> None:
-    """Record what you expect `name` to be, before you run anything; `outcome` shows it next to the result.
-
-    value: your prediction. While it is still `...`, as in the lessons, `predict` asks for it.
-    """
-    _predictions[name] = value
-    if value is ...:
-        print(f"{name}: what is your prediction? Put it in place of the three dots and run this cell again.")
-    else:
-        print(f"Noted: {name} = {_readable(value)}. Now run it.")
-
-
-def outcome(name: str, value: Any) -> None:
-    """Show the result `value`, and next to it the prediction for `name`, if there is one."""
-    found, predicted = _readable(value), _predictions.get(name, ...)
-    if predicted is not ...:
-        expected = _readable(predicted)
-        print(f"{name}: you said {expected}, it is {found}{' — right.' if expected == found else '.'}")
-        return
-    near = [] if name in _predictions else get_close_matches(name, _predictions)
-    print(
-        f"{name}: it is {found}. You made no prediction{f' with that name, but one for {near[0]!r}' if near else ''}."
-    )
-
-
-def _readable(value: Any) -> str:
-    return pretty(value) if isinstance(value, Real) else str(value)
+_hints: dict[str, int] = {}  # by exercise: the number of hints given without a page
 
 
 def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
-    """Check the answer to an exercise such as "05.1", and print that it is right, or what is wrong and why.
+    """Check the answer to an exercise such as "05.1", and show that it is right, or what is wrong and why.
 
-    A right answer is recorded for `progress`, and its picture is drawn.
+    A right answer is recorded for `progress`, and its picture is drawn. A wrong answer that is a schedule is drawn with
+    its fault outlined.
 
-    solution: `answer` is the lesson's own solution. The result is printed, but not recorded as the learner's, and
+    solution: `answer` is the lesson's own solution. The result is shown, but not recorded as the learner's, and
         without a picture: learners may run all cells before they solve the exercise, and it would give too much away.
 
     Raises:
@@ -69,12 +42,15 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
     """
     task, wrong = _task(exercise), find_fault(exercise, answer)
     if solution:
-        print(fill(f"Solution {exercise} is {f'not right: {wrong}' if wrong else 'right.'}", 100))
+        say(f"Solution {exercise} is {f'not right: {wrong}' if wrong else 'right.'}", "wrong" if wrong else "right")
     elif wrong:
-        print(fill(f"Not yet: {_shortened(wrong)}{'' if wrong[-1] in '.?!)' else '.'}", 100))
+        say(f"Not yet: {_shortened(wrong)}{'' if wrong[-1] in '.?!)' else '.'}", "wrong")
+        if task.draw_wrong:
+            task.draw_wrong(answer)
     else:
-        print(fill(f"Right. {task.praise}", 100))
-        _note(exercise)
+        say(f"Right. {task.praise}", "right")
+        hinted = any(event.startswith(f"{exercise} hint") for event in _recorded())
+        record(f"{exercise} solved", stars=1 if hinted else 2)
         if task.reward:
             task.reward(answer).plot()
 
@@ -93,35 +69,103 @@ def _shortened(wrong: str) -> str:
     return wrong if len(wrong) <= MOST else f"{wrong[: MOST // 2]} … {wrong[-MOST // 2 :]}"
 
 
+def hint(exercise: str) -> None:
+    """Offer the hints of an exercise one by one. Each costs nothing but the second star of the exercise.
+
+    In a notebook, a button shows the next hint, so that running all cells shows none. Elsewhere, each call shows one.
+
+    Raises:
+        SettingError: there is no such exercise.
+    """
+    hints = _task(exercise).hints
+    if not hints:
+        print(f"{exercise} has no hints. What check_answer prints is meant to be enough.")
+    elif in_notebook():
+        _show_button(exercise, hints)
+    elif has_page():
+        print(f"{exercise} has {plural(len(hints), 'hint')}. Run this cell to read them, one at a time.")
+    else:
+        given = _hints.get(exercise, 0)
+        _give(exercise, given)
+        _hints[exercise] = given + 1
+
+
+def _give(exercise: str, given: int) -> None:
+    """Show the next hint, record it, and say when there are no more."""
+    hints = _task(exercise).hints
+    if given < len(hints):
+        record(f"{exercise} hint {given + 1}")
+        say(f"Hint {given + 1} of {len(hints)}: {hints[given]}", "hint")
+    else:
+        print(f"There are no more hints for {exercise}. Its solution is in the folded cell below the exercise.")
+
+
+def _show_button(exercise: str, hints: tuple[str, ...]) -> None:
+    """Show a button that gives the next hint."""
+    try:
+        from ipywidgets import Button, Output, VBox
+    except ImportError as error:
+        print(f"hint needs {error.name}, which is not installed: pip install 'ppedu[lab]'")
+        return
+    button, shown = Button(description=f"Hint 1 of {len(hints)}"), Output()
+    given = iter(range(1, len(hints) + 1))
+
+    def press(_: Any) -> None:
+        place = next(given)
+        with shown:
+            _give(exercise, place - 1)
+        button.description = f"Hint {place + 1} of {len(hints)}"
+        if place == len(hints):
+            button.description, button.disabled = "No more hints", True
+
+    button.on_click(press)
+    bundle = VBox([button, shown])._repr_mimebundle_()
+    publish({**bundle, "text/plain": f"{exercise} has {plural(len(hints), 'hint')}."})
+
+
 def progress() -> None:
-    """Show which exercises have been solved so far, in all notebooks of this folder.
+    """Show which exercises have been solved so far, in all notebooks of this folder, and other events with stars.
+
+    ★★: solved; ★: solved with a hint.
 
     Raises:
         SettingError: `progress.txt` in this folder, which records them, cannot be read.
     """
     try:
-        solved = _solved()
+        events = recorded()
     except OSError as error:
         raise SettingError(f"{PROGRESS} cannot be read: {error.strerror}") from None
-    for lesson, exercises in groupby(EXERCISES, key=lambda name: name[:2]):
-        print(f"lesson {int(lesson):2} ", *(f"  {name} {'✓' if name in solved else ' '}" for name in exercises))
-    where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if solved else ""
-    print(f"Solved: {len(solved)} of {len(EXERCISES)} exercises.{where}")
+    solved = _stars_by_exercise(events)
+    rows = [
+        [f"lesson {int(lesson)}", "  ".join(f"{name} {STAR * solved.get(name, 0) or '·'}" for name in exercises)]
+        for lesson, exercises in groupby(EXERCISES, key=lambda name: name[:2])
+    ]
+    others = [(event, stars) for event, stars in events.items() if stars and event.split()[0] not in EXERCISES]
+    for kind, group in groupby(sorted(others), key=lambda each: each[0].split()[0]):
+        rows.append([kind, "  ".join(f"{event.removeprefix(kind).strip()} {STAR * stars}" for event, stars in group)])
+    html, text = table(["", ""], rows)
+    where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
+    summary = (
+        f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one).{where}"
+    )
+    show(f"{html}<p>{rendered(summary)}</p>", f"{text}\n{summary}")
 
 
-def _solved() -> set[str]:
-    noted = PROGRESS.read_text(encoding="utf-8", errors="replace") if PROGRESS.exists() else ""
-    return EXERCISES.keys() & set(noted.split())
+def _stars_by_exercise(events: dict[str, int]) -> dict[str, int]:
+    """Return the solved exercises, each with its stars. A line that learners wrote themselves counts fully."""
+    solved: dict[str, int] = {}
+    for event, stars in events.items():
+        name, _, rest = event.partition(" ")
+        if name in EXERCISES and not rest.startswith("hint"):
+            solved[name] = max(stars or 2, solved.get(name, 0))
+    return solved
 
 
-def _note(exercise: str) -> None:
-    """Record that an exercise is solved. The line is appended, because several notebooks may run at once."""
+def _recorded() -> dict[str, int]:
     try:
-        if exercise not in _solved():
-            with PROGRESS.open("a", encoding="utf-8") as file:
-                file.write(f"{exercise} solved on {date.today()}\n")
-    except OSError as error:
-        print(f"(This could not be recorded in {PROGRESS}: {error.strerror}.)")
+        return recorded()
+    except OSError:
+        return {}
 
 
 def find_fault(exercise: str, answer: Any) -> str | None:

@@ -1,0 +1,79 @@
+"""Sentences in a cell's output: as HTML with an icon and a colour in a notebook, as plain text everywhere else."""
+
+from __future__ import annotations
+
+import re
+import sys
+from html import escape
+from typing import Any
+
+# By tone: the colour and the icon. Both differ, and the sentence begins with words that differ.
+TONES = {"right": ("#2f8f6b", "✓"), "wrong": ("#c2701c", "!"), "hint": ("#3b76b8", "?")}
+
+CODE = re.compile(r"`([^`\n]+)`")
+EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]*?)\*(?![\w*])")
+
+
+def has_page() -> bool:
+    """Return whether the output is a cell's, which can show HTML."""
+    ipython = sys.modules.get("IPython")  # every kernel has imported it
+    return getattr(ipython and ipython.get_ipython(), "kernel", None) is not None
+
+
+def show(html: str, text: str) -> None:
+    """Show HTML in a notebook, with `text` for pages that cannot show it; print the text everywhere else."""
+    if has_page():
+        publish({"text/html": html, "text/plain": text})
+    else:
+        print(text)
+
+
+def publish(bundle: dict[str, Any]) -> None:
+    """Add an output, by MIME type, to the cell that is running."""
+    from IPython.display import display
+
+    display(bundle, raw=True)
+
+
+def say(text: str, tone: str) -> None:
+    """Show a sentence in one of TONES; `code` and *emphasis* in it are rendered.
+
+    Its first words, up to a full stop or a colon, are bold.
+    """
+    color, icon = TONES[tone]
+    badge = (
+        f"display: inline-block; width: 1.5em; line-height: 1.5em; margin-right: 0.5em; border-radius: 50%; "
+        f"text-align: center; font-weight: bold; color: white; background: {color};"
+    )
+    box = (
+        f"padding: 0.5em 0.8em; max-width: 50em; line-height: 1.5; overflow-wrap: break-word; "
+        f"border-left: 4px solid {color}; background: color-mix(in srgb, {color} 10%, transparent);"
+    )
+    start, mark, rest = re.match(r"([^.:`]*)([.:]?)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    html = f"<b>{rendered(start + mark)}</b>{rendered(rest)}"
+    icon = f'<span style="{badge}" aria-hidden="true">{icon}</span>'
+    show(f'<div style="{box}">{icon}{html}</div>', EMPHASIS.sub(r"\1", text))
+
+
+def rendered(text: str) -> str:
+    """Return a sentence as HTML, with `code` and *emphasis*."""
+    parts = CODE.split(text)  # text and code alternate
+    parts[::2] = [EMPHASIS.sub(r"<em>\1</em>", escape(part, quote=False)) for part in parts[::2]]
+    parts[1::2] = [f"<code>{escape(part, quote=False)}</code>" for part in parts[1::2]]
+    return "".join(parts)
+
+
+def table(head: list[str], rows: list[list[str]]) -> tuple[str, str]:
+    """Return a table as HTML and as text."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    text = "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    )
+    cell = 'style="text-align: left; padding: 0.2em 1.6em 0.2em 0; white-space: nowrap;"'
+    lines = [[f"<{kind} {cell}>{escape(each)}</{kind}>" for each in row] for kind, row in _kinds(head, rows)]
+    html = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
+    return f"<table>{html}</table>", text
+
+
+def _kinds(head: list[str], rows: list[list[str]]) -> list[tuple[str, list[str]]]:
+    return [("th", head), *(("td", row) for row in rows)]

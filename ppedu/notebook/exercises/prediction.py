@@ -1,0 +1,165 @@
+"""Predictions: `predict` asks for one with a slider or a choice, `outcome` compares it with the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from html import escape
+from numbers import Real
+from typing import Any
+
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import pretty
+from ppedu.notebook.exercises.feedback import publish, show, table
+from ppedu.view.interactive import in_notebook
+
+MOST_STOPS = 10_000  # of a slider
+EMPTY = "not yet"  # the first stop of a slider
+
+
+@dataclass
+class Prediction:
+    """A prediction, and the result that it was compared with.
+
+    options: the values to choose from: the stops of a slider, or choices.
+    step: the distance between the stops; None for choices.
+    value: the learner's prediction; None until there is one.
+    compared: the prediction at the time of the outcome, and the outcome.
+    """
+
+    options: Sequence[Any]
+    step: Any = None
+    value: Any = None
+    compared: tuple[Any, Any] | None = None
+    control: Any = None
+
+
+_predictions: dict[str, Prediction] = {}
+
+
+def predict(name: str, *given: Any) -> None:
+    """Ask the learner to predict `name`, with a slider or a choice that starts empty; see `outcome`.
+
+        predict("makespan", 20, 120)
+        predict("share of idle time", 0, 1, 0.05)
+        predict("who waits longest", ["rank 0", "rank 3", "all the same"])
+
+    given: the least and the greatest value of a slider, and the distance between its stops, 1 by default; or a list of
+        choices. Without a kernel, the question is printed.
+
+    Raises:
+        SettingError: the arguments are neither of these.
+    """
+    if len(given) < 2 and not (given and isinstance(given[0], list)):
+        _typed(name, *given)
+        return
+    asked = _asked(name, *given)
+    before = _predictions.get(name)
+    if before and (before.options, before.step) == (asked.options, asked.step):
+        asked = before  # the cell runs again: the prediction is still the learner's
+    _predictions[name] = asked
+    question = _question(name, asked)
+    if not in_notebook():
+        print(question)
+        return
+    try:
+        asked.control = asked.control or _control(name, asked)
+    except ImportError as error:
+        print(f"{question} (There is no control, because {error.name} is not installed: pip install 'ppedu[lab]'.)")
+        return
+    bundle = asked.control._repr_mimebundle_()
+    publish({**bundle, "text/plain": question})
+
+
+def _asked(name: str, *given: Any) -> Prediction:
+    wanted = f"predict({name!r}, …) takes the ends of a slider, as in 20, 120, or a list of at least two choices"
+    if len(given) == 1 and len(given[0]) > 1:
+        return Prediction([str(choice) for choice in given[0]])
+    if len(given) not in (2, 3) or not all(isinstance(number, Real) for number in given):
+        raise SettingError(f"{wanted}; got {', '.join(map(repr, given))}")
+    low, high, step = given if len(given) == 3 else (*given, 1)
+    if not low < high or not 0 < step <= high - low or (high - low) / step > MOST_STOPS:
+        raise SettingError(f"{wanted}; got {low!r}, {high!r} and a step of {step!r}")
+    count = int((high - low) / step + 1e-9)
+    return Prediction([round(low + step * each, 12) for each in range(count + 1)], step)
+
+
+def _question(name: str, asked: Prediction) -> str:
+    options = [pretty(each) if asked.step else each for each in asked.options]
+    if asked.step:
+        return f"{name}: your prediction, from {options[0]} to {options[-1]}?"
+    return f"{name}: your prediction, {', '.join(options[:-1])} or {options[-1]}?"
+
+
+def _control(name: str, asked: Prediction) -> Any:
+    """Return a widget that sets the value of a prediction."""
+    import ipywidgets
+
+    if asked.step:
+        labels = [EMPTY, *map(pretty, asked.options)]
+        control = ipywidgets.SelectionSlider(options=labels, layout={"width": "min(100%, 36em)", "margin": "2px 8px"})
+    else:
+        layout = {"width": "max-content", "max_width": "100%"}
+        control = ipywidgets.RadioButtons(options=asked.options, index=None, layout=layout)
+    values = dict(zip(map(pretty, asked.options) if asked.step else asked.options, asked.options, strict=True))
+
+    def keep(change: Any) -> None:
+        asked.value = values.get(change.new)  # None for EMPTY
+
+    control.observe(keep, "label")
+    question = escape(_question(name, asked)).replace(escape(name), f"<b>{escape(name)}</b>", 1)
+    return ipywidgets.VBox([ipywidgets.HTML(question), control])
+
+
+def _typed(name: str, value: Any = ...) -> None:
+    """Record a prediction that is written in the cell; `...` asks for one."""
+    _predictions[name] = Prediction([], None, None if value is ... else value)
+    if value is ...:
+        print(f"{name}: what is your prediction? Put it in place of the three dots and run this cell again.")
+    else:
+        print(f"Noted: {name} = {_readable(value)}. Now run it.")
+
+
+def outcome(name: str, value: Any) -> None:
+    """Show the result `value`, and next to it the prediction for `name`, if there is one."""
+    found, made = _readable(value), _predictions.get(name)
+    if made:
+        made.compared = made.value, value
+    if made and made.value is not None:
+        verdict = _verdict(made.value, value, made.step)
+        print(f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}.")
+        return
+    near = [] if made else get_close_matches(name, _predictions)
+    print(
+        f"{name}: it is {found}. You made no prediction{f' with that name, but one for {near[0]!r}' if near else ''}."
+    )
+
+
+def _verdict(said: Any, found: Any, step: Any) -> str:
+    """Return whether a prediction is right, or how far off it is; empty if that cannot be measured."""
+    if _readable(said) == _readable(found):
+        return "right"
+    if not all(isinstance(each, Real) for each in (said, found)):
+        return ""
+    off = abs(said - found)
+    if step and 2 * off <= step:
+        return "right, as near as the slider goes"
+    return f"{_readable(off)} too {'low' if said < found else 'high'}"
+
+
+def predictions() -> None:
+    """Show all predictions made in this notebook next to their outcomes."""
+    if all(made.value is None for made in _predictions.values()):
+        print("You made no predictions here. Make them before you run a cell, and this shows how close they were.")
+        return
+    rows = []
+    for name, made in _predictions.items():
+        said, found = made.compared or (made.value, None)
+        verdict = "" if said is None or found is None else _verdict(said, found, made.step)
+        rows.append([name, *("–" if each is None else _readable(each) for each in (said, found)), verdict])
+    show(*table(["", "you said", "it is", ""], rows))
+
+
+def _readable(value: Any) -> str:
+    return pretty(value) if isinstance(value, Real) else str(value)
