@@ -30,6 +30,8 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Any], str]:
 
     def read(exercise: str, answer: Any) -> str:
         check_answer(exercise, answer)
+        if "matplotlib.pyplot" in sys.modules and len(sys.modules["matplotlib.pyplot"].get_fignums()) > 5:
+            sys.modules["matplotlib.pyplot"].close("all")  # it warns of more than 20 pictures
         return " ".join(capsys.readouterr().out.split())
 
     return read

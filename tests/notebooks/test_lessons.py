@@ -44,7 +44,7 @@ def _tagged(lesson, tag):
 
 
 def _text(cell):
-    """Return what a cell printed, and the text of what it displayed."""
+    """Return the printed text of a cell, and the text of its displayed objects."""
     texts = [output.get("text") or "".join(output.get("data", {}).get("text/plain", "")) for output in cell.outputs]
     return "\n".join(texts)
 

@@ -46,7 +46,7 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
     elif wrong:
         say(f"Not yet: {_shortened(wrong)}{'' if wrong[-1] in '.?!)' else '.'}", "wrong")
         if task.draw_wrong:
-            task.draw_wrong(answer)
+            task.draw_wrong(answer, wrong)
     else:
         say(f"Right. {task.praise}", "right")
         hinted = any(event.startswith(f"{exercise} hint") for event in _recorded())

@@ -27,14 +27,15 @@ class Exercise:
     praise: printed after "Right."
     reward: `reward(answer)` returns the timeline to draw for a right answer.
     hints: further hints for learners who are stuck, from a nudge to almost the answer; `hint` shows them one by one.
-    draw_wrong: `draw_wrong(answer)` draws a wrong answer with its fault outlined, if it can be drawn.
+    draw_wrong: `draw_wrong(answer, reason)` draws a wrong answer with its fault outlined, if it can be drawn; see
+        `wrong_schedule`. `reason` is what `wrong` returned.
     """
 
     wrong: Callable[[Any], str | None]
     praise: str
     reward: Callable[[Any], Timeline] | None = None
     hints: tuple[str, ...] = ()
-    draw_wrong: Callable[[Any], None] | None = None
+    draw_wrong: Callable[[Any, str], None] | None = None
 
 
 # (ranks, microbatches): fewer, equally many and more microbatches than ranks; the lesson's own case first.

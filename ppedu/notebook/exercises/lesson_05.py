@@ -17,6 +17,7 @@ from ppedu.notebook.exercises.common import (
     require_function,
     with_sizes,
 )
+from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
 
 UNIT = Costs(forward=1, backward=1)
@@ -75,6 +76,7 @@ EXERCISES = {
         _not_1f1b,
         "That is 1F1B, for any number of ranks and microbatches. This is what you built.",
         lambda generator: simulate(learner_schedule(generator, 4, 8), UNIT),
+        draw_wrong=wrong_schedule(CASES, UNIT, lambda *case: simulate(schedule("1f1b", *case), UNIT)),
     ),
     "05.2": Exercise(
         _not_the_peak,

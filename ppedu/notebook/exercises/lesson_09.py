@@ -12,6 +12,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, own_line, require_function, with_sizes
+from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
 from ppedu.zoo.registry import Entry, build
 
@@ -19,17 +20,23 @@ from ppedu.zoo.registry import Entry, build
 DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
 
 
-def _not_depth_first(generator: Any) -> str | None:
-    names = ("rank", "ranks", "microbatches", "chunks")
-    require_function(generator, *names)
+def _dealt(generator: Any, ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Build the schedule of the learner's forwards."""
 
     def forwards(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
         return generator(rank, ranks, microbatches, chunks)
 
+    with own_line(generator, with_sizes(ranks, microbatches, plural(chunks, "chunk"))):
+        return build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
+
+
+def _not_depth_first(generator: Any) -> str | None:
+    names = ("rank", "ranks", "microbatches", "chunks")
+    require_function(generator, *names)
+
     for ranks, microbatches, chunks in DEALT:
         case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
-        with own_line(generator, case):
-            yours = build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
+        yours = _dealt(generator, ranks, microbatches, chunks)
         best = schedule("interleaved", ranks, microbatches, chunks=chunks)
         for rank, order in enumerate(yours.orders):
             wanted = tuple(action for action in best.orders[rank] if action.op == "F")
@@ -126,6 +133,7 @@ EXERCISES = {
         "That is depth first. With backwards in the same order, but from the last chunk to the first, it is "
         "interleaved 1F1B: here with three chunks.",
         lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),
+        draw_wrong=wrong_schedule(DEALT, made=_dealt),
     ),
     "09.2": Exercise(
         _not_the_best_chunks,

@@ -23,6 +23,7 @@ from ppedu.notebook.exercises.common import (
     require_function,
     with_sizes,
 )
+from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
 
 
@@ -173,6 +174,7 @@ EXERCISES = {
         "As fast as ZB-H1, with no more memory than 1F1B, and two thirds of its idle time gone. This is what you "
         "built.",
         lambda generator: simulate(learner_schedule(generator, 4, 8)),
+        draw_wrong=wrong_schedule(CASES, None, lambda *case: simulate(schedule("zb-h1", *case)), min),
     ),
     "10.2": Exercise(
         _not_the_idle_time,

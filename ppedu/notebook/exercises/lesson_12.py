@@ -13,6 +13,7 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import Exercise, learner_schedule, listed, not_legal, require_function, with_sizes
+from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
 from ppedu.zoo.registry import published
 
@@ -22,10 +23,15 @@ COSTS = Costs(forward=1, backward=2, latency=0.25)
 SIZES = [(4, 8), (3, 7), (6, 12), (5, 16), (8, 20)]
 
 
+def _room(ranks: int, microbatches: int) -> int:
+    """Return the microbatches that a rank may hold."""
+    return ranks + ranks // 2
+
+
 def _not_better(generator: Any) -> str | None:
     require_function(generator, "rank", "ranks", "microbatches")
     for ranks, microbatches in SIZES:
-        case, room = with_sizes(ranks, microbatches), ranks + ranks // 2
+        case, room = with_sizes(ranks, microbatches), _room(ranks, microbatches)
         yours = learner_schedule(generator, ranks, microbatches)
         if fault := not_legal(yours, case):
             return fault
@@ -138,5 +144,6 @@ EXERCISES = {
         _not_better,
         "No built-in schedule with one copy of the model is as fast in this memory. This is what you built.",
         lambda generator: simulate(learner_schedule(generator, 4, 8), COSTS),
+        draw_wrong=wrong_schedule(SIZES, COSTS, lambda *case: _fastest_known(*case, _room(*case)), _room),
     ),
 }
