@@ -126,6 +126,20 @@ class Board:
         """The timeline of the placed actions, by simulation."""
         return simulate_partial(self.schedule, self.costs)
 
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """Return all actions that `rank` could run, placed or not, without pairs.
+
+        Where a backward may be full or split, B, I and W of each microbatch are listed.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        return tuple(self._alphabet[require_rank(rank, self.ranks)])
+
+    def is_left(self, action: Action) -> bool:
+        """Return whether neither `action`, not a pair, nor one that does all or half of its work has been placed."""
+        return not any(self._duplicates(action))
+
     def left(self, rank: int) -> tuple[Action, ...]:
         """Return the actions that still have to be placed on `rank`, without pairs.
 
@@ -134,7 +148,7 @@ class Board:
         Raises:
             SettingError: there is no such rank.
         """
-        left = [each for each in self._alphabet[require_rank(rank, self.ranks)] if not any(self._duplicates(each))]
+        left = list(filter(self.is_left, self.actions(rank)))
         return tuple(each for each in left if self.split is not None or each.op in "FB" or self._is_half_done(each))
 
     @property

@@ -14,6 +14,7 @@ DARKER = 0.38  # how much darker a rank's last chunk is than its first; chunks i
 
 # Heights within a rank's row, which is 1 high: the boxes, and below them the memory strip.
 ROW = {"top": 0.06, "bottom": 0.66, "strip": 0.7, "floor": 0.94}
+BARE_ROW = {"top": 0.06, "bottom": 0.94, "strip": 0.94, "floor": 0.94}  # without a memory strip
 
 LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "mark": MARK, "row": ROW}
 

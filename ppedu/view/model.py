@@ -18,9 +18,10 @@ from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.timeline import Span, Timeline
 from ppedu.view.label import encodable
-from ppedu.view.look import COLORS, LOOK, NAMES, shade
+from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 
 Data = dict[str, Any]  # what `json.dumps` can write
+NO_NUMBERS: Data = {"numbers": "", "peaks": []}
 
 
 class Box(NamedTuple):
@@ -178,9 +179,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Stack:
-    """Panels under each other, on one time axis and with one scale for memory."""
+    """Panels under each other, on one time axis and with one scale for memory.
+
+    bare: whether memory strips, makespan, bubble and peaks are left out.
+    """
 
     panels: Sequence[Panel]
+    bare: bool = False
 
     @cached_property
     def timelines(self) -> list[Timeline]:
@@ -207,7 +212,7 @@ class Stack:
             **{op: op in ops and NAMES[op] for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
             "copy": any(each.copies > 1 for each in placements) and "second copy",
-            "memory": "activations held",
+            "memory": not self.bare and "activations held",
             "outline": outlines and f"outlined: {outlines[0]}",
             "cap": any(panel.cap is not None for panel in self.panels) and "memory limit",
             "mark": any(panel.marks for panel in self.panels) and "differs",
@@ -218,11 +223,11 @@ class Stack:
         """Return the data that the browser draws, in the unit of time in which the longest timeline is easy to read."""
         factor, unit = max(self.timelines, key=lambda each: each.makespan).readable
         return {
-            "look": LOOK,
+            "look": {**LOOK, "row": BARE_ROW} if self.bare else LOOK,
             "end": round(self.end * factor, 9),
             "most": self.most,
             "legend": list(self.legend.items()),
-            "panels": [panel.state(factor, unit) for panel in self.panels],
+            "panels": [panel.state(factor, unit) | (NO_NUMBERS if self.bare else {}) for panel in self.panels],
         }
 
 

@@ -74,11 +74,12 @@ def plot(
     return ax
 
 
-def _draw(panel: Panel, ax: Axes, end: float, most: float | None) -> None:
+def _draw(panel: Panel, ax: Axes, end: float, most: float | None, bare: bool = False) -> None:
     """Draw a panel without its legend.
 
     end: the time axis reaches at least to this time.
     most: the number of activations at the top of a memory strip; None for no strips.
+    bare: whether makespan, bubble and peak memory are left out.
     """
     ranks, unit = panel.timeline.schedule.ranks, panel.timeline.costs.unit
     bottom = ROW["floor"] if most is None else ROW["bottom"]
@@ -120,7 +121,7 @@ def _draw(panel: Panel, ax: Axes, end: float, most: float | None) -> None:
     if most is not None:
         _memory(ax, panel, end, most)
     ax.set_title(label(panel.heading), loc="left", fontsize=11, weight="bold", **plain)
-    numbers = "    ".join(f"{name} {number}" for name, number in panel.numbers.items())
+    numbers = "" if bare else "    ".join(f"{name} {number}" for name, number in panel.numbers.items())
     ax.set_title(label(numbers), loc="right", fontsize=10, **plain)
 
 
@@ -189,8 +190,8 @@ def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
     axes[-1].update_datalim([(0, 0), (stack.end, 0)])  # the size of numbers depends on the axis's final width
     for ax, panel in zip(axes, stack.panels, strict=True):
         ax.tick_params(axis="x", labelbottom=True)
-        _draw(panel, ax, stack.end, stack.most)
-    _legend(axes[-1], stack, memory=True)
+        _draw(panel, ax, stack.end, None if stack.bare else stack.most, stack.bare)
+    _legend(axes[-1], stack, memory=not stack.bare)
     if fixed:
         hspace = 0.7 * len(heights) / (high - 1)
         figure.subplots_adjust(0.065, 0.6 / high, 0.935, 1 - 0.3 / high, hspace=hspace)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from ppedu.board.levels import LEVELS, Level, level
+from ppedu.board.results import RULES, Result, keeper, stars
 from ppedu.core.actions import Action
 from ppedu.core.errors import PipelineError
 from ppedu.core.numeric import pretty
@@ -19,6 +21,10 @@ READY = (
 )
 
 
+# The slots of a rank for overlapped pairs. A pair that finds no free slot gets one after the next move.
+PAIR_SLOTS = 8
+
+
 class Puzzle(Interactive):
     """A board to fill by clicking. `schedule` holds the actions that are placed."""
 
@@ -30,7 +36,11 @@ class Puzzle(Interactive):
 
     def _open(self, level: Level) -> None:
         self.level, self.board = level, level.board()
-        self._trays = [self._left(rank) for rank in range(self.board.ranks)]  # the actions on each rank's buttons
+        ranks = range(self.board.ranks)
+        slots = PAIR_SLOTS if self.board.pairs else 0
+        self._pairs: list[list[Action | None]] = [[None for _ in range(slots)] for _ in ranks]
+        self._arrange({})
+        self._fresh, self._hinted, self._finished = True, False, False
         self._report("Click an action to append it to its rank's order.")
 
     def _report(self, note: str, tone: str = "ok", rank: int = 0) -> None:
@@ -51,7 +61,7 @@ class Puzzle(Interactive):
         return [Panel(self.timeline, f"{self.level.title} (par {pretty(par)})", cap=self.board.memory, until=par)]
 
     def handle(self, message: dict[str, Any]) -> None:
-        board, before = self.board, [self._left(rank) for rank in range(self.board.ranks)]
+        board, before = self.board, {rank: self._open_pairs(rank) for rank in range(self.board.ranks)}
         try:
             match message:
                 case {"level": str(name)}:
@@ -62,70 +72,103 @@ class Puzzle(Interactive):
                     self._report(f"Undone: {_list(board.undo())}.")
                 case {"do": "redo"}:
                     self._report(f"Redone: {_list(board.redo())}.")
+                    self._fresh = False
                 case {"do": "reset"}:
                     board.reset()
+                    self._fresh = True
                     self._report("The board is empty; redo brings the actions back.")
                 case {"do": "hint"}:
                     self._report(f"{board.hint()} can be placed next.")
+                    self._begin()
+                    self._hinted = True
                 case {"do": "finish"}:
                     board.finish()
-                    self._report(f"{board.verdict()} {READY}", "done")
+                    self._fresh, self._finished = False, True
+                    self._report(f"Finished for you, without a star: {board.verdict()} Reset, and find it yourself.")
         except PipelineError as error:
             self._report(f"{error}.", "no", self._rank)
         if self.board is board:
-            for rank in range(board.ranks):
-                self._arrange(rank, before[rank])
+            self._arrange(before)
         self.refresh()
+
+    def _begin(self) -> None:
+        """Begin a new attempt, without help so far, if the board is new or was reset."""
+        if self._fresh:
+            self._fresh, self._hinted, self._finished = False, False, False
 
     def _place(self, action: str) -> None:
         placed, start, end = self.board.place(action)
+        self._begin()
         single = placed.singles[0]
         self._rank = self.board.placement.rank(single.stage, single.microbatch)
         if self.board.complete:
-            self._report(f"{self.board.verdict()} {READY}", "done", self._rank)
+            self._complete()
         elif stuck := self.board.stuck:
             self._report(f"{stuck}.", "no", self._rank)
         else:
             self._report(f"{action} runs {pretty(start)}–{pretty(end)} on rank {self._rank}.", "ok", self._rank)
 
+    def _complete(self) -> None:
+        """Report that the learner has placed the last action, and keep the result unless the board was finished."""
+        if self._finished:
+            said = "No star, as the rest was finished for you before; reset for a new attempt."
+        else:
+            makespan = self.timeline.makespan
+            number = 1 + (makespan <= self.level.par.makespan) * (1 if self._hinted else 2)
+            keeper().add(self.level.name, Result(number, makespan))
+            said = stars(number) + " (par with a hint)" * (number == 2)
+        self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
+
     def state(self) -> Data:
         board = self.board
-        left = [self._left(rank) for rank in range(board.ranks)]
-        trays = [[_button(each, each in left[rank]) for each in tray] for rank, tray in enumerate(self._trays)]
         can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
         limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
         return {
             **super().state(),
             "level": self.level.name,
-            "levels": [[each.name, f"{number}. {each.title}"] for number, each in enumerate(LEVELS.values(), 1)],
-            "goal": f"{self.level.goal}{limit} Par is {pretty(self.level.par.makespan)}.",
+            "levels": [[each.name, _entry(number, each)] for number, each in enumerate(LEVELS.values(), 1)],
+            "goal": f"{self.level.goal}{limit} Par, the time to reach, is {pretty(self.level.par.makespan)}.",
+            "best": _best(self.level),
+            "rules": RULES,
             "note": self._note,
             "tone": self._tone,
             "rank": self._rank,
-            "trays": trays,
+            "trays": [self._tray(rank) for rank in range(board.ranks)],
             "can": can,
             "code": self.code() if board.complete else "",
         }
 
-    def _left(self, rank: int) -> list[Action]:
-        """Return the actions that a rank has left to place, and the overlapped pairs that it can place now."""
-        return [*self.board.left(rank), *(action for action in self.board.choices(rank) if action.parts)]
+    def _tray(self, rank: int) -> list[list[list[Any] | None]]:
+        """Return the blocks of buttons of a rank: one block per op, each action in a slot of its own, then the pairs.
 
-    def _arrange(self, rank: int, before: list[Action]) -> None:
-        """Update the buttons of a rank after a move. `before` lists the actions that were left before it.
-
-        An action that was placed keeps its button, disabled, so that an accidental second click cannot place another
-        action. The button of a pair becomes free one move later.
+        An action that is placed keeps its slot, disabled, so that no other action takes its place under the pointer.
+        An empty slot for a pair is None.
         """
-        tray, left = self._trays[rank], self._left(rank)
-        new = [action for action in left if action not in tray]
-        unused = [place for place, action in enumerate(tray) if action.parts and action not in [*left, *before]]
-        for place, action in zip(unused, new, strict=False):
-            tray[place] = action
-        for place in reversed(unused[len(new) :]):
-            if place == len(tray) - 1:
-                tray.pop()
-        tray += new[len(unused) :]
+        own = sorted(self.board.actions(rank), key=lambda each: (self.board.ops.index(each.op), each.stage))
+        blocks: list[list[list[Any] | None]] = []
+        for _, block in groupby(own, lambda each: each.op):
+            blocks.append([_button(each, self.board.is_left(each)) for each in block])
+        free = self._open_pairs(rank)
+        if pairs := self._pairs[rank]:
+            blocks.append([each and _button(each, each in free) for each in pairs])
+        return blocks
+
+    def _open_pairs(self, rank: int) -> list[Action]:
+        """Return the overlapped pairs that can be placed next on a rank."""
+        return [action for action in self.board.choices(rank) if action.parts]
+
+    def _arrange(self, before: dict[int, list[Action]]) -> None:
+        """Give slots to new pairs. `before` lists the pairs that could be placed on each rank before the last move.
+
+        The slot of a pair becomes free one move after the pair cannot be placed any more, so that an accidental second
+        click cannot place another one.
+        """
+        for rank, slots in enumerate(self._pairs):
+            free = self._open_pairs(rank)
+            new = [action for action in free if action not in slots]
+            for place, action in enumerate(slots):
+                if action is None or action not in [*free, *before.get(rank, [])]:
+                    slots[place] = new.pop(0) if new else None
 
     def code(self) -> str:
         """Return Python code that makes the schedule on the board."""
@@ -138,6 +181,18 @@ class Puzzle(Interactive):
             f"s = pp.Schedule('mine', {made}, {microbatches}, orders)\n"
             "pp.check(s)  # []"
         )
+
+
+def _entry(number: int, level: Level) -> str:
+    """Return a level's entry in the menu: its number, its title and the stars it has earned."""
+    best = keeper().best(level.name)
+    return f"{number}. {level.title}" + (f"  {stars(best.stars)}" if best else "")
+
+
+def _best(level: Level) -> str:
+    """Return the best result on a level in words."""
+    best = keeper().best(level.name)
+    return f"{stars(best.stars)} your best: {pretty(best.makespan)}" if best else stars(0)
 
 
 def _list(actions: tuple[Action, ...]) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = ("model", "painting", "controls")  # each imports only from those before it
+FILES = ("model", "painting", "controls", "play")  # each imports only from those before it
 _IMPORTS = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
 _JSDOC = re.compile(r"^ */\*\*(?:(?!\*/).)*\*/\n", re.MULTILINE | re.DOTALL)
 

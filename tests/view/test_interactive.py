@@ -9,6 +9,7 @@ import pytest
 from strategies import slow
 
 import ppedu as pp
+from ppedu.board import results
 from ppedu.board.levels import LEVELS
 from ppedu.view import interactive
 
@@ -257,35 +258,57 @@ def test_each_level_is_solved_by_its_par_and_its_code_is_a_legal_schedule():
                 board.handle({"place": str(par.orders[rank][index])})
                 assert board.state()["tone"] != "no", board.state()["note"]
         state = board.state()
-        assert state["tone"] == "done" and "that is par" in state["note"]
-        assert not any(free for tray in state["trays"] for *_, free in tray)
+        assert state["tone"] == "done" and "that is par" in state["note"] and "★★★" in state["note"]
+        assert not any(free for tray in slots(state) for _, _, _, free in tray.values())
         made = made_by(state["code"])["s"]
         assert made.orders == par.orders and pp.check(made) == [] and pp.lower(made)
+
+
+def slots(state):
+    """Return the buttons of each rank of a board by block and place; empty slots are left out."""
+    return [
+        {(n, place): slot for n, block in enumerate(tray) for place, slot in enumerate(block) if slot}
+        for tray in state["trays"]
+    ]
+
+
+def shape(state):
+    return [[len(block) for block in tray] for tray in state["trays"]]
 
 
 @pytest.mark.parametrize(
     ("name", "moves"), [("two-ranks", 12), ("1f1b", 12), ("dualpipe", 3), *slow([("dualpipe", 12)])]
 )
-def test_no_button_takes_the_place_of_a_clicked_one(name, moves):
+def test_every_button_keeps_its_place(name, moves):
     board, draw = pp.puzzle(name), random.Random(name)
     for _ in range(moves):
-        before = board.state()["trays"]
+        before = board.state()
         rank, place = draw.choice(
-            [(rank, place) for rank, tray in enumerate(before) for place, (*_, free) in enumerate(tray) if free]
+            [(rank, place) for rank, tray in enumerate(slots(before)) for place, slot in tray.items() if slot[3]]
         )
-        action, placed = before[rank][place][0], board.board.moves
+        action, placed = slots(before)[rank][place][0], board.board.moves
         board.handle({"place": action})
-        if board.board.moves == placed:  # refused
+        refused = board.board.moves == placed
+        if refused:
             board.handle({"do": "hint"})
-            action = board.state()["note"].split()[0]
-            board.handle({"place": action})
-            before = []
-        for tray, old in zip(board.state()["trays"], before, strict=False):
-            for one, other in zip(tray, old, strict=False):
-                assert one[0] == other[0] or not other[3], "what could be clicked stays where it is"
-            assert not any(free for *_, free in old[len(tray) :])
-        if before:
-            assert not board.state()["trays"][rank][place][3], "a second click there does nothing"
+            board.handle({"place": board.state()["note"].split()[0]})
+        after = board.state()
+        assert shape(after) == shape(before), "no slot appears or disappears"
+        for tray, old in zip(slots(after), slots(before), strict=True):
+            for where, button in old.items():
+                assert tray.get(where, button)[0] == button[0] or not button[3], "what could be clicked stays"
+                assert "+" in button[2] or tray[where][0] == button[0]
+        if not refused:
+            assert not slots(after)[rank][place][3], "a second click there does nothing"
+
+
+def test_a_board_shows_every_action_in_a_slot_of_its_own():
+    for name, level in LEVELS.items():
+        for rank, tray in enumerate(slots(pp.puzzle(name).state())):
+            singles = [slot[0] for slot in tray.values() if "+" not in slot[2]]
+            assert sorted(singles) == sorted(map(str, level.board().actions(rank))) and len(set(singles)) == len(
+                singles
+            )
 
 
 def test_an_illegal_move_is_refused_and_changes_nothing():
@@ -310,7 +333,66 @@ def test_undo_redo_reset_hint_and_finish():
     board.handle({"do": "redo"})
     assert str(board.schedule.orders[0][0]) == hint
     board.handle({"do": "finish"})
+    assert board.state()["note"].startswith("Finished for you, without a star: 24 slots: that is par.")
     assert pp.check(board.schedule) == [] and board.state()["can"] == ["undo", "redo", "reset"]
     board.handle({"do": "reset"})
     board.handle({"level": "first"})
     assert board.level.name == "first" and json.dumps(board.state())
+
+
+@pytest.fixture
+def kept():
+    """A keeper of its own for a test's results."""
+    before, own = results.keeper(), results.Keeper()
+    results.keep_with(own)
+    yield own
+    results.keep_with(before)
+
+
+def solve(board, orders=None):
+    """Place the rest of par, or of these orders."""
+    par = orders or board.level.par.schedule
+    for rank, index in par.replay.steps:
+        if par.orders[rank][index] not in board.board.moves:
+            board.handle({"place": str(par.orders[rank][index])})
+
+
+def test_stars_depend_on_par_and_on_help(kept):
+    assert kept.best("two-ranks") is None
+    board, slow = pp.puzzle("two-ranks"), pp.schedule("naive", 2, 3)
+    solve(board, slow)
+    assert kept.best("two-ranks") == (1, 18) and "★☆☆" in board.state()["note"]
+    board.handle({"do": "reset"})
+    board.handle({"do": "hint"})
+    solve(board)
+    assert kept.best("two-ranks") == (2, 12) and "★★☆ (par with a hint)" in board.state()["note"]
+    board.handle({"do": "reset"})
+    solve(board)
+    assert kept.best("two-ranks") == (3, 12) and "★★★" in board.state()["note"]
+    assert "★★★" in dict(board.state()["levels"])["two-ranks"] and board.state()["best"] == "★★★ your best: 12"
+    board.handle({"do": "reset"})
+    solve(board, slow)
+    assert kept.best("two-ranks") == (3, 12), "the best stays"
+
+
+@pytest.mark.parametrize("undone", [("undo",), ("undo", "hint"), ("reset", "redo", "undo"), ("reset", "redo")])
+def test_a_board_that_was_finished_for_the_learner_earns_no_star(kept, undone):
+    board = pp.puzzle("two-ranks")
+    board.handle({"place": "0F0"})
+    board.handle({"do": "finish"})
+    assert "★" not in board.state()["note"] and board.state()["tone"] != "done"
+    for command in undone:
+        board.handle({"do": command})
+    solve(board)
+    assert kept.best("two-ranks") is None and "★" not in board.state()["note"]
+    board.handle({"do": "reset"})
+    solve(board)
+    assert kept.best("two-ranks") == (3, 12), "a new attempt"
+
+
+def test_opening_a_level_begins_a_new_attempt(kept):
+    board = pp.puzzle("first")
+    board.handle({"do": "finish"})
+    board.handle({"level": "first"})
+    solve(board)
+    assert kept.best("first").stars == 3

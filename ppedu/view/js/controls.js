@@ -1,5 +1,5 @@
 // @ts-check
-// The last of three files that Python joins into one ES module: a figure of timelines with its toolbar, and the widgets
+// The third of four files that Python joins into one ES module: a figure of timelines with its toolbar, and the widgets
 // around it. There is no framework and no network: Jupyter loads the module through anywidget (the default export), and
 // a saved page calls `mount`. Python computes; the module draws what it is sent and sends back what is clicked.
 
@@ -39,18 +39,6 @@ import { Layout, Palette, SvgContext, assemble, chart, paint, paintOver, svgElem
  * @property {boolean} over
  * @property {string} code
  * @typedef {Stack & Settings} ExploreState
- *
- * @typedef {object} Board
- * @property {[string, string][]} levels
- * @property {string} level
- * @property {string[]} can
- * @property {string} goal
- * @property {string} note
- * @property {string} tone
- * @property {number} rank
- * @property {[string, string, string, boolean][][]} trays
- * @property {string} code
- * @typedef {Stack & Board} PuzzleState
  */
 
 /**
@@ -60,7 +48,7 @@ import { Layout, Palette, SvgContext, assemble, chart, paint, paintOver, svgElem
  * @param {(Node | string)[]} children
  * @returns {HTMLElementTagNameMap[Tag]}
  */
-const element = (tag, attributes = {}, ...children) => assemble(document.createElement(tag), attributes, children);
+export const element = (tag, attributes = {}, ...children) => assemble(document.createElement(tag), attributes, children);
 
 /**
  * @param {Node | string} label
@@ -68,7 +56,7 @@ const element = (tag, attributes = {}, ...children) => assemble(document.createE
  * @param {() => void} click
  * @param {Record<string, any>} attributes
  */
-const button = (label, title, click, attributes = {}) =>
+export const button = (label, title, click, attributes = {}) =>
   element("button", { type: "button", title, "aria-label": title, onclick: click, ...attributes }, label);
 
 const ICONS = {
@@ -625,7 +613,7 @@ function compare(root, look) {
  * @param {HTMLElement} root
  * @param {string} label
  */
-function code(root, label) {
+export function code(root, label) {
   const text = element("pre", { tabindex: "0", role: "group", "aria-label": label });
   const copy = button("copy", "copy the code", async () => {
     await navigator.clipboard?.writeText(text.textContent ?? "").catch(() => null);
@@ -785,74 +773,6 @@ function explore(root, look, send) {
 }
 
 /**
- * A board on which to make a schedule by hand.
- * @param {HTMLElement} root
- * @param {Look} look
- * @param {Send} send
- * @returns {Widget}
- */
-function puzzle(root, look, send) {
-  const levels = element("select", { "aria-label": "level", onchange: () => send({ level: levels.value }) });
-  const names = { undo: "undo", redo: "redo", reset: "reset", hint: "hint", finish: "finish it for me" };
-  const commands = Object.entries(names).map(([name, title]) => button(name, title, () => send({ do: name })));
-  const goal = element("p", { class: "ppedu-goal" });
-  const note = element("p", { class: "ppedu-note", role: "status" });
-  const trays = element("div", { class: "ppedu-trays", role: "group", "aria-label": "actions left to place" });
-  root.append(element("div", { class: "ppedu-bar" }, levels, ...commands), goal, trays, note);
-  const figure = new Figure(root, look);
-  const { holder, text } = code(root, "the code for this schedule");
-  let placing = ""; // the action that was sent; a second click before the answer must not place another one
-
-  /** @param {string} action */
-  function place(action) {
-    if (placing === action) return;
-    placing = action;
-    send({ place: action });
-  }
-
-  /**
-   * @param {Board["trays"][0]} tray
-   * @param {number} rank
-   */
-  function trayOf(tray, rank) {
-    const buttons = tray.map(([action, label, ops, enabled]) => {
-      const colors = ops.split("+").map((op) => look.colors[/** @type {Op} */ (op)]);
-      const style = `border-color:${colors[0]};border-right-color:${colors[colors.length - 1]}`;
-      const attributes = { "data-place": action, "data-rank": rank, style, disabled: !enabled };
-      return button(label, `place ${action}`, () => place(action), attributes);
-    });
-    const done = buttons.every(({ disabled }) => disabled) ? [element("em", {}, "done")] : [];
-    const attributes = { class: "ppedu-tray", role: "group", "aria-label": `rank ${rank}` };
-    return element("div", attributes, element("span", {}, `rank ${rank}`), ...buttons, ...done);
-  }
-
-  /** @param {PuzzleState} state */
-  function update(state) {
-    placing = "";
-    if (levels.options.length !== state.levels.length)
-      levels.replaceChildren(...state.levels.map(([name, title]) => element("option", { value: name }, title)));
-    levels.value = state.level;
-    for (const command of commands) command.disabled = !state.can.includes(command.textContent ?? "");
-    goal.textContent = state.goal;
-    note.textContent = state.note;
-    note.className = `ppedu-note ppedu-${state.tone}`;
-    const page = /** @type {Document | ShadowRoot} */ (trays.getRootNode());
-    const focused = page.activeElement instanceof HTMLElement ? page.activeElement.dataset.place : undefined;
-    trays.replaceChildren(...state.trays.map(trayOf));
-    if (focused) {
-      // The keyboard's focus stays on its action, or moves to an action that is left on the same rank.
-      const left = [...trays.querySelectorAll("button")].filter(({ disabled }) => !disabled);
-      const same = left.find(({ dataset }) => dataset.place === focused);
-      (same ?? left.find(({ dataset }) => dataset.rank === `${state.rank}`) ?? commands[0]).focus();
-    }
-    figure.update(state);
-    holder.hidden = !state.code;
-    text.textContent = state.code;
-  }
-  return { figure, update };
-}
-
-/**
  * A training run: its progress, the timeline of its last step, and its loss.
  * @param {HTMLElement} root
  * @param {Look} look
@@ -880,8 +800,11 @@ function live(root, look) {
   return { figure, update };
 }
 
-/** @type {Record<string, (root: HTMLElement, look: Look, send: Send) => Widget>} */
-const KINDS = { show, compare, explore, puzzle, live };
+/**
+ * The kinds of widgets; play.js adds its own.
+ * @type {Record<string, (root: HTMLElement, look: Look, send: Send) => Widget>}
+ */
+export const KINDS = { show, compare, explore, live };
 
 /**
  * Build the widget that a state describes below an element. Python receives what `send` is called with.

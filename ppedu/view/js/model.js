@@ -1,5 +1,5 @@
 // @ts-check
-// The first of three files that Python joins into one ES module: timelines as Python sends them, and what can be looked
+// The first of four files that Python joins into one ES module: timelines as Python sends them, and what can be looked
 // up in them. It knows neither canvas nor page.
 
 /**

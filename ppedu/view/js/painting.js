@@ -1,5 +1,5 @@
 // @ts-check
-// The second of three files that Python joins into one ES module: timelines painted on a canvas or as SVG, and charts.
+// The second of four files that Python joins into one ES module: timelines painted on a canvas or as SVG, and charts.
 
 import { largest } from "./model.js";
 

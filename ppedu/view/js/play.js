@@ -1,0 +1,252 @@
+// @ts-check
+// The last of four files that Python joins into one ES module: widgets in which a learner makes or judges schedules.
+
+import { Figure, KINDS, button, code, element } from "./controls.js";
+
+/**
+ * @typedef {import("./controls.js").Send} Send
+ * @typedef {import("./controls.js").Widget} Widget
+ * @typedef {import("./model.js").Look} Look
+ * @typedef {import("./model.js").Op} Op
+ * @typedef {import("./model.js").Stack} Stack
+ *
+ * @typedef {[string, string, string, boolean]} Slot the action, its label, the ops that colour it, and if it is left
+ *
+ * @typedef {object} Board
+ * @property {[string, string][]} levels names and titles
+ * @property {string} level
+ * @property {string[]} can
+ * @property {string} goal
+ * @property {string} best
+ * @property {string} rules
+ * @property {string} note
+ * @property {string} tone
+ * @property {number} rank
+ * @property {(Slot | null)[][][]} trays for each rank, blocks of buttons; null for a slot that is empty
+ * @property {string} code
+ * @typedef {Stack & Board} PuzzleState
+ *
+ * @typedef {object} Case a timeline to judge
+ * @property {string} name
+ * @property {string} about
+ * @property {string} verdict in words; empty until it is given
+ * @property {boolean} legal
+ * @property {string} missing the action that never runs; empty for none
+ * @property {string[]} actions
+ * @typedef {Stack & { cases: Case[], note: string }} LineupState
+ */
+
+const COMMANDS = { undo: "Z", redo: "Shift+Z", reset: "", hint: "", finish: "" };
+const ACCUSE = "Point at an action to see what it requires. Click the one that is wrong. Keys: arrows, Enter.";
+
+/**
+ * A board on which to make a schedule by hand.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @param {Send} send
+ * @returns {Widget}
+ */
+function puzzle(root, look, send) {
+  const levels = element("select", { "aria-label": "level", onchange: () => send({ level: levels.value }) });
+  const commands = Object.entries(COMMANDS).map(([name, key]) => command(name, key));
+  const best = element("span", { class: "ppedu-best" });
+  const goal = element("p", { class: "ppedu-goal" });
+  const note = element("p", { class: "ppedu-note", role: "status" });
+  const trays = element("div", { class: "ppedu-trays", role: "group", "aria-label": "actions to place" });
+  const bar = element("div", { class: "ppedu-bar" }, ...commands, best);
+  root.append(element("div", { class: "ppedu-bar" }, levels), goal, bar, trays, note);
+  const figure = new Figure(root, look);
+  const { holder, text } = code(root, "the code for this schedule");
+  let placing = ""; // the action that was sent; a second click before the answer must not place another one
+
+  /**
+   * @param {string} name
+   * @param {string} key the key that does the same, with Ctrl or Cmd; empty for none
+   */
+  function command(name, key) {
+    const label = name === "finish" ? "finish it for me" : name;
+    const attributes = { "data-do": name, "aria-label": label, "aria-keyshortcuts": key && `Control+${key}` };
+    const shown = element("span", {}, name, ...(key ? [element("kbd", {}, `Ctrl+${key}`)] : []));
+    return button(shown, label, () => send({ do: name }), attributes);
+  }
+
+  root.addEventListener("keydown", (event) => {
+    if ((event.ctrlKey || event.metaKey) && !event.altKey && event.key.toLowerCase() === "z") {
+      send({ do: event.shiftKey ? "redo" : "undo" });
+      event.preventDefault();
+      event.stopPropagation(); // the notebook would undo a change of a cell
+    }
+  });
+  trays.addEventListener("keydown", (event) => {
+    const next = nextButton(trays, event.key);
+    next?.focus();
+    if (next) event.preventDefault();
+  });
+
+  /** @param {string} action */
+  function place(action) {
+    if (placing === action) return;
+    placing = action;
+    send({ place: action });
+  }
+
+  /**
+   * @param {Board["trays"][0]} blocks
+   * @param {number} rank
+   */
+  function trayOf(blocks, rank) {
+    const buttons = (/** @type {(Slot | null)[]} */ slots) => slots.map((slot) => slotOf(slot, rank));
+    const grids = blocks.map((slots) => {
+      const pairs = slots.some((slot) => !slot || slot[2].includes("+"));
+      const attributes = pairs ? { class: "ppedu-pairs" } : { class: "ppedu-block", style: `--columns:${slots.length}` };
+      return element("div", attributes, ...buttons(slots));
+    });
+    const attributes = { class: "ppedu-tray", role: "group", "aria-label": `rank ${rank}` };
+    return element("div", attributes, element("span", {}, `rank ${rank}`), element("div", {}, ...grids));
+  }
+
+  /**
+   * @param {Slot | null} slot
+   * @param {number} rank
+   */
+  function slotOf(slot, rank) {
+    if (!slot) return element("span", { class: "ppedu-empty" });
+    const [action, label, ops, left] = slot;
+    const colors = ops.split("+").map((op) => look.colors[/** @type {Op} */ (op)]);
+    const style = `border-color:${colors[0]};border-right-color:${colors[colors.length - 1]}`;
+    const attributes = { "data-place": action, "data-rank": rank, style, disabled: !left };
+    return button(label, `place ${action}`, () => place(action), attributes);
+  }
+
+  /** @param {PuzzleState} state */
+  function update(state) {
+    placing = "";
+    levels.replaceChildren(...state.levels.map(([name, title]) => element("option", { value: name }, title)));
+    levels.value = state.level;
+    for (const each of commands) each.disabled = !state.can.includes(each.dataset.do ?? "");
+    goal.textContent = state.goal;
+    Object.assign(best, { textContent: state.best, title: state.rules });
+    note.textContent = state.note;
+    note.className = `ppedu-note ppedu-${state.tone}`;
+    const page = /** @type {Document | ShadowRoot} */ (trays.getRootNode());
+    const focused = page.activeElement instanceof HTMLElement ? page.activeElement.dataset.place : undefined;
+    trays.replaceChildren(...state.trays.map(trayOf));
+    if (focused) {
+      // The keyboard's focus stays on its action, or moves to an action that is left on the same rank.
+      const left = enabled(trays);
+      const same = left.find(({ dataset }) => dataset.place === focused);
+      (same ?? left.find(({ dataset }) => dataset.rank === `${state.rank}`) ?? commands[0]).focus();
+    }
+    figure.update(state);
+    holder.hidden = !state.code;
+    text.textContent = state.code;
+  }
+  return { figure, update };
+}
+
+/** @param {HTMLElement} trays */
+const enabled = (trays) => [...trays.querySelectorAll("button")].filter(({ disabled }) => !disabled);
+
+/**
+ * The enabled button next to the focused one in the direction of an arrow key.
+ * @param {HTMLElement} trays
+ * @param {string} key
+ */
+function nextButton(trays, key) {
+  const page = /** @type {Document | ShadowRoot} */ (trays.getRootNode());
+  const here = page.activeElement?.getBoundingClientRect();
+  const [across, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key] ?? [0, 0];
+  if (!here || (!across && !down)) return null;
+  /** @type {{ far: number, each: HTMLButtonElement | null }} */
+  let nearest = { far: Infinity, each: null };
+  for (const each of enabled(trays)) {
+    const there = each.getBoundingClientRect();
+    const [right, below] = [there.left - here.left, there.top - here.top];
+    const ahead = right * across + below * down;
+    const far = ahead + 3 * Math.abs(across ? below : right); // a button in line comes before a near one aside
+    if (ahead > 1 && far < nearest.far) nearest = { far, each };
+  }
+  return nearest.each;
+}
+
+/** Timelines that a learner judges: a click on an action accuses it. */
+class Lineup extends Figure {
+  /**
+   * @param {HTMLElement} root
+   * @param {Look} look
+   * @param {Send} send
+   */
+  constructor(root, look, send) {
+    super(root, look);
+    this.send = send;
+    root.classList.add("ppedu-lineup");
+  }
+
+  /** @param {number} n */
+  layout(n) {
+    const layout = super.layout(n);
+    layout.top = 6; // the name of the timeline is in the line above it
+    layout.rowHeight = 30;
+    layout.bottom = layout.top + layout.rowHeight * this.timelines[n].data.ranks;
+    layout.height = layout.bottom + 26;
+    return layout;
+  }
+
+  explain() {
+    super.explain();
+    if (!this.current) this.line.textContent = ACCUSE;
+  }
+
+  choose() {
+    const { panel, i } = this.current ?? {};
+    if (i !== undefined) this.send({ case: panel, box: i });
+  }
+}
+
+/**
+ * Timelines with a verdict on each: "runs as drawn", an action that is wrong, or an action that is missing.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @param {Send} send
+ * @returns {Widget}
+ */
+function lineup(root, look, send) {
+  const figure = new Lineup(root, look, send);
+  const note = element("p", { class: "ppedu-note ppedu-ok", role: "status" });
+  root.append(note);
+  /** @type {{ row: HTMLElement, legal: HTMLButtonElement, missing: HTMLSelectElement, verdict: HTMLElement }[]} */
+  const rows = [];
+
+  /**
+   * @param {Case} described
+   * @param {number} n
+   */
+  function create({ name, about, actions }, n) {
+    const legal = button("runs as drawn", `${name} runs as drawn`, () => send({ case: n, legal: true }));
+    const change = () => send({ case: n, missing: missing.value });
+    const missing = element("select", { "aria-label": `missing in ${name}`, onchange: change });
+    missing.append(element("option", { value: "" }, "an action is missing: …"));
+    missing.append(...actions.map((each) => element("option", { value: each }, `${each} is missing`)));
+    const verdict = element("span", { "aria-live": "polite" });
+    const row = element("div", { class: "ppedu-case" }, element("b", {}, name), element("span", {}, about), verdict);
+    row.append(legal, missing);
+    figure.stack.insertBefore(row, figure.panels[n].holder);
+    return { row, legal, missing, verdict };
+  }
+
+  /** @param {LineupState} state */
+  function update(state) {
+    figure.update(state);
+    state.cases.forEach((each, n) => {
+      const { legal, missing, verdict } = (rows[n] ??= create(each, n));
+      legal.setAttribute("aria-pressed", `${each.legal}`);
+      missing.value = each.missing;
+      verdict.textContent = each.verdict || "no verdict yet";
+      verdict.className = each.legal ? "ppedu-legal" : each.verdict && "ppedu-accused";
+    });
+    note.textContent = state.note;
+  }
+  return { figure, update };
+}
+
+Object.assign(KINDS, { puzzle, lineup });
