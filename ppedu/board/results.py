@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 MOST_STARS = 3
-RULES = "One star for a complete board, two for par, three for par without a hint. None for a board that was finished for you."
+RULES = "One star for a complete board, two for par, three for par without a hint; none if it was finished for you."
 
 
 class Result(NamedTuple):

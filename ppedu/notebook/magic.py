@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
+from ppedu.board.results import keep_with
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.notebook import exchange
+from ppedu.notebook.boards import FileKeeper
 from ppedu.notebook.output import Output
 from ppedu.notebook.pool import LAUNCHERS, RankPool
 from ppedu.notebook.resources import memory, require_run
@@ -202,5 +204,9 @@ def _megabytes(process: int | None) -> str:
 
 
 def load(ipython: Any) -> None:
-    """Register the magics with IPython and start the launcher, which takes a few seconds to import torch."""
+    """Register the magics with IPython and start the launcher, which takes a few seconds to import torch.
+
+    From now on, results on the puzzle's levels are recorded in the progress file.
+    """
+    keep_with(FileKeeper())
     ipython.register_magics(TorchrunMagic)

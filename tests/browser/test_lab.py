@@ -200,6 +200,10 @@ def test_a_level_is_solved_by_clicking_and_illegal_moves_are_refused(notebook):
     par = pp.schedule("1f1b", 3, 6)
     for rank, index in par.replay.steps[:-1]:
         place(str(par.orders[rank][index]), f"{par.orders[rank][index]} runs")
+    page.keyboard.press("Control+z")
+    page.wait_for_function("() => document.querySelector('.ppedu-note').textContent.startsWith('Undone: 1B5')")
+    page.keyboard.press("Control+Shift+z")
+    page.wait_for_function("() => document.querySelector('.ppedu-note').textContent.startsWith('Redone: 1B5')")
     place(str(par.orders[0][-1]), "24 slots: that is par")
     assert "It is an ordinary schedule" in note.inner_text() and fits(page)
     picture(page, "puzzle_solved")
