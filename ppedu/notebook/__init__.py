@@ -2,11 +2,12 @@
 
 Reading order: rank (what a rank does), launcher, zygote and agent (the processes that start ranks), environment and
 resources, hang and failure (error messages), pool (the owner's side); exchange and figures (values and pictures),
-screen, output and magic (the cell); rehearsal (simulated ranks), exercises, project (the lessons' model and cluster).
-May import every package but `cli`.
+screen, output and magic (the cell); rehearsal (simulated ranks), exercises, project (the lessons' model and cluster),
+fits. May import every package but `cli`.
 """
 
 from ppedu.notebook.exercises import check_answer, hint, is_right, outcome, predict, predictions, progress, record
+from ppedu.notebook.fits import what_fits
 from ppedu.notebook.pool import RankPool
 from ppedu.notebook.project import heron
 from ppedu.notebook.rehearsal import rehearse
@@ -23,4 +24,5 @@ __all__ = [
     "progress",
     "record",
     "rehearse",
+    "what_fits",
 ]

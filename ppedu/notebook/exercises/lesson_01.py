@@ -1,144 +1,143 @@
-"""Lesson 1: how many ranks a model needs, and how many bytes cross a cut."""
+"""Lesson 1: how many ranks a model needs, without and with activations, and how many bytes cross the cuts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.partition import evenly
 from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises.common import Exercise, Mistakes, ask, equal, explain_mistake, require_function, unlike
+from ppedu.notebook.project import GB, Project, heron
 from ppedu.zoo import schedule
 
-if TYPE_CHECKING:  # the package must import without torch
-    from ppedu.run.gpt import GPTConfig
-
-PER_WEIGHT = 16  # bytes: the weight, its gradient, and Adam's two averages, 4 bytes each
+PER_WEIGHT = 16  # bytes, in mixed precision: weight 2, gradient 2, Adam 12
 
 
 def _not_the_fewest(fewest: Any) -> str | None:
-    require_function(fewest, "config", "budget")
-    cases = _budgets()
-    answers = [ask(fewest, _within(*case), *case) for case in cases]
-    for ranks, case in zip(answers, cases, strict=True):
-        if fault := _does_not_fit(ranks, *case):
-            return fault + explain_mistake(answers, cases, WRONG_COUNTS)
+    require_function(fewest, "model", "budget")
+    answers = [ask(fewest, _within(*case), *case) for case in BUDGETS]
+    for ranks, case in zip(answers, BUDGETS, strict=True):
+        if fault := _too_small(ranks, *case):
+            return fault + explain_mistake(answers, BUDGETS, WRONG_COUNTS)
     return None
 
 
-def _budgets() -> list[tuple[GPTConfig, float]]:
-    """Return models and budgets in bytes, the lesson's own case first.
-
-    The last three are edge cases: used up to the last byte, exceeded only by the head, one byte to spare.
-    """
-    from ppedu.run.gpt import GPTConfig
-
-    large = GPTConfig(vocabulary=50257, context=2048, layers=32, heads=32, width=4096)
-    small = GPTConfig(vocabulary=50257, context=1024, layers=11, heads=12, width=768)
-    narrow = GPTConfig(vocabulary=100, context=64, layers=23, width=64)
-    short = GPTConfig(vocabulary=100, context=1, layers=8, width=64)
-    rooms = [(large, 24e9), (large, 16e9), (large, 120e9), (small, 1e9), (narrow, 2e6)]
-    return [*rooms, (small, max(_held(small, 4))), (short, _held(short, 4)[0]), (short, max(_held(short, 8)) + 1)]
-
-
-def _within(config: GPTConfig, budget: float) -> str:
-    return f"with {plural(config.layers, 'layer')} of width {config.width} and a budget of {_gb(budget)}"
+def _within(model: Project, budget: float) -> str:
+    return f"with {plural(model.layers, 'layer')} of width {model.width} and a budget of {_gb(budget)}"
 
 
 def _gb(number: float) -> str:
-    return pretty(number / 1e9, "GB")
+    return pretty(number / GB, "GB")
 
 
-@cache
-def _parts(config: GPTConfig) -> tuple[int, int, int]:
-    """Count the weights of the embedding, of one layer, and of the head."""
-    import torch
-
-    from ppedu.run.gpt import Block, Embedding, Head
-
-    with torch.device("meta"):
-        parts = Embedding(config), Block(config), Head(config)
-    embedding, layer, head = (sum(weight.numel() for weight in part.parameters()) for part in parts)
-    return embedding, layer, head
+def _weights(model: Project, ranks: int) -> list[int]:
+    """Count the weights on each rank of a pipeline."""
+    weights = [len(piece) * model.layer_weights for piece in evenly(model.layers, ranks)]
+    weights[0] += model.vocabulary * model.width
+    weights[-1] += model.vocabulary * model.width
+    return weights
 
 
-def _held(config: GPTConfig, ranks: int) -> list[int]:
+def _held(model: Project, ranks: int) -> list[int]:
     """Return the bytes that each rank of a pipeline holds, without activations."""
-    embedding, layer, head = _parts(config)
-    weights = [len(piece) * layer for piece in evenly(config.layers, ranks)]
-    weights[0] += embedding
-    weights[-1] += head
-    return [PER_WEIGHT * number for number in weights]
+    return [PER_WEIGHT * number for number in _weights(model, ranks)]
 
 
-def _first(config: GPTConfig, fits: Callable[[list[int]], bool]) -> int:
-    """Return the smallest number of ranks for which `fits(bytes on each rank)` is true."""
-    return next(ranks for ranks in range(1, config.layers + 1) if fits(_held(config, ranks)))
+LARGE = Project(layers=32, width=4096, vocabulary=50_257)
+SMALL = Project(layers=11, width=768, vocabulary=50_257)
+NARROW = Project(layers=23, width=64, vocabulary=100)
+
+# Models and budgets in bytes, the lesson's own case first. The last two are edge cases: used up to the last byte, and
+# one byte too few.
+BUDGETS: list[tuple[Project, float]] = [
+    *[(heron, 120e9), (heron, 640e9), (LARGE, 24e9), (LARGE, 120e9), (SMALL, 1e9), (NARROW, 2e6)],
+    *[(SMALL, max(_held(SMALL, 4))), (SMALL, max(_held(SMALL, 4)) - 1)],
+]
 
 
-def _fewest(config: GPTConfig, budget: float) -> int:
-    return _first(config, lambda held: max(held) <= budget)
+def _first(model: Project, fits: Callable[[list[int]], bool]) -> int:
+    """Return the smallest number of ranks for which `fits(weights on each rank)` is true."""
+    return next((ranks for ranks in range(1, model.layers) if fits(_weights(model, ranks))), model.layers)
 
 
-def _does_not_fit(ranks: Any, config: GPTConfig, budget: float) -> str | None:
-    case = _within(config, budget)
-    if ranks not in range(1, config.layers + 1):
-        return f"{case} your function returns {pretty(ranks)} instead of a whole number from 1 to {config.layers}"
-    held = _held(config, int(ranks))
+def _fewest(model: Project, budget: float, each: float = PER_WEIGHT) -> int:
+    return _first(model, lambda weights: each * max(weights) <= budget)
+
+
+def _too_small(ranks: Any, model: Project, budget: float) -> str | None:
+    """Explain why an answer is not the fewest ranks for a budget; return None if it is."""
+    case = _within(model, budget)
+    if fault := _not_a_count(ranks, case, model):
+        return fault
+    held = _held(model, int(ranks))
     if (most := max(held)) > budget:
-        fullest = held.index(most)
-        parts = [plural(len(evenly(config.layers, len(held))[fullest]), "layer")]
-        parts += ["the embedding"] * (fullest == 0) + ["the head"] * (fullest == len(held) - 1)
-        holds = f"{', '.join(parts[:-1])} and {parts[-1]}"  # the fullest is at an end
-        on = plural(len(held), "rank")
-        return f"{case} the model does not fit on {on}: rank {fullest} holds {holds}, {_gb(most)}"
-    if ranks > (enough := _fewest(config, budget)):
-        return f"{case} it fits on {len(held)} ranks, but {enough} would be enough"
+        return f"{case} the model does not fit on {plural(len(held), 'rank')}: {_fullest(model, held)}, {_gb(most)}"
+    if ranks > (enough := _fewest(model, budget)):
+        return f"{case} it fits on {plural(len(held), 'rank')}, but {enough} would be enough"
     return None
 
 
-def _in_bytes(each: int) -> Callable[[GPTConfig, float], int]:
-    """Return the wrong answer that counts `each` bytes per weight."""
-    return lambda config, budget: _fewest(config, budget * PER_WEIGHT / each)
+def _not_a_count(ranks: Any, case: str, model: Project) -> str | None:
+    if ranks in range(1, model.layers + 1):
+        return None
+    return f"{case} your function returns {pretty(ranks)} instead of a whole number from 1 to {model.layers}"
 
 
-def _doubled(config: GPTConfig, budget: float) -> int:
+def _fullest(model: Project, held: Sequence[float]) -> str:
+    """Describe the rank that holds most: "rank 0 holds 7 layers and the embedding"."""
+    fullest = held.index(max(held))
+    parts = [plural(len(evenly(model.layers, len(held))[fullest]), "layer")]
+    parts += ["the embedding"] * (fullest == 0) + ["the head"] * (fullest == len(held) - 1)
+    return f"rank {fullest} holds {', '.join(parts[:-1])} and {parts[-1]}"  # the fullest is at an end
+
+
+def _doubled(model: Project, budget: float) -> int:
     ranks = 1
-    while 2 * ranks <= config.layers and max(_held(config, ranks)) > budget:
+    while 2 * ranks <= model.layers and max(_held(model, ranks)) > budget:
         ranks *= 2
     return ranks
 
 
+TOO_FEW_BYTES = {
+    1: "That compares bytes with a number of weights; each weight takes 16 bytes",
+    2: "That is 2 bytes per weight: the weights without gradients and Adam, or one GPU's share of the 16 bytes. A rank "
+    "is a whole node here",
+    4: "That is enough for the weights and gradients. Adam needs another 12 bytes per weight",
+    12: "That is enough for Adam. The weights and gradients need memory too",
+}
+
 # Common wrong answers for the fewest ranks.
 WRONG_COUNTS: Mistakes = [
     (
-        lambda config, budget: ceil(sum(_held(config, 1)) / budget),
+        lambda model, budget: ceil(sum(_held(model, 1)) / budget),
         "That is the size of the whole model divided by the budget, as if it could be cut anywhere. A rank holds whole "
         "layers, plus the embedding on the first rank and the head on the last: look at the fullest rank",
     ),
     (
-        lambda config, budget: int(sum(_held(config, 1)) // budget),
+        lambda model, budget: int(sum(_held(model, 1)) // budget),
         "That is the size of the whole model divided by the budget, rounded down; the remainder has to fit too",
     ),
-    (_in_bytes(4), "That is enough for the weights. Their gradients and Adam's averages need memory too"),
-    (_in_bytes(8), "That is enough for the weights and gradients. Adam keeps two more numbers per weight"),
+    *[(lambda model, budget, each=each: _fewest(model, budget, each), why) for each, why in TOO_FEW_BYTES.items()],
     (
-        lambda config, budget: _first(config, lambda held: min(held) <= budget),
+        lambda model, budget: _first(model, lambda weights: 16 * min(weights) <= budget),
         "That is enough for the rank that holds least; look at the fullest",
     ),
     (
-        lambda config, budget: _first(config, lambda held: held[-1] <= budget),
+        lambda model, budget: _first(model, lambda weights: 16 * weights[-1] <= budget),
         "That is enough for the last rank; look at the fullest",
     ),
     (
-        lambda config, budget: _first(config, lambda held: held[0] <= budget),
-        "That is enough for rank 0. It is usually the fullest, but the head may be larger than the embedding",
+        lambda model, budget: next(
+            (n for n in range(1, model.layers) if 16 * ceil(model.layers / n) * model.layer_weights <= budget),
+            model.layers,
+        ),
+        "That counts the layers only; the first rank also holds the embedding, and the last one the head",
     ),
     (
-        lambda config, budget: _first(config, lambda held: max(held) < budget),
+        lambda model, budget: _first(model, lambda weights: 16 * max(weights) < budget),
         "A rank that uses its budget up to the last byte still fits",
     ),
     (_doubled, "The number of ranks does not have to be a power of two"),
@@ -146,56 +145,158 @@ WRONG_COUNTS: Mistakes = [
 
 
 def _not_the_bytes(formula: Any) -> str | None:
-    require_function(formula, "sequences", "length", "width", "bytes_each")
-    answers = [ask(formula, _microbatch(*sizes), *sizes) for sizes in MICROBATCHES]
-    for value, sizes in zip(answers, MICROBATCHES, strict=True):
-        right = _over_the_cut(*sizes)
+    require_function(formula, "ranks", "sequences", "length", "width", "bytes_each")
+    answers = [ask(formula, _batch(*sizes), *sizes) for sizes in BATCHES]
+    for value, sizes in zip(answers, BATCHES, strict=True):
+        right = _over_the_cuts(*sizes)
         if not equal(value, right):
-            fault = f"{_microbatch(*sizes)} {right:,} bytes cross the cut; your formula gives {_digits(value, right)}"
-            return fault + explain_mistake(answers, MICROBATCHES, WRONG_BYTES)
+            fault = f"{_batch(*sizes)} {right:,} bytes cross the cuts; your formula gives {_digits(value, right)}"
+            return fault + explain_mistake(answers, BATCHES, WRONG_BYTES)
     return None
 
 
-# Sequences, their length, the width, and the bytes of a number; the lesson's own sizes first.
-MICROBATCHES = [(4, 2048, 4096, 4), (1, 2048, 4096, 2), (2, 64, 64, 4), (3, 5, 7, 2)]
+# Ranks, sequences, their length, the width, and the bytes of a number; the lesson's own sizes first.
+BATCHES = [(8, 32, 8192, 8192, 2), (4, 1, 2048, 4096, 4), (2, 2, 64, 64, 4), (3, 3, 5, 7, 2), (1, 2, 3, 4, 2)]
 
 
-def _microbatch(sequences: int, length: int, width: int, bytes_each: int) -> str:
+def _batch(ranks: int, sequences: int, length: int, width: int, bytes_each: int) -> str:
     tokens = f"{plural(sequences, 'sequence')} of {plural(length, 'token')}"
-    return f"with a microbatch of {tokens}, width {width} and {bytes_each} bytes per number"
+    return f"with {plural(ranks, 'rank')}, {tokens}, width {width} and {bytes_each} bytes per number"
 
 
-def _over_the_cut(sequences: int, length: int, width: int, bytes_each: int) -> int:
-    return 2 * sequences * length * width * bytes_each
+def _over_the_cuts(ranks: int, sequences: int, length: int, width: int, bytes_each: int) -> int:
+    return 2 * (ranks - 1) * sequences * length * width * bytes_each
 
 
 def _digits(value: Any, right: int) -> str:
     return f"{value:,}" if isinstance(value, int) else unlike(value, right)
 
 
-# Common wrong answers for the bytes that cross a cut.
+# Common wrong answers for the bytes that cross the cuts.
 WRONG_BYTES: Mistakes = [
     (
-        lambda s, t, w, b: s * t * w * b,
+        lambda p, s, t, w, b: (p - 1) * s * t * w * b,
         "That is the way down. In the backward, equally many come back: the gradient of each number that was sent",
     ),
-    (lambda s, t, w, b: t * w * b, "That is one sequence, on the way down only"),
-    (lambda s, t, w, b: 2 * t * w * b, "That is one sequence, both ways; a microbatch may have several"),
-    (lambda s, t, w, b: 2 * s * t * w, "That counts the numbers that cross the cut; multiply by the bytes of each"),
-    (lambda s, t, w, b: 8 * s * t * w, "A number takes bytes_each bytes, which is not always 4"),
-    (lambda s, t, w, b: s * t * w, "That counts the numbers that go down; count their bytes, and the gradients too"),
-    (lambda s, t, w, b: 2 * s * w * b, "That is one token of each sequence; every token has an activation"),
     (
-        lambda s, t, w, b: 2 * s * t * b,
+        lambda p, s, t, w, b: 2 * p * s * t * w * b,
+        "Count the cuts: between two ranks there is one, and nothing crosses the ends of the pipeline",
+    ),
+    (lambda p, s, t, w, b: p * s * t * w * b, "That counts a message down for every rank; the last one sends none"),
+    (lambda p, s, t, w, b: 2 * s * t * w * b, "That is what crosses one cut, both ways; count all cuts"),
+    (lambda p, s, t, w, b: s * t * w * b, "That is what goes down over one cut; count all cuts, both ways"),
+    (lambda p, s, t, w, b: t * w * b, "That is one sequence, over one cut, on the way down only"),
+    (lambda p, s, t, w, b: 2 * t * w * b, "That is one sequence over one cut; count them all"),
+    (lambda p, s, t, w, b: 2 * (p - 1) * t * w * b, "That is one sequence; every sequence crosses every cut"),
+    (
+        lambda p, s, t, w, b: 2 * (p - 1) * s * t * w,
+        "That counts the numbers that cross the cuts; multiply by the bytes of each",
+    ),
+    (lambda p, s, t, w, b: 4 * (p - 1) * s * t * w, "A number takes bytes_each bytes, which is not always 2"),
+    (
+        lambda p, s, t, w, b: 2 * (p - 1) * s * w * b,
+        "That is one token of each sequence; every token has an activation",
+    ),
+    (
+        lambda p, s, t, w, b: 2 * (p - 1) * s * t * b,
         "That is one number per token. That holds only for the input; between two layers, each token is represented by "
         "`width` numbers",
     ),
     (
-        lambda s, t, w, b: 4 * s * t * w * b,
+        lambda p, s, t, w, b: 4 * (p - 1) * s * t * w * b,
         "That is twice too many. One rank sends the activation, the other its gradient; count each message once, not "
         "on both ranks",
     ),
-    (lambda s, t, w, b: 2 * s * t * w * b / 1e9, "Give it in bytes, not in GB"),
+    (lambda p, s, t, w, b: 2 * (p - 1) * s * t * w * b / 8, "That is the share of one GPU; count the whole node"),
+    (lambda p, s, t, w, b: 2 * (p - 1) * s * t * w * b / GB, "Give it in bytes, not in GB"),
+]
+
+
+def _not_the_fewest_with_activations(fewest: Any) -> str | None:
+    require_function(fewest, "model", "microbatches")
+    answers = [ask(fewest, _training(*case), *case) for case in TRAININGS]
+    for ranks, case in zip(answers, TRAININGS, strict=True):
+        if fault := _out_of_memory(ranks, *case):
+            return fault + explain_mistake(answers, TRAININGS, WRONG_TRAININGS)
+    return None
+
+
+# Models and numbers of microbatches, the lesson's own case first.
+TRAININGS = [(heron, 32), (heron, 1), (heron, 64), (Project(layers=80, memory=40 * GB, node=4), 8), (LARGE, 100)]
+
+
+def _training(model: Project, microbatches: int) -> str:
+    gpus = f"nodes of {model.node} GPUs of {_gb(model.memory)}"
+    layers = f"{plural(model.layers, 'layer')} of width {model.width}"
+    return f"with {layers}, {plural(microbatches, 'microbatch')} and {gpus}"
+
+
+def _on_a_gpu(model: Project, ranks: int, kept: float, each: float = PER_WEIGHT) -> list[float]:
+    """Return the bytes on a GPU of each rank, with the activations of `kept` microbatches."""
+    layers = [len(piece) for piece in evenly(model.layers, ranks)]
+    return [
+        each * weights / model.node + held * kept * model.layer_activation
+        for weights, held in zip(_weights(model, ranks), layers, strict=True)
+    ]
+
+
+def _fitting(
+    model: Project, kept: float, each: float = PER_WEIGHT, fullest: Callable[[list[float]], float] = max
+) -> int:
+    """Return the fewest ranks whose GPUs have memory for the activations of `kept` microbatches."""
+    for ranks in range(1, model.layers):
+        if fullest(_on_a_gpu(model, ranks, kept, each)) <= model.memory:
+            return ranks
+    return model.layers
+
+
+def _out_of_memory(ranks: Any, model: Project, microbatches: int) -> str | None:
+    case = _training(model, microbatches)
+    if fault := _not_a_count(ranks, case, model):
+        return fault
+    held = _on_a_gpu(model, int(ranks), microbatches)
+    if (most := max(held)) > model.memory:
+        on = plural(len(held), "rank")
+        return f"{case} it does not fit on {on}: {_fullest(model, held)}, with activations {_gb(most)} on each GPU"
+    if ranks > (enough := _fitting(model, microbatches)):
+        return f"{case} it fits on {plural(len(held), 'rank')}, but {enough} would be enough"
+    return None
+
+
+# Common wrong answers for the fewest ranks with activations.
+WRONG_TRAININGS: Mistakes = [
+    (lambda model, kept: _fitting(model, 0), "That leaves out the activations"),
+    (
+        lambda model, kept: _fitting(model, 1),
+        "That keeps the activations of one microbatch; each rank keeps those of all microbatches",
+    ),
+    (lambda model, kept: _fitting(model, kept, 0), "That leaves out weights, gradients and Adam"),
+    (lambda model, kept: _fitting(model, kept, 2), "That counts the weights, but not their gradients and Adam"),
+    (
+        lambda model, kept: _fitting(model, kept, PER_WEIGHT * model.node),
+        "That puts all weights of a rank on each of its GPUs; they share them",
+    ),
+    (
+        lambda model, kept: _fitting(model, kept / model.node),
+        "layer_activation is already the share of one GPU; do not divide it again",
+    ),
+    (
+        lambda model, kept: _fitting(model, kept, fullest=min),
+        "That is enough for the rank that holds least; look at the fullest",
+    ),
+    (
+        lambda model, kept: min(
+            model.layers,
+            ceil(
+                (PER_WEIGHT * model.weights / model.node + model.layers * kept * model.layer_activation) / model.memory
+            ),
+        ),
+        "That divides the total by the memory, as if the model could be cut anywhere; look at the fullest rank",
+    ),
+    (
+        lambda model, kept: _fitting(model, kept * model.layers),
+        "That keeps the activations of all layers on each rank; a rank keeps those of its own layers",
+    ),
 ]
 
 
@@ -204,9 +305,13 @@ EXERCISES = {
         _not_the_fewest,
         "The fullest rank decides. This is your pipeline with one microbatch: forward goes down, backward comes back "
         "up. In the empty space ranks wait; lesson 3 is about that.",
-        lambda fewest: simulate(schedule("naive", int(fewest(*_budgets()[0])), 1)),
+        lambda fewest: simulate(schedule("naive", int(fewest(*BUDGETS[0])), 1)),
     ),
     "01.2": Exercise(
-        _not_the_bytes, "One activation and one gradient, however many layers there are on either side of the cut."
+        _not_the_bytes, "One activation and one gradient for each cut and sequence, however many layers a stage has."
+    ),
+    "01.3": Exercise(
+        _not_the_fewest_with_activations,
+        "Most of it is activations, not weights. Lesson 5 keeps far fewer of them.",
     ),
 }
