@@ -58,6 +58,7 @@ def test_a_construction_to_avoid_is_found_once(prose, sentence):
         "There is room for one more microbatch.",
         "What does this rank wait for? Who sends it?",
         "What to remember",
+        "What I'd pick, and why",
         "The colours can be told apart.",
         "The value is None.",
         "A recommendation that depends on the floor of m / p.",

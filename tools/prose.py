@@ -31,7 +31,7 @@ AVOID = {
     r"comes? of (?:it|this|that|them)": "name the thing: the result, the cause",
     r"what is there": "name the thing",
     r"of what" + STATEMENT: "name the thing, or write two sentences",
-    r"^(?-i:What) (?!to )" + STATEMENT: "name the thing: the result of ..., the actions that ...",
+    r"^(?-i:What) (?!to |I'd pick)" + STATEMENT: "name the thing: the result of ..., the actions that ...",
     r"(?:^|(?<=[.!:;] ))Who " + STATEMENT: "name the subject: a rank that ..., learners who ...",
     r"nobody|somebody|whoever": "name the subject: the rank, the caller, the peer, the user",
     r"those (?:who|whose)": "name them: ranks that ...",

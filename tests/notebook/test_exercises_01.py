@@ -65,7 +65,7 @@ def test_the_fewest_ranks_are_accepted_and_their_pipeline_is_drawn(capsys):
 
 
 def power_of_two(model, budget):
-    return next(ranks for ranks in (1, 2, 4, 8, 16) if 16 * max(weights(model, ranks)) <= budget)
+    return next((ranks for ranks in (1, 2, 4, 8) if 16 * max(weights(model, ranks)) <= budget), 16)
 
 
 WRONG_RANKS = {

@@ -53,7 +53,7 @@ NARROW = Project(layers=23, width=64, vocabulary=100)
 # Models and budgets in bytes, the lesson's own case first. The last two are edge cases: used up to the last byte, and
 # one byte too few.
 BUDGETS: list[tuple[Project, float]] = [
-    *[(heron, 120e9), (heron, 640e9), (LARGE, 24e9), (LARGE, 120e9), (SMALL, 1e9), (NARROW, 2e6)],
+    *[(heron, 120e9), (heron, 640e9), (LARGE, 24e9), (LARGE, 120e9), (SMALL, 1e9), (NARROW, 1e6)],
     *[(SMALL, max(_held(SMALL, 4))), (SMALL, max(_held(SMALL, 4)) - 1)],
 ]
 
@@ -306,12 +306,27 @@ EXERCISES = {
         "The fullest rank decides. This is your pipeline with one microbatch: forward goes down, backward comes back "
         "up. In the empty space ranks wait; lesson 3 is about that.",
         lambda fewest: simulate(schedule("naive", int(fewest(*BUDGETS[0])), 1)),
+        hints=(
+            "What has to be at most the budget: the sum over the ranks, or the largest of them?",
+            "Each weight takes 16 bytes, so the fullest rank holds `16 * max(weights(model, ranks))` bytes.",
+            "Try 1, 2, 3, … ranks in a loop, and return the first number for which the fullest rank fits.",
+        ),
     ),
     "01.2": Exercise(
-        _not_the_bytes, "One activation and one gradient for each cut and sequence, however many layers a stage has."
+        _not_the_bytes,
+        "One activation and one gradient for each cut and sequence, however many layers a stage has.",
+        hints=(
+            "Draw three ranks in a row, and count the cuts. What crosses each of them, forward and backward?",
+            "One activation has `sequences * length * width` numbers of `bytes_each` bytes. Its gradient is as large.",
+        ),
     ),
     "01.3": Exercise(
         _not_the_fewest_with_activations,
         "Most of it is activations, not weights. Lesson 5 keeps far fewer of them.",
+        hints=(
+            "Write down the bytes on one GPU of each rank, and compare the largest with `model.memory`.",
+            "On a rank with `count` layers, each GPU keeps `count * microbatches * model.layer_activation` bytes of "
+            "activations, and 1/`model.node` of the rank's 16 bytes per weight.",
+        ),
     ),
 }
