@@ -51,7 +51,7 @@ AVOID = {
     r"c[oa]m(?:e|es|ing) by": "pass, visit",
     r"mend(?:s|ed|ing)?": "fix",
     r"(?:each|every|this|these|several|other|upper|ground) (?:rooms?|floors?)(?! for)|the rooms": "package, layer",
-    r"(?:of|in) the house(?! style)": "the project",
+    r"(?:of|in) the house(?! style| that Jack)": "the project",
     r"(?:its|their|the|such) like": "name it: the same stage in every replica",
     r"in short": "leave it out, or: Vocabulary",
     r"drain(?:s|ed|ing)?": "cooldown",

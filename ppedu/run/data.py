@@ -1,4 +1,4 @@
-"""Text to train on without a download: the documentation topics that are part of every Python."""
+"""Text to train on without a download: Python's documentation topics, and a nursery rhyme that is learned sooner."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from ppedu.core.errors import PipelineError, SettingError
 # alphabet, a model has the same size on all versions, and its tokens have the same meaning.
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 ALPHABET = ["\n", *map(chr, range(ord(" "), ord("~") + 1)), UNKNOWN]
+
+# "This Is the House That Jack Built": a file of 2,000 characters. A small model repeats it after a hundred steps.
+RHYME = str(Path(__file__).with_name("rhyme.txt"))
 
 
 class Text:

@@ -65,7 +65,7 @@ def test_a_slow_schedule_has_its_first_avoidable_wait_outlined_and_the_target_as
 
 def test_memory_above_the_limit_is_outlined(outlined):
     message, [(rank, start, end, _, strip)] = outlined("05.1", gpipe)
-    assert "rank 0 runs 8 forwards" in message
+    assert "every rank runs all its forwards" in message
     assert (rank, start, end, strip) == (0, 4, 18, True), "from the 5th forward on, to the end of the 4th backward"
 
 

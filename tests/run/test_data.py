@@ -1,13 +1,14 @@
 """The text to train on, and its batches."""
 
 import string
+from itertools import pairwise
 from pydoc_data import topics
 
 import pytest
 import torch
 
 from ppedu import PipelineError, SettingError
-from ppedu.run.data import Text
+from ppedu.run.data import RHYME, Text
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,15 @@ def test_tokens_are_the_characters_of_the_file(tmp_path):
     text = Text(tmp_path / "text")
     assert "".join(text.characters[token] for token in text.tokens) == "žába a báseň\n"
     assert len(set(text.characters)) == len(text.characters)
+
+
+def test_the_rhyme_is_short_and_regular():
+    text = Text(RHYME)
+    verses = "".join(text.characters[token] for token in text.tokens).rstrip().split("\n\n")
+    assert len(verses) == 11 and len(text.characters) < 30
+    for before, verse in pairwise(verses):
+        lines, previous = verse.splitlines(), before.removeprefix("This is ").splitlines()
+        assert lines[1].endswith(previous[0]) and lines[2:] == previous[1:]
 
 
 def test_targets_are_the_inputs_shifted_by_one(default):

@@ -90,7 +90,7 @@ def _line_of(function: Any, error: Exception) -> str:
     own = [each for each in extract_tb(error.__traceback__) if code and each.filename == code.co_filename]
     if not own:
         return ""
-    source = str(own[-1].line).partition("  #")[0].strip()
+    source = str(own[-1].line).partition("  #")[0].strip().removesuffix(":")  # a colon follows the quoted line
     return f" at line {own[-1].lineno}" + (f", `{source}`" if source else "")
 
 
