@@ -1,12 +1,25 @@
-"""Solved exercises are remembered in a file that the learner may read, edit and delete."""
+"""Solved exercises, hints and stars are remembered in a file that the learner may read, edit and delete."""
+
+from dataclasses import replace
 
 import pytest
 
 from ppedu import SettingError
-from ppedu.notebook import check_answer, progress
+from ppedu.notebook import check_answer, hint, progress, record
+from ppedu.notebook import exercises as package
 from ppedu.notebook.exercises import EXERCISES
 
 RIGHT, WRONG = "lambda p, m: (p - 1) / (m + p - 1)", "lambda p, m: (p - 1) / m"
+
+
+HINTS = ("How long does a rank wait?", "It waits for `p-1` microbatches, *not* `p`.")
+
+
+@pytest.fixture
+def with_hints(monkeypatch):
+    """Give exercise 03.1 two hints."""
+    monkeypatch.setitem(EXERCISES, "03.1", replace(EXERCISES["03.1"], hints=HINTS))
+    monkeypatch.setattr(package, "_hints", {})
 
 
 @pytest.fixture
@@ -68,3 +81,87 @@ def test_an_answer_is_right_even_if_the_file_cannot_be_written(folder, capsys):
     assert told.startswith("Right.") and "(This could not be recorded in progress.txt: Is a directory.)" in told
     with pytest.raises(SettingError, match=r"progress\.txt cannot be read: Is a directory"):
         progress()
+
+
+def test_each_call_gives_the_next_hint_and_costs_the_second_star(folder, capsys, with_hints):
+    for told in (
+        "Hint 1 of 2: How long does a rank wait?",
+        "Hint 2 of 2: It waits for `p-1` microbatches, not `p`.",
+        "There are no more hints for 03.1. Its solution is in the folded cell below the exercise.",
+    ):
+        hint("03.1")
+        assert capsys.readouterr().out == f"{told}\n"
+    lines = (folder / "progress.txt").read_text().splitlines()
+    assert [line.partition(" on ")[0] for line in lines] == ["03.1 hint 1", "03.1 hint 2"]
+    progress()
+    assert "03.1 ·" in capsys.readouterr().out, "reading a hint does not solve an exercise"
+    check_answer("03.1", eval(RIGHT))
+    progress()
+    assert "03.1 ★\n" in capsys.readouterr().out
+
+
+def test_hints_read_after_the_exercise_is_solved_cost_nothing(capsys, with_hints):
+    check_answer("03.1", eval(RIGHT))
+    hint("03.1")
+    check_answer("03.1", eval(RIGHT))
+    progress()
+    assert "03.1 ★★\n" in capsys.readouterr().out
+
+
+def test_an_exercise_without_hints_has_a_sentence(capsys, monkeypatch):
+    monkeypatch.setitem(EXERCISES, "03.1", replace(EXERCISES["03.1"], hints=()))
+    hint("03.1")
+    assert capsys.readouterr().out == "03.1 has no hints. What check_answer prints is meant to be enough.\n"
+    with pytest.raises(SettingError, match=r"there is no exercise '3\.1'"):
+        hint("3.1")
+
+
+def test_in_a_notebook_a_hint_is_given_only_when_its_button_is_clicked(in_a_new_kernel, folder):
+    give = "from dataclasses import replace\nfrom ppedu.notebook import hint\n"
+    give += "from ppedu.notebook.exercises import EXERCISES\n"
+    give += f"EXERCISES['03.1'] = replace(EXERCISES['03.1'], hints={HINTS})\n"
+    assert in_a_new_kernel(f"{give}hint('03.1')") == "03.1 has 2 hints."
+    assert not any(folder.iterdir()), "running all cells takes no hint"
+    click = (
+        "import ipywidgets\n[button] = [each for each in ipywidgets.Widget.widgets.values() if hasattr(each, 'click')]"
+    )
+    told = in_a_new_kernel(
+        f"{give}hint('03.1')\n{click}\nbutton.click()\nprint(button.description)\nbutton.click()\n"
+        "print(button.description, button.disabled)"
+    )
+    assert "Hint 2 of 2" in told and "No more hints True" in told
+    assert (folder / "progress.txt").read_text().count("03.1 hint ") == 2
+    still = in_a_new_kernel(f"import os\nos.environ['PPEDU_STILL'] = '1'\n{give}hint('03.1')")
+    assert still == "03.1 has 2 hints. Run this cell to read them, one at a time.\n"
+
+
+def test_events_of_other_kinds_are_shown_with_their_most_stars(folder, capsys):
+    for event, stars in (("board 3", 1), ("board 1", 2), ("board 3", 2), ("board 3", 1), ("visited lesson 0", 0)):
+        record(event, stars)
+        record(event, stars)
+    assert len((folder / "progress.txt").read_text().splitlines()) == 4
+    progress()
+    told = capsys.readouterr().out
+    assert "board      1 ★★  3 ★★\n" in told and "visited" not in told
+    assert f"Solved: 0 of {len(EXERCISES)} exercises" in told
+
+
+def test_feedback_is_html_with_an_icon_and_the_same_text(monkeypatch):
+    import re
+    from html import unescape
+
+    from ppedu.notebook.exercises import feedback
+
+    shown = []
+    monkeypatch.setattr(feedback, "has_page", lambda: True)
+    monkeypatch.setattr(feedback, "publish", shown.append)
+    check_answer("03.1", eval(WRONG))
+    check_answer("03.1", eval(RIGHT))
+    feedback.say("Not yet: at line 2, `a * b <c> d*e`: a *tensor* & x*y*z, 2 * 3 * 4.", "wrong")
+    for bundle in shown:
+        html = re.sub(r"<span [^>]*aria-hidden.*?</span>", "", bundle["text/html"])
+        assert unescape(re.sub(r"<.*?>", "", html)) == bundle["text/plain"].replace("`", "")
+    wrong, right, marked = (bundle["text/html"] for bundle in shown)
+    assert ">!</span><b>Not yet:</b>" in wrong and ">✓</span><b>Right.</b>" in right
+    assert re.findall("#[0-9a-f]{6}", wrong) != re.findall("#[0-9a-f]{6}", right)
+    assert "<code>a * b &lt;c&gt; d*e</code>: a <em>tensor</em> &amp; x*y*z, 2 * 3 * 4." in marked

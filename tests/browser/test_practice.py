@@ -1,0 +1,50 @@
+"""Predictions and hints in JupyterLab, with the keyboard alone, on a narrow page."""
+
+from opened import picture
+
+CELLS = [
+    "from dataclasses import replace\nfrom ppedu.notebook import *\nfrom ppedu.notebook.exercises import EXERCISES\n"
+    "EXERCISES['05.1'] = replace(EXERCISES['05.1'], hints=('How long is the warm-up?', 'Count the ranks after it.'))\n"
+    "predict('one piece', 20, 120)\npredict('who waits longest', ['rank 0', 'rank 3', 'all the same'])",
+    "outcome('one piece', 96)\noutcome('who waits longest', 'rank 3')",
+    "predictions()",
+    "check_answer('05.1', None)\nhint('05.1')",
+]
+RUN = """async place => {
+  const { content } = window.jupyterapp.shell.currentWidget;
+  content.activeCellIndex = place;
+  await window.jupyterapp.commands.execute('notebook:run-cell');
+}"""
+
+
+def test_predictions_and_hints_are_made_with_the_keyboard(notebook):
+    page = notebook(CELLS)
+    size = page.viewport_size
+    page.set_viewport_size({"width": 1024, "height": 900})
+    said = page.locator(".jp-OutputArea-output", has_text="one piece: it is 96. You made no prediction.")
+    said.wait_for()
+    page.get_by_text("You made no predictions here.").wait_for()
+    page.get_by_text("not yet", exact=True).wait_for()
+    handle = page.locator(".noUi-handle")
+    handle.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    page.get_by_text("22", exact=True).wait_for()
+    for key in ("Tab", "Tab", "Tab", "Space"):  # past the slider's number and the first choice
+        page.keyboard.press(key)
+    page.wait_for_timeout(1000)  # the page sends the slider's moves one by one, each after the answer to the one before
+    for place in (1, 2):
+        page.evaluate(RUN, place)
+    page.get_by_text("one piece: you said 22, it is 96: 74 too low.").wait_for()
+    page.get_by_text("who waits longest: you said rank 3, it is rank 3: right.").wait_for()
+    assert page.locator("td", has_text="74 too low").count() == 1
+    page.get_by_role("button", name="Hint 1 of 2").press("Enter")
+    page.get_by_role("button", name="Hint 2 of 2").press("Enter")
+    page.get_by_text("Count the ranks after it.").wait_for()
+    assert page.get_by_role("button", name="No more hints").is_disabled()
+    wide = page.evaluate(
+        "() => [...document.querySelectorAll('.jp-OutputArea-output')].map(e => e.scrollWidth - e.clientWidth)"
+    )
+    assert max(wide) <= 0
+    picture(page, "practice")
+    page.set_viewport_size(size)
