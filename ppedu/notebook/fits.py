@@ -16,10 +16,10 @@ from ppedu.view.look import COLORS, MARK
 SIZES = [1, 3, 7, 13, 34, 70, 175, 405, 671, 1000]  # billions of weights
 GPUS = [2**power for power in range(15)]
 BYTES = {
-    "2: bf16 weights, to generate text": 2,
-    "4: and their bf16 gradients": 4,
-    "16: and Adam, to train": 16,
-    "18: and gradients in fp32": 18,
+    "2: bf16 weights": 2,
+    "4: bf16 weights and gradients": 4,
+    "16: weights, gradients and Adam": 16,
+    "18: the same, with fp32 gradients": 18,
 }
 FITS, OVER = COLORS[Op.F], MARK
 WIDEST = 1.65  # a bar ends at this multiple of a GPU's memory; longer ones are cut off

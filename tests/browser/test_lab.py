@@ -362,6 +362,12 @@ MOVE = """async place => {
   return controls;
 }"""
 
+# Timelines that are painted, and the controls that ask for predictions, give hints or show what fits.
+DISPLAYED = """n => {
+  const count = selector => document.querySelectorAll(`.jp-OutputArea-output ${selector}`).length;
+  return count('.ppedu[data-painted]') + count('> .widget-vbox') === n;
+}"""
+
 
 @pytest.mark.parametrize(
     "lesson", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LESSONS]
@@ -375,8 +381,8 @@ def test_lesson_runs_in_jupyterlab(open_page, lesson):
     visible = [o for cell in cells if not cell["hidden"] for o in cell["outputs"]]
     bundles = [output.get("data", {}) for output in visible]
     widgets = [data for data in bundles if "application/vnd.jupyter.widget-view+json" in data]
-    page.wait_for_function("n => document.querySelectorAll('.ppedu[data-painted]').length === n", arg=len(widgets))
-    for place in range(len(widgets)):
+    page.wait_for_function(DISPLAYED, arg=len(widgets))
+    for place in range(page.locator(".ppedu").count()):
         assert page.evaluate(MOVE, place) >= 3
     pictures = page.locator(".jp-OutputArea-output img")
     assert pictures.count() == sum("image/png" in data for data in bundles if data not in widgets)
