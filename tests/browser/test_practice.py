@@ -5,8 +5,8 @@ from opened import picture
 CELLS = [
     "from dataclasses import replace\nfrom ppedu.notebook import *\nfrom ppedu.notebook.exercises import EXERCISES\n"
     "EXERCISES['05.1'] = replace(EXERCISES['05.1'], hints=('How long is the warm-up?', 'Count the ranks after it.'))\n"
-    "predict('one piece', 20, 120)\npredict('who waits longest', ['rank 0', 'rank 3', 'all the same'])",
-    "outcome('one piece', 96)\noutcome('who waits longest', 'rank 3')",
+    "predict('one piece', 20, 120)\npredict('the longest wait', ['rank 0', 'rank 3', 'all the same'])",
+    "outcome('one piece', 96)\noutcome('the longest wait', 'rank 3')",
     "predictions()",
     "check_answer('05.1', None)\nhint('05.1')",
 ]
@@ -36,7 +36,7 @@ def test_predictions_and_hints_are_made_with_the_keyboard(notebook):
     for place in (1, 2):
         page.evaluate(RUN, place)
     page.get_by_text("one piece: you said 22, it is 96: 74 too low.").wait_for()
-    page.get_by_text("who waits longest: you said rank 3, it is rank 3: right.").wait_for()
+    page.get_by_text("the longest wait: you said rank 3, it is rank 3: right.").wait_for()
     assert page.locator("td", has_text="74 too low").count() == 1
     page.get_by_role("button", name="Hint 1 of 2").press("Enter")
     page.get_by_role("button", name="Hint 2 of 2").press("Enter")

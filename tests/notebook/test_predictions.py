@@ -159,11 +159,11 @@ def page(folder):
 
 def test_moving_a_slider_or_choosing_makes_the_prediction(page):
     [slider, choice] = page.run(
-        "from ppedu.notebook import *\npredict('one piece', 20, 120)\npredict('who waits', ['rank 0', 'rank 3'])"
+        "from ppedu.notebook import *\npredict('one piece', 20, 120)\npredict('the longest wait', ['rank 0', 'rank 3'])"
     )
     assert slider.data["text/plain"] == "one piece: your prediction, from 20 to 120?"
     assert "application/vnd.jupyter.widget-view+json" in slider.data and "text/html" not in choice.data
-    results = "outcome('one piece', 96)\noutcome('who waits', 'rank 3')"
+    results = "outcome('one piece', 96)\noutcome('the longest wait', 'rank 3')"
     [before] = page.run(results)
     assert before.text.count("You made no prediction.") == 2, "Run All makes none"
     page.move("SelectionSlider", 1)
@@ -171,7 +171,7 @@ def test_moving_a_slider_or_choosing_makes_the_prediction(page):
     [after] = page.run(results)
     assert (
         after.text
-        == "one piece: you said 20, it is 96: 76 too low.\nwho waits: you said rank 3, it is rank 3: right.\n"
+        == "one piece: you said 20, it is 96: 76 too low.\nthe longest wait: you said rank 3, it is rank 3: right.\n"
     )
     [table] = page.run("predictions()")
     assert "<td" in table.data["text/html"] and re.search(r"one piece +20 +96 +76 too low", table.data["text/plain"])
