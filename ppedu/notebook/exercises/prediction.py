@@ -11,7 +11,7 @@ from typing import Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import pretty
-from ppedu.notebook.exercises.feedback import publish, show, table
+from ppedu.notebook.exercises.feedback import TONES, publish, show, table
 from ppedu.view.interactive import in_notebook
 
 MOST_STOPS = 10_000  # of a slider
@@ -108,8 +108,8 @@ def _control(name: str, asked: Prediction) -> Any:
         asked.value = values.get(change.new)  # None for EMPTY
 
     control.observe(keep, "label")
-    question = escape(_question(name, asked)).replace(escape(name), f"<b>{escape(name)}</b>", 1)
-    return ipywidgets.VBox([ipywidgets.HTML(question), control])
+    rest = _question(name, asked).removeprefix(name) if asked.step else ": your prediction?"
+    return ipywidgets.VBox([ipywidgets.HTML(f"<b>{escape(name)}</b>{rest}"), control])
 
 
 def _typed(name: str, value: Any = ...) -> None:
@@ -128,7 +128,9 @@ def outcome(name: str, value: Any) -> None:
         made.compared = made.value, value
     if made and made.value is not None:
         verdict = _verdict(made.value, value, made.step)
-        print(f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}.")
+        text = f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}."
+        on_line = _on_a_line(made, value) if made.step and isinstance(value, Real) else ""
+        show(f"<div>{escape(text)}</div>{on_line}", text)
         return
     near = [] if made else get_close_matches(name, _predictions)
     print(
@@ -146,6 +148,24 @@ def _verdict(said: Any, found: Any, step: Any) -> str:
     if step and 2 * off <= step:
         return "right, as near as the slider goes"
     return f"{_readable(off)} too {'low' if said < found else 'high'}"
+
+
+def _on_a_line(made: Prediction, value: Any) -> str:
+    """Return an SVG picture of a slider's range, with the prediction as a circle and the outcome as a dot."""
+    low, high = made.options[0], made.options[-1]
+    said, found = (
+        10 + 340 * float(min(max(each, low), high) - low) / float(high - low) for each in (made.value, value)
+    )
+    color = TONES["right" if _verdict(made.value, value, made.step).startswith("right") else "wrong"][0]
+    return (
+        '<svg width="360" height="44" aria-hidden="true" font-size="12" fill="currentColor" text-anchor="middle">'
+        '<line x1="10" x2="350" y1="12" y2="12" stroke="currentColor" stroke-opacity="0.4" stroke-width="2"/>'
+        f'<line x1="{said:.0f}" x2="{found:.0f}" y1="12" y2="12" stroke="{color}" stroke-width="4"/>'
+        f'<circle cx="{found:.0f}" cy="12" r="7" fill="{color}"/>'
+        f'<circle cx="{said:.0f}" cy="12" r="7" fill="none" stroke="currentColor" stroke-width="2"/>'
+        f'<text x="10" y="38" text-anchor="start">{pretty(low)}</text>'
+        f'<text x="350" y="38" text-anchor="end">{pretty(high)}</text></svg>'
+    )
 
 
 def predictions() -> None:
