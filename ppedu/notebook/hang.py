@@ -94,7 +94,7 @@ def _reasons(at: dict[int, Location], ended: Collection[int]) -> Iterator[str]:
             waits += ": all receive, none sends"
         elif kinds == {"send"}:
             waits += ": all send, none receives"
-        yield waits
+        yield f"deadlock: {waits}"
         return
     calls = {rank: each.doing for rank, each in at.items() if each.kind == "all"}
     if len(set(calls.values())) > 1:

@@ -158,6 +158,7 @@ class TorchrunMagic(Magics):
                         folder=folder,
                         environment=environment,
                         write=output.write,
+                        tick=lambda running, seconds: screen.waiting(running, seconds, options.timeout),
                     )
                 except BaseException:
                     with contextlib.suppress(PipelineError):  # the error of the run is the one to show

@@ -31,6 +31,7 @@ KILL_TIMEOUT = 10.0  # seconds in which the launcher must report the end of kill
 GRACE_PERIOD = 1.0  # seconds that the other ranks get to end by themselves once one has failed
 
 Write = Callable[[int, bytes], None]  # receives a rank and a piece of its output; b"" after the last one
+Tick = Callable[[int, float], None]  # receives the number of ranks that run, and for how many seconds
 
 
 class RankPool:
@@ -131,6 +132,7 @@ class RankPool:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
         write: Write,
+        tick: Tick = lambda *_: None,
     ) -> None:
         """Run a program on `ranks` ranks, as torchrun would, and return when all have succeeded.
 
@@ -140,6 +142,7 @@ class RankPool:
         folder: where ranks leave files for the caller, see `make_folder`; by default a temporary one.
         environment: variables to add to those of the ranks.
         write: called with a rank and each piece of its output, stdout and stderr together.
+        tick: called about once a second while ranks run.
 
         Raises:
             SettingError: `ranks` is not from 1 to 64, or more than the memory allows; `timeout` is not above 0;
@@ -186,7 +189,7 @@ class RankPool:
             self.started_at = time.monotonic()
             self._send(*sent, run=str(run_folder))
             close_all(sent)
-            self._listen(outputs, str(program), run_folder, timeout, write)
+            self._listen(outputs, str(program), run_folder, timeout, write, tick)
         finally:
             if not self._idle:  # an interrupt has come where nothing else could catch it
                 self.close()
@@ -234,7 +237,9 @@ class RankPool:
                 raise PipelineError(f"cannot start ranks: importing torch failed: {error}; pip install 'ppedu[run]'")
             self._ready = True
 
-    def _listen(self, outputs: list[int], program: str, folder: Path, timeout: float | None, write: Write) -> None:
+    def _listen(
+        self, outputs: list[int], program: str, folder: Path, timeout: float | None, write: Write, tick: Tick
+    ) -> None:
         """Pass on output until every rank has ended; kill all ranks if one fails or the timeout passes.
 
         outputs: by rank, the read end of the pipe for its output. The other parameters are those of `run`.
@@ -259,8 +264,9 @@ class RankPool:
 
         try:
             while alive:
-                ready = wait([self._control, *ranks], min(60.0, deadline - time.monotonic()))
+                ready = wait([self._control, *ranks], min(1.0, deadline - time.monotonic()))
                 pass_on(ready)
+                tick(len(alive), time.monotonic() - self.started_at)
                 if self._control in ready and (ended := self._receive_end()):
                     rank, status = ended
                     alive.discard(rank)

@@ -1,6 +1,7 @@
 """Simulated ranks for the exercises: threads of this process that run one at a time and wait for each other's messages.
 
-A deadlock is detected at once, without a timeout, together with the ranks and lines that wait for each other.
+A deadlock is detected at once, without a timeout, together with the ranks and lines that wait for each other. The
+result can be stepped through in a notebook (`stepper`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from ppedu.core.actions import Action, B, F
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, require_instance, require_rank
+from ppedu.notebook import stepper
 
 # By operation of `ppedu.run.communicate` and `bidirectional_communicate`: the peer, relative to the rank.
 ONE_WAY = {"recv_forward": -1, "send_forward": +1, "recv_backward": +1, "send_backward": -1}
 BOTH_WAYS = {"send_fwd_recv_bwd": +1, "send_bwd_recv_fwd": -1}
 MATCHING = {"send", "receive"}, {"swap"}  # the kinds of call at the two ends of a message
 MAX_RANKS = 1000  # each is a thread
+MAX_MOMENTS = 1000  # of a rehearsal, to step through
 MAX_CALLS = 10_000  # of a rank's methods; a loop that makes more is assumed to be endless
 TIMEOUT = 10.0  # seconds between two calls; a loop that takes longer is assumed to be endless
 MAX_ATTEMPTS = 100  # to end a thread by an exception, which its program may catch; each takes 10 ms
@@ -44,6 +47,18 @@ class Wait(NamedTuple):
     value: Any
     line: int
     source: str
+
+
+class Moment(NamedTuple):
+    """A rank has run to its next wait or to its end.
+
+    wait: the call in which it waits; None at its end.
+    matched: the calls that are complete now, if this was the last of them: those of a sender and a receiver, say.
+    """
+
+    rank: int
+    wait: Wait | None
+    matched: tuple[Wait, ...]
 
 
 class Tensor(NamedTuple):
@@ -80,6 +95,7 @@ class Rank:
         self.actions: list[Action] = []  # run so far
         self.mixed: list[tuple[Action, Any, Tensor]] = []  # run on a tensor other than its own: (action, given, own)
         self.steps = 0
+        self.sums: list[float] = []  # that all_reduce has returned
         self.wait: Wait | None = None
         self.answer: Any = None
         self.error: BaseException | None = None
@@ -116,7 +132,8 @@ class Rank:
         """Return the sum of the values of all ranks, all of which must call this."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise SettingError(f"{_at()}: all_reduce on rank {self.rank} needs a number; got {value!r}")
-        return self._exchange("all_reduce", "all", (), value)
+        self.sums.append(self._exchange("all_reduce", "all", (), value))
+        return self.sums[-1]
 
     def forward(self, microbatch: int, x: Any = None) -> Tensor:
         """Record the stage's forward on `x`, the output of the previous stage, and return a stand-in for its output."""
@@ -224,10 +241,21 @@ class Rank:
 
 
 class Rehearsal(NamedTuple):
-    """The result of `rehearse`: the ranks, and the waits of those that are deadlocked."""
+    """The result of `rehearse`. A notebook displays it as steps, with the program and the line of each rank.
+
+    waits: the waits of the ranks that cannot continue. moments: the first 1000, in order.
+    """
 
     ranks: list[Rank]
     waits: list[Wait]
+    moments: list[Moment]
+    program: Callable[[Rank], Any]
+
+    def __repr__(self) -> str:
+        return stepper.text(self)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return stepper.bundle(self)
 
 
 def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float] = ()) -> Rehearsal:
@@ -245,19 +273,23 @@ def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float]
     if require_count("the number of ranks", ranks) > MAX_RANKS:
         raise SettingError(f"at most {MAX_RANKS} ranks can be rehearsed; got {ranks}")
     every = [Rank(program, rank, ranks, losses) for rank in range(ranks)]
-    awake = deque(every)
+    awake, moments = deque(every), list[Moment]()
     try:
         while awake:
             rank = awake.popleft()
             rank.resume()
             if rank.error:
                 raise rank.error
-            awake += _matched(rank, every)
+            called = {each: each.wait for each in every} if len(moments) < MAX_MOMENTS else {}
+            continuing = _matched(rank, every)
+            awake += continuing
+            if called:
+                moments.append(Moment(rank.rank, called[rank], tuple(filter(None, map(called.get, continuing)))))
         waits = [wait._replace(peers=wait.peers or _missing(wait, every)) for rank in every if (wait := rank.wait)]
     finally:
         for rank in every:
             rank.stop()
-    return Rehearsal(every, waits)
+    return Rehearsal(every, waits, moments, program)
 
 
 def _matched(rank: Rank, every: Sequence[Rank]) -> list[Rank]:

@@ -9,11 +9,14 @@ from typing import Any
 from IPython.display import DisplayHandle, Image, display
 
 from ppedu.core.errors import PipelineError
+from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count
 from ppedu.notebook.exchange import LIVE_FILES
-from ppedu.view.interactive import Interactive
+from ppedu.view.interactive import Interactive, in_notebook
 from ppedu.view.model import Data, Panel
 from ppedu.view.perfetto import load
+
+QUIET = 3  # seconds after which a cell shows that its ranks are running
 
 
 class Screen:
@@ -23,6 +26,8 @@ class Screen:
         self._terminal = type(shell).__name__ == "TerminalInteractiveShell"
         self._bar: DisplayHandle | None = None
         self._training: LiveRun | None = None
+        self._waiting: DisplayHandle | None = None
+        self._seconds = 0  # on the screen
 
     def text(self, text: str) -> None:
         """Show complete lines."""
@@ -41,6 +46,17 @@ class Screen:
         if done:
             self._bar = None
 
+    def waiting(self, ranks: int, seconds: float, timeout: float) -> None:
+        """Show for how long ranks have been running, once it is longer than most cells take: they may be stuck."""
+        if int(seconds) < QUIET or int(seconds) == self._seconds or self._bar or self._training or not in_notebook():
+            return
+        self._seconds = int(seconds)
+        state = f"{plural(ranks, 'rank')} running, {self._seconds} s… (stopped after {timeout:g} s; ■ stops now)"
+        if self._waiting:
+            self._waiting.update({"text/plain": state}, raw=True)
+        else:
+            self._waiting = display({"text/plain": state}, raw=True, display_id=True)
+
     def picture(self, file: Path) -> None:
         """Show a picture, if the file exists."""
         if file.exists():
@@ -57,6 +73,8 @@ class Screen:
 
     def close(self) -> None:
         """Replace the live view, if there is one, by a picture of its final state."""
+        if self._waiting:
+            self._waiting.update({"text/plain": f"ran for {self._seconds} s"}, raw=True)
         if self._training:
             self._training.close()
 

@@ -340,7 +340,7 @@ dist.send(torch.ones(1), dst=1 - dist.get_rank())""")
         "interrupted",
         "rank 0 waits in send(dst=1) at line 5: dist.send(torch.ones(1), dst=1 - dist.get_rank())",
         "rank 1 waits in send(dst=0) at line 5: dist.send(torch.ones(1), dst=1 - dist.get_rank())",
-        "rank 0 waits for rank 1, and rank 1 waits for rank 0: all send, none receives",
+        "deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0: all send, none receives",
     ]
 
 
@@ -421,3 +421,9 @@ get_ipython().run_cell_magic("torchrun", "-n 2", "{cell}")"""
     (bar,) = [line for line in shown if line.startswith("[0]") and "it" in line]
     assert re.match(r"\[0\] 100%.* 4/4", bar) and "[0] 7" in shown and "[1] 7" in shown
     assert "Traceback" not in run.stdout.decode()
+
+
+def test_a_cell_that_runs_for_long_shows_that_its_ranks_are_running(kernel):
+    cell = kernel("%%torchrun -n 2\nimport time\ntime.sleep(4.5)")
+    [state] = cell.shown
+    assert not cell.error and re.fullmatch(r"ran for [345] s", state["text/plain"])

@@ -189,7 +189,7 @@ else:
     assert message.splitlines()[1:] == [
         f"rank 0 waits in recv(src=1) at line {line(program, 'src=1')}: dist.recv(x, src=1)",
         f"rank 1 waits in recv(src=0) at line {line(program, 'src=0')}: dist.recv(x, src=0)  # forever",
-        "rank 0 waits for rank 1, and rank 1 waits for rank 0: all receive, none sends",
+        "deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0: all receive, none sends",
     ]
 
 

@@ -12,11 +12,11 @@ def at(rank, kind="", peer=None, doing=""):
 
 
 REASONS = {
-    "rank 1 waits for rank 2, and rank 2 waits for rank 1: all receive, none sends": (
+    "deadlock: rank 1 waits for rank 2, and rank 2 waits for rank 1: all receive, none sends": (
         [at(0, "receive", 1), at(1, "receive", 2), at(2, "receive", 1)],
         [],
     ),
-    "rank 0 waits for rank 1, and rank 1 waits for rank 0": ([at(0, "receive", 1), at(1, "send", 0)], []),
+    "deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0": ([at(0, "receive", 1), at(1, "send", 0)], []),
     "rank 0 waits for rank 1, which has ended": ([at(0, "receive", 1)], [1]),
     "rank 0 waits for rank 1, which is not waiting": ([at(0, "receive", 1), at(1)], []),
     "rank 1 waits for rank 0 to reach barrier\nrank 0 waits for rank 1, which waits in barrier": (

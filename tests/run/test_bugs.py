@@ -227,8 +227,8 @@ dist.barrier()
 """
     )
     ranks(program, 2, "right")
-    circle = "rank 0 waits for rank 1, and rank 1 waits for rank 0: all send, none receives"
-    with pytest.raises(pp.RankError, match=circle):
+    deadlock = "deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0: all send, none receives"
+    with pytest.raises(pp.RankError, match=deadlock):
         ranks(program, 2, "wrong", timeout=3)
 
 
@@ -321,8 +321,8 @@ def test_a_reversed_warmup_hangs_and_check_finds_it_before_the_start(ranks):
     assert [problem.kind for problem in pp.check(ordered(bug.wrong, 2, 4))] == ["deadlock"]
     assert pp.check(ordered(bug.right, 2, 4)) == []
     ranks(program, 2, "right")
-    circle = "rank 0 waits for rank 1, and rank 1 waits for rank 0: all receive, none sends"
-    with pytest.raises(pp.RankError, match=circle):
+    deadlock = "deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0: all receive, none sends"
+    with pytest.raises(pp.RankError, match=deadlock):
         ranks(program, 2, "wrong", timeout=3)
 
 
