@@ -170,9 +170,39 @@ def newest_first_on_the_last(me, microbatches):
     return range(microbatches) if me.rank < me.ranks - 1 else newest_first(me, microbatches)
 
 
+def up_and_back(me, value):
+    if me.rank > 0:
+        value += me.recv(me.rank - 1)
+    if me.rank < me.ranks - 1:
+        me.send(value, me.rank + 1)
+        value = me.recv(me.rank + 1)
+    if me.rank > 0:
+        me.send(value, me.rank - 1)
+    return value
+
+
+def around(me, value):
+    """The sum goes round the ranks twice: once to be added up, once to be passed on."""
+    before, after = (me.rank - 1) % me.ranks, (me.rank + 1) % me.ranks
+    if me.ranks == 1:
+        return value
+    if me.rank == 0:
+        me.send(value, after)
+        total = me.recv(before)
+        me.send(total, after)
+        return total
+    me.send(value + me.recv(before), after)
+    total = me.recv(before)
+    if after:
+        me.send(total, after)
+    return total
+
+
 RIGHT = {
     "naive": ("06.1", naive),
     "another order": ("06.1", swaps),
+    "a sum up and back down": ("06.5", up_and_back),
+    "a sum that goes round and round again": ("06.5", around),
     "a swap": ("06.2", swaps),
     "no swap": ("06.2", receives_before_it_sends),
     "a sum on all": ("06.3", sum_on_all),
@@ -224,6 +254,41 @@ def mean_of_all(me, steps, target):
 def one_more_step(me, steps, target):
     sum_on_all(me, steps, target)
     me.step()
+
+
+def drops_the_sum(me, steps, target):
+    for _ in range(steps):
+        loss = me.step()
+        me.all_reduce(loss)
+        if loss < target:
+            break
+
+
+def star(me, value):
+    if me.rank:
+        me.send(value, 0)
+        return me.recv(0)
+    total = value + sum(me.recv(rank) for rank in range(1, me.ranks))
+    for rank in range(1, me.ranks):
+        me.send(total, rank)
+    return total
+
+
+def only_up(me, value):
+    if me.rank > 0:
+        value += me.recv(me.rank - 1)
+    if me.rank < me.ranks - 1:
+        me.send(value, me.rank + 1)
+    return value
+
+
+def all_send_first(me, value):
+    me.send(value, (me.rank + 1) % me.ranks)
+    return value + me.recv((me.rank - 1) % me.ranks)
+
+
+def swap_of_two(me, value):
+    return value + me.swap(value, 1 - me.rank) if me.ranks == 2 else value
 
 
 def endless(me, *_):
@@ -287,6 +352,23 @@ WRONG = {
         "is the loss itself.",
     ),
     "one step too many": ("06.3", one_more_step, "training should end after 3 steps, but takes 4"),
+    "the sum dropped": (
+        "06.3",
+        drops_the_sum,
+        "all_reduce gave rank 0 4, which is not below the target, and still it stopped: you dropped what all_reduce "
+        "returns.",
+    ),
+    "a star": ("06.5", star, "with 4 ranks every rank gets the sum, but rank 0 sends 3 messages, and at most 2 are"),
+    "only up": (
+        "06.5",
+        only_up,
+        "with 2 ranks, whose values are 1, 2, rank 0 returns 1, and the sum is 3. It knows the sum up to its own value",
+    ),
+    "all send first": ("06.5", all_send_first, "with 2 ranks it deadlocks: at line"),
+    "two ranks only": ("06.5", swap_of_two, "with 3 ranks, whose values are 1, 2, 4, rank 0 returns 1, and the sum is"),
+    "the real one": ("06.5", lambda me, value: me.all_reduce(value), "calls all_reduce, and that is what you are to"),
+    "no return": ("06.5", lambda me, value: None, "rank 0 returns None instead of a number; is a return missing?"),
+    "of no value": ("06.5", lambda me: None, "give a function of me and value; yours takes me"),
     "a sum of nothing": ("06.3", lambda me, steps, target: me.all_reduce(None), "all_reduce on rank 0 needs a number"),
     "another order on the last rank": (
         "06.4",

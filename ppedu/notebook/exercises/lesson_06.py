@@ -1,15 +1,21 @@
-"""Lesson 6: three loops that hang, and one that confuses its messages, rehearsed on simulated ranks."""
+"""Lesson 6: loops that hang, and one that confuses its messages, rehearsed on simulated ranks."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from numbers import Real
 from typing import Any
 
+from ppedu.core.errors import SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.waiting import cycles
-from ppedu.notebook.exercises.common import Exercise, call, not_legal, require_function, with_sizes
+from ppedu.notebook.exercises.common import Exercise, call, missing_return, not_legal, require_function, with_sizes
+from ppedu.notebook.exercises.feedback import has_page, publish
 from ppedu.notebook.rehearsal import Rank, Rehearsal, Tensor, Wait, rehearse
 from ppedu.zoo import schedule
 
@@ -34,7 +40,7 @@ def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
         each += ". All of them receive, and none sends"
     elif kinds == {"send"}:
         each += ". All of them send, and none receives"
-    return f"{case} it hangs: {each}"
+    return f"{case} it {'deadlocks' if cycle else 'hangs'}: {each}"
 
 
 def _description(wait: Wait, at: dict[int, Wait]) -> str:
@@ -67,6 +73,7 @@ def _ran(step: Any, ranks: int, microbatches: int) -> tuple[Rehearsal, Schedule]
     """Rehearse the learner's training step, and return the schedule of the actions that ran as well."""
     case = with_sizes(ranks, microbatches)
     rehearsal = rehearse(lambda me: call(step, f"{case}, on rank {me.rank},", me, microbatches), ranks)
+    rehearsal = rehearsal._replace(program=step)
     orders = tuple(tuple(rank.actions) for rank in rehearsal.ranks)
     return rehearsal, Schedule("yours", Placement.make("loop", ranks), microbatches, orders)
 
@@ -107,17 +114,34 @@ TRAININGS = [
 ]
 
 
+def _trained(train: Any, ranks: int, target: float, losses: tuple[float, ...]) -> tuple[str, Rehearsal]:
+    """Rehearse the learner's training loop; return the case in words as well."""
+    case = f"with {plural(ranks, 'rank')} and a target of {target:g}"
+
+    def program(me: Rank) -> None:
+        call(train, f"{case}, on rank {me.rank},", me, len(losses), target)
+
+    return case, rehearse(program, ranks, losses)._replace(program=train)
+
+
+def _sum_ignored(rehearsal: Rehearsal, target: float) -> str:
+    """Explain, as a new sentence, that a rank has stopped although the sum of the losses was above the target."""
+    waiting = {wait.rank for wait in rehearsal.waits}
+    for rank in rehearsal.ranks:
+        if rank.rank not in waiting and rank.sums and rank.sums[-1] >= target:
+            return (
+                f". all_reduce gave rank {rank.rank} {rank.sums[-1]:g}, which is not below the target, and still it "
+                "stopped: you dropped what all_reduce returns. It does not change its argument; it returns the sum"
+            )
+    return ""
+
+
 def _not_stopped(train: Any) -> str | None:
     require_function(train, "me", "steps", "target")
     for ranks, target, losses, enough in TRAININGS:
-        case = f"with {plural(ranks, 'rank')} and a target of {target:g}"
-
-        def program(me: Rank, case: str = case, steps: int = len(losses), target: float = target) -> None:
-            call(train, f"{case}, on rank {me.rank},", me, steps, target)
-
-        rehearsal = rehearse(program, ranks, losses)
+        case, rehearsal = _trained(train, ranks, target, losses)
         if fault := _hang(rehearsal, case):
-            return fault
+            return fault + _sum_ignored(rehearsal, target)
         taken = rehearsal.ranks[-1].steps
         if taken != enough:
             shown = ", ".join(f"{loss:g}" for loss in losses)
@@ -131,23 +155,124 @@ def _not_stopped(train: Any) -> str | None:
     return None
 
 
+# The optional exercise: a sum over all ranks, made of messages. On 4 ranks, three messages would be a star or a ring.
+MAX_SENDS = 2
+
+
+def _not_a_sum(function: Any) -> str | None:
+    require_function(function, "me", "value")
+    for ranks in (2, 3, 1, 4, 7):
+        values = [2**rank for rank in range(ranks)]
+        case = f"with {plural(ranks, 'rank')}"
+        results, rehearsal = _added(function, case, values)
+        if fault := _hang(rehearsal, case):
+            return fault
+        if any(rank.sums for rank in rehearsal.ranks):
+            return "your function calls all_reduce, and that is what you are to build: use me.send and me.recv"
+        for rank, result in enumerate(results):
+            if isinstance(result, bool) or not isinstance(result, Real):
+                return f"{case} rank {rank} returns {result!r} instead of a number{missing_return(result)}"
+            if result != sum(values):
+                fault = (
+                    f"{case}, whose values are {', '.join(map(str, values))}, rank {rank} returns {result!r}, and the "
+                    f"sum is {sum(values)}"
+                )
+                if result == sum(values[: rank + 1]):
+                    return f"{fault}. It knows the sum up to its own value; how does it learn the rest?"
+                return fault
+        sent = Counter(
+            wait.rank for moment in rehearsal.moments for wait in moment.matched if wait.kind in ("send", "swap")
+        )
+        rank, most = max(sent.items(), key=lambda each: each[1], default=(0, 0))
+        if most > MAX_SENDS:
+            return (
+                f"{case} every rank gets the sum, but rank {rank} sends {most} messages, and at most {MAX_SENDS} are "
+                "allowed: on 2,048 ranks, that rank would keep all the others waiting"
+            )
+    return None
+
+
+def _added(function: Any, case: str, values: list[int]) -> tuple[list[Any], Rehearsal]:
+    """Rehearse the learner's sum, and return the result of each rank as well."""
+    results: list[Any] = [None] * len(values)
+
+    def program(me: Rank) -> None:
+        results[me.rank] = call(function, f"{case}, on rank {me.rank},", me, values[me.rank])
+
+    rehearsal = rehearse(program, len(values))
+    return results, rehearsal._replace(program=function)
+
+
+def _stepped(rehearsals: Callable[[Any], Iterator[Rehearsal]]) -> Callable[[Any, str], None]:
+    """Return a function that shows the steps of the first rehearsal of an answer that goes wrong, on a page."""
+
+    def show(answer: Any, _: str) -> None:
+        with suppress(SettingError):  # the answer has failed with an error, and the feedback has reported it
+            for rehearsal in rehearsals(answer) if has_page() else ():
+                if rehearsal.waits or any(rank.mixed for rank in rehearsal.ranks):
+                    publish(rehearsal._repr_mimebundle_())
+                    return
+
+    return show
+
+
+_steps_of_step = _stepped(lambda step: (_ran(step, *case)[0] for case in CASES))
+
 EXERCISES = {
     "06.1": Exercise(
         _not_a_step,
-        "Each rank sends what its neighbor is waiting for before it waits for a message of its own.",
+        "Each rank sends what its neighbor is waiting for before it waits for a message of its own. This is what your "
+        "loop ran.",
+        lambda step: simulate(_ran(step, 4, 2)[1]),
+        hints=(
+            "Step to the deadlock. What does rank 1 wait for, and on which line would rank 0 send it?",
+            "Rank 0 can run `me.forward` as soon as it has `x`. It doesn't need `dy` until `me.backward`.",
+            "Move one line: receive `dy` just before the line that uses it.",
+        ),
+        draw_wrong=_steps_of_step,
     ),
     "06.2": Exercise(
         lambda step: _not_a_step(step, "1f1b"),
         "Every rank gets to its end, on any number of ranks, and it is still 1F1B. This is what your loop ran.",
         lambda step: simulate(_ran(step, 4, 8)[1]),
+        hints=(
+            "In the middle loop, a rank sends `y` and then receives `dy`, both with the next rank. One swap does both.",
+            "A rank also sends `dx` and then, in the next round, receives `x`, both with the previous rank. So the "
+            "first `x` has to come from before the loop.",
+            "There is nothing left to receive after the last microbatch: there, send `dx` with `communicate`. And if "
+            "`warmup == microbatches`, the middle loop has no first `x` to receive.",
+        ),
+        draw_wrong=_steps_of_step,
     ),
     "06.3": Exercise(
         _not_stopped,
         "All ranks know the loss, so all of them stop after the same step.",
+        hints=(
+            "Which ranks call `me.all_reduce`, and which must?",
+            "`me.step()` returns 0 on all ranks but the last. Which number is the sum over all ranks, then?",
+            "Call `me.all_reduce` outside of any `if`, and let every rank decide by what it returns.",
+        ),
+        draw_wrong=_stepped(lambda train: (_trained(train, *each[:3])[1] for each in TRAININGS)),
     ),
     "06.4": Exercise(
         _not_a_step,
         "Every backward gets its own microbatch's gradient. This is what your loop ran.",
         lambda step: simulate(_ran(step, 4, 8)[1]),
+        hints=(
+            "In which order does the last rank send its gradients, and in which order does its peer expect them?",
+            "Two ranks must agree on one order. Which one doesn't matter.",
+        ),
+        draw_wrong=_steps_of_step,
+    ),
+    "06.5": Exercise(
+        _not_a_sum,
+        "You have built a collective. The partial sums went down the ranks and the total came back up, like the "
+        "activations and gradients of a pipeline.",
+        hints=(
+            "Who can know the sum first, if every rank may only add its value to the one it receives?",
+            "Rank 0 sends its value to rank 1, which adds its own and sends the result on. The last rank has the sum.",
+            "The sum goes back the same way: receive it from the next rank and send it to the previous one.",
+        ),
+        draw_wrong=_stepped(lambda function: (_added(function, "", [1] * ranks)[1] for ranks in (2, 3, 1, 4, 7))),
     ),
 }
