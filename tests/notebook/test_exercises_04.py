@@ -4,8 +4,8 @@ import judge
 import matplotlib
 import pytest
 
-from ppedu import B, I, ParseError, schedule, simulate
-from ppedu.notebook.exercises.lesson_04 import TIMELINES, drawn, published
+from ppedu import B, F, I, ParseError, schedule, simulate
+from ppedu.notebook.exercises.lesson_04 import SLIDE, SLOTS, TIMELINES, drawn, early_marks, lineup, published, slide
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_every_other_drawn_action_is_rejected(told):
             for word in line.replace("·", "").split():
                 if (rank, word) not in FAULTS[name]:
                     message = told("04.1", verdicts(**{name: (rank, word)}))
-                    assert f"in {name} rank {rank} runs {word} in step" in message
+                    assert f"In {name} rank {rank} runs {word} in step" in message
 
 
 def test_an_independent_checker_finds_only_the_orders_of_c_and_e_legal():
@@ -70,46 +70,40 @@ def test_c_runs_as_drawn_and_e_takes_one_more_step():
 
 
 WRONG_VERDICTS = {
-    "A for legal": ({"A": "legal"}, "A is not legal: an action never runs."),
-    "B for legal": ({"B": "legal"}, "B is not legal: a rank runs an action of a stage that it does not hold."),
-    "D for legal": ({"D": "legal"}, "D is not legal: an action starts before one that it depends on has ended."),
-    "E for legal, as its orders are": (
-        {"E": "legal"},
-        "E is not legal: an action starts before one that it depends on has ended.",
-    ),
-    "the first wrong one": ({"D": "legal", "B": "legal"}, "B is not legal"),
+    "A for legal": ({"A": "legal"}, "4 of your 5 verdicts are right."),
     "C, as it waits so long": (
         {"C": (0, "0F2")},
-        "in C rank 0 runs 0F2 in step 6, and that is legal: it holds stage 0, and it depends on no other action.",
+        "4 of your 5 verdicts are right. In C rank 0 runs 0F2 in step 6, and that is legal: it holds stage 0, and it "
+        "depends on no other action.",
     ),
     "C, as its backward is so early": (
         {"C": (2, "2B0")},
-        "in C rank 2 runs 2B0 in step 3, and that is legal: it holds stage 2, and its dependencies have run "
+        "In C rank 2 runs 2B0 in step 3, and that is legal: it holds stage 2, and its dependencies have run "
         "before, 2F0 in step 2.",
     ),
     "A, what comes instead": (
         {"A": (0, "0B2")},
-        "in A rank 0 runs 0B2 in step 9, and that is legal: it holds stage 0, and its dependencies have run "
+        "In A rank 0 runs 0B2 in step 9, and that is legal: it holds stage 0, and its dependencies have run "
         "before, 0F2 in step 2 and 1B2 in step 8.",
     ),
     "E, what 0B2 needs": (
         {"E": (1, "1B2")},
         "legal: it holds stage 1, and its dependencies have run before, 1F2 in step 5 and 2B2 in step 7.",
     ),
-    "D, the other end of the cycle": ({"D": (1, "1B0")}, "in D rank 1 runs 1B0 in step 3, and that is legal:"),
+    "D, the other end of the cycle": ({"D": (1, "1B0")}, "In D rank 1 runs 1B0 in step 3, and that is legal:"),
     "what is lost, on the wrong rank": (
         {"A": (0, "1B1")},
-        "in A rank 0 does not run 1B1, and does not have to: it holds stage 0.",
+        "In A rank 0 does not run 1B1, and does not have to: it holds stage 0.",
     ),
     "what another rank runs": (
         {"B": (1, "2B0")},
-        "in B rank 1 does not run 2B0, and does not have to: it holds stages 1 and 3; rank 0 runs it.",
+        "In B rank 1 does not run 2B0, and does not have to: it holds stages 1 and 3; rank 0 runs it.",
     ),
     "no such microbatch": (
         {"A": (0, "0B4")},
-        "in A there is no 0B4 to run: the stages are 0 to 2, the microbatches 0 to 3, and each has an F and a B.",
+        "In A there is no 0B4 to run: the stages are 0 to 2, the microbatches 0 to 3, and each has an F and a B.",
     ),
-    "no such op": ({"E": (0, I(0, 2))}, "in E there is no 0I2 to run"),
+    "no such op": ({"E": (0, I(0, 2))}, "In E there is no 0I2 to run"),
     "no such rank": ({"D": (2, "0B0")}, "for D: there is no rank 2; the ranks are 0 to 1."),
     "no action": (
         {"D": (0, "B0")},
@@ -127,10 +121,12 @@ def test_a_wrong_verdict_is_rejected_with_the_reason(refused):
         refused("04.1", verdicts(**wrong), reason)
 
 
-def test_a_reason_does_not_name_the_faulty_action(refused):
+def test_an_overlooked_fault_is_counted_but_neither_named_nor_described(refused):
     for name in "ABDE":
-        message = refused("04.1", verdicts(**{name: "legal"}), f"{name} is not legal")
-        assert not any(action in message for _, action in FAULTS[name])
+        assert refused("04.1", verdicts(**{name: "legal"}), "right") == "Not yet: 4 of your 5 verdicts are right."
+    assert refused("04.1", dict.fromkeys(TIMELINES, "legal"), "right") == "Not yet: 1 of your 5 verdicts is right."
+    wrong = verdicts(A="legal", D="legal", C=(0, "0F2"))
+    assert refused("04.1", wrong, "2 of your 5 verdicts are right. In C rank 0 runs").count("rank") == 1
 
 
 @pytest.mark.parametrize("answer", [None, "legal", ["legal"] * 5])
@@ -138,8 +134,26 @@ def test_an_answer_that_is_not_a_dict_is_rejected(refused, answer):
     refused("04.1", answer, "give a dict with a verdict on each of A, B, C, D, E; got")
 
 
-def test_a_missing_verdict_is_reported(refused):
-    refused("04.1", {"A": RIGHT["A"]}, "your verdict on B is missing; give 'legal', or a rank and its action")
+def test_nothing_is_revealed_before_every_timeline_is_judged(refused):
+    message = "judge all five timelines first; there is no verdict on A, B, C, D, E yet"
+    refused("04.1", {}, message)
+    for name in RIGHT:
+        for verdict in (RIGHT[name], "legal", (0, "0F0")):
+            left = ", ".join(other for other in RIGHT if other != name)
+            refused("04.1", {name: verdict}, f"judge all five timelines first; there is no verdict on {left} yet")
+
+
+def test_the_lineup_starts_without_verdicts_and_its_verdicts_are_an_answer(told):
+    suspects = lineup()
+    assert suspects.verdicts == {} and list(suspects.timelines) == list(TIMELINES)
+    suspects.handle({"case": 0, "missing": "0B1"})
+    for number, action in ((1, "1B0"), (3, "0B0"), (4, "0B2")):
+        boxes = suspects.panels()[number].boxes
+        names = [f"{box.stage}{box.op}{box.microbatch}" for box in boxes]
+        suspects.handle({"case": number, "box": names.index(action)})
+    suspects.handle({"case": 2, "legal": True})
+    assert suspects.verdicts == RIGHT
+    assert told("04.1", suspects.verdicts).startswith("Right.")
 
 
 @pytest.mark.parametrize(
@@ -203,13 +217,15 @@ WRONG_RANGES = {
     ),
     "one microbatch": (
         lambda p, m: m == 1,
-        "with 1 rank and 8 microbatches the formula gives 0, and the simulation 0, too; your function returns False.",
+        "with 1 rank and 8 microbatches the formula gives 0, and the simulation 0, too; your function returns False. "
+        "With one microbatch it is right, but there are more such cases.",
     ),
-    "like the overhead": (
-        lambda p, m: published(p, m) == (p - 1) / m,
+    "one rank": (
+        lambda p, m: p == 1,
         "with 4 ranks and 1 microbatch the formula gives 0.75, and the simulation 0.75, too; your function "
-        "returns False. You compare with (p-1)/m, which is the overhead: the makespan",
+        "returns False. With one rank it is right, but there are more such cases.",
     ),
+    "one of each": (lambda p, m: p == m == 1, "your function returns False. That is one such case of many"),
     "two microbatches": (
         lambda p, m: p == 1 or m <= 2,
         "with 2 ranks and 2 microbatches the formula gives 0.25, and the simulation 0.3333; your function returns",
@@ -229,3 +245,91 @@ WRONG_RANGES = {
 def test_a_wrong_range_is_rejected_with_a_counterexample(refused):
     for function, reason in WRONG_RANGES.values():
         refused("04.2", function, reason)
+
+
+# Exercise 3: which actions start too early
+
+
+def too_early(timeline, late=lambda end, start: end > start, wanted="FGB"):
+    """Return the actions that start too early, or other actions in a wrong way.
+
+    late: whether an action is too early, given the end of a dependency and its own start.
+    wanted: F and B for the dependencies on other stages, G for that of a backward on its own forward.
+    """
+    spans = {span.action: span for row in timeline.rows for span in row}
+    found = []
+    for action, span in spans.items():
+        stage, microbatch = action.stage, action.microbatch
+        needs = {"F": F(stage - 1, microbatch)} if action.op == "F" else {}
+        if action.op == "B":
+            needs = {"G": F(stage, microbatch), "B": B(stage + 1, microbatch)}
+        needs = [spans[each] for key, each in needs.items() if key in wanted and each in spans]
+        if any(late(each.end, span.start) for each in needs):
+            found.append(action)
+    return found
+
+
+def test_the_slide_has_the_orders_of_1f1b_and_ends_three_steps_too_early():
+    picture = slide()
+    assert picture.schedule.orders == schedule("1f1b", 4, 8).orders
+    assert {row[-1].end for row in picture.rows} == {19} and simulate(picture.schedule, SLOTS).makespan == 22
+    by_hand = ["0B5", "0B6", "0B7", "1B6", "1B7", "2B7"]
+    assert sorted(map(str, too_early(picture))) == by_hand
+    marked = [picture.schedule.orders[rank][place] for rank, place in early_marks(picture)]
+    assert sorted(map(str, marked)) == by_hand
+    assert [len(line.split()) for line in SLIDE.splitlines()] == [19] * 4
+
+
+@pytest.mark.parametrize("kind", [list, set, tuple, iter, lambda found: map(str, found), lambda found: found[::-1]])
+def test_actions_may_be_given_in_any_order_and_as_text(told, no_window, kind):
+    assert told("04.3", lambda timeline: kind(too_early(timeline))).startswith("Right. Six boxes")
+    assert len(no_window.get_fignums()) == 1
+
+
+WRONG_CHECKS = {
+    "nothing": (
+        lambda t: [],
+        "for the slide, your function does not list 0B5, which starts at 16, while 1B5, on which it depends, ends at "
+        "17.",
+    ),
+    "compares starts": (
+        lambda t: too_early(t, lambda end, start: end - 1 > start),
+        "does not list 0B5, which starts at 16, while 1B5, on which it depends, ends at 17",
+    ),
+    "an end that is the start": (
+        lambda t: too_early(t, lambda end, start: end >= start),
+        "for the slide, your function lists 0B0, which starts at 7; what it depends on has ended, 0F0 at 1 and 1B0 at "
+        "7.",
+    ),
+    "forwards only": (lambda t: too_early(t, wanted="F"), "for the slide, your function does not list 0B5"),
+    "no forwards": (
+        lambda t: too_early(t, wanted="GB"),
+        "for a forward too early, your function does not list 1F0, which starts at 0, while 0F0, on which it depends, "
+        "ends at 1.",
+    ),
+    "not its own forward": (
+        lambda t: too_early(t, wanted="FB"),
+        "for a backward before its own forward, your function does not list 1B0, which starts at 1, while 1F0, on "
+        "which it depends, ends at 3.",
+    ),
+    "all": (
+        lambda t: [span.action for row in t.rows for span in row],
+        "for the slide, your function lists 0F0, which starts at 0; it depends on no other action.",
+    ),
+    "by heart": (
+        lambda t: ["0B5", "0B6", "0B7", "1B6", "1B7", "2B7"],
+        "for a 1F1B that is possible, your function lists 0B5, which starts at 17; what it depends on has ended, 0F5 "
+        "at 11 and 1B5 at 17.",
+    ),
+    "no such action": (lambda t: [*too_early(t), "9F9"], "for the slide, your function lists 9F9, which does not run"),
+    "a number": (lambda t: 6, "for the slide your function returns 6, not a list of actions"),
+    "forgets return": (lambda t: None, "returns None, not a list of actions; is a return missing?"),
+    "words": (lambda t: ["early"], "for the slide your function returns ['early'], not a list of actions"),
+    "of two arguments": (lambda a, b: [], "give a function of timeline; yours takes a and b"),
+    "an error": (lambda t: t.spam, "your function fails"),
+}
+
+
+def test_a_wrong_check_is_rejected_with_an_action(refused):
+    for function, reason in WRONG_CHECKS.values():
+        refused("04.3", function, reason)

@@ -1,8 +1,9 @@
-"""Lesson 4: five drawn timelines, not all of them legal, and a formula that is right in two cases only."""
+"""Lesson 4: a slide and five drawn timelines, not all of them possible, and a formula that is right in two cases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import product
 from operator import eq
 from typing import Any
 
@@ -27,6 +28,7 @@ from ppedu.notebook.exercises.common import (
     require_function,
     with_sizes,
 )
+from ppedu.view.lineup import Lineup
 from ppedu.zoo import schedule
 
 SLOTS = Costs(forward=1, backward=1)
@@ -52,6 +54,20 @@ TIMELINES = {
  ·  1F0 1F1  ·  1B0 1F2 1B1  ·  1B2
  ·   ·  2F0 2B0 2F1 2B1 2F2 2B2  ·""",
 }
+
+
+# What a learner has to know to read each of them.
+HELD = {
+    **dict.fromkeys("ACDE", "rank r holds stage r"),
+    "B": "rank 0 holds stages 0 and 2, rank 1 holds 1 and 3",
+}
+
+# A 1F1B as slides show it: all ranks end in the same step. Six backwards start too early.
+SLIDE = """\
+0F0 0F1 0F2 0F3  ·   ·   ·  0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4 0B5 0B6 0B7
+ ·  1F0 1F1 1F2  ·   ·  1B0 1F3 1B1 1F4 1B2 1F5 1B3 1F6 1B4 1F7 1B5 1B6 1B7
+ ·   ·  2F0 2F1  ·  2B0 2F2 2B1 2F3 2B2 2F4 2B3 2F5 2B4 2F6 2B5 2F7 2B6 2B7
+ ·   ·   ·  3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7"""
 
 
 def drawn(text: str, name: str = "drawn") -> Timeline:
@@ -82,12 +98,15 @@ def drawn(text: str, name: str = "drawn") -> Timeline:
     return Timeline(Schedule(name, placement, microbatches, orders), rows, SLOTS, "drawn")
 
 
-# The kinds of faults, and how they are described to a learner who overlooked one.
-OVERLOOKED = {
-    "rank": "a rank runs an action of a stage that it does not hold",
-    "early": "an action starts before one that it depends on has ended",
-    "missing": "an action never runs",
-}
+def slide() -> Timeline:
+    """Return the timeline of the slide."""
+    return drawn(SLIDE, "1F1B, as on the slide")
+
+
+def lineup() -> Lineup:
+    """Return the five timelines as a widget in which a click gives a verdict; see exercise 04.1."""
+    return Lineup({name: drawn(text, name) for name, text in TIMELINES.items()}, HELD)
+
 
 WANTED = "'legal', or a rank and its action, such as (2, '2F0')"
 
@@ -99,23 +118,29 @@ def _misjudged(verdicts: Any) -> str | None:
     for name in verdicts:
         if name not in TIMELINES:
             raise SettingError(f"there is no timeline {name!r}; the timelines are: {names}")
+    if missing := [name for name in TIMELINES if name not in verdicts]:
+        raise SettingError(f"judge all five timelines first; there is no verdict on {listed(missing)} yet")
+    wrong: dict[str, str] = {}  # by timeline: the reason, or "" where giving one would give away the answer
     for name, text in TIMELINES.items():
-        if name not in verdicts:
-            raise SettingError(f"your verdict on {name} is missing; give {WANTED}")
         try:
             fault = _not_its_fault(drawn(text, name), verdicts[name])
         except PipelineError as error:
-            fault = f"for {name}: {error}"
-        if fault:
-            return fault
-    return None
+            raise SettingError(f"for {name}: {error}") from None
+        if fault is not None:
+            wrong[name] = fault
+    if not wrong:
+        return None
+    right = len(TIMELINES) - len(wrong)
+    counted = f"{right} of your {len(TIMELINES)} verdicts {'is' if right == 1 else 'are'} right"
+    accused = [f"{reason[0].upper()}{reason[1:]}" for reason in wrong.values() if reason]
+    return ". ".join([counted, *accused[:1]])
 
 
 def _not_its_fault(timeline: Timeline, verdict: Any) -> str | None:
-    """Explain what is wrong with a verdict, without giving away where the timeline's own faults are."""
+    """Explain why an accused action is right; return "" for an overlooked fault, and None for a right verdict."""
     faults = _faults(timeline)
     if isinstance(verdict, str) and verdict == "legal":
-        return f"{timeline.schedule.name} is not legal: {OVERLOOKED[next(iter(faults.values()))]}" if faults else None
+        return "" if faults else None
     if isinstance(verdict, str) or not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
         raise SettingError(f"give {WANTED}, not {verdict!r}")
     if isinstance(verdict[0], str):
@@ -130,24 +155,36 @@ def _not_its_fault(timeline: Timeline, verdict: Any) -> str | None:
     return None if (rank, action) in faults else _why_no_fault(timeline, rank, action)
 
 
-def _faults(timeline: Timeline) -> dict[tuple[int, Action], str]:
-    """Return the faulty actions (rank, action), each with the kind of its fault, a key of `OVERLOOKED`."""
+def _faults(timeline: Timeline) -> set[tuple[int, Action]]:
+    """Return the faulty actions, each with its rank: run on the wrong rank, too early, or never on the right rank."""
     own, place = timeline.schedule, timeline.schedule.placement
-    ends = {result: span.end for row in timeline.rows for span in row for result in produces(span.action)}
-    faults = {}
-    for rank, row in enumerate(timeline.rows):
+    ran = {(rank, action) for rank, order in enumerate(own.orders) for action in order}
+    wanted = {
+        (place.rank(stage), Action(stage, op, microbatch))
+        for stage, op, microbatch in product(range(own.stages), (Op.F, Op.B), range(own.microbatches))
+    }
+    early = premature(timeline)
+    return (ran ^ wanted) | {(rank, action) for rank, action in ran if action in early}
+
+
+def premature(timeline: Timeline) -> dict[Action, Action]:
+    """Return the actions that start before one that they depend on has ended, each with the one that ends last."""
+    place = timeline.schedule.placement
+    ends = {done: span for row in timeline.rows for span in row for done in produces(span.action)}
+    found = {}
+    for row in timeline.rows:
         for action, start, _ in row:
-            if place.rank(action.stage) != rank:
-                faults[rank, action] = "rank"
-            elif any(ends.get(need, start) > start for need in requires(action, place)):
-                faults[rank, action] = "early"
-    for stage in range(own.stages):
-        rank = place.rank(stage)
-        for microbatch in range(own.microbatches):
-            for action in (Action(stage, Op.F, microbatch), Action(stage, Op.B, microbatch)):
-                if action not in own.orders[rank]:
-                    faults[rank, action] = "missing"
-    return faults
+            late = [ends[each] for each in requires(action, place) if each in ends and ends[each].end > start]
+            if late:
+                found[action] = max(late, key=lambda span: span.end).action
+    return found
+
+
+def early_marks(timeline: Timeline) -> set[tuple[int, int]]:
+    """Return the rank and the position of each action that starts too early, as `Timeline.plot` takes them."""
+    early = premature(timeline)
+    orders = timeline.schedule.orders
+    return {(rank, place) for rank, order in enumerate(orders) for place, each in enumerate(order) if each in early}
 
 
 def _why_no_fault(timeline: Timeline, rank: int, action: Action) -> str:
@@ -191,12 +228,13 @@ def _bubble(ranks: int, microbatches: int) -> float:
 
 # Common wrong answers for where the formula is right.
 WRONG_RANGES: Mistakes = [
-    (lambda p, m: False, "A wrong formula can be right in some cases; that is why the error goes unnoticed"),
     (
-        lambda p, m: equal(published(p, m), (p - 1) / m),
-        "You compare with (p-1)/m, which is the overhead: the makespan divided by the time that the busiest rank "
-        "works, minus 1. The bubble is the idle fraction of the makespan",
+        lambda p, m: False,
+        "A wrong formula can be right in some cases; that is why the error goes unnoticed. Try the smallest sizes",
     ),
+    (lambda p, m: p == 1, "With one rank it is right, but there are more such cases"),
+    (lambda p, m: m == 1, "With one microbatch it is right, but there are more such cases"),
+    (lambda p, m: p == 1 and m == 1, "That is one such case of many: change one of the two sizes"),
 ]
 
 
@@ -229,16 +267,90 @@ def _yes_or_no(function: Callable[[int, int], Any], ranks: int, microbatches: in
     return str(answer) == "True"
 
 
+# Complete timelines for the check of 04.3, each with the name by which a wrong answer is told.
+def _to_judge() -> dict[str, Timeline]:
+    uneven = Costs(forward=[1, 0.5, 1.5, 1], backward=[2, 1.25, 2.5, 2])
+    return {
+        "the slide": slide(),
+        "a 1F1B that is possible": simulate(schedule("1f1b", 4, 8), SLOTS),
+        "E": drawn(TIMELINES["E"], "E"),
+        "a backward before its own forward": drawn("0F0 ·   ·   0B0\n·   1B0 1F0 ·"),
+        "a forward too early": drawn("0F0 0F1 ·   ·   0B0 0B1\n1F0 ·   1F1 1B0 1B1 ·"),
+        "two stages on each rank": simulate(schedule("interleaved", 2, 4), SLOTS),
+        "a timeline with uneven times": simulate(schedule("gpipe", 4, 5), uneven),
+    }
+
+
+def _misses_early_actions(function: Any) -> str | None:
+    require_function(function, "timeline")
+    for name, timeline in _to_judge().items():
+        case = f"for {name}"
+        listed_ = _actions(call(function, case, timeline), case)
+        early = premature(timeline)
+        spans = {span.action: span for row in timeline.rows for span in row}
+        for action, span in spans.items():
+            if action in early and action not in listed_:
+                cause = spans[early[action]]
+                return (
+                    f"{case}, your function does not list {action}, which starts at {pretty(span.start)}, while "
+                    f"{cause.action}, on which it depends, ends at {pretty(cause.end)}"
+                )
+            if action not in early and action in listed_:
+                place = timeline.schedule.placement
+                before = [each for each in spans.values() if set(produces(each.action)) & set(requires(action, place))]
+                ends = " and ".join(f"{each.action} at {pretty(each.end)}" for each in before)
+                ready = f"what it depends on has ended, {ends}" if before else "it depends on no other action"
+                return f"{case}, your function lists {action}, which starts at {pretty(span.start)}; {ready}"
+        if others := listed_ - spans.keys():
+            return f"{case}, your function lists {next(iter(others))}, which does not run there"
+    return None
+
+
+def _actions(found: Any, case: str) -> set[Action]:
+    """Return the actions that the learner's function has found, given as Actions or as text."""
+    try:
+        return {Action.of(each) for each in found}
+    except (TypeError, ParseError):
+        raise SettingError(
+            f"{case} your function returns {found!r}, not a list of actions{missing_return(found)}"
+        ) from None
+
+
 EXERCISES = {
     "04.1": Exercise(
         _misjudged,
         "Four of the five cannot run as drawn. In E only the picture is wrong, and its orders are legal: this is when "
         "they really run.",
         lambda _: simulate(drawn(TIMELINES["E"], "E").schedule, SLOTS),
+        (
+            "Go through the four conditions one at a time. Start with the first: count the forwards and the backwards "
+            "of each rank.",
+            "Then check the ranks: in B, all that begins with 1 or 3 belongs to rank 1. In the others, a rank's "
+            "actions begin with its own number.",
+            "For the rest, take each backward and find the same microbatch on the next rank. It must have *ended* when "
+            "the backward starts. Being slow is not a fault.",
+        ),
     ),
     "04.2": Exercise(
         _not_where_it_holds,
         "The formula is right for one rank, which never waits, and for one microbatch. Everywhere else it is too "
         "small; with many microbatches it gives half the bubble.",
+        hints=(
+            "For p and m from 1 to 4, print the formula and `pp.simulate(pp.schedule('1f1b', p, m)).bubble` side by "
+            "side.",
+            "Lesson 3's formula is right: (p-1)/(m+p-1). Two fractions with the same numerator are equal if their "
+            "denominators are, or if the numerator is 0.",
+        ),
+    ),
+    "04.3": Exercise(
+        _misses_early_actions,
+        "Six boxes of the slide come too early. This is how its orders really run.",
+        lambda _: simulate(slide().schedule, SLOTS),
+        (
+            "First make a dict of all ends: `ends = {span.action: span.end for row in timeline.rows for span in row}`.",
+            "Then visit every action again. A forward has one dependency, `pp.F(stage - 1, microbatch)`; a backward "
+            "has two, `pp.F(stage, microbatch)` and `pp.B(stage + 1, microbatch)`. The first and the last stage have "
+            "one fewer: use `ends.get(dependency, 0)`.",
+        ),
     ),
 }
