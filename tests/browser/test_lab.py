@@ -396,3 +396,45 @@ def test_lesson_runs_in_jupyterlab(open_page, lesson):
     page.evaluate("() => { document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0; }")
     page.wait_for_timeout(1000)
     picture(page, Path(lesson).stem)
+
+
+def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
+    page = notebook(
+        [
+            "from ppedu.notebook.exercises.lesson_04 import lineup\nsuspects = lineup()\nsuspects",
+            "from ppedu.notebook import check_answer\ncheck_answer('04.1', suspects.verdicts)",
+        ]
+    )
+    assert "there is no verdict on A, B, C, D, E yet" in page.locator(".jp-OutputArea-output").last.inner_text()
+
+    def judged(name, words):
+        page.wait_for_function(
+            "([n, words]) => document.querySelectorAll('.ppedu-case')[n].textContent.includes(words)",
+            arg=["ABCDE".index(name), words],
+        )
+
+    page.get_by_label("missing in A").select_option("0B1")
+    judged("A", "0B1 is missing on rank 0")
+    panels = page.locator(".ppedu-panel")
+    box = panels.nth(1).bounding_box()
+    scale = (box["width"] - 62 - 66) / 14  # the axis has 14 steps
+    panels.nth(1).click(position={"x": 62 + 7.5 * scale, "y": 20})
+    judged("B", "1B0 on rank 0 is wrong")
+    page.get_by_role("button", name="C runs as drawn").press("Enter")
+    judged("C", "runs as drawn")
+    for name, right in (("D", 1), ("E", 4)):  # arrows to 0B0 of D, and to 0B1 of E, which is innocent
+        panels.nth("ABCDE".index(name)).focus()
+        for _ in range(right + 1):
+            page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+    judged("D", "0B0 on rank 0 is wrong")
+    judged("E", "0B1 on rank 0 is wrong")
+    assert fits(page)
+    picture(page, "lineup")
+    page.evaluate(
+        """() => {
+          window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1;
+          void window.jupyterapp.commands.execute('notebook:run-cell');
+        }"""
+    )
+    page.get_by_text("4 of your 5 verdicts are right. In E rank 0 runs 0B1 in step 7").wait_for()

@@ -56,7 +56,7 @@ TIMELINES = {
 }
 
 
-# What a learner has to know to read each of them.
+# The stages that the ranks of each timeline hold.
 HELD = {
     **dict.fromkeys("ACDE", "rank r holds stage r"),
     "B": "rank 0 holds stages 0 and 2, rank 1 holds 1 and 3",
@@ -267,8 +267,8 @@ def _yes_or_no(function: Callable[[int, int], Any], ranks: int, microbatches: in
     return str(answer) == "True"
 
 
-# Complete timelines for the check of 04.3, each with the name by which a wrong answer is told.
 def _to_judge() -> dict[str, Timeline]:
+    """Return complete timelines by name, for the check of 04.3."""
     uneven = Costs(forward=[1, 0.5, 1.5, 1], backward=[2, 1.25, 2.5, 2])
     return {
         "the slide": slide(),
