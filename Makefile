@@ -109,7 +109,7 @@ lessons: .venv/.test
 	PPEDU_STILL=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(LESSONS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
 
-pictures: .venv/.test
+pictures: chromium .venv/.test
 	$(BIN)/python docs/pictures.py
 
 # Build what a release uploads. TAG, if given, must be v and the version.

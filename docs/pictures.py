@@ -1,29 +1,121 @@
-"""Draw the pictures of the README and the lessons: `make pictures`.
+"""Draw the pictures of the README, the guide and the lessons: `make pictures`. Needs Chromium.
 
 A lesson's picture is the output of its cell with the tag `picture`.
 """
 
 import base64
 import io
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 from matplotlib import pyplot
 from PIL import Image, ImageOps
+from playwright.sync_api import Page, sync_playwright
 
 import ppedu as pp
 
 HERE = Path(__file__).parent
 SMALL = 480, 270  # pixels; shown at half of that
+WIDE, HIGH = 860, 560  # pixels of the animation
+FRAME = 100  # milliseconds
+COLORS = 160
 
-figure, panels = pyplot.subplots(2, 1, figsize=(11, 6.2), layout="constrained", sharex=True)
-for name, ax in zip(("gpipe", "1f1b"), panels, strict=True):
-    pp.simulate(pp.schedule(name, ranks=4, microbatches=8)).plot(ax, memory=8)
-figure.savefig(HERE / "timelines.png", dpi=140)
+# The mouse pointer, which screenshots leave out.
+POINTER = """() => {
+  const pointer = document.createElement('div');
+  pointer.innerHTML = '<svg width="18" height="24"><path d="M1 1v18l4.5-4 3 7 3-1.3-3-6.7h6z" stroke="#fff" /></svg>';
+  pointer.style = 'position: fixed; left: -30px; z-index: 99; pointer-events: none';
+  document.body.append(pointer);
+  addEventListener('pointermove', event => {
+    pointer.style.left = `${event.clientX}px`;
+    pointer.style.top = `${event.clientY}px`;
+  }, true);
+}"""
 
-for lesson in sorted(HERE.parent.glob("notebooks/*.ipynb")):
-    for cell in nbformat.read(lesson, as_version=4).cells:
-        if "picture" in cell.metadata.get("tags", []):
-            [shown] = (output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {}))
-            small = ImageOps.pad(Image.open(io.BytesIO(base64.b64decode(shown))).convert("RGB"), SMALL, color="white")
-            small.quantize(64).save(HERE / "lessons" / f"{lesson.stem[:2]}.png", optimize=True)
+
+def timelines() -> None:
+    figure, panels = pyplot.subplots(2, 1, figsize=(11, 6.2), layout="constrained", sharex=True)
+    for name, ax in zip(("gpipe", "1f1b"), panels, strict=True):
+        pp.simulate(pp.schedule(name, ranks=4, microbatches=8)).plot(ax, memory=8)
+    figure.savefig(HERE / "timelines.png", dpi=140)
+
+
+def lessons() -> None:
+    for lesson in sorted(HERE.parent.glob("notebooks/*.ipynb")):
+        for cell in nbformat.read(lesson, as_version=4).cells:
+            if "picture" in cell.metadata.get("tags", []):
+                [shown] = (output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {}))
+                small = ImageOps.pad(
+                    Image.open(io.BytesIO(base64.b64decode(shown))).convert("RGB"), SMALL, color="white"
+                )
+                small.quantize(64).save(HERE / "lessons" / f"{lesson.stem[:2]}.png", optimize=True)
+
+
+def animation() -> None:
+    """Record the widget of two schedules, in a browser whose clock moves from frame to frame."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        file = Path(folder) / "page.html"
+        pp.compare("gpipe", "1f1b", ranks=4, microbatches=8).save(file)
+        program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDE, "height": HIGH + 100}, color_scheme="light")
+        page.clock.install(time=0)
+        page.goto(file.as_uri())
+        page.clock.run_for(1000)
+        page.wait_for_selector(".ppedu[data-painted]")
+        page.evaluate(POINTER)
+        frames = [Image.open(io.BytesIO(each)).convert("RGB") for each in _film(page)]
+        browser.close()
+    seen = Image.new("RGB", (WIDE, 3 * HIGH))
+    for place, frame in enumerate((frames[0], frames[len(frames) // 3], frames[-1])):
+        seen.paste(frame, (0, place * HIGH))
+    palette = seen.quantize(COLORS)
+    drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    drawn[0].save(HERE / "widget.gif", save_all=True, append_images=drawn[1:], duration=FRAME, loop=0, optimize=True)
+
+
+def _film(page: Page) -> Iterator[bytes]:
+    """Yield a screenshot for each FRAME: play, look at a gap, follow a microbatch."""
+    box = page.locator(".ppedu").bounding_box()
+    clip = {"x": 0, "y": box["y"] - 8, "width": WIDE, "height": HIGH}
+
+    def wait(milliseconds: int) -> Iterator[bytes]:
+        for _ in range(milliseconds // FRAME):
+            page.clock.run_for(FRAME)
+            yield page.screenshot(clip=clip)
+
+    def move(selector: str, across: float, down: float) -> Iterator[bytes]:
+        """Move the pointer to a place in an element, given as parts of its width and height."""
+        nonlocal at
+        goal = page.locator(selector).first.bounding_box()
+        end = goal["x"] + across * goal["width"], goal["y"] + down * goal["height"]
+        for step in range(1, 7):
+            page.mouse.move(*(old + (new - old) * step / 6 for old, new in zip(at, end, strict=True)))
+            yield from wait(FRAME)
+        at = end
+
+    def click() -> None:
+        page.mouse.down()
+        page.mouse.up()
+
+    at = (WIDE / 2, HIGH + 40)
+    yield from wait(600)
+    yield from move("[aria-label=play]", 0.5, 0.5)
+    click()
+    while page.locator("[aria-label=pause]").count():
+        yield from wait(FRAME)
+    yield from wait(800)
+    yield from move("canvas", 0.4, 0.16)  # a gap
+    yield from wait(2500)
+    yield from move("canvas", 0.085, 0.16)  # microbatch 0
+    click()
+    yield from wait(4000)
+
+
+if __name__ == "__main__":
+    timelines()
+    lessons()
+    animation()

@@ -64,7 +64,7 @@ ALLOWED = {
     *((name, "") for name in ("CONTRIBUTING.md", "tools/prose.py", "tests/test_prose.py")),
 }
 PATTERNS = [(re.compile(rf"(?<![\w-])(?:{each})(?![\w-])", re.IGNORECASE), instead) for each, instead in AVOID.items()]
-BINARY = {".png", ".gz", ".ico", ".pdf"}
+BINARY = {".gif", ".png", ".gz", ".ico", ".pdf"}
 
 
 def passages(source: str) -> Iterator[tuple[int, str]]:
