@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature, unwrap
@@ -76,10 +76,11 @@ def own_line(function: Any, case: str) -> Iterator[None]:
     """
     try:
         yield
-    except PipelineError:
-        raise
     except Exception as error:
-        fails = f"{case} your function fails{_line_of(function, error)}".lstrip()
+        where = _line_of(function, error)
+        if isinstance(error, PipelineError) and not where:  # a check of the answer
+            raise
+        fails = f"{case} your function fails{where}".lstrip()
         raise SettingError(f"{fails}: {type(error).__name__}{f': {error}' if str(error) else ''}") from None
 
 
@@ -87,7 +88,9 @@ def _line_of(function: Any, error: Exception) -> str:
     """Describe the line of the learner's function that raised the error; empty if it is not written in Python."""
     written = unwrap(function)
     code = getattr(written, "__code__", None) or getattr(type(written).__call__, "__code__", None)
-    own = [each for each in extract_tb(error.__traceback__) if code and each.filename == code.co_filename]
+    raised = [error, *filter(None, [error.__cause__])]  # of a StopIteration, Python makes a RuntimeError
+    frames = [frame for each in raised for frame in extract_tb(each.__traceback__)]
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
     if not own:
         return ""
     source = str(own[-1].line).partition("  #")[0].strip().removesuffix(":")  # a colon follows the quoted line
@@ -115,7 +118,9 @@ def ask(function: Any, case: str, *sizes: Any) -> Any:
 
 
 def missing_return(answer: Any) -> str:
-    """Suggest a missing return, as the end of a sentence, if the learner's function returned None."""
+    """Suggest a return, as the end of a sentence, if the learner's function returned None or is a generator."""
+    if isinstance(answer, Generator):
+        return "; write return in place of yield"
     return "; is a return missing?" if answer is None else ""
 
 
