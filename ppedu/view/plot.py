@@ -28,7 +28,8 @@ try:
 except ImportError as error:
     raise SettingError(f"pictures need {error.name}, which is not installed; pip install 'ppedu[plot]'") from error
 
-LARGEST, SMALLEST = 9.0, 5.0  # points; a number that would be smaller is left out
+LARGEST, SMALLEST = 9.0, 5.0  # points; a text that would be smaller is left out
+NAMED = 7.0  # points; names that would be smaller are replaced by the microbatch alone
 
 
 def plot(
@@ -222,23 +223,29 @@ def _rectangle(box: Box, bottom: float) -> list[tuple[float, float]]:
 
 
 def _number(ax: Axes, boxes: list[Box], inks: list[str], bottom: float, wide: float, high: float) -> None:
-    """Write the microbatch into each box, at the size at which nine boxes in ten have space for it; or not at all.
+    """Write a name such as 2B0 into each box, or only the microbatch where names would be small, or nothing.
 
-    inks: the colour of each number. bottom: that of `_edges`. wide, high: points per unit of time and per rank's row.
+    The size is that at which nine boxes in ten have space for it.
+
+    inks: the colour of each text. bottom: that of `_edges`. wide, high: points per unit of time and per rank's row.
     """
-
-    def largest(box: Box) -> float:
-        """Return the largest size, in points, at which the box's number fits."""
-        upper, lower = _edges(box, bottom)
-        across = (box.end - box.start) * wide / (0.62 * len(str(box.microbatch)) + 0.35)
-        return min(LARGEST, across, (lower - upper) * high / 1.25)
-
-    sizes = [largest(box) for box in boxes]
-    size = sorted(sizes)[len(boxes) // 10] if boxes else LARGEST
-    for box, ink, own in zip(boxes, inks, sizes, strict=True):
+    names = [f"{box.stage}{box.op}{box.microbatch}" for box in boxes]
+    texts = names if _size(boxes, names, bottom, wide, high)[0] >= NAMED else [str(box.microbatch) for box in boxes]
+    size, sizes = _size(boxes, texts, bottom, wide, high)
+    for box, text, ink, own in zip(boxes, texts, inks, sizes, strict=True):
         if own >= size >= SMALLEST:
             x, y = (box.start + box.end) / 2, sum(_edges(box, bottom)) / 2
-            ax.text(x, y, str(box.microbatch), ha="center", va="center_baseline", size=size, color=ink, clip_on=True)
+            ax.text(x, y, text, ha="center", va="center_baseline", size=size, color=ink, clip_on=True)
+
+
+def _size(boxes: list[Box], texts: list[str], bottom: float, wide: float, high: float) -> tuple[float, list[float]]:
+    """Return the size at which nine of ten texts fit into their boxes, and the size at which each fits, in points."""
+    sizes = []
+    for box, text in zip(boxes, texts, strict=True):
+        upper, lower = _edges(box, bottom)
+        across = (box.end - box.start) * wide / (0.62 * len(text) + 0.35)
+        sizes.append(min(LARGEST, across, (lower - upper) * high / 1.25))
+    return (sorted(sizes)[len(sizes) // 10] if sizes else LARGEST), sizes
 
 
 def _memory(ax: Axes, panel: Panel, end: float, most: float) -> None:

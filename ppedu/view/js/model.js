@@ -76,6 +76,9 @@ export const largest = (values) => values.reduce((most, each) => Math.max(most, 
 
 /** One timeline and indices into it. A box is known by its position in the columns. */
 export class Timeline {
+  /** @type {number | undefined} */
+  shortest;
+
   /** @param {Panel} data */
   constructor(data) {
     const { boxes, sources, ranks } = data;
@@ -92,6 +95,15 @@ export class Timeline {
     this.gaps = data.gaps.map(([rank, start, end, why]) => ({ rank, start, end, why }));
     /** @type {Timeline | null} */
     this.outline = data.outline && new Timeline(data.outline);
+  }
+
+  /** The time than which one box in ten is shorter. */
+  get short() {
+    if (this.shortest === undefined) {
+      const lasting = this.boxes.end.map((end, i) => end - this.boxes.start[i]).toSorted((a, b) => a - b);
+      this.shortest = lasting[Math.floor(lasting.length / 10)] ?? 0;
+    }
+    return this.shortest;
   }
 
   /** @param {number} i */

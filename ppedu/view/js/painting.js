@@ -28,6 +28,7 @@ const NARROW = 600; // up to this width the heading has a line of its own, above
 const LINE = 16;
 const FONT = "system-ui, sans-serif";
 const MANY = 5000; // boxes in view
+const NAMED = 9; // the smallest font for names such as 2B0 in boxes; where they would be smaller, numbers replace them
 
 // ----------------------------------------------------------------------------------------------------------- colours
 
@@ -395,7 +396,7 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
 const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
 
 /**
- * Paint some boxes of a timeline, with their numbers where they fit.
+ * Paint some boxes of a timeline, with their names or numbers where they fit.
  * @param {Context} context
  * @param {Timeline} timeline
  * @param {Layout} layout
@@ -482,7 +483,10 @@ function paintPixels(context, timeline, layout, shades) {
  */
 function paintRectangles(context, timeline, layout, shades) {
   const { part, microbatch } = timeline.boxes;
-  const digits = `${timeline.data.microbatches - 1}`.length; // of boxes with one width, all are numbered or none
+  const { microbatches, stages } = timeline.data;
+  const digits = `${microbatches - 1}`.length; // of boxes with one width, all are numbered or none
+  const letters = digits + 1 + `${stages - 1}`.length; // of a name such as 2B0
+  const named = (timeline.short * layout.scale - 3) / (0.64 * letters) >= NAMED;
   for (const [{ fill, ink }, boxes] of shades) {
     context.fillStyle = fill;
     for (const i of boxes) {
@@ -496,11 +500,11 @@ function paintRectangles(context, timeline, layout, shades) {
     let font = "";
     for (const i of boxes) {
       const [x, y, width, height] = layout.box(i);
-      const size = Math.min(11, height * 0.8, (width - 2) / (0.6 * digits));
+      const size = Math.min(11, height * 0.8, (width - 2) / (named ? 0.64 * letters : 0.6 * digits));
       if (size < 7) continue;
       const wanted = `${size.toFixed(1)}px ${FONT}`;
       if (font !== wanted) context.font = font = wanted; // setting a font is slow
-      context.fillText(`${microbatch[i]}`, x + (width - 1) / 2, y + height / 2);
+      context.fillText(named ? timeline.label(i) : `${microbatch[i]}`, x + (width - 1) / 2, y + height / 2);
     }
   }
 }
