@@ -96,3 +96,13 @@ def test_an_action_that_cannot_run_has_a_box_where_its_rank_stops(outlined):
 def test_without_a_schedule_there_is_no_picture(outlined, exercise, answer):
     message, found = outlined(exercise, answer)
     assert message.startswith("Not yet: ") and found is None
+
+
+def test_in_a_notebook_the_picture_follows_its_sentence(kernel):
+    source = "import ppedu as pp\nfrom ppedu.notebook import check_answer\n"
+    source += "check_answer('05.1', lambda r, p, m: [pp.F(r, k) for k in range(m)])\nprint('and then')"
+    cell = kernel(f"{source}\ncheck_answer('05.1', None)")
+    assert cell.text == "and then\n"
+    feedback, picture, after = cell.shown
+    assert "0B0 is never run" in feedback["text/plain"] and "image/png" in picture
+    assert after["text/plain"].startswith("Not yet: ")

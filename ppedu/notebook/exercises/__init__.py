@@ -16,7 +16,7 @@ from typing import Any
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.notebook.exercises.common import Exercise
-from ppedu.notebook.exercises.feedback import has_page, publish, rendered, say, show, table
+from ppedu.notebook.exercises.feedback import has_page, publish, rendered, say, show, show_pictures, table
 from ppedu.notebook.exercises.prediction import outcome, predict, predictions
 from ppedu.notebook.exercises.progress_file import PROGRESS, STAR, record, recorded
 from ppedu.view.interactive import in_notebook
@@ -47,12 +47,14 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
         say(f"Not yet: {_shortened(wrong)}{'' if wrong[-1] in '.?!)' else '.'}", "wrong")
         if task.draw_wrong:
             task.draw_wrong(answer, wrong)
+            show_pictures()
     else:
         say(f"Right. {task.praise}", "right")
         hinted = any(event.startswith(f"{exercise} hint") for event in _recorded())
         record(f"{exercise} solved", stars=1 if hinted else 2)
         if task.reward:
             task.reward(answer).plot()
+            show_pictures()
 
 
 def is_right(exercise: str, answer: Any) -> bool:

@@ -35,6 +35,14 @@ def publish(bundle: dict[str, Any]) -> None:
     display(bundle, raw=True)
 
 
+def show_pictures() -> None:
+    """Show the pictures drawn so far at this place of the cell's output; otherwise they would come at its end."""
+    if has_page():
+        from matplotlib import pyplot
+
+        pyplot.show()
+
+
 def say(text: str, tone: str) -> None:
     """Show a sentence in one of TONES; `code` and *emphasis* in it are rendered.
 
