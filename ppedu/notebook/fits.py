@@ -57,22 +57,22 @@ class WhatFits:
 
     def html(self) -> str:
         """Return the bars as HTML, in the colors of the page."""
-        width = 100 / WIDEST
-        bars = "".join(
-            f'<div style="margin-top:10px">Each GPU holds <b>{escape(held)}</b>: '
-            f'<span style="color:{color};font-weight:bold">{self.verdict(amount)}</span></div>'
-            f'<div style="height:22px;width:{_length(amount, self.memory) * width:.4g}%;background:{color};color:white;'
-            f'text-align:right">{"→ " * (amount > WIDEST * self.memory)}</div>'
-            for held, amount in self.rows()
-            for color in [FITS if amount <= self.memory else OVER]
-        )
-        limit = (
-            f'<div style="position:absolute;left:{width:.4g}%;top:0;bottom:0;border-left:2px dashed currentColor">'
-            '<span style="position:absolute;bottom:0;left:6px;white-space:nowrap">'
-            f"{pretty(self.memory)} GB</span></div>"
-        )
-        box = "position:relative;max-width:820px;padding-bottom:26px;font-size:14px;line-height:1.6"
-        return f'<div style="{box}"><div>{escape(self.title())}</div>{bars}{limit}</div>'
+        whole = f"{100 / WIDEST:.4g}%"
+        line = "position:absolute;top:0;bottom:-5px;border-left:2px dashed currentColor"
+        bars = []
+        for held, amount in self.rows():
+            color = FITS if amount <= self.memory else OVER
+            wide = f"{100 * _length(amount, self.memory) / WIDEST:.4g}%"
+            bar = f"width:{wide};height:22px;background:{color};color:white;text-align:right"
+            bars.append(
+                f'<div style="margin-top:10px">Each GPU holds <b>{escape(held)}</b>: '
+                f'<span style="color:{color};font-weight:bold">{self.verdict(amount)}</span></div>'
+                f'<div style="position:relative"><div style="{bar}">{"→ " * (amount > WIDEST * self.memory)}</div>'
+                f'<div style="{line};left:{whole}"></div></div>'
+            )
+        below = f'<div style="margin-left:{whole}">{pretty(self.memory)} GB</div>'
+        box = "max-width:820px;font-size:14px;line-height:1.6"
+        return f'<div style="{box}"><div>{escape(self.title())}</div>{"".join(bars)}{below}</div>'
 
     def png(self) -> bytes:
         """Return the bars as a picture."""
