@@ -8,22 +8,26 @@ files with such a name are imported.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import groupby
 from pkgutil import iter_modules
 from typing import Any
 
+from ppedu.board.levels import LEVELS
+from ppedu.board.results import MOST_STARS
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.notebook.exercises.common import Exercise
 from ppedu.notebook.exercises.feedback import has_page, publish, rendered, say, show, show_pictures, table
 from ppedu.notebook.exercises.prediction import outcome, predict, predictions
-from ppedu.notebook.exercises.progress_file import PROGRESS, STAR, record, recorded
+from ppedu.notebook.exercises.progress_file import NO_STAR, PROGRESS, STAR, record, recorded
 from ppedu.view.interactive import in_notebook
 
 __all__ = ["check_answer", "find_fault", "hint", "is_right", "outcome", "predict", "predictions", "progress", "record"]
 
 MOST = 1000  # characters; a longer reason is shortened
+COLUMNS = 5  # of the table of progress, after the first
 
 _hints: dict[str, int] = {}  # by exercise: the number of hints given without a page
 
@@ -126,9 +130,9 @@ def _show_button(exercise: str, hints: tuple[str, ...]) -> None:
 
 
 def progress() -> None:
-    """Show which exercises have been solved so far, in all notebooks of this folder, and other events with stars.
+    """Show the stars so far, in all notebooks of this folder: of the exercises, and of the puzzle's levels.
 
-    ★★: solved; ★: solved with a hint.
+    An exercise has two stars if it was solved without a hint, and one if with a hint.
 
     Raises:
         SettingError: `progress.txt` in this folder, which records them, cannot be read.
@@ -139,18 +143,28 @@ def progress() -> None:
         raise SettingError(f"{PROGRESS} cannot be read: {error.strerror}") from None
     solved = _stars_by_exercise(events)
     rows = [
-        [f"lesson {int(lesson)}", "  ".join(f"{name} {STAR * solved.get(name, 0) or '·'}" for name in exercises)]
-        for lesson, exercises in groupby(EXERCISES, key=lambda name: name[:2])
+        (f"lesson {int(lesson)}", [_stars(name, solved.get(name, 0), 2) for name in names])
+        for lesson, names in groupby(EXERCISES, key=lambda name: name[:2])
     ]
-    others = [(event, stars) for event, stars in events.items() if stars and event.split()[0] not in EXERCISES]
-    for kind, group in groupby(sorted(others), key=lambda each: each[0].split()[0]):
-        rows.append([kind, "  ".join(f"{event.removeprefix(kind).strip()} {STAR * stars}" for event, stars in group)])
-    html, text = table(["", ""], rows)
+    rows.append(("board", [_stars(level, events.get(f"board {level}", 0), MOST_STARS) for level in LEVELS]))
+    html, text = table(list(_in_columns(rows)))
     where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
     summary = (
         f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one).{where}"
     )
     show(f"{html}<p>{rendered(summary)}</p>", f"{text}\n{summary}")
+
+
+def _stars(name: str, stars: int, most: int) -> str:
+    return f"{name} {STAR * min(stars, most):{NO_STAR}<{most}}"
+
+
+def _in_columns(rows: Iterable[tuple[str, list[str]]]) -> Iterator[list[str]]:
+    """Yield the rows of a table of COLUMNS columns; a longer row continues in the next."""
+    for head, items in rows:
+        for start in range(0, len(items), COLUMNS):
+            part = items[start : start + COLUMNS]
+            yield [head if start == 0 else "", *part, *[""] * (COLUMNS - len(part))]
 
 
 def _stars_by_exercise(events: dict[str, int]) -> dict[str, int]:

@@ -71,17 +71,14 @@ def rendered(text: str) -> str:
     return "".join(parts)
 
 
-def table(head: list[str], rows: list[list[str]]) -> tuple[str, str]:
-    """Return a table as HTML and as text."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    text = "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    )
-    cell = 'style="text-align: left; padding: 0.2em 1.6em 0.2em 0; white-space: nowrap;"'
-    lines = [[f"<{kind} {cell}>{escape(each)}</{kind}>" for each in row] for kind, row in _kinds(head, rows)]
-    html = "".join(f"<tr>{''.join(line)}</tr>" for line in lines)
+def table(rows: list[list[str]], head: bool = False) -> tuple[str, str]:
+    """Return a table as HTML and as text. `head`: whether the first row is a heading."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = (zip(row, widths, strict=True) for row in rows)
+    text = "\n".join("  ".join(cell.ljust(width) for cell, width in line).rstrip() for line in lines)
+    style = 'style="text-align: left; padding: 0.2em 1.6em 0.2em 0; white-space: nowrap;"'
+    html = ""
+    for place, row in enumerate(rows):
+        kind = "th" if head and place == 0 else "td"
+        html += f"<tr>{''.join(f'<{kind} {style}>{escape(cell)}</{kind}>' for cell in row)}</tr>"
     return f"<table>{html}</table>", text
-
-
-def _kinds(head: list[str], rows: list[list[str]]) -> list[tuple[str, list[str]]]:
-    return [("th", head), *(("td", row) for row in rows)]

@@ -173,12 +173,12 @@ def predictions() -> None:
     if all(made.value is None for made in _predictions.values()):
         print("You made no predictions here. Make them before you run a cell, and this shows how close they were.")
         return
-    rows = []
+    rows = [["", "you said", "it is", ""]]
     for name, made in _predictions.items():
         said, found = made.compared or (made.value, None)
         verdict = "" if said is None or found is None else _verdict(said, found, made.step)
         rows.append([name, *("–" if each is None else _readable(each) for each in (said, found)), verdict])
-    show(*table(["", "you said", "it is", ""], rows))
+    show(*table(rows, head=True))
 
 
 def _readable(value: Any) -> str:

@@ -6,14 +6,14 @@ from datetime import date
 from pathlib import Path
 
 PROGRESS = Path("progress.txt")
-STAR = "★"
+STAR, NO_STAR = "★", "☆"
 
 
 def record(event: str, stars: int = 0) -> None:
-    """Record an event in progress.txt, such as `record("board 3", stars=2)`, unless it is there with as many stars.
+    """Record an event in progress.txt, such as `record("board 1f1b", stars=2)`, unless it is there with as many stars.
 
-    `progress` shows events with stars: those of a kind, named by the event's first word, in one row. Nothing is raised
-    if the file cannot be written; a sentence is printed.
+    `progress` shows the stars of exercises and of the puzzle's levels. If the file cannot be written, a sentence is
+    printed.
     """
     try:
         known = recorded()
