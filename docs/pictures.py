@@ -19,7 +19,7 @@ import ppedu as pp
 
 HERE = Path(__file__).parent
 SMALL = 480, 270  # pixels; shown at half of that
-WIDE, HIGH = 860, 560  # pixels of the animation
+WIDE, HIGH = 860, 572  # pixels of the animation
 FRAME = 100  # milliseconds
 COLORS = 160
 
@@ -73,9 +73,9 @@ def animation() -> None:
     for place, frame in enumerate((frames[0], frames[len(frames) // 3], frames[-1])):
         seen.paste(frame, (0, place * HIGH))
     palette = seen.quantize(COLORS)
-    colors = [palette.getpalette()[at : at + 3] for at in range(0, 3 * COLORS, 3)]
-    colors[colors.index(max(colors, key=sum))] = [255, 255, 255]  # a page is white, not nearly white
-    palette.putpalette([part for color in colors for part in color])
+    colors = (palette.getpalette()[at : at + 3] for at in range(0, 3 * COLORS, 3))
+    white = ([255, 255, 255] if min(color) > 245 else color for color in colors)  # Pillow takes any that is near
+    palette.putpalette([part for color in white for part in color])
     drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     drawn[0].save(HERE / "widget.gif", save_all=True, append_images=drawn[1:], duration=FRAME, loop=0, optimize=True)
 

@@ -45,3 +45,16 @@ def test_gpipe_runs_out_of_memory_where_1f1b_fits():
 def test_the_cluster_costs_its_gpus():
     assert heron.gpus(RANKS) == 2048
     assert heron.dollars(RANKS, 24 * 3600) == 2048 * 2 * 24
+
+
+def test_the_folded_answer_to_the_challenge_of_lesson_0():
+    shown = pp.explore("gpipe", RANKS, 32, costs=heron.costs(RANKS))
+    shown.set(microbatches=63)
+    assert shown.timeline.bubble > 0.1
+    shown.set(microbatches=64)
+    assert shown.timeline.bubble < 0.1
+    needed = max(shown.timeline.peak_activations) + heron.state(RANKS) / GB
+    assert needed == pytest.approx(2 * heron.memory / GB, rel=0.1)
+    shown.set(schedule="1f1b")
+    assert shown.timeline.bubble < 0.11
+    assert max(shown.timeline.peak_activations) + heron.state(RANKS) / GB < heron.memory / GB / 2
