@@ -6,7 +6,7 @@ from statistics import mean, median
 import pytest
 
 from ppedu import B, Costs, F, schedule, simulate
-from ppedu.notebook.exercises.lesson_08 import synthetic_run
+from ppedu.notebook.exercises.synthetic import SLOW_RANKS, profiled, synthetic_run
 
 # The synthetic runs with which answers are checked
 
@@ -135,6 +135,10 @@ WRONG_FITS = {
     "F and B swapped": (swapped, "a forward of stage 0 takes 20 ms; your costs say 40.84 ms. Forward and backward"),
     "no backward": (without_backward, "You leave out the backward, and then it is assumed to be twice the forward."),
     "milliseconds": (in_milliseconds, "The timeline is in seconds; give seconds, too."),
+    "seconds that are called milliseconds": (
+        lambda timeline: replace(right(timeline), unit="ms"),
+        "your costs have the unit 'ms', but the timeline is in seconds: give seconds, with unit='s'.",
+    ),
     "latency in milliseconds": (
         lambda timeline: replace(right(timeline), latency=in_milliseconds(timeline).latency),
         "a message takes 5 ms; your costs say 5.089 s. The timeline is in seconds; give seconds, too.",
@@ -321,7 +325,80 @@ def test_wrong_parts_are_explained(told):
         assert message.startswith("Not yet: ") and reason in message
 
 
-@pytest.mark.parametrize(("exercise", "function"), [("08.1", lambda run: 1 // 0), ("08.2", lambda run, costs: 1 // 0)])
+# Exercise 3: how much longer a run takes because of each rank
+
+
+def replay(measured, costs, planned=()):
+    """Replay a run, with the costs' durations on the ranks `planned`; return the makespan."""
+    simulated = {span.action: span for _, span in spans_of(simulate(measured.schedule, costs))}
+    free, ended = [0] * measured.schedule.ranks, {}
+    for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
+        lasts = simulated[action].end - simulated[action].start if rank in planned else end - start
+        needed = ended.get(source(action))
+        begins = free[rank] if needed is None else max(free[rank], needed + costs.latency)
+        free[rank] = ended[action] = begins + lasts
+    return max(free)
+
+
+def blame(measured, costs):
+    ranks = range(measured.schedule.ranks)
+    return [replay(measured, costs) - replay(measured, costs, {rank}) for rank in ranks]
+
+
+def from_the_other_side(measured, costs):
+    ranks = set(range(measured.schedule.ranks))
+    return [replay(measured, costs, ranks - {rank}) - replay(measured, costs, ranks) for rank in ranks]
+
+
+def from_the_run(measured, costs):
+    return [measured.makespan - replay(measured, costs, {rank}) for rank in range(measured.schedule.ranks)]
+
+
+def test_a_replay_for_each_rank_is_accepted(told):
+    assert told("08.3", blame).startswith("Right. That is a what-if analysis")
+    assert told("08.3", lambda *given: tuple(blame(*given))).startswith("Right.")
+
+
+WRONG_BLAME = {
+    "longer work": (
+        lambda measured, costs: worked_longer(measured, simulate(measured.schedule, costs)),
+        "That is how much longer each rank worked. But another rank may be slower still",
+    ),
+    "one slow rank": (from_the_other_side, "You slow down one rank of the simulation. Ask the other way round"),
+    "the run": (from_the_run, "You compare with the run, which also waited. Compare with a replay"),
+    "negative": (lambda *given: [-each for each in blame(*given)], "The sign is wrong: time saved is positive."),
+    "milliseconds": (
+        lambda *given: [1000 * each for each in blame(*given)],
+        "The timeline is in seconds; give seconds",
+    ),
+    "the worst rank": (lambda *given: max(blame(*given)), "instead of 4 numbers, one for each rank."),
+    "zeros": (
+        lambda *given: [0] * given[0].schedule.ranks,
+        "if rank 0 alone had run at its costs; your function",
+    ),
+    "forgets return": (lambda *given: None, "returns None instead of 4 numbers, one for each rank; is a return"),
+}
+
+
+def test_wrong_blame_is_explained(told):
+    for function, reason in WRONG_BLAME.values():
+        message = told("08.3", function)
+        assert message.startswith("Not yet: ") and reason in message
+
+
+def test_the_lessons_own_run_has_two_slow_ranks_of_which_one_costs_time():
+    measured, planned = profiled()
+    assert 1.04 < measured.makespan / planned.makespan < 1.06
+    saved = blame(measured, planned.costs)
+    fitted = Costs.fit(measured).forward
+    slow = {rank for rank, time in enumerate(fitted) if time > 1.02 * planned.costs.forward}
+    assert slow == set(SLOW_RANKS) and max(range(8), key=saved.__getitem__) == 5 and saved[2] < saved[5] / 10
+
+
+ERRORS = [("08.1", lambda run: 1 // 0), ("08.2", lambda run, costs: 1 // 0), ("08.3", lambda run, costs: 1 // 0)]
+
+
+@pytest.mark.parametrize(("exercise", "function"), ERRORS)
 def test_an_error_in_the_learners_code_is_reported_with_its_line(told, exercise, function):
     line = function.__code__.co_firstlineno
     assert f"in a run of 1f1b with 4 ranks and 8 microbatches your function fails at line {line}," in told(

@@ -1,0 +1,77 @@
+"""Synthetic runs for the exercises of lesson 8: they are the same every time, and the right answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from ppedu.core.actions import Action
+from ppedu.core.costs import Costs
+from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Span, Timeline
+from ppedu.notebook.exercises.common import with_sizes
+from ppedu.notebook.project import heron
+from ppedu.zoo import schedule
+
+SLOW_RANKS = {2: 1.04, 5: 1.07}  # by rank, how many times as long its actions take
+IN_SECONDS = "The timeline is in seconds; give seconds, too"
+
+
+def synthetic_run(
+    case: Schedule,
+    lasts: Callable[[Action], float],
+    travels: Callable[[], float],
+    pause: Callable[[], float] = lambda: 0.0,
+) -> Timeline:
+    """Return a timeline such as might be measured.
+
+    lasts: `lasts(action)` returns the duration of an action.
+    travels: returns the time that a message takes.
+    pause: returns the time that a rank pauses between two actions.
+    """
+    free = [0.0] * case.ranks
+    done: dict[Result, tuple[float, int]] = {}
+    rows: list[list[Span]] = [[] for _ in range(case.ranks)]
+    for rank, index in case.replay.steps:
+        action = case.orders[rank][index]
+        start = free[rank] + (pause() if rows[rank] else 0)
+        for end, source in map(done.__getitem__, requires(action, case.placement, case.lowered)):
+            start = max(start, end if source == rank else end + travels())
+        free[rank] = start + lasts(action)
+        done |= dict.fromkeys(produces(action), (free[rank], rank))
+        rows[rank].append(Span(action, start, free[rank]))
+    return Timeline(case, tuple(map(tuple, rows)), Costs(unit="s"), "measured")
+
+
+def profiled() -> tuple[Timeline, Timeline]:
+    """Return a recorded step of the running example, and the simulation with which it was planned.
+
+    The record is synthetic. All times vary by 1 %, one message in ten is late, and two ranks are slow.
+    """
+    case, costs, chance = schedule("1f1b", 8, 32), heron.costs(8), Random(8)
+    times = costs.durations(case.stages, case.ranks)
+
+    def lasts(action: Action) -> float:
+        slow = SLOW_RANKS.get(action.stage, 1)
+        return float(times[action.op][action.stage]) * slow * chance.uniform(0.99, 1.01)
+
+    def travels() -> float:
+        return float(costs.latency) * (6 if chance.random() < 0.1 else 1)
+
+    return replace(synthetic_run(case, lasts, travels), costs=costs), simulate(case, costs)
+
+
+def named(run: Timeline) -> str:
+    """Describe a run by its schedule and size."""
+    case = run.schedule
+    chunks = [plural(case.chunks, "chunk")] if case.chunks > 1 else []
+    return f"in a run of {case.name} {with_sizes(case.ranks, case.microbatches, *chunks)}"
+
+
+def in_seconds(*times: float) -> str:
+    """Format times for reading: "20 ms and 1.5 s"."""
+    return " and ".join(pretty(round(time, 9), "s") for time in times)
