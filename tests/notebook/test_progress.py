@@ -9,7 +9,7 @@ import pytest
 from ppedu import SettingError
 from ppedu.notebook import check_answer, hint, progress, record
 from ppedu.notebook import exercises as package
-from ppedu.notebook.exercises import EXERCISES
+from ppedu.notebook.exercises import EXERCISES, feedback
 
 RIGHT, WRONG = "lambda p, m: (p - 1) / (m + p - 1)", "lambda p, m: (p - 1) / m"
 
@@ -149,8 +149,6 @@ def test_levels_of_the_puzzle_are_shown_with_their_most_stars(folder, capsys):
 
 
 def test_feedback_is_html_with_an_icon_and_the_same_text(monkeypatch):
-    from ppedu.notebook.exercises import feedback
-
     shown = []
     monkeypatch.setattr(feedback, "has_page", lambda: True)
     monkeypatch.setattr(feedback, "publish", shown.append)
@@ -164,3 +162,20 @@ def test_feedback_is_html_with_an_icon_and_the_same_text(monkeypatch):
     assert ">!</span><b>Not yet:</b>" in wrong and ">✓</span><b>Right.</b>" in right
     assert re.findall("#[0-9a-f]{6}", wrong) != re.findall("#[0-9a-f]{6}", right)
     assert "<code>a * b &lt;c&gt; d*e</code>: a <em>tensor</em> &amp; x*y*z, 2 * 3 * 4." in marked
+
+
+@pytest.mark.parametrize(
+    ("text", "bold"),
+    [
+        ("Solution 03.1 is right.", "Solution 03.1 is right."),
+        ("Not yet: 1.5 is not right.", "Not yet:"),
+        ("Right. It is.", "Right."),
+        ("no full stop", ""),
+    ],
+)
+def test_the_first_words_of_feedback_are_bold(monkeypatch, text, bold):
+    shown = []
+    monkeypatch.setattr(feedback, "has_page", lambda: True)
+    monkeypatch.setattr(feedback, "publish", shown.append)
+    feedback.say(text, "right")
+    assert f"</span><b>{bold}</b>{text.removeprefix(bold)}</div>" in shown[0]["text/html"]

@@ -57,8 +57,8 @@ def say(text: str, tone: str) -> None:
         f"padding: 0.5em 0.8em; max-width: 50em; line-height: 1.5; overflow-wrap: break-word; "
         f"border-left: 4px solid {color}; background: color-mix(in srgb, {color} 10%, transparent);"
     )
-    start, mark, rest = re.match(r"([^.:`]*)([.:]?)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    html = f"<b>{rendered(start + mark)}</b>{rendered(rest)}"
+    start = re.match(r"[^`]*?[.:](?=\s|$)|", text)[0]  # type: ignore[index]
+    html = f"<b>{rendered(start)}</b>{rendered(text.removeprefix(start))}"
     icon = f'<span style="{badge}" aria-hidden="true">{icon}</span>'
     show(f'<div style="{box}">{icon}{html}</div>', EMPHASIS.sub(r"\1", text))
 
