@@ -1,4 +1,4 @@
-"""Lesson 7: weighted losses, one norm, tied gradients: equivalent answers are accepted, wrong ones explained."""
+"""Lesson 7: weighted losses, one norm, tied gradients, a diagnosis: right answers accepted, wrong ones explained."""
 
 import pytest
 import torch
@@ -28,12 +28,23 @@ def add_up(embedding, head):
     embedding.grad, head.grad = total, total.clone()
 
 
+def diagnose(off, microbatches):
+    if off["weights"] > 1e-4:
+        return "same seed"
+    if off["gradients"] < 1e-4:
+        return "own norm" if off["after clipping"] > 1e-4 else "correct"
+    if abs(off["gradients"] - (microbatches - 1)) < 1e-4:
+        return "no 1/m"
+    return "not added up" if off["copies at the end"] > 1e-4 else "mean of means"
+
+
 @pytest.mark.parametrize(
     ("exercise", "answer", "praise"),
     [
         ("07.1", weigh, "Each loss is weighted by its fraction of all tokens, so the gradients"),
         ("07.2", clip, "One factor for all"),
         ("07.3", add_up, "the same step"),
+        ("07.4", diagnose, "no two leave the same traces"),
     ],
 )
 def test_a_right_answer_is_praised(told, exercise, answer, praise):
@@ -100,7 +111,7 @@ def new_tensors(stages, most):
 
 def one_after_the_other(embedding, head):
     embedding.grad += head.grad
-    head.grad = embedding.grad
+    head.grad = embedding.grad.clone()
 
 
 RIGHT = [
@@ -145,7 +156,7 @@ WEIGHED = {
         each(lambda n, ns: n / sum(ns) / len(ns)),
         "The proportions are right, but the fractions of all tokens already",
     ),
-    "by the most": (each(lambda n, ns: n / max(ns)), "yours have 1 and 0.3333"),
+    "by the most": (each(lambda n, ns: n / max(ns)), "yours have 1 and 0.3333. You divide by the largest count."),
     "right for two": (
         lambda losses, counts: weigh(losses, counts) if len(counts) == 2 else losses,
         "with 3 microbatches of 4, 4 and 4 tokens, the losses have the weights 0.3333, 0.3333 and 0.3333 in "
@@ -161,7 +172,7 @@ WEIGHED = {
         "for microbatch 0 also contains microbatch 1's loss. In 1F1B the first microbatches go backward "
         "before the last",
     ),
-    "nothing left": (each(lambda n, ns: 0), "yours have 0 and 0"),
+    "nothing left": (each(lambda n, ns: 0), "yours have 0 and 0. They contribute nothing to the gradients"),
     "of one": (lambda losses: losses, "give a function of losses and counts; yours takes"),
 }
 
@@ -230,7 +241,7 @@ CLIPPED = {
     ),
     "mean": (
         all_by(lambda norms, most: min(1, most / norms.mean())),
-        "multiply them by 0.7059, 0.7059, 0.7059 and 0.7059",
+        "multiply them by 0.7059, 0.7059, 0.7059 and 0.7059. You use the mean of the norms.",
     ),
     "each tensor": (each_tensor, "the gradients of stage 1 point in a different direction than before; multiply all"),
     "each number": (clamped, "point in a different direction than before; multiply all of them by the same number"),
@@ -266,6 +277,16 @@ def another_name(embedding, head):
 
 def head_first(embedding, head):
     both_add(head, embedding)
+
+
+def the_same_tensor(embedding, head):
+    embedding.grad += head.grad
+    head.grad = embedding.grad
+
+
+def a_view(embedding, head):
+    total = embedding.grad + head.grad
+    embedding.grad, head.grad = total, total.view_as(total)
 
 
 def weights_averaged(embedding, head):
@@ -305,6 +326,11 @@ ADDED = {
         giving(lambda e, h: e * h, lambda e, h: e * h),
         "the embedding's .grad should be the sum of the two gradients, but is",
     ),
+    "the same tensor": (
+        the_same_tensor,
+        "both have the right sum, but as one tensor under two names. The next function",
+    ),
+    "a view": (a_view, "would then scale it twice. Give each copy a tensor of its own, with clone()"),
     "forgotten": (forgotten, "the head's .grad is None at the end"),
     "the weights": (
         weights_averaged,
@@ -317,6 +343,42 @@ ADDED = {
 def test_wrong_sums_of_gradients_are_rejected_with_the_reason():
     for answer, reason in ADDED.values():
         assert reason in find_fault("07.3", answer)
+
+
+MISDIAGNOSED = {
+    "always correct": (
+        lambda off, m: "correct",
+        "with 4 microbatches, off by: weights 0, gradients 3, after clipping 2e-07, copies at the end 0, your function "
+        "says 'correct'. It is 'no 1/m'; with 'correct', nothing is off by more than rounding: a few millionths.",
+    ),
+    "no rounding": (
+        lambda off, m: diagnose(off, m) if any(number > 1e-4 for number in off.values()) else "mean of means",
+        "It is 'correct'; with 'mean of means', the weights start right, the copies stay together, and the gradients",
+    ),
+    "one m only": (
+        lambda off, m: diagnose(off, 4),
+        "with 8 microbatches, off by: weights 0, gradients 7, after clipping 1e-06, copies at the end 0, your function "
+        "says 'mean of means'. It is 'no 1/m';",
+    ),
+    "hidden by clipping": (
+        lambda off, m: (
+            "mean of means" if diagnose(off, m) == "no 1/m" and off["after clipping"] > 1e-4 else diagnose(off, m)
+        ),
+        "with 32 microbatches, off by: weights 0, gradients 31, after clipping 31,",
+    ),
+    "copies first": (
+        lambda off, m: "not added up" if off["copies at the end"] > 1e-4 else diagnose(off, m),
+        "It is 'own norm'; with 'not added up', the gradients are off before clipping, and the copies drift apart.",
+    ),
+    "another name": (lambda off, m: "tied", "returns 'tied'; the names are 'correct', 'no 1/m', 'mean of means',"),
+    "no return": (lambda off, m: None, "returns None; is a return missing?; the names are"),
+    "of one": (lambda off: "correct", "give a function of off and microbatches; yours takes off"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), MISDIAGNOSED.values(), ids=MISDIAGNOSED)
+def test_a_wrong_diagnosis_is_rejected_with_the_reason(answer, reason):
+    assert reason in find_fault("07.4", answer) + "."
 
 
 @pytest.mark.parametrize(

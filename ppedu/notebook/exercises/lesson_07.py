@@ -1,4 +1,4 @@
-"""Lesson 7: weighted losses, one norm over all stages, and tied weights that stay equal."""
+"""Lesson 7: weighted losses, one norm over all stages, tied weights that stay equal, and a diagnosis of all bugs."""
 
 from __future__ import annotations
 
@@ -55,6 +55,11 @@ WRONG_WEIGHTS: list[tuple[Callable[[int, Sequence[int]], float], str]] = [
         lambda count, counts: count / sum(counts) / len(counts),
         "The proportions are right, but the fractions of all tokens already add up to 1: leave out the 1/m",
     ),
+    (
+        lambda count, counts: count / max(counts),
+        "You divide by the largest count. For the mean over the batch, divide by the number of tokens in the batch",
+    ),
+    (lambda count, counts: 0, "They contribute nothing to the gradients"),
 ]
 
 
@@ -148,6 +153,10 @@ WRONG_FACTORS: list[tuple[Callable[[Sequence[float], float], Sequence[float]], s
         "You use the largest norm as the norm of all stages, but the other stages add to it",
     ),
     (
+        lambda norms, most: [min(1, most * len(norms) / sum(norms))] * len(norms),
+        "You use the mean of the norms. As with the sides of a right triangle, you have to add up their squares",
+    ),
+    (
         lambda norms, most: [most / hypot(*norms)] * len(norms),
         "Clipping never makes gradients larger; if the norm is small enough, leave them unchanged",
     ),
@@ -236,6 +245,21 @@ WRONG_SUMS = {
 }
 
 
+SHARED = (
+    "both have the right sum, but as one tensor under two names. The next function that changes gradients in place, "
+    "such as your clip of exercise 07.2, would then scale it twice. Give each copy a tensor of its own, with clone()"
+)
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    """Return whether a change of one tensor in place would change the other."""
+    import torch
+
+    if one.layout != torch.strided or other.layout != torch.strided:
+        return one is other
+    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+
+
 def _not_added_up(function: Any) -> str | None:
     import torch
 
@@ -258,7 +282,7 @@ def _not_added_up(function: Any) -> str | None:
             return f"the {name}'s .grad should be the sum of the two gradients, but is not a combination of them at all"
         parts.append(tuple(round(each, 6) + 0.0 for each in times[:, 0].tolist()))  # never a -0.0
     if parts == [(1, 1), (1, 1)]:
-        return None
+        return SHARED if _share_memory(weights["embedding"].grad, weights["head"].grad) else None
     why = WRONG_SUMS.get((parts[0], parts[1]), "Both should have the sum, which contains each gradient once")
     (own, other), (others, its_own) = parts
     return (
@@ -277,18 +301,85 @@ def _same(values: Sequence[float], others: Sequence[float]) -> bool:
     return all(abs(one - other) < 1e-5 for one, other in zip(values, others, strict=True))
 
 
+# How far a pipeline is off, with its number of microbatches and the name of its bug; the lesson's own run comes first.
+OFF = "weights", "gradients", "after clipping", "copies at the end"
+PATIENTS: list[tuple[tuple[float, ...], int, str]] = [
+    ((0, 3e-7, 3e-7, 0), 4, "correct"),
+    ((0, 3.0, 2e-7, 0), 4, "no 1/m"),
+    ((0, 0.165, 0.167, 0), 4, "mean of means"),
+    ((0, 3e-7, 3.29, 0.034), 4, "own norm"),
+    ((0, 0.718, 0.717, 2.129), 4, "not added up"),
+    ((1.099, 1.444, 1.712, 0), 4, "same seed"),
+    ((0, 1e-6, 2e-6, 1e-6), 32, "correct"),
+    ((0, 7.0000004, 1e-6, 0), 8, "no 1/m"),
+    ((0, 31.000001, 31.000001, 0), 32, "no 1/m"),
+    ((0, 0.004, 0.004, 0), 16, "mean of means"),
+    ((0, 1.3, 0.9, 0), 8, "mean of means"),
+    ((0, 2e-7, 0.002, 0.0004), 8, "own norm"),
+    ((0, 0.02, 0.02, 0.15), 8, "not added up"),
+    ((0.3, 0.8, 0.7, 0), 8, "same seed"),
+]
+SYMPTOMS = {
+    "correct": "nothing is off by more than rounding: a few millionths",
+    "no 1/m": "the gradients are off by m - 1 exactly, because all of them are m times too large",
+    "mean of means": "the weights start right, the copies stay together, and the gradients are off by no common factor",
+    "own norm": "the gradients are right before clipping",
+    "not added up": "the gradients are off before clipping, and the copies drift apart",
+    "same seed": "the weights are off before the first step",
+}
+
+
+def _not_the_diagnosis(function: Any) -> str | None:
+    require_function(function, "off", "microbatches")
+    for numbers, microbatches, name in PATIENTS:
+        off = dict(zip(OFF, numbers, strict=True))
+        shown = ", ".join(f"{column} {number:.2g}" for column, number in off.items())
+        case = f"with {plural(microbatches, 'microbatch')}, off by: {shown},"
+        answer = call(function, case, off, microbatches)
+        if not isinstance(answer, str) or answer not in SYMPTOMS:
+            names = ", ".join(map(repr, SYMPTOMS))
+            return f"{case} your function returns {answer!r}{missing_return(answer)}; the names are {names}"
+        if answer != name:
+            return f"{case} your function says {answer!r}. It is {name!r}; with {answer!r}, {SYMPTOMS[answer]}"
+    return None
+
+
 EXERCISES = {
     "07.1": Exercise(
         _not_the_mean,
         "Each loss is weighted by its fraction of all tokens, so the gradients add up to that of the batch's mean. If "
         "all microbatches have the same number of tokens, that fraction is 1/m.",
+        hints=(
+            "Backward adds up gradients, so the returned losses should add up to the mean over all tokens. The mean is "
+            "the sum over all tokens, divided by their number.",
+            "A microbatch's sum is its mean times its tokens: `losses[m] * counts[m]`. What is left to divide by?",
+        ),
     ),
     "07.2": Exercise(
         _not_one_norm,
         "One factor for all stages. A rank needs just one number from each of the other ranks.",
+        hints=(
+            "Compute the norm before the loop over the stages, from the gradients of all of them.",
+            "Add up `gradient.square().sum()` over all gradients of all stages, and take the root once, at the end.",
+        ),
     ),
     "07.3": Exercise(
         _not_added_up,
         "Both copies take the same step, which is the step that the weight would take in one process.",
+        hints=(
+            "`a += b` changes `a` itself. What does the second line then add?",
+            "Compute the sum into a new tensor first: `total = embedding.grad + head.grad`. Then give it to both, each "
+            "with a copy of its own.",
+        ),
+    ),
+    "07.4": Exercise(
+        _not_the_diagnosis,
+        "Five bugs, and no two leave the same traces. A check like this one takes seconds, before a run takes weeks.",
+        hints=(
+            "Go from left to right. If the weights are off already, nothing after that matters. What does it mean if "
+            "the gradients are right, but not after clipping?",
+            "Two bugs make the gradients wrong in direction; one of them also drives the copies apart. And a common "
+            "factor of m is a difference of m - 1.",
+        ),
     ),
 }
