@@ -1,6 +1,8 @@
 """Solved exercises, hints and stars are remembered in a file that the learner may read, edit and delete."""
 
 import re
+import sys
+from collections import Counter
 from dataclasses import replace
 from html import unescape
 
@@ -21,7 +23,7 @@ HINTS = ("How long does a rank wait?", "It waits for `p-1` microbatches, *not* `
 def with_hints(monkeypatch):
     """Give exercise 03.1 two hints."""
     monkeypatch.setitem(EXERCISES, "03.1", replace(EXERCISES["03.1"], hints=HINTS))
-    monkeypatch.setattr(package, "_hints", {})
+    monkeypatch.setattr(package, "_hints", Counter())
 
 
 @pytest.fixture
@@ -135,6 +137,13 @@ def test_in_a_notebook_a_hint_is_given_only_when_its_button_is_clicked(in_a_new_
     assert (folder / "progress.txt").read_text().count("03.1 hint ") == 2
     still = in_a_new_kernel(f"import os\nos.environ['PPEDU_STILL'] = '1'\n{give}hint('03.1')")
     assert still == "03.1 has 2 hints. Run this cell to read them, one at a time.\n"
+
+
+def test_a_page_without_ipywidgets_names_the_missing_package(capsys, with_hints, monkeypatch):
+    monkeypatch.setattr(package, "in_notebook", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    hint("03.1")
+    assert capsys.readouterr().out == "hint needs ipywidgets, which is not installed: pip install 'ppedu[lab]'\n"
 
 
 def test_levels_of_the_puzzle_are_shown_with_their_most_stars(folder, capsys):

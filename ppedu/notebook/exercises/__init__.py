@@ -8,6 +8,7 @@ files with such a name are imported.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import groupby
@@ -29,7 +30,7 @@ __all__ = ["check_answer", "find_fault", "hint", "is_right", "outcome", "predict
 MOST = 1000  # characters; a longer reason is shortened
 COLUMNS = 5  # of the table of progress, after the first
 
-_hints: dict[str, int] = {}  # by exercise: the number of hints given without a page
+_hints: Counter[str] = Counter()  # the hints given, by exercise
 
 
 def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
@@ -76,7 +77,7 @@ def _shortened(wrong: str) -> str:
 
 
 def hint(exercise: str) -> None:
-    """Offer the hints of an exercise one by one. Each costs nothing but the second star of the exercise.
+    """Offer the hints of an exercise one by one. They cost nothing but the second star of the exercise.
 
     In a notebook, a button shows the next hint, so that running all cells shows none. Elsewhere, each call shows one.
 
@@ -87,46 +88,52 @@ def hint(exercise: str) -> None:
     if not hints:
         print(f"{exercise} has no hints. What check_answer prints is meant to be enough.")
     elif in_notebook():
-        _show_button(exercise, hints)
+        _show_button(exercise, len(hints))
     elif has_page():
         print(f"{exercise} has {plural(len(hints), 'hint')}. Run this cell to read them, one at a time.")
-    else:
-        given = _hints.get(exercise, 0)
-        _give(exercise, given)
-        _hints[exercise] = given + 1
-
-
-def _give(exercise: str, given: int) -> None:
-    """Show the next hint, record it, and say when there are no more."""
-    hints = _task(exercise).hints
-    if given < len(hints):
-        record(f"{exercise} hint {given + 1}")
-        say(f"Hint {given + 1} of {len(hints)}: {hints[given]}", "hint")
+    elif _hints[exercise] < len(hints):
+        _give_next(exercise)
     else:
         print(f"There are no more hints for {exercise}. Its solution is in the folded cell below the exercise.")
 
 
-def _show_button(exercise: str, hints: tuple[str, ...]) -> None:
-    """Show a button that gives the next hint."""
+def _give_next(exercise: str) -> None:
+    """Show the next hint, and record it."""
+    _hints[exercise] += 1
+    record(f"{exercise} hint {_hints[exercise]}")
+    _say_hint(exercise, _hints[exercise])
+
+
+def _say_hint(exercise: str, number: int) -> None:
+    hints = _task(exercise).hints
+    say(f"Hint {number} of {len(hints)}: {hints[number - 1]}", "hint")
+
+
+def _show_button(exercise: str, count: int) -> None:
+    """Show the hints that were given before the cell ran again, and a button that gives the next one."""
     try:
         from ipywidgets import Button, Output, VBox
     except ImportError as error:
         print(f"hint needs {error.name}, which is not installed: pip install 'ppedu[lab]'")
         return
-    button, shown = Button(description=f"Hint 1 of {len(hints)}"), Output()
-    given = iter(range(1, len(hints) + 1))
+    button, shown = Button(), Output()
+
+    def label() -> None:
+        button.disabled = _hints[exercise] >= count
+        button.description = "No more hints" if button.disabled else f"Hint {_hints[exercise] + 1} of {count}"
 
     def press(_: Any) -> None:
-        place = next(given)
         with shown:
-            _give(exercise, place - 1)
-        button.description = f"Hint {place + 1} of {len(hints)}"
-        if place == len(hints):
-            button.description, button.disabled = "No more hints", True
+            _give_next(exercise)
+        label()
 
+    with shown:
+        for number in range(1, _hints[exercise] + 1):
+            _say_hint(exercise, number)
+    label()
     button.on_click(press)
     bundle = VBox([button, shown])._repr_mimebundle_()
-    publish({**bundle, "text/plain": f"{exercise} has {plural(len(hints), 'hint')}."})
+    publish({**bundle, "text/plain": f"{exercise} has {plural(count, 'hint')}."})
 
 
 def progress() -> None:
