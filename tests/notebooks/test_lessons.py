@@ -201,7 +201,10 @@ def test_exercises_are_saved_unsolved_and_solutions_as_right(lesson):
     for place in _tagged(lesson, "exercise"):
         number, _ = _number_and_name(lesson.cells[place])
         assert _text(lesson.cells[place]).startswith("Not yet:")
-        assert _text(lesson.cells[place + 1]).strip() == f"Solution {number} is right.", "nbval compares this output"
+        right = f"Solution {number} is right."
+        assert _text(lesson.cells[place + 1]).strip() == right, "nbval compares this output"
+        html = "".join(lesson.cells[place + 1].outputs[0].get("data", {}).get("text/html", ""))
+        assert not html or f"<b>{right}</b>" in html
 
 
 def test_a_cell_that_uses_an_answer_reports_that_it_is_not_right_yet(lesson):
