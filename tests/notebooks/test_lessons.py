@@ -236,13 +236,18 @@ def test_predictions_are_controls_and_their_outcomes_are_computed(second):
         for node in ast.walk(ast.parse(re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
-    for call in calls:
-        if call.func.id == "predict":
-            assert len(call.args) in (3, 4) or isinstance(call.args[1], ast.List)
-        if call.func.id == "outcome":
-            assert not isinstance(call.args[1], ast.Constant), f"{ast.unparse(call)}: compute the outcome"
     told = "\n".join(map(_text, _code(second)))
     assert "You made no predictions here." in told
+    for call in calls:
+        if call.func.id == "outcome":
+            assert not isinstance(call.args[1], ast.Constant), f"{ast.unparse(call)}: compute the outcome"
+        if call.func.id == "predict":
+            name, *given = map(ast.literal_eval, call.args)
+            [found] = re.findall(rf"^{re.escape(name)}: it is (.+)\. You made no prediction", told, re.MULTILINE)
+            if isinstance(given[0], list):
+                assert found in map(str, given[0])
+            else:
+                assert len(given) in (2, 3) and given[0] <= float(found.replace(",", "")) <= given[1]
 
 
 COUNT = """
