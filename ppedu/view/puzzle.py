@@ -7,7 +7,7 @@ from typing import Any
 
 from ppedu.board.levels import LEVELS, Level, level
 from ppedu.board.results import RULES, Result, keeper, stars
-from ppedu.core.actions import Action
+from ppedu.core.actions import Action, Op
 from ppedu.core.errors import PipelineError
 from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
@@ -21,8 +21,7 @@ READY = (
 )
 
 
-# The slots of a rank for overlapped pairs. A pair that finds no free slot gets one after the next move.
-PAIR_SLOTS = 8
+PAIR_SLOTS = 6  # of a rank: for the overlapped pairs that can be placed, four at most, and for those just placed
 
 
 class Puzzle(Interactive):
@@ -116,7 +115,7 @@ class Puzzle(Interactive):
             makespan = self.timeline.makespan
             number = 1 + (makespan <= self.level.par.makespan) * (1 if self._hinted else 2)
             keeper().add(self.level.name, Result(number, makespan))
-            said = stars(number) + " (par with a hint)" * (number == 2)
+            said = stars(number) + (", for par with a hint." if number == 2 else ".")
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
 
     def state(self) -> Data:
@@ -154,8 +153,15 @@ class Puzzle(Interactive):
         return blocks
 
     def _open_pairs(self, rank: int) -> list[Action]:
-        """Return the overlapped pairs that can be placed next on a rank."""
-        return [action for action in self.board.choices(rank) if action.parts]
+        """Return the overlapped pairs that can be placed next on a rank, of each stage's first microbatches only.
+
+        Microbatches are alike, so the other pairs are no better.
+        """
+        pairs = [action for action in self.board.choices(rank) if action.parts]
+        first: dict[tuple[int, Op], int] = {}
+        for stage, op, microbatch, _ in (single for pair in pairs for single in pair.singles):
+            first[stage, op] = min(microbatch, first.get((stage, op), microbatch))
+        return [pair for pair in pairs if all(first[each.stage, each.op] == each.microbatch for each in pair.singles)]
 
     def _arrange(self, before: dict[int, list[Action]]) -> None:
         """Give slots to new pairs. `before` lists the pairs that could be placed on each rank before the last move.
@@ -201,7 +207,7 @@ def _list(actions: tuple[Action, ...]) -> str:
 
 def _button(action: Action, free: bool) -> list[Any]:
     """Return the data of an action's button: message of a click, label, ops that colour it, whether it is enabled."""
-    return [str(action), " + ".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
+    return [str(action), "+".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
 
 
 def puzzle(name: str = "first") -> Puzzle:

@@ -183,6 +183,17 @@ def test_a_level_is_solved_by_clicking_and_illegal_moves_are_refused(notebook):
             "said => document.querySelector('.ppedu-note').textContent.startsWith(said)", arg=said, timeout=5000
         )
 
+    page.get_by_role("button", name="place 0F1", exact=True).focus()
+    for key, action in (
+        ("Down", "1F1"),
+        ("Right", "1F2"),
+        ("Up", "0F2"),
+        ("Left", "0F1"),
+        ("Left", "0F0"),
+        ("Left", "0F0"),
+    ):
+        page.keyboard.press(f"Arrow{key}")
+        assert page.evaluate("() => document.activeElement.dataset.place") == action
     place("0F0", "0F0 runs 0–1 on rank 0")
     place("2F0", "2F0 needs 1F0, which has not been placed yet (rank 1)")
     place("0F1", "0F1 runs")
@@ -420,6 +431,7 @@ def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
     scale = (box["width"] - 62 - 66) / 14  # the axis has 14 steps
     panels.nth(1).click(position={"x": 62 + 7.5 * scale, "y": 20})
     judged("B", "1B0 on rank 0 is wrong")
+    page.mouse.move(2, 2)  # pointing at a box would move the keyboard's focus
     page.get_by_role("button", name="C runs as drawn").press("Enter")
     judged("C", "runs as drawn")
     for name, right in (("D", 1), ("E", 4)):  # arrows to 0B0 of D, and to 0B1 of E, which is innocent

@@ -255,7 +255,9 @@ def test_each_level_is_solved_by_its_par_and_its_code_is_a_legal_schedule():
         par = level.par.schedule
         for rank, index in par.replay.steps:
             if index >= (level.given or [0] * par.ranks)[rank]:
-                board.handle({"place": str(par.orders[rank][index])})
+                action = str(par.orders[rank][index])
+                assert any(slot[0] == action and slot[3] for slot in slots(board.state())[rank].values())
+                board.handle({"place": action})
                 assert board.state()["tone"] != "no", board.state()["note"]
         state = board.state()
         assert state["tone"] == "done" and "that is par" in state["note"] and "★★★" in state["note"]
@@ -365,7 +367,7 @@ def test_stars_depend_on_par_and_on_help(kept):
     board.handle({"do": "reset"})
     board.handle({"do": "hint"})
     solve(board)
-    assert kept.best("two-ranks") == (2, 12) and "★★☆ (par with a hint)" in board.state()["note"]
+    assert kept.best("two-ranks") == (2, 12) and "★★☆, for par with a hint." in board.state()["note"]
     board.handle({"do": "reset"})
     solve(board)
     assert kept.best("two-ranks") == (3, 12) and "★★★" in board.state()["note"]

@@ -486,7 +486,7 @@ function paintRectangles(context, timeline, layout, shades) {
   const { microbatches, stages } = timeline.data;
   const digits = `${microbatches - 1}`.length; // of boxes with one width, all are numbered or none
   const letters = digits + 1 + `${stages - 1}`.length; // of a name such as 2B0
-  const named = (timeline.short * layout.scale - 3) / (0.64 * letters) >= NAMED;
+  const named = (timeline.short * layout.scale - 3) / (0.7 * letters) >= NAMED;
   for (const [{ fill, ink }, boxes] of shades) {
     context.fillStyle = fill;
     for (const i of boxes) {
@@ -500,7 +500,7 @@ function paintRectangles(context, timeline, layout, shades) {
     let font = "";
     for (const i of boxes) {
       const [x, y, width, height] = layout.box(i);
-      const size = Math.min(11, height * 0.8, (width - 2) / (named ? 0.64 * letters : 0.6 * digits));
+      const size = Math.min(11, height * 0.8, (width - 2) / (named ? 0.7 * letters : 0.6 * digits));
       if (size < 7) continue;
       const wanted = `${size.toFixed(1)}px ${FONT}`;
       if (font !== wanted) context.font = font = wanted; // setting a font is slow

@@ -225,11 +225,11 @@ function lineup(root, look, send) {
     const legal = button("runs as drawn", `${name} runs as drawn`, () => send({ case: n, legal: true }));
     const change = () => send({ case: n, missing: missing.value });
     const missing = element("select", { "aria-label": `missing in ${name}`, onchange: change });
-    missing.append(element("option", { value: "" }, "an action is missing: …"));
-    missing.append(...actions.map((each) => element("option", { value: each }, `${each} is missing`)));
+    missing.append(element("option", { value: "" }, "missing: …"));
+    missing.append(...actions.map((each) => element("option", { value: each }, `${each} missing`)));
     const verdict = element("span", { "aria-live": "polite" });
-    const row = element("div", { class: "ppedu-case" }, element("b", {}, name), element("span", {}, about), verdict);
-    row.append(legal, missing);
+    const heading = element("span", {}, element("b", {}, name), ` ${about}`);
+    const row = element("div", { class: "ppedu-case" }, heading, element("span", {}, verdict, legal, missing));
     figure.stack.insertBefore(row, figure.panels[n].holder);
     return { row, legal, missing, verdict };
   }
@@ -242,7 +242,8 @@ function lineup(root, look, send) {
       legal.setAttribute("aria-pressed", `${each.legal}`);
       missing.value = each.missing;
       verdict.textContent = each.verdict || "no verdict yet";
-      verdict.className = each.legal ? "ppedu-legal" : each.verdict && "ppedu-accused";
+      if (each.verdict) verdict.className = each.legal ? "ppedu-legal" : "ppedu-accused";
+      else verdict.removeAttribute("class");
     });
     note.textContent = state.note;
   }
