@@ -182,6 +182,16 @@ class Lineup extends Figure {
     root.classList.add("ppedu-lineup");
   }
 
+  /**
+   * Show other verdicts. The timelines stay, and so does the focused box.
+   * @param {Stack} state
+   */
+  update(state) {
+    const { current } = this;
+    super.update(state);
+    this.set({ current });
+  }
+
   /** @param {number} n */
   layout(n) {
     const layout = super.layout(n);
