@@ -32,7 +32,6 @@ BUBBLES = {
     "what is not work": lambda p, m: 1 - m / (m + p - 1),
     "with F and B in it": lambda p, m: 3 * (p - 1) / (3 * m + 3 * (p - 1)),
     "from the overhead": lambda p, m: 1 - 1 / (1 + (p - 1) / m),
-    "by simulation": lambda p, m: simulate(schedule("1f1b", p, m)).bubble,
 }
 
 
@@ -87,6 +86,15 @@ WRONG_BUBBLES = {
         lambda p, m: (p - 1) / (m - 1) * 7 / 11,
         "with 1 rank and 1 microbatch your",
     ),
+    "by simulation": (
+        lambda p, m: simulate(schedule("gpipe", p, m)).bubble,
+        "the numbers are right, but they come from the simulator, which gives up with 100000 ranks and 1000000 "
+        "microbatches. This exercise asks for a formula",
+    ),
+    "for small sizes": (
+        lambda p, m: (p - 1) / (m + p - 1) if p < 100 else None,
+        "the numbers are right, but with 100000 ranks and 1000000 microbatches your function returns None",
+    ),
     "forgets return": (lambda p, m: None, "your function returns None instead of a number; is a return missing?"),
     "a text": (lambda p, m: "27 %", "your function returns '27 %' instead of a number."),
     "of three arguments": (lambda r, p, m: 0, "give a function of ranks and microbatches; yours takes r and p and m."),
@@ -102,6 +110,47 @@ def test_a_wrong_bubble_formula_is_explained(told):
     for formula, reason in WRONG_BUBBLES.values():
         message = told("03.1", formula)
         assert message.startswith("Not yet: ") and reason in message
+
+
+# Lesson 3, exercise 2: GPipe's makespan with uneven stages
+
+
+MAKESPANS = {
+    "in units": lambda forwards, m: 3 * (sum(forwards) + (m - 1) * max(forwards)),
+    "forwards, then backwards": lambda f, m: sum(f) + (m - 1) * max(f) + 2 * sum(f) + (m - 1) * 2 * max(f),
+}
+
+
+@pytest.mark.parametrize("formula", MAKESPANS.values(), ids=MAKESPANS)
+def test_any_equivalent_makespan_is_accepted(told, formula):
+    assert told("03.2", formula).startswith("Right. Every stage counts once, and the slowest counts for each further")
+
+
+WRONG_MAKESPANS = {
+    "the slowest everywhere": (lambda f, m: 3 * (m + len(f) - 1) * max(f), "as slow as the slowest"),
+    "the mean": (lambda f, m: 3 * (m + len(f) - 1) * sum(f) / len(f), "cannot make up for the slow one"),
+    "one by one": (lambda f, m: 3 * m * sum(f), "one microbatch at a time, as with naive"),
+    "the slowest rank's work": (lambda f, m: 3 * m * max(f), "the slowest rank works; it also waits"),
+    "forwards only": (lambda f, m: sum(f) + (m - 1) * max(f), "the forwards alone; the backwards follow"),
+    "counted twice": (lambda f, m: 3 * (sum(f) + m * max(f)), "counted once too often"),
+    "a single microbatch": (
+        lambda f, m: 3 * sum(f),
+        "with forwards of 2, 1, 1, 1 and 8 microbatches the makespan is 57; your formula gives 15. That is the time of "
+        "a single",
+    ),
+    "the fastest": (lambda f, m: 3 * (sum(f) + (m - 1) * min(f)), "it cannot overtake at the slowest stage"),
+    "the first": (lambda f, m: 3 * (sum(f) + (m - 1) * f[0]), "right if stage 0 is the slowest; it need not be"),
+    "by simulation": (
+        lambda f, m: simulate(schedule("gpipe", len(f), m), Costs(forward=f)).makespan,
+        "which gives up with 10 stages and 1000000 microbatches",
+    ),
+    "forgets return": (lambda f, m: None, "your function returns None instead of a number; is a return missing?"),
+}
+
+
+def test_a_wrong_makespan_is_explained(refused):
+    for formula, reason in WRONG_MAKESPANS.values():
+        refused("03.2", formula, reason)
 
 
 # Lesson 9, exercise 1: in which order does a rank go through its chunks?

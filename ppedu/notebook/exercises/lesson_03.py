@@ -1,11 +1,13 @@
-"""Lesson 3: the formula of GPipe's bubble."""
+"""Lesson 3: the formula of GPipe's bubble, and its makespan with uneven stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ppedu.core.numeric import pretty
+from ppedu.core.costs import Costs
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises.common import (
     CASES,
@@ -70,6 +72,23 @@ WRONG_BUBBLES: list[tuple[Callable[[int, int], float], str]] = [
 ]
 
 
+HUGE = 10**5, 10**6  # ranks and microbatches: more than can be simulated
+
+
+def _not_a_formula(function: Any, sizes: Sequence[Any], case: str) -> str | None:
+    """Explain that an answer with the right numbers simulates instead of computing; return None for a formula."""
+    try:
+        ask(function, case, *sizes)
+    except SettingError as error:
+        if isinstance(error.__context__, PipelineError):
+            return (
+                f"the numbers are right, but they come from the simulator, which gives up {case}. This exercise asks "
+                "for a formula"
+            )
+        return f"the numbers are right, but {error}. A formula works for any size"
+    return None
+
+
 def _not_the_bubble(formula: Any) -> str | None:
     require_function(formula, "ranks", "microbatches")
     answers, right = [], []
@@ -78,7 +97,7 @@ def _not_the_bubble(formula: Any) -> str | None:
         right.append(simulate(schedule("gpipe", ranks, microbatches)))
     wrong = [not equal(yours, timeline.bubble) for yours, timeline in zip(answers, right, strict=True)]
     if not any(wrong):
-        return None
+        return _not_a_formula(formula, HUGE, with_sizes(*HUGE))
     place = wrong.index(True)
     timeline, value = right[place], answers[place]
     fault = (
@@ -89,9 +108,84 @@ def _not_the_bubble(formula: Any) -> str | None:
     return fault + (explain_mistake(answers, CASES, WRONG_BUBBLES) or holds)
 
 
+# (forward times of the stages, microbatches): the lesson's own case first.
+UNEVEN = [([2, 1, 1, 1], 8), ([1, 1, 1, 1], 8), ([1, 2, 1, 3], 1), ([5, 1, 1], 2), ([1, 4, 4, 2, 1], 7), ([3], 4)]
+
+# Common wrong answers for GPipe's makespan with uneven stages, whose backwards take twice as long as their forwards.
+WRONG_MAKESPANS: list[tuple[Callable[[Sequence[int], int], float], str]] = [
+    (
+        lambda f, m: 3 * (m + len(f) - 1) * max(f),
+        "That treats all stages as if they were as slow as the slowest. A microbatch passes the fast ones in their own "
+        "time",
+    ),
+    (
+        lambda f, m: 3 * (m + len(f) - 1) * sum(f) / len(f),
+        "That is right if every stage takes the mean time. But the fast stages cannot make up for the slow one: they "
+        "wait for it",
+    ),
+    (lambda f, m: 3 * m * sum(f), "That is one microbatch at a time, as with naive"),
+    (lambda f, m: 3 * m * max(f), "That is the time for which the slowest rank works; it also waits"),
+    (
+        lambda f, m: sum(f) + (m - 1) * max(f),
+        "That is the time of the forwards alone; the backwards follow, and take twice as long",
+    ),
+    (
+        lambda f, m: 3 * (sum(f) + m * max(f)),
+        "The slowest stage is counted once too often: one of its microbatches is in the sum already",
+    ),
+    (lambda f, m: 3 * sum(f), "That is the time of a single microbatch; how much does each further one add?"),
+    (
+        lambda f, m: 3 * (sum(f) + (m - 1) * min(f)),
+        "Each further microbatch adds more: it cannot overtake at the slowest stage",
+    ),
+    (
+        lambda f, m: 3 * (sum(f) + (m - 1) * f[0]),
+        "That is right if stage 0 is the slowest; it need not be",
+    ),
+]
+
+
+def _with_stages(forwards: Sequence[int], microbatches: int) -> str:
+    times = ", ".join(map(str, forwards))
+    return f"with forwards of {times} and {plural(microbatches, 'microbatch')}"
+
+
+def _not_the_makespan(formula: Any) -> str | None:
+    require_function(formula, "forwards", "microbatches")
+    cases = [_with_stages(*case) for case in UNEVEN]
+    answers = [
+        ask(formula, case, list(forwards), microbatches)
+        for case, (forwards, microbatches) in zip(cases, UNEVEN, strict=True)
+    ]
+    for case, value, (forwards, microbatches) in zip(cases, answers, UNEVEN, strict=True):
+        right = simulate(schedule("gpipe", len(forwards), microbatches), Costs(forward=forwards)).makespan
+        if not equal(value, right):
+            fault = f"{case} the makespan is {right}; your formula gives {unlike(value, right)}"
+            return fault + explain_mistake(answers, UNEVEN, WRONG_MAKESPANS)
+    many = [1] * 10, 10**6
+    return _not_a_formula(formula, many, f"with 10 stages and {plural(many[1], 'microbatch')}")
+
+
 EXERCISES = {
     "03.1": Exercise(
         _not_the_bubble,
         "A rank works for m times F+B and waits for p-1 times F+B; whatever F and B are, they cancel.",
+        hints=(
+            "Take F+B as the unit of time. In the picture with the brackets, how many units does rank 3 work, and how "
+            "many does it wait? How many with one rank more, and with one microbatch more?",
+            "Each rank works for one unit per microbatch. The last rank waits for a forward of each rank before it, "
+            "and later for a backward of each.",
+            "The bubble is waiting / (working + waiting), with p-1 units of waiting.",
+        ),
+    ),
+    "03.2": Exercise(
+        _not_the_makespan,
+        "Every stage counts once, and the slowest counts for each further microbatch. So in a long step only the "
+        "slowest stage matters: balance comes first.",
+        hints=(
+            "With one microbatch, it passes every stage once forward and once backward. What does a second one add?",
+            "In front of the slowest stage, the microbatches queue up; behind it, they arrive at its pace. So each "
+            "further microbatch adds the slowest stage's time, forward and backward.",
+        ),
     ),
 }
