@@ -16,7 +16,7 @@ from ppedu.view.interactive import Interactive, in_notebook
 from ppedu.view.model import Data, Panel
 from ppedu.view.perfetto import load
 
-QUIET = 3  # seconds after which a cell shows that its ranks are running
+QUIET = 2  # seconds after which a cell shows that its ranks are running
 
 
 class Screen:
