@@ -155,7 +155,7 @@ def _not_stopped(train: Any) -> str | None:
     return None
 
 
-# The optional exercise: a sum over all ranks, made of messages. On 4 ranks, three messages would be a star or a ring.
+# The optional exercise: a sum over all ranks, made of messages. A chain there and back sends two per rank.
 MAX_SENDS = 2
 
 
