@@ -115,7 +115,7 @@ class Puzzle(Interactive):
             makespan = self.timeline.makespan
             number = 1 + (makespan <= self.level.par.makespan) * (1 if self._hinted else 2)
             keeper().add(self.level.name, Result(number, makespan))
-            said = stars(number) + (", for par with a hint." if number == 2 else ".")
+            said = f"That earns {stars(number)}{', as you asked for a hint' if number == 2 else ''}."
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
 
     def state(self) -> Data:

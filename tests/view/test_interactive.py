@@ -367,7 +367,7 @@ def test_stars_depend_on_par_and_on_help(kept):
     board.handle({"do": "reset"})
     board.handle({"do": "hint"})
     solve(board)
-    assert kept.best("two-ranks") == (2, 12) and "★★☆, for par with a hint." in board.state()["note"]
+    assert kept.best("two-ranks") == (2, 12) and "That earns ★★☆, as you asked for a hint." in board.state()["note"]
     board.handle({"do": "reset"})
     solve(board)
     assert kept.best("two-ranks") == (3, 12) and "★★★" in board.state()["note"]
