@@ -18,6 +18,7 @@ from playwright.sync_api import expect
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
+from ppedu.notebook.exercises.lesson_04 import lineup
 from ppedu.view.look import COLORS, DARKER, LIGHTER
 from ppedu.view.script import script, style
 
@@ -75,9 +76,12 @@ def widgets():
     solved.handle({"do": "finish"})
     impossible = pp.explore("zb-h1", latency=0.2, memory=2)
     impossible.handle({"set": {"schedule": "dualpipe", "ranks": "5"}})
+    suspects = lineup()
+    for message in ({"case": 0, "missing": "0B1"}, {"case": 1, "box": 7}, {"case": 2, "legal": True}):
+        suspects.handle(message)
     live = {**F1B.show().state(), "kind": "live", "losses": [3.1, 2.7, 2.5], "steps": 10}
     shown = [
-        pp.compare("gpipe", "1f1b", "zb-v"), pp.explore("dualpipe"), impossible, refused, solved,
+        pp.compare("gpipe", "1f1b", "zb-v"), pp.explore("dualpipe"), impossible, refused, solved, suspects,
         pp.differences(pp.schedule("1f1b", 4, 6), pp.schedule("gpipe", 4, 6)), F1B.show(outline=F1B),
     ]  # fmt: skip
     return [*(each.state() for each in shown), live]
