@@ -1,4 +1,4 @@
-"""Lesson 2: any working hand-off is accepted, and a wrong one is rejected with the reason."""
+"""Lesson 2: any working hand-off or middle stage is accepted, and a wrong one is rejected with the reason."""
 
 import subprocess
 import sys
@@ -198,6 +198,117 @@ def test_an_error_with_the_second_model_names_that_case():
 
     reason = "with deeper halves, a different loss and two microbatches in turn, your function fails at line"
     assert find_fault("02.1", broken).startswith(reason)
+
+
+# Exercise 2: the stage in the middle
+
+
+def middle(
+    leaf=lambda activation: activation.requires_grad_(),
+    go_back=lambda y, dy: y.backward(dy),
+    answer=lambda x, dy: x.grad,
+    sends=lambda y: y,
+):
+    """Return a middle stage that is composed of these steps."""
+
+    def write(stage, activation, send_forward, recv_backward):
+        x = leaf(activation)
+        y = stage(x)
+        send_forward(sends(y))
+        dy = recv_backward()
+        go_back(y, dy)
+        return answer(x, dy)
+
+    return write
+
+
+def too_early(stage, activation, send_forward, recv_backward):
+    x = activation.requires_grad_()
+    dy = recv_backward()
+    y = stage(x)
+    send_forward(y)
+    y.backward(dy)
+    return x.grad
+
+
+def nothing_sent(stage, activation, send_forward, recv_backward):
+    y = stage(activation.requires_grad_())
+    y.backward(torch.ones_like(y))
+    return activation.grad
+
+
+def sent_twice(stage, activation, send_forward, recv_backward):
+    send_forward(activation)
+    return middle()(stage, activation, send_forward, recv_backward)
+
+
+def run_twice(stage, activation, send_forward, recv_backward):
+    stage(activation)
+    return middle()(stage, activation, send_forward, recv_backward)
+
+
+def with_zero_grad(stage, activation, send_forward, recv_backward):
+    stage.zero_grad()
+    return middle()(stage, activation, send_forward, recv_backward)
+
+
+@pytest.mark.parametrize(
+    "stage", [middle(), middle(lambda a: a.detach().clone().requires_grad_()), middle(sends=lambda y: y.detach())]
+)
+def test_any_working_middle_stage_is_accepted(stage):
+    assert find_fault("02.2", stage) is None
+
+
+WRONG_MIDDLES = {
+    "receives first": (too_early, "waits for a gradient before it has sent its output"),
+    "sends nothing": (nothing_sent, "the next rank never receives anything"),
+    "sends twice": (sent_twice, "the next rank receives 2 tensors"),
+    "sends its input": (middle(sends=lambda y: y * 2), "a tensor other than the stage's output"),
+    "runs twice": (run_twice, "the stage runs 2 times"),
+    "never runs": (lambda stage, activation, send, receive: send(activation), "the stage never runs"),
+    "no leaf": (middle(lambda a: a), "returns None. If you return activation.grad, it is None because"),
+    "no backward": (middle(go_back=lambda y, dy: None), "the stage's weights have no gradients"),
+    "without a gradient": (middle(go_back=lambda y, dy: y.backward()), "on an activation without a gradient, or with"),
+    "of the sum": (middle(go_back=lambda y, dy: y.sum().backward()), "Start the backward from the gradient that came"),
+    "twice": (
+        middle(go_back=lambda y, dy: [y.backward(dy, retain_graph=True), y.backward(dy)]),
+        "they are 2 times as large",
+    ),
+    "zeroes .grad": (with_zero_grad, "with a second microbatch the gradients of the stage's weights differ"),
+    "returns dy": (middle(answer=lambda x, dy: dy), "you return the gradient of your own output"),
+    "returns x": (middle(answer=lambda x, dy: x), "a tensor other than the gradient of the activation"),
+    "returns a number": (middle(answer=lambda x, dy: 0), "your function returns 0; return the tensor"),
+    "of the model": (lambda model, x: 0, "give a function of stage, activation, send_forward and recv_backward"),
+}
+
+
+def test_a_wrong_middle_stage_is_rejected_with_the_reason(refused):
+    for stage, reason in WRONG_MIDDLES.values():
+        refused("02.2", stage, reason)
+
+
+def test_a_typo_in_the_middle_stage_is_reported_with_its_line():
+    broken = middle(answer=lambda x, dy: x.gard)
+    assert ": AttributeError: 'Tensor' object has no attribute 'gard'" in find_fault("02.2", broken)
+
+
+def test_the_graph_is_drawn_with_the_names_of_layers():
+    from matplotlib import pyplot
+
+    from ppedu.notebook.exercises.lesson_02 import draw_graph, draw_halves, draw_messages
+
+    matplotlib.use("Agg")
+    layer, x = torch.nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    _, ax = pyplot.subplots()
+    draw_halves(ax, "cut", 2.5, 4, scissors=True)
+    draw_graph(ax, mse_loss(layer(x).tanh(), x).grad_fn, {layer.weight: "weight"}, 4)
+    draw_messages(ax, 2, 3)
+    words = {text.get_text() for text in ax.texts}
+    assert words - {""} == {"first half", "second half", "✂", "loss", "Tanh", "Linear", "weight"} | {
+        "activation",
+        "its gradient",
+    }
+    pyplot.close("all")
 
 
 def test_the_check_does_not_change_the_random_state():

@@ -1,4 +1,4 @@
-"""Lesson 2: the hand-off between the two halves of a model."""
+"""Lesson 2: the hand-off between the two halves of a model, the stage in the middle, and the lesson's pictures."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _not_cut(seen: Observed) -> str | None:
     if not seen.tracked:
         return (
             "the received activation does not require grad when the second half runs, so its .grad stays None, and "
-            "there is nothing to send back. Call requires_grad_() on it first"
+            "there is nothing to send back"
         )
     return None
 
@@ -252,11 +252,197 @@ def _not_the_loss(returned: Any, loss: Tensor) -> str | None:
     return None
 
 
+class Deadlock(Exception):
+    """The learner's stage waits for a gradient before it has sent its output."""
+
+
+@dataclass
+class Neighbors:
+    """The ranks before and after a middle stage.
+
+    gradient: what the next rank sends back.
+    sent: the tensors that it has received.
+    runs: the inputs with which the stage ran.
+    """
+
+    gradient: Tensor
+    sent: list[Tensor] = field(default_factory=list)
+    runs: list[Tensor] = field(default_factory=list)
+
+    def send_forward(self, tensor: Tensor) -> None:
+        self.sent.append(tensor.detach().clone())
+
+    def recv_backward(self) -> Tensor:
+        if not self.sent:
+            raise Deadlock
+        return self.gradient.clone()
+
+
+def _not_a_middle_stage(function: Any) -> str | None:
+    import torch
+    from torch.nn import Linear, Sequential, Tanh
+
+    require_function(function, "stage", "activation", "send_forward", "recv_backward")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        stage = Sequential(Linear(6, 4), Tanh()).double()
+        inputs, gradients = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64)
+    uncut = deepcopy(stage)
+    for case, activation, gradient in zip(("", "with a second microbatch"), inputs, gradients, strict=True):
+        right = activation.clone().requires_grad_()
+        output = uncut(right)
+        output.backward(gradient)
+        around = Neighbors(gradient)
+        hook = stage.register_forward_pre_hook(lambda _, given, runs=around.runs: runs.append(given[0]))
+        try:
+            with own_line(function, case):
+                returned = _middle(function, stage, activation.clone(), around)
+        finally:
+            hook.remove()
+        fault = (
+            returned
+            if isinstance(returned, str)
+            else _not_sent(around, output) or _wrong_in_the_middle(stage, uncut, returned, right, gradient)
+        )
+        if fault:
+            return f"{case} {fault}".lstrip()
+    return None
+
+
+def _middle(function: Any, stage: Module, activation: Tensor, around: Neighbors) -> Any:
+    """Run the learner's function; return its result, or what is wrong if it stops early."""
+    try:
+        returned = function(stage, activation, around.send_forward, around.recv_backward)
+    except Deadlock:
+        return (
+            "your stage waits for a gradient before it has sent its output. The next rank has nothing to compute that "
+            "gradient from, so both wait forever: a deadlock"
+        )
+    except RuntimeError as error:
+        if "implicitly created" not in str(error):
+            raise
+        return (
+            "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, "
+            "can do without one"
+        )
+    return returned if not isinstance(returned, str) else None
+
+
+def _not_sent(around: Neighbors, output: Tensor) -> str | None:
+    from torch import equal
+
+    if len(around.runs) != 1:
+        return f"the stage {f'runs {len(around.runs)} times' if around.runs else 'never runs'}; run it once"
+    if not around.sent:
+        return "the next rank never receives anything; send it the stage's output"
+    if len(around.sent) > 1:
+        return f"the next rank receives {len(around.sent)} tensors; send it one, the stage's output"
+    if around.sent[0].shape != output.shape or not equal(around.sent[0], output):
+        return "the next rank receives a tensor other than the stage's output"
+    return None
+
+
+def _wrong_in_the_middle(stage: Module, uncut: Module, returned: Any, right: Tensor, gradient: Tensor) -> str | None:
+    from torch import equal, is_tensor
+
+    if _none(stage):
+        return "the stage's weights have no gradients: no backward ran from the stage's output"
+    mine, others = (_gradients(each) for each in (stage, uncut))
+    if not equal(mine, others):
+        times = _times(mine, others)
+        fault = "the gradients of the stage's weights differ from those of the uncut model"
+        if times:
+            return f"{fault}: they are {times} times as large. Run one backward, from the stage's output"
+        return f"{fault}. Start the backward from the gradient that came back, and let it add to the existing .grad"
+    if returned is None:
+        return (
+            "the weights have their gradients, but your function returns None. If you return activation.grad, it is "
+            "None because the activation was not a leaf that requires grad when the stage ran"
+        )
+    if not is_tensor(returned):
+        return f"your function returns {returned!r}; return the tensor that goes back to the previous rank"
+    if returned.shape == gradient.shape and equal(returned, gradient):
+        return (
+            "you return the gradient of your own output. The previous rank sent you your input, so it needs the "
+            "gradient of that"
+        )
+    if right.grad is None or returned.shape != right.shape or not equal(returned, right.grad):
+        return "the weights have their gradients, but you return a tensor other than the gradient of the activation"
+    return None
+
+
+# The lesson's pictures
+
+NAMES = {"MmBackward0": "Linear", "AddmmBackward0": "Linear", "MseLossBackward0": "loss"}
+CUT = "#c0392b"
+
+
+def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> Any:
+    """Draw the autograd graph that starts at `function`, in the direction of the backward; return its box.
+
+    names: the name of each leaf, by tensor.
+    """
+    leaf = getattr(function, "variable", None)
+    words = names[leaf] if leaf is not None else NAMES.get(function.name(), function.name().removesuffix("Backward0"))
+    look = {"boxstyle": "round,pad=0.4", "facecolor": "white" if leaf is None else "#cfe0f3"}
+    text = ax.text(x, y, words, ha="center", va="center", fontsize=12, bbox=look)
+    box = text.get_bbox_patch()
+    for before, _ in function.next_functions:
+        if before is None:
+            continue
+        weight = before.name() == "TBackward0"  # a Linear uses its weight transposed
+        if weight:
+            before = before.next_functions[0][0]
+        place = (x, y - 1) if weight else (x - 1, y)
+        ends = {"patchA": box, "patchB": draw_graph(ax, before, names, *place), "shrinkA": 2, "shrinkB": 2}
+        ax.annotate("", place, (x, y), arrowprops={"arrowstyle": "->", **ends})
+    return box
+
+
+def draw_halves(ax: Any, title: str, cut: float, width: float, scissors: bool = False) -> None:
+    """Draw the line between the two halves of a model, for graphs that `draw_graph` draws."""
+    ax.axvline(cut, color=CUT, linestyle="--")
+    ax.text(cut - 0.05, 0.7, "first half", ha="right", color=CUT, fontsize=12)
+    ax.text(cut + 0.05, 0.7, "second half", color=CUT, fontsize=12)
+    if scissors:
+        ax.text(cut, 0, "✂", ha="center", va="center", size=18, color=CUT, backgroundcolor=ax.get_facecolor())
+    ax.set(xlim=(0.5, width + 0.5), ylim=(-1.5, 1))
+    ax.set_title(title, fontsize=13)
+    ax.axis("off")
+
+
+def draw_messages(ax: Any, left: float, right: float) -> None:
+    """Draw the two tensors that cross a cut between `left` and `right`."""
+    for message, start, end, y in (("activation", left, right, 0.35), ("its gradient", right, left, -0.35)):
+        ax.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "->", "color": CUT})
+        middle = (left + right) / 2
+        face = ax.get_facecolor()
+        ax.text(middle, y, message, ha="center", va="center", color=CUT, fontsize=12, backgroundcolor=face)
+
+
 EXERCISES = {
     "02.1": Exercise(
         _not_a_hand_off,
         "All gradients equal those of the uncut model, bit for bit. With one rank for each half, this is what you "
         "built: down, and back up.",
         lambda _: simulate(schedule("naive", 2, 1)),
+        hints=(
+            "For the second half, the activation is an input like any other. Of the three tools, which one makes "
+            "backward keep a gradient for it?",
+            "When loss.backward() is done, received.grad is what the first half lacks. Which tensor on rank 0 did it "
+            "belong to, before the cut?",
+            "Make received a leaf: sent.detach().requires_grad_(). Then start a backward from sent.",
+        ),
+    ),
+    "02.2": Exercise(
+        _not_a_middle_stage,
+        "This stage could stand anywhere in a pipeline: it needs to know nothing about the ranks before and after it.",
+        lambda _: simulate(schedule("naive", 3, 1)),
+        hints=(
+            "A middle stage is the second half toward the previous rank, and the first half toward the next one. You "
+            "have written both.",
+            "In order: make the activation a leaf, run the stage, send, receive, run the backward from the stage's "
+            "output, and return the leaf's gradient.",
+        ),
     ),
 }
