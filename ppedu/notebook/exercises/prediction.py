@@ -96,18 +96,19 @@ def _control(name: str, asked: Prediction) -> Any:
     """Return a widget that sets the value of a prediction."""
     import ipywidgets
 
+    values = [None, *asked.options] if asked.step else asked.options
     if asked.step:
-        labels = [EMPTY, *map(pretty, asked.options)]
-        control = ipywidgets.SelectionSlider(options=labels, layout={"width": "min(100%, 36em)", "margin": "2px 8px"})
+        labels = [(pretty(each), each) for each in asked.options]
+        layout = {"width": "min(100%, 36em)", "margin": "2px 8px"}
+        control = ipywidgets.SelectionSlider(options=[(EMPTY, None), *labels], layout=layout)
     else:
         layout = {"width": "max-content", "max_width": "100%"}
         control = ipywidgets.RadioButtons(options=asked.options, index=None, layout=layout)
-    values = dict(zip(map(pretty, asked.options) if asked.step else asked.options, asked.options, strict=True))
 
     def keep(change: Any) -> None:
-        asked.value = values.get(change.new)  # None for EMPTY
+        asked.value = None if change.new is None else values[change.new]
 
-    control.observe(keep, "label")
+    control.observe(keep, "index")
     rest = _question(name, asked).removeprefix(name) if asked.step else ": your prediction?"
     return ipywidgets.VBox([ipywidgets.HTML(f"<b>{escape(name)}</b>{rest}"), control])
 
