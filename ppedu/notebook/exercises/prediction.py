@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from html import escape
+from itertools import count
 from numbers import Real
 from typing import Any
 
@@ -81,8 +82,8 @@ def _asked(name: str, *given: Any) -> Prediction:
     low, high, step = given if len(given) == 3 else (*given, 1)
     if not low < high or not 0 < step <= high - low or (high - low) / step > MOST_STOPS:
         raise SettingError(f"{wanted}; got {low!r}, {high!r} and a step of {step!r}")
-    count = int((high - low) / step + 1e-9)
-    return Prediction([round(low + step * each, 12) for each in range(count + 1)], step)
+    steps = int((high - low) / step + 1e-9)
+    return Prediction([round(low + step * each, 12) for each in range(steps + 1)], step)
 
 
 def _question(name: str, asked: Prediction) -> str:
@@ -98,9 +99,9 @@ def _control(name: str, asked: Prediction) -> Any:
 
     values = [None, *asked.options] if asked.step else asked.options
     if asked.step:
-        labels = [(pretty(each), each) for each in asked.options]
+        labels = [EMPTY, *map(pretty, asked.options)]
         layout = {"width": "min(100%, 36em)", "margin": "2px 8px"}
-        control = ipywidgets.SelectionSlider(options=[(EMPTY, None), *labels], layout=layout)
+        control = ipywidgets.SelectionSlider(options=[*zip(labels, count())], layout=layout)
     else:
         layout = {"width": "max-content", "max_width": "100%"}
         control = ipywidgets.RadioButtons(options=asked.options, index=None, layout=layout)
