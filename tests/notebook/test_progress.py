@@ -101,7 +101,7 @@ def test_each_call_gives_the_next_hint_and_costs_the_second_star(folder, capsys,
     assert "03.1 ☆☆" in capsys.readouterr().out, "reading a hint does not solve an exercise"
     check_answer("03.1", eval(RIGHT))
     progress()
-    assert "03.1 ★☆\n" in capsys.readouterr().out
+    assert "03.1 ★☆" in capsys.readouterr().out
 
 
 def test_hints_read_after_the_exercise_is_solved_cost_nothing(capsys, with_hints):
@@ -109,7 +109,7 @@ def test_hints_read_after_the_exercise_is_solved_cost_nothing(capsys, with_hints
     hint("03.1")
     check_answer("03.1", eval(RIGHT))
     progress()
-    assert "03.1 ★★\n" in capsys.readouterr().out
+    assert "03.1 ★★" in capsys.readouterr().out
 
 
 def test_an_exercise_without_hints_has_a_sentence(capsys, monkeypatch):
