@@ -8,6 +8,7 @@
 `pp.view`, `pp.notebook`) are imported when they are first used.
 """
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -62,7 +63,16 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Register the `%%torchrun` magic, when a notebook runs `%load_ext ppedu`."""
+    """Register the `%%torchrun` magic, when a notebook runs `%load_ext ppedu`.
+
+    Where matplotlib's colours are its defaults, also make pictures legible on light and dark pages: no background, grey
+    text and axes. Colours that a learner sets before or after it stay.
+    """
     from ppedu.notebook.magic import load
+
+    with suppress(ImportError):  # matplotlib is optional
+        from ppedu.view.theme import use_notebook_colors
+
+        use_notebook_colors()
 
     load(ipython)

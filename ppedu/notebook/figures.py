@@ -14,10 +14,12 @@ from matplotlib._pylab_helpers import Gcf
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
 from ppedu.notebook.exchange import FIGURE, FOLDER, write_private
+from ppedu.view.theme import use_notebook_colors
 
 __all__ = ["FigureCanvas", "show"]
 
 _numbers = count()
+use_notebook_colors()
 
 
 def show(*_: Any, **__: Any) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from ppedu.core.actions import Op
 
 # Told apart by hue, and by lightness for readers who see fewer hues.
-COLORS = {Op.F: "#3b76b8", Op.B: "#2f8f6b", Op.I: "#8ccfae", Op.W: "#e3a92f"}
+COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f"}
 NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "backward for the input", Op.W: "backward for the weights"}
 MEMORY = "#a99cc4"
 MARK = "#d62f2f"  # an action that differs, or memory above its limit
-LIGHTER = 0.16  # how much lighter odd microbatches are, so that neighbours differ even without numbers
-DARKER = 0.38  # how much darker a rank's last chunk is than its first; chunks in between are spread evenly
+LIGHTER = 0.1  # how much lighter odd microbatches are where a rank has one chunk, so that neighbours differ
+DARKER = 0.34  # how much darker a rank's last chunk is than its first; chunks in between are spread evenly
 
-# Heights within a rank's row, which is 1 high: the boxes, and below them the memory strip.
-ROW = {"top": 0.06, "bottom": 0.66, "strip": 0.7, "floor": 0.94}
-BARE_ROW = {"top": 0.06, "bottom": 0.94, "strip": 0.94, "floor": 0.94}  # without a memory strip
+# Heights within a rank's row, which is 1 high: the boxes, and below them the memory strip. Where another timeline is
+# outlined, it takes the upper part of the boxes' height, down to "lane".
+ROW = {"top": 0.05, "lane": 0.19, "bottom": 0.6, "strip": 0.66, "floor": 0.95}
+BARE_ROW = {"top": 0.06, "lane": 0.28, "bottom": 0.94, "strip": 0.94, "floor": 0.94}  # without a memory strip
 
 LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "mark": MARK, "row": ROW}
 
@@ -25,6 +26,13 @@ def shade(op: Op, microbatch: int, chunk: int, chunks: int) -> tuple[float, floa
     chunk: the box's chunk on its rank, from 0; each rank has `chunks`.
     """
     dark = 1 - DARKER * chunk / max(1, chunks - 1)
-    lighter = microbatch % 2 * LIGHTER
+    lighter = microbatch % 2 * LIGHTER if chunks == 1 else 0
     red, green, blue = (int(COLORS[op][at : at + 2], 16) / 255 * dark for at in (1, 3, 5))
     return red + (1 - red) * lighter, green + (1 - green) * lighter, blue + (1 - blue) * lighter
+
+
+def ink_on(color: tuple[float, float, float]) -> str:
+    """Return white or black, whichever is easier to read on a colour; the contrast is at least 4.5 to 1."""
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue  # as WCAG 2 defines it
+    return "#ffffff" if (luminance + 0.05) ** 2 < 0.05 * 1.05 else "#000000"

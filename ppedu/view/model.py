@@ -203,13 +203,23 @@ class Stack:
         return float(max(max(panel.cap or 0, *panel.timeline.peak_activations) for panel in self.panels))
 
     @cached_property
+    def fills(self) -> dict[Op, list[tuple[float, float, float]]]:
+        """The colours of each op's boxes, for the legend: two shades of a single chunk, or one shade per chunk."""
+        found: dict[Op, dict[tuple[float, float, float], None]] = {}  # dicts as sets that keep their order
+        for panel in self.panels:
+            chunks = panel.timeline.schedule.chunks
+            kinds = [(0, 0), (1, 0)] if chunks == 1 else [(0, chunk) for chunk in range(chunks)]
+            for op in {box.op for box in panel.boxes}:
+                found.setdefault(op, {}).update({shade(op, m, chunk, chunks): None for m, chunk in kinds})
+        return {op: list(found[op]) for op in COLORS if op in found}
+
+    @cached_property
     def legend(self) -> dict[str, str]:
         """The legend: a description of each colour and line that occurs. Each key is also the name of a CSS class."""
         placements = [panel.timeline.schedule.placement for panel in self.panels]
-        ops = {box.op for panel in self.panels for box in panel.boxes}
         outlines = [panel.outline.source for panel in self.panels if panel.outline]
         words: dict[str, Any] = {
-            **{op: op in ops and NAMES[op] for op in COLORS},
+            **{op: op in self.fills and NAMES[op] for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
             "copy": any(each.copies > 1 for each in placements) and "second copy",
             "memory": not self.bare and "activations held",
@@ -227,6 +237,7 @@ class Stack:
             "end": round(self.end * factor, 9),
             "most": self.most,
             "legend": list(self.legend.items()),
+            "fills": {op: [_bytes(fill) for fill in fills] for op, fills in self.fills.items()},
             "panels": [panel.state(factor, unit) | (NO_NUMBERS if self.bare else {}) for panel in self.panels],
         }
 

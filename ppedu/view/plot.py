@@ -13,7 +13,7 @@ from ppedu.core.numeric import pretty
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance
 from ppedu.view.label import label
-from ppedu.view.look import COLORS, MARK, MEMORY, ROW, shade
+from ppedu.view.look import COLORS, MARK, MEMORY, ROW, ink_on, shade
 from ppedu.view.model import Box, Panel, Stack
 
 try:
@@ -21,10 +21,13 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
+    from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
     from matplotlib.transforms import ScaledTranslation
+
+    from ppedu.view.theme import saved_colors, still_colors
 except ImportError as error:
     raise SettingError(f"pictures need {error.name}, which is not installed; pip install 'ppedu[plot]'") from error
 
@@ -46,11 +49,11 @@ def plot(
     """Draw a timeline and return its Axes.
 
     ax: where to draw; a new figure by default.
-    outline: another timeline with the same number of ranks, drawn over this one as outlines: a simulation over a
-        measured run.
-    memory: whether a strip under each rank shows its activations, with the peak at its right. All ranks share one
-        scale, on which the highest peak fills the strip. Pass a number to let that number fill the strip instead, so
-        that pictures can be compared.
+    outline: another timeline with the same number of ranks, drawn as outlines above this one's boxes: the simulation
+        of a measured run.
+    memory: whether a strip under each rank shows its activations, with the scale at its left and the peak at its
+        right. All ranks share one scale, on which the highest peak fills the strip. Pass a number to let that number
+        fill the strip instead, so that pictures can be compared.
     title: replaces the schedule's name and size. Makespan, bubble and peak memory are always shown beside it, and
         "emulated" after it if the times were emulated.
     legend: whether to draw a legend below the timeline. In a figure of several timelines, one is enough.
@@ -104,21 +107,31 @@ def _draw(panel: Panel, ax: Axes, end: float, most: float | None, bare: bool = F
     boxes = sorted(panel.boxes, key=lambda box: box.copy)  # so that the edges of the second copy stay visible
     wide, high = _points(ax)
     gap = 0.8 if boxes and sum(box.end - box.start for box in boxes) / len(boxes) * wide > 5 else 0.2
-    ink, paper, chunks = rcParams["text.color"], ax.get_facecolor(), panel.timeline.schedule.chunks
-    edges = [ink if box.copy else paper for box in boxes]
+    chunks, top = panel.timeline.schedule.chunks, ROW["lane" if panel.outline else "top"]
     fills = [shade(box.op, box.microbatch, box.chunk, chunks) for box in boxes]
 
-    def draw(subset: list[Box], **style: Any) -> None:
-        corners = [_rectangle(box, bottom) for box in subset]
+    def draw(subset: list[Box], ends: tuple[float, float], inside: float = 0, **style: Any) -> None:
+        """Draw boxes between these heights within a row. `inside`: the points from a box's edge to what is drawn."""
+        corners = []
+        for box in subset:
+            margin = min((gap / 2 + inside) / wide, (box.end - box.start) / 5)
+            left, right = box.start + margin, box.end - margin
+            upper, lower = (y + inside / high * way for y, way in zip(_edges(box, *ends), (1, -1), strict=True))
+            corners.append([(left, upper), (right, upper), (right, lower), (left, lower)])
         ax.add_collection(PolyCollection(corners, **style), autolim=False)
 
-    draw(boxes, facecolors=fills, edgecolors=edges, linewidths=gap)
+    draw(boxes, (top, bottom), facecolors=fills, linewidths=0)
+    if any(box.copy for box in boxes):  # inside the box, to be seen on light and on dark pages
+        copies = [box for box in boxes if box.copy]
+        draw(copies, (top, bottom), 0.9, facecolors="none", edgecolors="black", linewidths=0.9)
     if panel.outline:
-        draw(Panel(panel.outline).boxes, facecolors="none", edgecolors=ink, linewidths=0.9)
+        outlined = Panel(panel.outline).boxes
+        edges = [COLORS[box.op] for box in outlined]
+        draw(outlined, (ROW["top"], top - 0.03), facecolors="none", edgecolors=edges, linewidths=0.9)
     if panel.marks:
-        draw([box for box in boxes if box.mark], facecolors="none", edgecolors=MARK, linewidths=1.8)
-    inks = ["white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.54 else "#16302a" for red, green, blue in fills]
-    _number(ax, boxes, inks, bottom, wide, high)
+        marked = [box for box in boxes if box.mark]
+        draw(marked, (top, bottom), 0.4, facecolors="none", edgecolors=MARK, linewidths=1.8)
+    _number(ax, boxes, list(map(ink_on, fills)), (top, bottom), wide, high)
     if most is not None:
         _memory(ax, panel, end, most)
     ax.set_title(label(panel.heading), loc="left", fontsize=11, weight="bold", **plain)
@@ -129,12 +142,13 @@ def _draw(panel: Panel, ax: Axes, end: float, most: float | None, bare: bool = F
 def _legend(ax: Axes, stack: Stack, memory: bool) -> None:
     """Draw the legend of a stack below the left corner of `ax`. `memory`: whether memory strips are drawn."""
     ink = rcParams["text.color"]
+    tones: dict[str, Any] = {op: tuple(Patch(color=fill) for fill in fills) for op, fills in stack.fills.items()}
     swatches: dict[str, Any] = {
-        **{op: Patch(color=color) for op, color in COLORS.items()},
+        **tones,
         "chunk": Patch(color=shade(Op.F, 0, 1, 2)),
-        "copy": Patch(facecolor="none", edgecolor=ink, linewidth=0.8),
+        "copy": Patch(facecolor=COLORS[Op.F], edgecolor="black", linewidth=1.2),
         "memory": Patch(color=MEMORY),
-        "outline": Patch(facecolor="none", edgecolor=ink, linewidth=0.9),
+        "outline": Patch(facecolor="none", edgecolor=COLORS[Op.F], linewidth=1.2),
         "cap": Line2D([], [], color=ink, linewidth=0.8),
         "mark": Patch(facecolor="none", edgecolor=MARK, linewidth=1.8),
     }
@@ -149,8 +163,9 @@ def _legend(ax: Axes, stack: Stack, memory: bool) -> None:
         ncols=len(entries),
         frameon=False,
         fontsize=9,
-        handlelength=1,
+        handlelength=max([1.0, *(0.7 * len(fills) for fills in tones.values())]),
         handleheight=1,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -159,9 +174,10 @@ def _legend(ax: Axes, stack: Stack, memory: bool) -> None:
 def picture(stack: Stack, kind: str) -> bytes:
     """Return a picture as the bytes of a file; `kind` is "svg", "png" or "pdf".
 
-    The text in an SVG can be searched and copied. Drawing the same timelines again gives the same bytes.
+    The background is white unless the learner has set another colour. The text in an SVG can be searched and copied.
+    Drawing the same timelines again gives the same bytes.
     """
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppedu"}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ppedu", **saved_colors()}):
         metadata = {"Date": None} if kind == "svg" else None
         fixed = len(stack.panels) > 1
         drawn = _drawn(stack, fixed, format=kind, bbox_inches="tight", dpi=200, metadata=metadata)
@@ -173,9 +189,11 @@ def picture(stack: Stack, kind: str) -> bytes:
 def png(stack: Stack) -> bytes:
     """Return a PNG picture for a notebook, drawn faster than by `picture` and with a lower resolution.
 
-    The margins are fixed, because measuring them takes several times as long as drawing.
+    It has no background and grey text, because pages are light or dark. The margins are fixed, because measuring them
+    takes several times as long as drawing.
     """
-    return _drawn(stack, fixed=True, format="png", dpi=110)
+    with rc_context(still_colors()):
+        return _drawn(stack, fixed=True, format="png", dpi=110)
 
 
 def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
@@ -206,43 +224,40 @@ def _height(panel: Panel) -> float:
     return min(9.0, 1.1 + 0.5 * panel.timeline.schedule.ranks)
 
 
-def _edges(box: Box, bottom: float) -> tuple[float, float]:
+def _edges(box: Box, top: float, bottom: float) -> tuple[float, float]:
     """Return the y coordinates of a box's top and bottom; the halves of an overlapped pair share its height.
 
-    bottom: the lower end of the boxes within a rank's row, from 0 to 1.
+    top, bottom: the ends of the boxes within a rank's row, from 0 to 1.
     """
-    top, half = ROW["top"], (bottom - ROW["top"]) / 2
+    half = (bottom - top) / 2
     upper = top + (half if box.part == 2 else 0)
     return box.rank + upper, box.rank + (top + half if box.part == 1 else bottom)
 
 
-def _rectangle(box: Box, bottom: float) -> list[tuple[float, float]]:
-    """Return the corners of a box; `bottom` is that of `_edges`."""
-    upper, lower = _edges(box, bottom)
-    return [(box.start, upper), (box.end, upper), (box.end, lower), (box.start, lower)]
-
-
-def _number(ax: Axes, boxes: list[Box], inks: list[str], bottom: float, wide: float, high: float) -> None:
+def _number(ax: Axes, boxes: list[Box], inks: list[str], ends: tuple[float, float], wide: float, high: float) -> None:
     """Write a name such as 2B0 into each box, or only the microbatch where names would be small, or nothing.
 
     The size is that at which nine boxes in ten have space for it.
 
-    inks: the colour of each text. bottom: that of `_edges`. wide, high: points per unit of time and per rank's row.
+    inks: the colour of each text. ends: the top and bottom of `_edges`.
+    wide, high: points per unit of time and per rank's row.
     """
     names = [f"{box.stage}{box.op}{box.microbatch}" for box in boxes]
-    texts = names if _size(boxes, names, bottom, wide, high)[0] >= NAMED else [str(box.microbatch) for box in boxes]
-    size, sizes = _size(boxes, texts, bottom, wide, high)
+    texts = names if _size(boxes, names, ends, wide, high)[0] >= NAMED else [str(box.microbatch) for box in boxes]
+    size, sizes = _size(boxes, texts, ends, wide, high)
     for box, text, ink, own in zip(boxes, texts, inks, sizes, strict=True):
-        if own >= size >= SMALLEST:
-            x, y = (box.start + box.end) / 2, sum(_edges(box, bottom)) / 2
-            ax.text(x, y, text, ha="center", va="center_baseline", size=size, color=ink, clip_on=True)
+        if min(own, size) >= SMALLEST:
+            x, y = (box.start + box.end) / 2, sum(_edges(box, *ends)) / 2
+            ax.text(x, y, text, ha="center", va="center_baseline", size=min(own, size), color=ink, clip_on=True)
 
 
-def _size(boxes: list[Box], texts: list[str], bottom: float, wide: float, high: float) -> tuple[float, list[float]]:
+def _size(
+    boxes: list[Box], texts: list[str], ends: tuple[float, float], wide: float, high: float
+) -> tuple[float, list[float]]:
     """Return the size at which nine of ten texts fit into their boxes, and the size at which each fits, in points."""
     sizes = []
     for box, text in zip(boxes, texts, strict=True):
-        upper, lower = _edges(box, bottom)
+        upper, lower = _edges(box, *ends)
         across = (box.end - box.start) * wide / (0.62 * len(text) + 0.35)
         sizes.append(min(LARGEST, across, (lower - upper) * high / 1.25))
     return (sorted(sizes)[len(sizes) // 10] if sizes else LARGEST), sizes
@@ -251,16 +266,23 @@ def _size(boxes: list[Box], texts: list[str], bottom: float, wide: float, high: 
 def _memory(ax: Axes, panel: Panel, end: float, most: float) -> None:
     """Fill each rank's memory strip up to the activations that it holds; `most` takes the strip's full height."""
     peaks, unit = panel.timeline.peak_activations, (ROW["floor"] - ROW["strip"]) / (most or 1)
+    ink = rcParams["text.color"]
+    beside: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "color": ink}
+    ax.hlines([rank + ROW["strip"] for rank in range(len(peaks))], 0, end, color=ink, linewidth=0.5, alpha=0.35)
     for rank, (times, held) in enumerate(panel.memory):
         floor = rank + ROW["floor"]
         tops = [floor - unit * min(most or 1, each) for each in held]
         ax.fill_between(times, tops, floor, step="post", color=MEMORY, linewidth=0)
         if panel.cap is not None:
-            color = MARK if max(held) > panel.cap else rcParams["text.color"]
-            ax.hlines(floor - unit * float(panel.cap), 0, end, color=color, linewidth=0.8)
+            limit, over = floor - unit * float(panel.cap), max(held) > panel.cap
+            if over:
+                ax.fill_between(times, [min(top, limit) for top in tops], limit, step="post", color=MARK, linewidth=0)
+            ax.hlines(limit, 0, end, color=MARK if over else ink, linewidth=1)
         if len(peaks) <= 16:
-            peak = f" peak {pretty(peaks[rank])}"
-            ax.text(1, floor, peak, transform=ax.get_yaxis_transform(), fontsize=8, va="bottom", color="#6d5f8c")
+            ax.text(1, floor, f" peak {pretty(peaks[rank])}", fontsize=8, va="bottom", **beside)
+        if len(peaks) <= 8:  # the axis of the strip
+            for y, number in ((rank + ROW["strip"], pretty(most)), (floor, "0")):
+                ax.text(0, y, f"{number} ", fontsize=6.5, ha="right", va="center", **beside)
 
 
 def _points(ax: Axes) -> tuple[float, float]:

@@ -268,7 +268,7 @@ def colour(timeline, single):
     channels = [int(COLORS[single.op][at : at + 2], 16) for at in (1, 3, 5)]
     chunk = timeline.schedule.placement.chunk(single.stage, single.microbatch)
     darker = DARKER * chunk / max(1, timeline.schedule.chunks - 1)
-    lighter = LIGHTER * (single.microbatch % 2)
+    lighter = LIGHTER * (single.microbatch % 2) if timeline.schedule.chunks == 1 else 0
     return tuple(round(c + (255 - c) * lighter) for c in (c * (1 - darker) for c in channels))
 
 

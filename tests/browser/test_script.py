@@ -13,7 +13,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
-from ppedu.view.look import COLORS, DARKER, LIGHTER, LOOK, NAMES
+from ppedu.view.look import COLORS, DARKER, LOOK, NAMES
 from ppedu.view.model import Panel, Stack
 from ppedu.view.script import script, style
 
@@ -232,7 +232,8 @@ def test_no_text_of_a_picture_is_covered_or_cut_off(page, timeline, width):
         assert not [(a["text"], b["text"]) for a, b in combinations(texts, 2) if cover(a, b)]
         for text in texts:
             assert text["left"] >= 0 and text["right"] <= width and text["bottom"] <= height, text
-        times = [text["text"] for text in texts if re.fullmatch(r"[-\d.e]+", text["text"])]
+        axis = [text["text"] for text in texts if text["top"] > height - 26]
+        times = [text for text in axis if re.fullmatch(r"[-\d.e]+", text)]
         assert len(set(times)) == len(times) >= 2, "ticks have different labels"
 
 
@@ -255,7 +256,7 @@ def test_the_number_on_a_box_can_be_read_on_its_colour(page):
 
     for fill, ink in {tuple(pair) for pair in pairs}:
         dark, light = sorted((luminance(fill), luminance(ink)))
-        assert (light + 0.05) / (dark + 0.05) >= 3, (fill, ink)
+        assert (light + 0.05) / (dark + 0.05) >= 4.45, (fill, ink)
 
 
 CHARTS = """sets => sets.map(points => {
@@ -416,10 +417,10 @@ def test_a_hundred_chunks_have_the_shades_that_the_static_picture_gives_them(pag
     expected = []
     for color in COLORS.values():
         channels = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
-        for lighter in (0, LIGHTER):
+        for _ in (0, 1):  # with several chunks, microbatches of both kinds have one colour
             for dark in ([c * (1 - DARKER * k / 99) for c in channels] for k in range(100)):
-                expected.append([c + (255 - c) * lighter for c in dark])
-    assert len({tuple(each) for each in found}) == len(expected)
+                expected.append(dark)
+    assert len({tuple(each) for each in found}) == len(expected) / 2
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, abs=0.01)
 

@@ -1,15 +1,19 @@
 """Pictures, inspected through matplotlib's objects: the positions of boxes, numbers, strips and text."""
 
 import dataclasses
+import io
 import re
 
 import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
+from PIL import Image
 from strategies import slow
 
 import ppedu as pp
 from ppedu import Action, Costs, Placement, Schedule, SettingError, Span, Timeline, simulate
+from ppedu.view.plot import png
+from ppedu.view.theme import GREY, use_notebook_colors
 
 SMALL = simulate(pp.schedule("1f1b", 4, 8))
 
@@ -32,8 +36,14 @@ def rectangles(collection):
 
 
 def drawn(ax):
-    """Return the boxes of the actions as (rank, left, right), sorted."""
-    return sorted((int(top), left, right) for left, right, top, _ in rectangles(ax.collections[0]))
+    """Return the boxes of the actions as (rank, left, right), sorted. A box ends just before the next one begins."""
+    return near(ax.collections[0], ax)
+
+
+def near(collection, ax):
+    gap = ax.get_xlim()[1] / 500
+    boxes = sorted((int(top), left, right) for left, right, top, _ in rectangles(collection))
+    return [(rank, pytest.approx(left, abs=gap), pytest.approx(right, abs=gap)) for rank, left, right in boxes]
 
 
 def spans(timeline):
@@ -86,7 +96,7 @@ def test_the_time_axis_ends_with_the_run():
 
 
 def test_a_run_is_drawn_from_its_own_start():
-    assert drawn(moved(SMALL, 1000).plot()) == drawn(SMALL.plot())
+    assert drawn(moved(SMALL, 1000).plot()) == spans(SMALL)
 
 
 def test_messages_have_no_box():
@@ -99,7 +109,7 @@ def test_the_parts_of_a_pair_share_its_time_and_its_height():
     pair = timeline.spans(0)[3]
     boxes = rectangles(timeline.plot().collections[0])
     (_, _, top, bottom), *_ = boxes
-    upper, lower = [box for box in boxes if box[:2] == (pair.start, pair.end)]
+    upper, lower = [box for box in boxes if box[:2] == pytest.approx((pair.start, pair.end), abs=0.02)]
     assert upper[2:] == pytest.approx((top, (top + bottom) / 2))
     assert lower[2:] == pytest.approx(((top + bottom) / 2, bottom))
 
@@ -226,6 +236,29 @@ def test_a_given_memory_scale_makes_pictures_comparable():
     assert common == pytest.approx(own / 2, abs=0.002)
 
 
+def test_the_scale_of_the_memory_strips_is_labelled_at_their_left():
+    for memory, most in ((True, "4"), (8, "8")):
+        axis = [text for text in SMALL.plot(memory=memory).texts if text.get_position()[0] == 0]
+        assert [text.get_text().strip() for text in axis] == [most, "0"] * 4
+
+
+def test_a_picture_in_a_notebook_has_no_background_and_a_saved_one_has(tmp_path):
+    shown = Image.open(io.BytesIO(png(SMALL.show().stack)))
+    assert shown.getpixel((2, 2))[3] == 0
+    with pyplot.rc_context():
+        use_notebook_colors()
+        SMALL.save(tmp_path / "x.png")
+        SMALL.save(tmp_path / "x.svg")
+    assert Image.open(tmp_path / "x.png").convert("RGBA").getpixel((2, 2)) == (255, 255, 255, 255)
+    assert GREY not in (tmp_path / "x.svg").read_text()
+
+
+def test_colours_that_a_learner_has_set_stay():
+    with pyplot.rc_context({"text.color": "red"}):
+        use_notebook_colors()
+        assert pyplot.rcParams["text.color"] == "red" and pyplot.rcParams["axes.labelcolor"] == GREY
+
+
 def test_the_peaks_stand_at_the_right():
     texts = [text for text in SMALL.plot().texts if "peak" in text.get_text()]
     assert [text.get_text().strip() for text in texts] == ["peak 4", "peak 3", "peak 2", "peak 1"]
@@ -234,7 +267,7 @@ def test_the_peaks_stand_at_the_right():
 
 def test_without_memory_there_is_no_strip_and_the_boxes_are_higher():
     with_strip, without = SMALL.plot(), SMALL.plot(memory=False)
-    assert len(with_strip.collections) == 1 + 4 and len(without.collections) == 1
+    assert len(with_strip.collections) == 1 + 1 + 4 and len(without.collections) == 1
     (_, _, top, bottom), *_ = rectangles(with_strip.collections[0])
     (_, _, high, low), *_ = rectangles(without.collections[0])
     assert low - high > bottom - top
@@ -244,12 +277,14 @@ def test_without_memory_there_is_no_strip_and_the_boxes_are_higher():
 # --- outline ----------------------------------------------------------------------------------------------------
 
 
-def test_an_outline_is_drawn_over_the_boxes_without_covering_them():
+def test_an_outline_is_drawn_above_the_boxes():
     slow = simulate(SMALL.schedule, Costs(forward=1.25, backward=2.5))
     ax = slow.plot(outline=SMALL)
     boxes, outline = ax.collections[:2]
-    assert sorted((int(top), left, right) for left, right, top, _ in rectangles(outline)) == spans(SMALL)
-    assert len(outline.get_facecolors()) == 0 and len(outline.get_edgecolors()) == 1
+    assert near(outline, ax) == spans(SMALL)
+    assert len(outline.get_facecolors()) == 0
+    tops, bottoms = [box[2] % 1 for box in rectangles(boxes)], [box[3] % 1 for box in rectangles(outline)]
+    assert max(bottoms) < min(tops)
     assert len(boxes.get_facecolors()) == 64
     assert ax.get_xlim()[1] == pytest.approx(slow.makespan)
 

@@ -12,7 +12,8 @@
  * @property {Record<Op, string>} names
  * @property {string} memory
  * @property {string} mark
- * @property {{ top: number, bottom: number, strip: number, floor: number }} row heights in a rank's row, which is 1 high
+ * @property {{ top: number, lane: number, bottom: number, strip: number, floor: number }} row heights in a rank's row,
+ *   which is 1 high
  *
  * @typedef {object} Boxes columns with an entry for each compute action, or for each half of an overlapped pair
  * @property {number[]} rank
@@ -52,6 +53,7 @@
  * @property {number} end the last time on the axis
  * @property {number} most the activations that fill a memory strip
  * @property {[string, string][]} legend keys and words
+ * @property {Record<string, Color[]>} fills the colours of each op
  * @property {Panel[]} panels
  *
  * @typedef {object} Gap

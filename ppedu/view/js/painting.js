@@ -1,7 +1,7 @@
 // @ts-check
 // The second of four files that Python joins into one ES module: timelines painted on a canvas or as SVG, and charts.
 
-import { largest } from "./model.js";
+import { largest, pretty } from "./model.js";
 
 /**
  * @typedef {import("./model.js").Color} Color
@@ -32,8 +32,15 @@ const NAMED = 9; // the smallest font for names such as 2B0 in boxes; where they
 
 // ----------------------------------------------------------------------------------------------------------- colours
 
-/** @param {Color} color */
-const luminance = ([red, green, blue]) => (0.299 * red + 0.587 * green + 0.114 * blue) / 255;
+/**
+ * White or black, whichever is easier to read on a colour. The contrast is at least 4.5 to 1.
+ * @param {Color} color
+ */
+function inkOn(color) {
+  const [red, green, blue] = color.map((c) => (c / 255 <= 0.04045 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue; // as WCAG 2 defines it
+  return (luminance + 0.05) ** 2 < 0.05 * 1.05 ? "#ffffff" : "#000000";
+}
 
 /**
  * @param {number} degrees
@@ -76,7 +83,7 @@ export class Palette {
     if (!shade) {
       const rgb = this.mix(op, which);
       const fill = `rgb(${rgb.map(Math.round).join(",")})`;
-      shade = { rgb, fill, ink: luminance(rgb) < 0.54 ? "#ffffff" : "#16302a" };
+      shade = { rgb, fill, ink: inkOn(rgb) };
       this.known.set(key, shade);
     }
     return shade;
@@ -232,7 +239,8 @@ export class Layout {
     this.boxes = timeline.boxes;
     this.width = width;
     this.view = view;
-    this.rowHeight = ranks <= 4 ? 46 : ranks <= 8 ? 38 : Math.max(8, Math.floor(420 / ranks));
+    this.rowHeight = ranks <= 4 ? 56 : ranks <= 8 ? 44 : Math.max(8, Math.floor(480 / ranks));
+    this.lane = timeline.outline ? look.row.lane : look.row.top; // the upper end of boxes, below outlined ones
     this.left = MARGIN.left;
     this.right = width - MARGIN.right;
     this.top = MARGIN.top + (width < NARROW ? LINE : 0);
@@ -257,7 +265,7 @@ export class Layout {
   }
   /** The middle of a rank's boxes: above it is the first half of an overlapped pair. */
   get middle() {
-    return (this.row.top + this.row.bottom) / 2;
+    return (this.lane + this.row.bottom) / 2;
   }
   /**
    * @param {number} i
@@ -266,7 +274,7 @@ export class Layout {
   box(i) {
     const { rank, start, end, part } = this.boxes;
     const left = this.x(start[i]);
-    const top = part[i] === 2 ? this.middle : this.row.top;
+    const top = part[i] === 2 ? this.middle : this.lane;
     const height = (part[i] === 1 ? this.middle : this.row.bottom) - top;
     return [left, this.y(rank[i], top), this.x(end[i]) - left, height * this.rowHeight];
   }
@@ -328,10 +336,14 @@ export function paint(context, timeline, layout, style) {
   paintMemory(context, timeline, layout, style);
   paintBoxes(context, timeline, layout, style, timeline.visible(view));
   if (outline) {
-    context.strokeStyle = ink;
-    context.lineWidth = 1;
-    const outlined = new Layout(outline, style.look, width, view);
-    for (let i = 0; i < outline.count; i++) context.strokeRect(...outlined.box(i));
+    const { lane } = style.look.row;
+    const outlined = new Layout(outline, { ...style.look, row: { ...style.look.row, bottom: lane - 0.04 } }, width, view);
+    context.lineWidth = 1.2;
+    for (let i = 0; i < outline.count; i++) {
+      const [x, y, w, h] = outlined.box(i);
+      context.strokeStyle = style.palette.of(outline.boxes.op[i], outline.boxes.stage[i], outline.boxes.microbatch[i], 0).fill;
+      context.strokeRect(x + 0.6, y, Math.max(0.4, w - 1.2), h);
+    }
   }
   context.restore();
 
@@ -340,7 +352,29 @@ export function paint(context, timeline, layout, style) {
     context.textAlign = "left";
     context.fillStyle = ink;
     data.peaks.forEach((peak, rank) => context.fillText(`peak ${peak}`, right + 6, layout.y(rank, 0.82)));
+    paintScale(context, layout, style);
   }
+}
+
+/**
+ * Label the axis of each memory strip, from 0 to what fills it.
+ * @param {Context} context
+ * @param {Layout} layout
+ * @param {Style} style
+ */
+function paintScale(context, layout, { look, most }) {
+  const { strip, floor } = look.row;
+  if ((floor - strip) * layout.rowHeight < 12) return;
+  context.font = `9px ${FONT}`;
+  context.textAlign = "right";
+  for (let y = layout.top; y < layout.bottom; y += layout.rowHeight) {
+    context.globalAlpha = 0.25;
+    context.fillRect(layout.left, Math.round(y + strip * layout.rowHeight), layout.right - layout.left, 1);
+    context.globalAlpha = 0.85;
+    context.fillText(pretty(most), layout.left - 8, y + strip * layout.rowHeight + 1);
+    context.fillText("0", layout.left - 8, y + floor * layout.rowHeight - 1);
+  }
+  context.globalAlpha = 1;
 }
 
 /**
@@ -381,6 +415,14 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
     }
     context.lineTo(layout.x(Math.min(makespan, view.right)), floor);
     context.fill();
+    if (cap !== null && largest(values) > cap) {
+      context.fillStyle = look.mark;
+      for (let k = 0; k < times.length; k++) {
+        if (values[k] <= cap) continue;
+        const [begin, end] = [layout.x(times[k]), layout.x(times[k + 1] ?? makespan)];
+        context.fillRect(begin, floor - unit * values[k], end - begin, unit * (values[k] - cap));
+      }
+    }
     if (cap !== null) {
       context.fillStyle = largest(values) > cap ? look.mark : ink;
       const [begin, end] = [layout.x(0), layout.x(Math.max(makespan, until))];
