@@ -11,6 +11,7 @@ Read the modules in this order:
                               are its parts
     emulate                   a pipeline whose stages sleep instead of computing
     gpt, data, train, checkpoint      the toy model, its text, and a training run that can be resumed
+    parity                    how far a pipeline is from the whole model in one process
     pointer                   the steps of loops, in the style of nanotron
     museum, bugs              a museum of steps with typical mistakes
 """

@@ -21,7 +21,7 @@ def train_alone(pieces: int, divide: bool = True, device: torch.device | str = "
     text, losses = Text(), []
     model = GPT(GPTConfig(len(text.characters))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(30):
+    for step in range(20):
         batch, mean = torch.stack(text.batch(16, 64, seed=step)).to(device), torch.zeros((), device=device)
         for x, y in batch.chunk(pieces, dim=1):
             loss = next_token_loss(model(x), y)
