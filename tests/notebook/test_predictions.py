@@ -177,3 +177,11 @@ def test_moving_a_slider_or_choosing_makes_the_prediction(page):
     page.move("SelectionSlider", 0)
     page.run("predict('one piece', 20, 120)")
     assert "You made no prediction." in page.run("outcome('one piece', 96)")[0].text, "it can be taken back"
+
+
+def test_stops_with_equal_labels_are_different_predictions():
+    asked = prediction._asked("it", 1, 1.01, 1e-5)
+    [_, slider] = prediction._control("it", asked).children
+    for place, value in ((1, 1), (2, 1.00001), (0, None)):
+        slider.index = place
+        assert asked.value == value
