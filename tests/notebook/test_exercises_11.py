@@ -4,6 +4,14 @@ import pytest
 import stepper
 
 from ppedu import schedule
+from ppedu.notebook.exercises.lesson_11 import (
+    draw_streams,
+    emulate_streams,
+    one_after_the_other,
+    paired,
+    parts,
+    simulate_streams,
+)
 
 
 def held(schedule):
@@ -116,3 +124,77 @@ WRONG_ROWS = {
 @pytest.mark.parametrize(("formula", "reason"), WRONG_ROWS.values(), ids=WRONG_ROWS)
 def test_a_wrong_row_is_explained(refused, formula, reason):
     refused("11.2", formula, reason)
+
+
+# Exercise 3: the two streams inside a pair
+
+
+def streams(layers):
+    return tuple(paired(layers).values())
+
+
+def changed(change):
+    """Return an answer whose lists `change` has changed."""
+
+    def answer(layers):
+        compute, network = streams(layers)
+        change(compute, network)
+        return compute, network
+
+    return answer
+
+
+def test_the_streams_of_a_pair_are_accepted(told):
+    assert told("11.3", streams).startswith("Right. The backward never waits")
+
+
+WRONG_STREAMS = {
+    "one after the other": (
+        lambda layers: tuple(one_after_the_other(layers).values()),
+        "with 1 layer, the pair takes 3 units, and 2 are possible: B combine 0 could start at 0 and starts at 1",
+    ),
+    "of one layer": (
+        lambda layers: streams(1),
+        "with 2 layers, F attention 1 is never run (and 7 more)",
+    ),
+    "missing": (changed(lambda compute, network: compute.pop()), "with 1 layer, B attention 0 is never run"),
+    "twice": (changed(lambda compute, network: compute.append("F attention 0")), "F attention 0 runs twice"),
+    "on the other stream": (
+        changed(lambda compute, network: compute.append(network.pop())),
+        "F combine 0 is in the list of compute, but it runs on network",
+    ),
+    "no part": (changed(lambda compute, network: compute.append("F mlp 0")), "'F mlp 0' is not a part"),
+    "deadlock": (
+        changed(lambda compute, network: (compute.reverse(), network.reverse())),
+        "the streams deadlock: B attention 0 waits for B dispatch 0 and F combine 0 waits for F experts 0",
+    ),
+    "forgets return": (lambda layers: None, "returns None; return two lists"),
+    "a number": (2, "give a function of layers"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WRONG_STREAMS.values(), ids=WRONG_STREAMS)
+def test_wrong_streams_are_explained(refused, answer, reason):
+    refused("11.3", answer, reason)
+
+
+def ends(spans):
+    return max(end for *_, end in spans)
+
+
+def test_a_pair_hides_a_third_of_its_time_and_its_emulation_agrees():
+    assert ends(simulate_streams(one_after_the_other(), parts())) == 3
+    assert ends(simulate_streams(paired(), parts())) == 2
+    measured = emulate_streams(paired(), parts(), unit=0.02)
+    assert {name for _, name, *_ in measured} == parts().keys() and ends(measured) >= 2
+
+
+def test_the_streams_are_drawn():
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    _, ax = pyplot.subplots()
+    draw_streams(ax, simulate_streams(paired(), parts()), "a pair")
+    assert ax.get_title("right") == "takes 2.00" and len(ax.patches) == 8
+    pyplot.close("all")
