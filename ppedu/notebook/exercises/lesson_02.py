@@ -374,7 +374,8 @@ def _wrong_in_the_middle(stage: Module, uncut: Module, returned: Any, right: Ten
 # The lesson's pictures
 
 NAMES = {"MmBackward0": "Linear", "AddmmBackward0": "Linear", "MseLossBackward0": "loss"}
-CUT = "#c0392b"
+CUT = "#c0392b"  # legible on white and on black, like EDGE
+EDGE, INK = "#7f7f7f", "#222222"
 
 
 def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> Any:
@@ -384,8 +385,8 @@ def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> An
     """
     leaf = getattr(function, "variable", None)
     words = names[leaf] if leaf is not None else NAMES.get(function.name(), function.name().removesuffix("Backward0"))
-    look = {"boxstyle": "round,pad=0.4", "facecolor": "white" if leaf is None else "#cfe0f3"}
-    text = ax.text(x, y, words, ha="center", va="center", fontsize=12, bbox=look)
+    look = {"boxstyle": "round,pad=0.4", "facecolor": "white" if leaf is None else "#cfe0f3", "edgecolor": EDGE}
+    text = ax.text(x, y, words, ha="center", va="center", fontsize=12, color=INK, bbox=look)
     box = text.get_bbox_patch()
     for before, _ in function.next_functions:
         if before is None:
@@ -395,17 +396,21 @@ def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> An
             before = before.next_functions[0][0]
         place = (x, y - 1) if weight else (x - 1, y)
         ends = {"patchA": box, "patchB": draw_graph(ax, before, names, *place), "shrinkA": 2, "shrinkB": 2}
-        ax.annotate("", place, (x, y), arrowprops={"arrowstyle": "->", **ends})
+        ax.annotate("", place, (x, y), arrowprops={"arrowstyle": "->", "color": EDGE, **ends})
     return box
 
 
-def draw_halves(ax: Any, title: str, cut: float, width: float, scissors: bool = False) -> None:
-    """Draw the line between the two halves of a model, for graphs that `draw_graph` draws."""
-    ax.axvline(cut, color=CUT, linestyle="--")
-    ax.text(cut - 0.05, 0.7, "first half", ha="right", color=CUT, fontsize=12)
-    ax.text(cut + 0.05, 0.7, "second half", color=CUT, fontsize=12)
+def draw_halves(ax: Any, title: str, cut: float, width: float, gap: float = 0, scissors: bool = False) -> None:
+    """Draw the line between the two halves of a model, for graphs that `draw_graph` draws.
+
+    gap: how far the line stays away from the graph, above and below.
+    """
+    for start, end in ((1, gap), (-gap, -1.5)):
+        ax.plot([cut, cut], [start, end], color=CUT, linestyle="--")
+    ax.text(cut - 0.05, 0.75, "first half", ha="right", color=CUT, fontsize=12)
+    ax.text(cut + 0.05, 0.75, "second half", color=CUT, fontsize=12)
     if scissors:
-        ax.text(cut, 0, "✂", ha="center", va="center", size=18, color=CUT, backgroundcolor=ax.get_facecolor())
+        ax.text(cut, 0, "✂", ha="center", va="center", size=20, color=CUT)
     ax.set(xlim=(0.5, width + 0.5), ylim=(-1.5, 1))
     ax.set_title(title, fontsize=13)
     ax.axis("off")
@@ -413,11 +418,13 @@ def draw_halves(ax: Any, title: str, cut: float, width: float, scissors: bool = 
 
 def draw_messages(ax: Any, left: float, right: float) -> None:
     """Draw the two tensors that cross a cut between `left` and `right`."""
-    for message, start, end, y in (("activation", left, right, 0.35), ("its gradient", right, left, -0.35)):
-        ax.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "->", "color": CUT})
-        middle = (left + right) / 2
-        face = ax.get_facecolor()
-        ax.text(middle, y, message, ha="center", va="center", color=CUT, fontsize=12, backgroundcolor=face)
+    middle = (left + right) / 2
+    for message, start, end, side, va in (
+        ("activation", left, right, 1, "bottom"),
+        ("its gradient", right, left, -1, "top"),
+    ):
+        ax.annotate("", (end, 0.15 * side), (start, 0.15 * side), arrowprops={"arrowstyle": "->", "color": CUT})
+        ax.text(middle, 0.2 * side, message, ha="center", va=va, color=CUT, fontsize=12)
 
 
 EXERCISES = {

@@ -169,7 +169,7 @@ def one_after_the_other(layers: int = 1) -> dict[str, list[str]]:
 
 
 def simulate_streams(orders: Orders, known: Mapping[str, Part]) -> Spans:
-    """Return the spans of the parts, if each starts as soon as its stream is free and its input is there.
+    """Return the spans of the parts, if each starts as soon as its stream is free and its input has arrived.
 
     Parts that can never start are left out.
     """
