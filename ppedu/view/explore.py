@@ -20,7 +20,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.validate import require_instance
 from ppedu.view.interactive import Interactive
-from ppedu.view.model import Data, Panel
+from ppedu.view.model import Data, Panel, Stack
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number
 from ppedu.zoo.registry import options_of, require_registered
@@ -64,6 +64,18 @@ class Explore(Interactive):
     def panels(self) -> list[Panel]:
         return [Panel(self.timeline, cap=self.shown["memory"] or None)]
 
+    @property
+    def stack(self) -> Stack:
+        """The timeline, with a memory scale that is the same for most schedules of a size: all its microbatches.
+
+        Where the peak would be an eighth of that or less, the scale is an eighth.
+        """
+        panels = self.panels()
+        most, scale = Stack(panels).most, float(self.shown["microbatches"])
+        while 0 < most <= scale / 8:
+            scale /= 8
+        return Stack(panels, least=scale)
+
     def set(self, /, **changes: Any) -> None:
         """Change settings. If they are invalid, keep the last valid view, explain why, and offer the nearest valid.
 
@@ -95,7 +107,7 @@ class Explore(Interactive):
             **super().state(),
             "controls": list(_controls(self.settings, self.schedule)),
             "wrong": bool(self.wrong),
-            "over": not self.wrong and bool(self._over_limit()),
+            "over": "" if self.wrong else self._over_limit(),
             "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else self._note(),
             "offers": [[label, {name: str(value) for name, value in change.items()}] for label, change in self.offers],
             "code": self.code(),
@@ -105,8 +117,7 @@ class Explore(Interactive):
     def _note(self) -> str:
         causes = {cause: share for cause, share in self.timeline.causes().items() if abs(share) >= 0.0005}
         parts = ", ".join(f"{cause} {share:.1%}" for cause, share in causes.items())
-        bubble = f"The bubble ({self.timeline.bubble:.1%}) is made up of {parts}." if parts else "There is no bubble."
-        return f"{bubble} {self._over_limit()}".rstrip()
+        return f"The bubble ({self.timeline.bubble:.1%}) is made up of {parts}." if parts else "There is no bubble."
 
     def _over_limit(self) -> str:
         """Return a sentence about the rank with the highest peak if that exceeds the memory limit, otherwise ""."""

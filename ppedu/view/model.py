@@ -182,10 +182,12 @@ class Stack:
     """Panels under each other, on one time axis and with one scale for memory.
 
     bare: whether memory strips, makespan, bubble and peaks are left out.
+    least: the number of activations that a memory strip has space for at least.
     """
 
     panels: Sequence[Panel]
     bare: bool = False
+    least: float = 0
 
     @cached_property
     def timelines(self) -> list[Timeline]:
@@ -199,8 +201,10 @@ class Stack:
 
     @cached_property
     def most(self) -> float:
-        """The activations that fill a memory strip: the highest peak or cap."""
-        return float(max(max(panel.cap or 0, *panel.timeline.peak_activations) for panel in self.panels))
+        """The activations that fill a memory strip: the highest peak or cap, or `least`."""
+        return float(
+            max([self.least, *(max(panel.cap or 0, *panel.timeline.peak_activations) for panel in self.panels)])
+        )
 
     @cached_property
     def fills(self) -> dict[Op, list[tuple[float, float, float]]]:

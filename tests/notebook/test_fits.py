@@ -6,6 +6,7 @@ import pytest
 
 from ppedu.core.errors import SettingError
 from ppedu.notebook import heron, what_fits
+from ppedu.notebook.fits import FITS, OVER
 from ppedu.notebook.project import GB
 
 
@@ -13,7 +14,7 @@ def test_a_model_that_fits_is_told_apart_from_one_over_the_limit():
     shown = what_fits(7, gpus=2)
     assert shown.rows() == [("the whole model", 112), ("1/2 of the model", 56)]
     assert [shown.verdict(amount) for _, amount in shown.rows()] == ["112 GB · over the limit", "56 GB · fits"]
-    assert shown.html().count("background:#d62f2f") == shown.html().count("background:#3b76b8") == 1
+    assert [shown.html().count(f"background:{color}") for color in (FITS, OVER)] == [1, 1]
 
 
 def test_an_equal_share_is_the_state_of_the_running_example():

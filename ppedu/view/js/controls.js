@@ -7,6 +7,7 @@ import { Timeline, pretty } from "./model.js";
 import { Layout, Palette, SvgContext, assemble, chart, paint, paintOver, svgElement } from "./painting.js";
 
 /**
+ * @typedef {import("./model.js").Color} Color
  * @typedef {import("./model.js").Gap} Gap
  * @typedef {import("./model.js").Look} Look
  * @typedef {import("./model.js").Op} Op
@@ -36,7 +37,7 @@ import { Layout, Palette, SvgContext, assemble, chart, paint, paintOver, svgElem
  * @property {string} note
  * @property {[string, Record<string, string>][]} offers
  * @property {boolean} wrong
- * @property {boolean} over
+ * @property {string} over a sentence about the memory limit, if a rank exceeds it
  * @property {string} code
  * @typedef {Stack & Settings} ExploreState
  */
@@ -102,6 +103,10 @@ export class Figure {
   most = 0;
   /** @type {[string, string][]} */
   legend = [];
+  /** @type {Record<string, Color[]>} the colours of each op */
+  fills = {};
+  /** @type {{ x: number, y: number } | null} the pointer on the page; null while the keyboard moves the focus */
+  pointer = null;
   /** @type {ColorBy} */
   by = "op";
   path = false;
@@ -125,11 +130,12 @@ export class Figure {
     this.playButton = button(icon("play"), "play", () => this.toggle());
     this.stack = element("div", { class: "ppedu-stack" });
     this.line = element("p", { class: "ppedu-line", "aria-live": "polite" });
+    this.tip = element("div", { class: "ppedu-tip", "aria-hidden": "true", hidden: true }); // the line is read aloud
     this.words = element("pre", { tabindex: "0", role: "group", "aria-label": "orders" });
     const attributes = { class: "ppedu-words", ontoggle: () => this.spell() };
     this.table = element("details", attributes, element("summary", {}, "orders as text"), this.words);
     this.key = element("div", { class: "ppedu-legend" });
-    root.append(this.toolbar(), this.stack, this.line, element("div", { class: "ppedu-foot" }, this.key, this.table));
+    root.append(this.toolbar(), this.stack, this.line, element("div", { class: "ppedu-foot" }, this.key, this.table), this.tip);
     this.redraw = () => this.draw();
     this.watch = new ResizeObserver(this.redraw);
     this.watch.observe(this.stack);
@@ -156,7 +162,7 @@ export class Figure {
     for (const each of ["op", "microbatch", "stage"]) color.append(element("option", { value: each }, `colour: ${each}`));
     const path = element("input", { type: "checkbox", onchange: () => this.set({ path: path.checked }) });
     const space = () => element("span", { class: "ppedu-space" });
-    return element(
+    const bar = element(
       "div",
       { class: "ppedu-bar", role: "toolbar", "aria-label": "timeline" },
       button(icon("start"), "go to the start", () => this.step(-Infinity)),
@@ -174,18 +180,30 @@ export class Figure {
       button("SVG", "save as SVG", () => this.saveSvg()),
       button("PNG", "save as PNG", () => this.savePng()),
     );
+    // Tab stops once at the buttons; the arrow keys move between them.
+    const buttons = [...bar.querySelectorAll("button")];
+    const stopAt = (/** @type {HTMLButtonElement} */ one) => buttons.forEach((each) => (each.tabIndex = each === one ? 0 : -1));
+    stopAt(this.playButton);
+    bar.addEventListener("focusin", ({ target }) => target instanceof HTMLButtonElement && stopAt(target));
+    bar.addEventListener("keydown", ({ key, target }) => {
+      const here = target instanceof HTMLButtonElement ? buttons.indexOf(target) : -1;
+      const by = { ArrowLeft: -1, ArrowRight: 1 }[key];
+      if (here >= 0 && by) buttons[(here + by + buttons.length) % buttons.length].focus();
+    });
+    return bar;
   }
 
   /**
    * Show these timelines. The visible part of the time axis stays, if the new axis contains it.
    * @param {Stack} state
    */
-  update({ panels, end, most, legend }) {
+  update({ panels, end, most, legend, fills }) {
     const zoomed = this.view.left > 0 || this.view.right < this.end;
     this.timelines = panels.map((data) => new Timeline(data));
     this.end = end || 1;
     this.most = most;
     this.legend = legend;
+    this.fills = fills;
     if (!zoomed || this.view.left >= this.end) this.view = { left: 0, right: this.end };
     this.current = null;
     if (this.chosen && !(this.chosen.microbatch < panels[this.chosen.panel]?.microbatches)) this.chosen = null;
@@ -219,7 +237,11 @@ export class Figure {
       grabbed = { x: event.clientX, view: { ...this.view }, moved: false };
     });
     holder.addEventListener("pointermove", (event) => {
-      if (!grabbed || !event.buttons) return this.point(n, at(event));
+      this.pointer = { x: event.clientX, y: event.clientY };
+      if (!grabbed || !event.buttons) {
+        this.point(n, at(event));
+        return this.placeTip();
+      }
       const { x, view, moved } = grabbed;
       const far = event.clientX - x;
       if (Math.abs(far) > 3 && !moved) {
@@ -231,6 +253,7 @@ export class Figure {
     holder.addEventListener("pointerup", (event) => {
       const click = grabbed && !grabbed.moved;
       grabbed = null;
+      this.pointer = { x: event.clientX, y: event.clientY };
       if (!click) return;
       this.point(n, at(event));
       this.choose();
@@ -248,6 +271,7 @@ export class Figure {
     holder.addEventListener("wheel", turn, { passive: false });
     holder.addEventListener("keydown", (event) => this.press(event, n));
     holder.addEventListener("focus", () => this.explain());
+    holder.addEventListener("blur", () => (this.tip.hidden = true));
     this.stack.append(holder);
     return { holder, base, over, painted: [] };
   }
@@ -296,7 +320,7 @@ export class Figure {
     this.set({ chosen: microbatch < 0 || again ? null : { panel, microbatch } });
   }
 
-  /** Write the line below the timelines. */
+  /** Write the tooltip of the action or gap in focus, and the line below the timelines, which screen readers read. */
   explain() {
     const { panel = 0, i, gap } = this.current ?? {};
     if (gap) this.line.textContent = `${gap.why}.`;
@@ -304,6 +328,29 @@ export class Figure {
     else if (this.chosen) this.line.textContent = this.timelines[this.chosen.panel].tell(this.chosen.microbatch);
     else if (this.time !== null) this.line.textContent = this.timelines[0].moment(this.time);
     else this.line.textContent = HELP;
+    this.tip.hidden = !gap && i === undefined;
+    this.line.classList.toggle("ppedu-unseen", !this.tip.hidden); // the tooltip says the same
+    if (this.tip.hidden) return;
+    this.tip.textContent = this.line.textContent.replace(/\. (?=[A-Z])/g, ".\n");
+    this.placeTip();
+  }
+
+  /** Put the tooltip below the pointer, or below the box that the keyboard has reached; or above, if there is no space. */
+  placeTip() {
+    if (this.tip.hidden || !this.current) return;
+    const { panel, i, gap } = this.current;
+    const home = this.root.getBoundingClientRect();
+    let [x, top, bottom] = [0, 0, 0];
+    if (this.pointer) [x, top, bottom] = [this.pointer.x + 12, this.pointer.y - 8, this.pointer.y + 18];
+    else {
+      const [layout, holder] = [this.layout(panel), this.panels[panel].holder.getBoundingClientRect()];
+      const [left, upper, width, height] = i === undefined ? [layout.x(gap?.start ?? 0), layout.y(gap?.rank ?? 0, 0), 0, 20] : layout.box(i);
+      [x, top, bottom] = [holder.left + left + width / 2, holder.top + upper - 4, holder.top + upper + height + 6];
+    }
+    const { offsetWidth, offsetHeight } = this.tip;
+    const below = bottom - home.top + offsetHeight <= home.height || top - home.top < offsetHeight;
+    this.tip.style.left = `${Math.max(0, Math.min(x - home.left, home.width - offsetWidth))}px`;
+    this.tip.style.top = `${(below ? bottom : top - offsetHeight) - home.top}px`;
   }
 
   /** Write the orders as text, once a reader has opened them. */
@@ -318,6 +365,7 @@ export class Figure {
   press(event, n) {
     const { key } = event;
     const { boxes } = this.timelines[n];
+    this.pointer = null;
     const i = this.current?.panel === n ? this.current.i : undefined;
     if (key.startsWith("Arrow")) this.move(key, n, i);
     else if (["+", "=", "-"].includes(key))
@@ -471,16 +519,22 @@ export class Figure {
       paintOver(fitted(place.over, width, layout.height), timeline, layout, style, highlight);
     });
     this.describeColors();
+    this.placeTip();
     this.root.dataset.painted = `${1 + Number(this.root.dataset.painted ?? 0)}`;
   }
 
   /** Write the legend, which contains only what the picture contains. */
   describeColors() {
-    const state = JSON.stringify([this.by, this.legend]);
+    const state = JSON.stringify([this.by, this.legend, this.fills]);
     if (this.key.dataset.state === state) return;
     this.key.dataset.state = state;
     /** @type {Record<string, string>} */
-    const fills = { ...this.look.colors, memory: this.look.memory };
+    const fills = { memory: this.look.memory };
+    for (const [op, colors] of Object.entries(this.fills)) {
+      const stop = (/** @type {Color} */ color, /** @type {number} */ k) =>
+        `rgb(${color}) ${(100 * k) / colors.length}% ${(100 * (k + 1)) / colors.length}%`;
+      fills[op] = `linear-gradient(to right, ${colors.map(stop).join(", ")})`;
+    }
     const shown = this.legend.filter(([key]) => this.by === "op" || key === "memory" || !(key in fills || key === "chunk"));
     const entries = shown.map(([key, words]) => {
       const style = key in fills ? `background:${fills[key]}` : null;
@@ -721,8 +775,8 @@ function explore(root, look, send) {
     for (const label of settings.querySelectorAll("label"))
       label.hidden = !state.controls.some(({ name }) => name === label.dataset.name);
     const offers = state.offers.map(([label, change]) => button(label, label, () => ask(change)));
-    note.replaceChildren(state.note, ...offers);
-    note.classList.toggle("ppedu-wrong", state.wrong || state.over);
+    note.replaceChildren(state.note, " ", element("strong", {}, state.over), ...offers);
+    note.classList.toggle("ppedu-wrong", state.wrong || !!state.over);
     figure.stack.classList.toggle("ppedu-stale", state.wrong);
     figure.update(state);
     text.textContent = state.code;

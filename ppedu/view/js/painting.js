@@ -24,7 +24,6 @@ import { largest, pretty } from "./model.js";
  */
 
 const MARGIN = { left: 62, right: 66, top: 26, bottom: 26 };
-const NARROW = 600; // up to this width the heading has a line of its own, above the numbers
 const LINE = 16;
 const FONT = "system-ui, sans-serif";
 const MANY = 5000; // boxes in view
@@ -243,7 +242,9 @@ export class Layout {
     this.lane = timeline.outline ? look.row.lane : look.row.top; // the upper end of boxes, below outlined ones
     this.left = MARGIN.left;
     this.right = width - MARGIN.right;
-    this.top = MARGIN.top + (width < NARROW ? LINE : 0);
+    // Where both do not fit into one line, the heading has a line of its own, above the numbers.
+    const written = 7.2 * timeline.data.heading.length + 6.6 * timeline.data.numbers.length;
+    this.top = MARGIN.top + (written > width - MARGIN.left - 32 ? LINE : 0);
     this.bottom = this.top + this.rowHeight * ranks;
     this.height = this.bottom + MARGIN.bottom;
     this.scale = (this.right - this.left) / (view.right - view.left || 1);
@@ -681,7 +682,7 @@ export const svgElement = (tag, attributes, ...children) =>
  */
 export function chart(points, { x, y, line = false, width = 420, height = 220 }) {
   const [left, right, top, bottom] = [58, 14, 12, 36];
-  const most = { x: largest(points.map((p) => p.x)) * 1.12 || 1, y: largest(points.map((p) => p.y)) * 1.15 || 1 };
+  const most = { x: largest(points.map((p) => p.x)) * (line ? 1.12 : 1.3) || 1, y: largest(points.map((p) => p.y)) * 1.15 || 1 };
   /** @param {number} value */
   const across = (value) => left + (value / most.x) * (width - left - right);
   /** @param {number} value */
