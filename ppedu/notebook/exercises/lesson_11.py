@@ -236,7 +236,8 @@ def _not_the_streams(function: Any) -> str | None:
     for layers in (1, 2, 3):
         case = f"with {plural(layers, 'layer')}"
         answer = call(function, case, layers)
-        if not isinstance(answer, (tuple, list)) or len(answer) != 2 or any(isinstance(each, str) for each in answer):
+        two = isinstance(answer, (tuple, list)) and len(answer) == 2
+        if not two or not all(isinstance(each, (tuple, list)) for each in answer):
             return f"{case} your function returns {answer!r}; return two lists: the parts of compute, and of network"
         fault = _not_a_pair({COMPUTE: list(answer[0]), NETWORK: list(answer[1])}, layers)
         if fault:
@@ -248,7 +249,7 @@ def _not_a_pair(orders: dict[str, list[Any]], layers: int) -> str | None:
     known = parts(layers)
     for stream, names in orders.items():
         for name in names:
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 return f"{name!r} is not a part; parts are named like {next(iter(known))!r}"
             if known[name].stream != stream:
                 return f"{name} is in the list of {stream}, but it runs on {known[name].stream}"
