@@ -270,13 +270,16 @@ def counted(answer, name):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.kernel
+@pytest.mark.parametrize("with_ranks", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
-def test_a_lesson_keeps_the_learners_right_answers_and_uses_them(path, tmp_path):
+def test_a_lesson_keeps_the_learners_right_answers_and_uses_them(path, with_ranks, tmp_path):
     import nbformat
     from nbclient import NotebookClient
 
     lesson = nbformat.read(path, as_version=4)
+    if not with_ranks:  # in seconds; cells that use the ranks' results may then fail
+        lesson.cells = [cell for cell in lesson.cells if cell.source[:2] != "%%"]
     exercises, uses = _tagged(lesson, "exercise"), {}
     for place in exercises:
         name, cells = _cells_using_the_answer(lesson, place)
@@ -288,7 +291,8 @@ def test_a_lesson_keeps_the_learners_right_answers_and_uses_them(path, tmp_path)
     lesson.cells[0] = nbformat.v4.new_code_cell(COUNT)  # in place of the title
     end = f"{{{', '.join(f'{name!r}: {name}' for name in uses)}}} == kept, used"
     lesson.cells.append(nbformat.v4.new_code_cell(end))
-    NotebookClient(lesson, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    folder = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(lesson, timeout=120, allow_errors=not with_ranks, resources=folder).execute()
     for place in exercises:
         number, _ = _number_and_name(lesson.cells[place])
         assert _text(lesson.cells[place]).startswith("Right.")
@@ -296,7 +300,8 @@ def test_a_lesson_keeps_the_learners_right_answers_and_uses_them(path, tmp_path)
     printed = [_text(cell) for cell in lesson.cells if cell.cell_type == "code"]
     assert not any("not right yet" in each or "you said" in each for each in printed), "Run All makes no prediction"
     unchanged, used = eval(lesson.cells[-1].outputs[-1].data["text/plain"])
-    assert unchanged and {name: calls > 0 for name, calls in used.items()} == uses
+    assert unchanged
+    assert not with_ranks or {name: calls > 0 for name, calls in used.items()} == uses
 
 
 @pytest.mark.slow
