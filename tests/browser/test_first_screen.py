@@ -10,9 +10,8 @@ from opened import ROOT
 from PIL import Image
 
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.name)
-# Lessons whose first picture is further down, and lessons with pictures that have a background. Remove those that pass.
-NOT_YET = {"09", "10", "11", "12"}
-OPAQUE = {"00", "01", "02", "03", "04", "06", "07", "08", "09", "10", "11", "12"}
+# Lessons whose first picture is further down. Remove those that pass.
+NOT_YET = {"09", "10", "12"}
 
 FIRST = """() => {
   for (const each of document.querySelectorAll('.jp-OutputArea-output img, .jp-OutputArea-output svg')) {
@@ -49,4 +48,4 @@ def test_pictures_of_a_lesson_have_no_background(lesson):
     outputs = [out for cell in nbformat.read(lesson, 4).cells for out in cell.get("outputs", [])]
     pictures = [out["data"]["image/png"] for out in outputs if "image/png" in out.get("data", {})]
     corners = [Image.open(io.BytesIO(base64.b64decode(each))).convert("RGBA").getpixel((1, 1))[3] for each in pictures]
-    assert max(corners) == 0 or lesson.stem[:2] in OPAQUE
+    assert max(corners) == 0
