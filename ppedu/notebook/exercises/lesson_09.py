@@ -1,4 +1,4 @@
-"""Lesson 9: the order of interleaved chunks, and the best number of chunks."""
+"""Lesson 9: the order of interleaved chunks, the best number of chunks, and the complete schedule."""
 
 from __future__ import annotations
 
@@ -11,29 +11,38 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
-from ppedu.notebook.exercises.common import Exercise, ask, equal, listed, own_line, require_function, with_sizes
+from ppedu.notebook.exercises.common import (
+    Exercise,
+    ask,
+    equal,
+    listed,
+    not_legal,
+    own_line,
+    require_function,
+    with_sizes,
+)
+from ppedu.notebook.exercises.reasons import longest_wait, warmup
 from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
 from ppedu.zoo.registry import Entry, build
 
 # (ranks, microbatches, chunks), with the microbatches a multiple of the ranks; the lesson's own case first.
 DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
+PARAMETERS = ("rank", "ranks", "microbatches", "chunks")
 
 
 def _dealt(generator: Any, ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Build the schedule of the learner's forwards."""
+    """Build the schedule "yours" from the learner's generator, with the stages dealt out to the ranks in turn."""
 
-    def forwards(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
+    def order(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
         return generator(rank, ranks, microbatches, chunks)
 
     with own_line(generator, with_sizes(ranks, microbatches, plural(chunks, "chunk"))):
-        return build("yours", Entry(forwards, "loop"), ranks, microbatches, {"chunks": chunks})
+        return build("yours", Entry(order, "loop"), ranks, microbatches, {"chunks": chunks})
 
 
 def _not_depth_first(generator: Any) -> str | None:
-    names = ("rank", "ranks", "microbatches", "chunks")
-    require_function(generator, *names)
-
+    require_function(generator, *PARAMETERS)
     for ranks, microbatches, chunks in DEALT:
         case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
         yours = _dealt(generator, ranks, microbatches, chunks)
@@ -127,17 +136,77 @@ def _not_the_best_chunks(function: Any) -> str | None:
     return None
 
 
+def _not_interleaved(generator: Any) -> str | None:
+    require_function(generator, *PARAMETERS)
+    for ranks, microbatches, chunks in DEALT:
+        case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
+        yours = _dealt(generator, ranks, microbatches, chunks)
+        if fault := not_legal(yours, case):
+            return fault + _first_backward(yours)
+        timeline = simulate(yours)
+        best = simulate(schedule("interleaved", ranks, microbatches, chunks=chunks))
+        held, allowed = max(timeline.peak_activations), max(best.peak_activations)
+        if held > allowed:
+            rank = timeline.peak_activations.index(held)
+            return (
+                f"{case} your schedule is legal, but rank {rank} holds {pretty(held)} microbatches at its peak, where "
+                f"{pretty(allowed)} would do: it runs {plural(warmup(yours.orders[rank]), 'forward')} before its first "
+                "backward"
+            )
+        if timeline.makespan > best.makespan:
+            return (
+                f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best.makespan)} "
+                f"is possible. {longest_wait(timeline)}"
+            )
+    return None
+
+
+def _first_backward(yours: Schedule) -> str:
+    """Explain why a schedule whose backwards begin with the wrong chunk cannot run, as a new sentence; else ""."""
+    for rank, order in enumerate(yours.orders):
+        first = next((action for action in order if action.op == "B"), None)
+        last = yours.placement.stages_of(rank)[-1]
+        if first and first.stage != last:
+            return (
+                f". Rank {rank} begins its backwards with stage {first.stage}, but gradients reach stage {last} first"
+            )
+    return ""
+
+
 EXERCISES = {
     "09.1": Exercise(
         _not_depth_first,
         "That is depth first. With backwards in the same order, but from the last chunk to the first, it is "
         "interleaved 1F1B: here with three chunks.",
         lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),
+        hints=(
+            "Three loops, one inside the other: over groups, chunks, and the microbatches of a group. Which is the "
+            "outermost?",
+            "The groups begin at microbatch 0, ranks, 2 · ranks, and so on: range(0, microbatches, ranks).",
+        ),
         draw_wrong=wrong_schedule(DEALT, made=_dealt),
     ),
     "09.2": Exercise(
         _not_the_best_chunks,
         "The slower the messages, the fewer chunks. This is the best for 4 ranks, 8 microbatches and a latency of 0.1.",
         lambda function: _interleaved(4, 8, 0.1, function(4, 8, 0.1)),
+        hints=(
+            "Simulate all six: for these ranks, microbatches and latency, each number of chunks has a makespan.",
+            "A schedule is pp.schedule('interleaved', ranks, microbatches, chunks=chunks), its costs are "
+            "pp.Costs(latency=latency), and min(…, key=makespan) finds the number with the smallest makespan.",
+        ),
+    ),
+    "09.3": Exercise(
+        _not_interleaved,
+        "That's interleaved 1F1B, complete, as Megatron-LM runs it. This is what you built.",
+        lambda generator: simulate(_dealt(generator, 4, 8, 2)),
+        draw_wrong=wrong_schedule(DEALT, made=_dealt),
+        hints=(
+            "The backwards take the same groups of microbatches through the chunks, from the last chunk to the first.",
+            "After the warm-up, one forward and one backward alternate, as in 1F1B. The remaining backwards come last. "
+            "Only the length of the warm-up is new.",
+            "How many forwards come before the first pair? A whole group goes through all chunks but the last: "
+            "ranks · (chunks - 1). Then a rank runs two more for each rank between it and the last one.",
+        ),
     ),
 }

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
 
-from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
@@ -23,6 +21,7 @@ from ppedu.notebook.exercises.common import (
     require_function,
     with_sizes,
 )
+from ppedu.notebook.exercises.reasons import longest_wait, warmup
 from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
 
@@ -40,7 +39,7 @@ def _not_filled(generator: Any) -> str | None:
             return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
         if timeline.makespan > best:
             order = _early_start(timeline) or _whole(yours) or _late_start(yours)
-            why = order or _needless(timeline, room) or _longest_wait(timeline)
+            why = order or _needless(timeline, room) or longest_wait(timeline)
             return (
                 f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is "
                 f"possible. {why}"
@@ -55,7 +54,7 @@ def _too_much(timeline: Timeline, room: int) -> str:
     fault = (
         f"rank {rank} holds {pretty(peaks[rank])} activations at its peak, and no rank of 1F1B holds more than {room}"
     )
-    first = _warmup(timeline.schedule.orders[rank])
+    first = warmup(timeline.schedule.orders[rank])
     if first > room:
         return f"{fault}: it runs {first} forwards before its first backward"
     return f"{fault}. Activations are held until their W, and this rank's Ws run too late"
@@ -66,7 +65,7 @@ def _early_start(timeline: Timeline) -> str | None:
     schedule = timeline.schedule
     alone = "Only one rank works at a time, as in naive. " if timeline.makespan == sum(timeline.busy) else ""
     for rank, order in enumerate(schedule.orders):
-        first, enough = _warmup(order), min(schedule.ranks - rank, schedule.microbatches)
+        first, enough = warmup(order), min(schedule.ranks - rank, schedule.microbatches)
         if first < enough:
             runs = f"Rank {rank} runs {plural(first, 'forward')} before its first backward"
             return f"{alone}{runs}, where 1F1B runs {enough}"
@@ -85,15 +84,10 @@ def _whole(yours: Schedule) -> str | None:
 def _late_start(yours: Schedule) -> str | None:
     """Describe the first rank with more warm-up forwards than in 1F1B."""
     for rank, order in enumerate(yours.orders):
-        first, enough = _warmup(order), min(yours.ranks - rank, yours.microbatches)
+        first, enough = warmup(order), min(yours.ranks - rank, yours.microbatches)
         if first > enough:
             return f"Rank {rank} runs {first} forwards before its first backward, where {enough} would be enough"
     return None
-
-
-def _warmup(order: Sequence[Action]) -> int:
-    """Count the forwards before the first backward."""
-    return next(place for place, action in enumerate(order) if action.op != "F")
 
 
 def _needless(timeline: Timeline, room: int) -> str | None:
@@ -114,17 +108,6 @@ def _needless(timeline: Timeline, room: int) -> str | None:
             when = f"{pretty(start)}–{pretty(end)}"
             return f"At {when} rank {rank} runs {weight}, which is not urgent; {other} could run instead{fits}"
     return None
-
-
-def _longest_wait(timeline: Timeline) -> str:
-    """Describe the longest wait between two actions of a rank."""
-    waits = [
-        (after.start - before.end, rank, before.end)
-        for rank, row in enumerate(timeline.rows)
-        for before, after in pairwise(row)
-    ]
-    _, rank, time = max(waits, key=lambda wait: wait[0])
-    return f"Look at the longest wait: {timeline.why_idle(rank, time)}"
 
 
 # (ranks, time of F, time of I, time of W); the lesson's own case first.
