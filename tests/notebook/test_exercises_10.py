@@ -105,9 +105,8 @@ def two_at_once(rank, ranks, microbatches):
 WRONG = {
     "W right after I": (
         delayed(lambda r, p: 0),
-        "with 4 ranks and 8 microbatches your schedule is legal, but takes 30, where 27 is possible. At 5–6 "
-        "rank 3 runs 3W0, which is not urgent; 3F1 could run instead, and it fits: the rank holds 1 "
-        "activation of 4.",
+        "with 4 ranks and 8 microbatches your schedule is legal, but takes 30, where 27 is possible. Each W runs right "
+        "after its I, and the gaps stay empty. One of them is outlined",
     ),
     "one microbatch too early": (
         delayed(lambda r, p: max(0, r - 1)),
@@ -246,3 +245,80 @@ WRONG_TIMES = {
 def test_a_wrong_idle_time_is_explained(refused):
     for formula, reason in WRONG_TIMES.values():
         refused("10.2", formula, reason)
+
+
+# Exercise 3, optional: no rank waits between its own first and last action, with at most 2 * ranks - 1 activations
+
+
+def longer(first, late):
+    """Return first(rank, ranks) forwards, and then I, W, F in turn, with each W delayed by late(rank, ranks)."""
+
+    def generator(rank, ranks, microbatches):
+        warmup, later = min(first(rank, ranks), microbatches), min(late(rank, ranks), microbatches)
+        for m in range(warmup):
+            yield F(rank, m)
+        for m in range(microbatches):
+            yield I(rank, m)
+            if m >= later:
+                yield W(rank, m - later)
+            if warmup + m < microbatches:
+                yield F(rank, warmup + m)
+        for m in range(microbatches - later, microbatches):
+            yield W(rank, m)
+
+    return generator
+
+
+zb_h2 = longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 2 * r)
+
+
+@pytest.mark.parametrize("answer", [zb_h2, lambda rank, *sizes: schedule("zb-h2", *sizes).orders[rank]])
+def test_any_schedule_without_waits_in_between_is_accepted(told, answer):
+    matplotlib.use("Agg")
+    assert told("10.3", answer).startswith("Right. Between its own first and last action, no rank waits.")
+    matplotlib.pyplot.close("all")
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1), (1, 3), (2, 2), (2, 5), (3, 7), (4, 3), (4, 8), (6, 13), (8, 20)], ids=lambda sizes: str(sizes)
+)
+def test_the_solution_is_zb_h2(sizes):
+    assert build("right", Entry(zb_h2, "loop"), *sizes, {}).orders == schedule("zb-h2", *sizes).orders
+
+
+WAITING = {
+    "ZB-H1": (
+        right,
+        "with 4 ranks and 8 microbatches a rank waits between its own first and last action. Rank 0 waits 4–7 for its "
+        "first gradient, after 4 forwards; it may hold 7.",
+    ),
+    "backwards in one piece": (whole, "Rank 1 runs 1B0 in one piece, so rank 0 waits for all of it"),
+    "no W delayed": (
+        longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 0),
+        "Look at the longest wait: rank 0 waits",
+    ),
+    "delayed as in ZB-H1": (
+        longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: r),
+        "Look at the longest wait: rank ",
+    ),
+    "delayed by one more": (
+        longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 2 * r + 1),
+        "holds 8 activations at its peak; at most 7 are allowed",
+    ),
+    "all forwards first": (
+        longer(lambda r, p: 10**6, lambda r, p: 0),
+        "rank 0 holds 8 activations at its peak; at most 7 are allowed",
+    ),
+    "right for four ranks": (
+        longer(lambda r, p: min(7, 2 * (p - r) - 1), lambda r, p: min(6, 2 * r)),
+        "with 8 ranks and 20 microbatches a rank waits",
+    ),
+    "W forgotten": (lambda *sizes: [a for a in zb_h2(*sizes) if a.op != "W"], "rank 0: 0W0 is never run"),
+    "nothing": (lambda *sizes: [], "your generator yields nothing."),
+    "two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours takes"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WAITING.values(), ids=WAITING)
+def test_a_schedule_that_waits_in_between_is_rejected_with_the_reason(refused, answer, reason):
+    refused("10.3", answer, reason)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
+from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
@@ -38,7 +40,7 @@ def _not_filled(generator: Any) -> str | None:
         if max(timeline.peak_activations) > room:
             return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
         if timeline.makespan > best:
-            order = _early_start(timeline) or _whole(yours) or _late_start(yours)
+            order = _early_start(timeline) or _whole(yours) or _late_start(yours) or _nothing_delayed(yours)
             why = order or _needless(timeline, room) or longest_wait(timeline)
             return (
                 f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is "
@@ -88,6 +90,15 @@ def _late_start(yours: Schedule) -> str | None:
         if first > enough:
             return f"Rank {rank} runs {first} forwards before its first backward, where {enough} would be enough"
     return None
+
+
+def _nothing_delayed(yours: Schedule) -> str | None:
+    """Describe a schedule in which each W directly follows its I."""
+    for order in yours.orders:
+        for before, action in pairwise(order):
+            if action.op == "W" and (before.op, before.microbatch) != ("I", action.microbatch):
+                return None
+    return "Each W runs right after its I, and the gaps stay empty. One of them is outlined: what could fill it?"
 
 
 def _needless(timeline: Timeline, room: int) -> str | None:
@@ -151,17 +162,94 @@ def _idle_time(ranks: int, forward: int, first: int, second: int) -> Any:
     return simulate(schedule("zb-h1", ranks, 2 * ranks), costs).idle[0]
 
 
+# Sizes for ZB-H2; a batch of fewer than 2 * ranks - 1 microbatches is too small to keep every rank busy.
+LONG_CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 5), (5, 4), (2, 5), (8, 20), (4, 16)]
+
+
+def _waits_in_between(generator: Any) -> str | None:
+    require_function(generator, "rank", "ranks", "microbatches")
+    for ranks, microbatches in LONG_CASES:
+        case = with_sizes(ranks, microbatches)
+        yours = learner_schedule(generator, ranks, microbatches)
+        if fault := not_legal(yours, case):
+            return re.sub(r"(\d+)B(\d+) is never run", r"\1I\2 and \1W\2 are never run", fault)
+        timeline, most = simulate(yours), 2 * ranks - 1
+        if max(timeline.peak_activations) > most:
+            rank = max(range(ranks), key=lambda rank: timeline.peak_activations[rank])
+            held = pretty(timeline.peak_activations[rank])
+            return f"{case} rank {rank} holds {held} activations at its peak; at most {most} are allowed"
+        if microbatches >= most and any(_waits(timeline)):
+            why = _whole(yours) or _short_of_work(timeline, most) or longest_wait(timeline)
+            return f"{case} a rank waits between its own first and last action. {why}"
+    return None
+
+
+def _waits(timeline: Timeline) -> Iterator[bool]:
+    """Yield for each pair of consecutive actions if there is a gap between them."""
+    for row in timeline.rows:
+        yield from (after.start > before.end for before, after in pairwise(row))
+
+
+def _short_of_work(timeline: Timeline, most: int) -> str | None:
+    """Describe rank 0's wait for its first gradient, if it could run more forwards until then."""
+    row, first = timeline.rows[0], warmup(timeline.schedule.orders[0])
+    if row[first].start > row[first - 1].end and first < most:
+        wait = f"{pretty(row[first - 1].end)}–{pretty(row[first].start)}"
+        return f"Rank 0 waits {wait} for its first gradient, after {plural(first, 'forward')}; it may hold {most}"
+    return None
+
+
+def _long(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    """Yield ZB-H2."""
+    yield from schedule("zb-h2", ranks, microbatches).orders[rank]
+
+
 EXERCISES = {
     "10.1": Exercise(
         _not_filled,
         "As fast as ZB-H1, with no more memory than 1F1B, and two thirds of its idle time gone. This is what you "
         "built.",
         lambda generator: simulate(learner_schedule(generator, 4, 8)),
+        hints=(
+            "Where does the middle schedule wait, at its right end? A W can only fill a gap if it hasn't run yet. "
+            "So some Ws must run later than they do now.",
+            "How many activations does each rank hold in the middle schedule, and how many may it hold? The "
+            "difference is how many Ws a rank can delay.",
+            "The peaks are 4, 3, 2, 1, and 4 are allowed: rank r can run each W `rank` microbatches later. Don't "
+            "forget the first microbatches, which have no earlier W to run, and the Ws that are left at the end.",
+        ),
         draw_wrong=wrong_schedule(CASES, None, lambda *case: simulate(schedule("zb-h1", *case)), min),
     ),
     "10.2": Exercise(
         _not_the_idle_time,
         "Each W fills a gap, as long as there is a W to run. The wait for the first microbatch and the wait for the "
         "first gradient remain.",
+        hints=(
+            "The starting formula holds if W is short. For a long W, find two waits in the picture of ZB-H1: before "
+            "rank 3's first action, and before rank 0's first I.",
+            "The first microbatch reaches the last rank after p-1 forwards. Rank 0's first gradient is back after p "
+            "forwards and then p-1 Is. So the waits are (p-1) times F, and (p-1) times I. The longest of the three "
+            "counts.",
+        ),
+    ),
+    "10.3": Exercise(
+        _waits_in_between,
+        "Between its own first and last action, no rank waits. What remains of the bubble lies before and after. "
+        "This is what you built.",
+        lambda generator: simulate(learner_schedule(generator, 4, 8)),
+        hints=(
+            "Begin with rank 0. It waits for its first gradient; how many forwards fit into that time? The gradient is "
+            "back after p forwards and p-1 Is, and each takes one unit.",
+            "Rank 0 runs 2p-1 forwards first, and each rank after it two fewer than the one before. Then the last "
+            "rank has memory left, more than in ZB-H1, to delay its Ws.",
+            "Rank r runs 2(p-r)-1 forwards first (or all, if there are fewer), and then in turn I, W, F. It runs "
+            "each W 2r microbatches after its I.",
+        ),
+        draw_wrong=wrong_schedule(
+            LONG_CASES,
+            None,
+            lambda *case: simulate(learner_schedule(_long, *case)),
+            lambda ranks, microbatches: 2 * ranks - 1,
+        ),
     ),
 }
