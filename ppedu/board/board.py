@@ -18,7 +18,7 @@ from ppedu.core.actions import COMPUTE, Action, B, I, Op, W, overlap
 from ppedu.core.costs import Costs, require_costs
 from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
-from ppedu.core.numeric import Number, plural, pretty
+from ppedu.core.numeric import Number, exact, plural, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.simulate import simulate, simulate_partial
@@ -386,10 +386,7 @@ class Board:
         return f"{words}. No rank holds more than {activations(max(self.timeline.peak_activations))}{limit}."
 
     def _longest_wait(self, par: Timeline) -> str:
-        """Return why the ranks wait where par works most: the reason for the gap that overlaps most with work in `par`.
-
-        par: the timeline of the schedule that the level compares with.
-        """
+        """Return why a rank waits in the gap that overlaps most with its work in `par`, the timeline of par."""
 
         def lost(gap: Gap) -> Any:
             return sum(max(0, min(gap.end, end) - max(gap.start, start)) for _, start, end in par.spans(gap.rank))
@@ -398,8 +395,3 @@ class Board:
         waits = [gap for gap in self.timeline.gaps() if gap.start < rows[gap.rank][-1].start]
         worst = max(waits, key=lost, default=None)
         return worst.why if worst and lost(worst) else "the actions themselves take longer"
-
-
-def exact(number: Any) -> Fraction:
-    """Return a number as the Fraction that its decimal text stands for, so that three times 0.1 is 0.3."""
-    return Fraction(str(number))

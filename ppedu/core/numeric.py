@@ -58,3 +58,8 @@ class Ticks:
         for count in set(counts) - self._numbers.keys():
             self._numbers[count] = plain(Fraction(count, self.per_one))
         return [self._numbers[count] for count in counts]
+
+
+def exact(number: Any) -> Fraction:
+    """Return a number as the Fraction that its decimal text stands for, so that three times 0.1 is 0.3."""
+    return Fraction(str(number))

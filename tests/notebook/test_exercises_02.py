@@ -295,7 +295,7 @@ def test_a_typo_in_the_middle_stage_is_reported_with_its_line():
 def test_the_graph_is_drawn_with_the_names_of_layers():
     from matplotlib import pyplot
 
-    from ppedu.notebook.exercises.lesson_02 import draw_graph, draw_halves, draw_messages
+    from ppedu.notebook.graph import draw_graph, draw_halves, draw_messages
 
     matplotlib.use("Agg")
     layer, x = torch.nn.Linear(2, 2, bias=False), torch.ones(1, 2)
