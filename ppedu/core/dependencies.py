@@ -88,14 +88,15 @@ class Block(NamedTuple):
     rank: The rank that must run them; -1 if no rank must.
     singles, requires, produces: The distances from the entry of an action to the numbers of the action itself (or of
         the two parts of a pair), of the results it requires, and of the results it produces.
-    remote: For each distance in `requires`, whether another rank produces that result.
+    links: For each distance in `requires`, the rank that produces that result and the rank that runs the action; None
+        if they are the same.
     """
 
     sample: Action
     rank: int
     singles: tuple[int, ...]
     requires: tuple[int, ...] = ()
-    remote: tuple[bool, ...] = ()
+    links: tuple[tuple[int, int] | None, ...] = ()
     produces: tuple[int, ...] = ()
 
 
@@ -177,19 +178,20 @@ class Numbered:
         never = self.never - entry
         if never in singles:  # sharding requires nothing; no rank gets past an action that does not exist
             requires_never = action.op not in SHARDING
-            return Block(NOTHING, -1, singles, (never,) * requires_never, (False,) * requires_never)
+            return Block(NOTHING, -1, singles, (never,) * requires_never, (None,) * requires_never)
         inputs = [each for each in requires(action, placement, self.lowered) if self.number(*each) != self.never]
         ranks = {placement.rank(single.stage, single.microbatch) for single in action.singles}
         needed = len(ranks) == 1 and all(
             op in COMPUTE or op in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
         )
+        sources = (placement.rank(stage, microbatch) for _, stage, microbatch in inputs)
         return Block(
             action,
             min(ranks) if needed else -1,
             singles,
             distances(inputs),
-            tuple(placement.rank(stage, microbatch) not in ranks for _, stage, microbatch in inputs),
+            tuple(None if source in ranks else (source, min(ranks)) for source in sources),
             distances(produces(action)),
         )
 

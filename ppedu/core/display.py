@@ -6,6 +6,7 @@ This is the only module below `view` that imports it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,11 +23,18 @@ def plot(timeline: Timeline, ax: Axes | None, **options: Any) -> Axes:
     return plot(timeline, ax, **options)
 
 
-def show(timeline: Timeline, outline: Timeline | None) -> Any:
+def plot_causes(causes: Mapping[str, float], ax: Axes | None) -> Axes:
+    """Draw the causes of a bubble with matplotlib. See `Autopsy.plot`."""
+    from ppedu.view.causes import plot
+
+    return plot(causes, ax)
+
+
+def show(timeline: Timeline, outline: Timeline | None, lanes: bool) -> Any:
     """Return the interactive widget of a timeline. See `Timeline.show`."""
     from ppedu.view.interactive import display
 
-    return display(timeline, outline)
+    return display(timeline, outline, lanes)
 
 
 def bundle(subject: Schedule | Timeline) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -43,6 +51,15 @@ def save(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     save(timeline, path)
 
 
+def save_report(report: str, timeline: Timeline, outline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write a page with a report, given as HTML, and the widget of a timeline. See `Autopsy.save`."""
+    from ppedu.core.files import write_text
+    from ppedu.view.html import page
+    from ppedu.view.interactive import display
+
+    write_text(path, page(display(timeline, outline), report))
+
+
 def require_savable(path: str | os.PathLike[str]) -> None:
     """Raise SettingError unless a timeline can be written to `path`."""
     from ppedu.view import require_savable
@@ -52,6 +69,6 @@ def require_savable(path: str | os.PathLike[str]) -> None:
 
 def load(path: str | os.PathLike[str]) -> Timeline:
     """Read a timeline from a trace. See `Timeline.load`."""
-    from ppedu.view.perfetto import load
+    from ppedu.view import load
 
     return load(path)

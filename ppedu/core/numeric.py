@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from itertools import repeat
 from numbers import Rational
 from typing import Any
 
@@ -34,6 +35,22 @@ def pretty(number: Any, unit: str = "") -> str:
     return f"{text} {unit}".strip()
 
 
+def by_microbatch(function: Callable[..., Any], *times: Any) -> Any:
+    """Return `function(*times)`. If some are tuples, of a time for each microbatch, so is the result."""
+    if not any(isinstance(time, tuple) for time in times):
+        return function(*times)
+    return tuple(map(function, *(time if isinstance(time, tuple) else repeat(time) for time in times)))
+
+
+def flat(times: Iterable[Any]) -> Iterator[Any]:
+    """Yield all numbers of times that are numbers or tuples of numbers, in order."""
+    for time in times:
+        if isinstance(time, tuple):
+            yield from time
+        else:
+            yield time
+
+
 class Ticks:
     """A unit in which exact numbers are whole numbers, because Fractions are slow; `per_one` ticks make 1.
 
@@ -43,7 +60,7 @@ class Ticks:
     def __init__(self, numbers: Iterable[Any]):
         numbers = list(numbers)
         self.exact = all(isinstance(number, Rational) for number in numbers)
-        self.per_one = math.lcm(*(Fraction(number).denominator for number in numbers)) if self.exact else 1
+        self.per_one = math.lcm(*{number.denominator for number in numbers}) if self.exact else 1
         self._numbers: dict[int, Any] = {}
 
     def count(self, number: Any) -> Any:

@@ -107,7 +107,7 @@ def _best_ends(begins: range, squares: dict[int, int], before: Sequence[int], li
 
     best: dict[int, int] = {}
     queue: deque[int] = deque()
-    turns: deque[int] = deque()  # the turn between each two neighbours in the queue
+    turns: deque[int] = deque()  # the turn between each two neighbors in the queue
     upcoming = max(squares)
     for begin in begins:
         while upcoming > begin:

@@ -38,6 +38,7 @@ class Problem(NamedTuple):
 # From (sender, receiver) to the messages between them: an ordered set of the numbers of the SENDs.
 Messages = dict[tuple[int, int], dict[int, None]]
 
+FORWARD_MESSAGES = (Op.SEND_F, Op.RECV_F)
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
 
@@ -174,11 +175,13 @@ class _Inspection:
                 yield self._problem(rank, index, "sharding", f" {why}")
 
     def _missing(self) -> Iterator[Problem]:
-        """Yield actions that are never run, and backwards that are run both whole and in halves."""
+        """Yield actions that are never run, backwards that are run both whole and in halves, and needless backwards."""
         links, lowered = self.placement.links, self.schedule.lowered
         for stage, rank, microbatches in self.numbered.held():
             if rank in self.known and microbatches:
                 messages = links[self.placement.copy(microbatches.start)][stage] if lowered else ()
+                if self.schedule.forward_only:
+                    messages = tuple(op for op in messages if op in FORWARD_MESSAGES)
                 if not self._is_complete(stage, microbatches, messages):
                     for microbatch in microbatches:
                         yield from self._missing_of(rank, stage, microbatch, messages)
@@ -191,8 +194,8 @@ class _Inspection:
             start = self.numbered.number(op, stage, microbatches.start)
             return self.seen.count(True, start, start + every)
 
-        whole_or_halves = (count("B"), count("I"), count("W")) in ((every, 0, 0), (0, every, every))
-        return whole_or_halves and all(count(op) == every for op in ("F", *messages))
+        allowed = [(0, 0, 0)] if self.schedule.forward_only else [(every, 0, 0), (0, every, every)]
+        return (count("B"), count("I"), count("W")) in allowed and all(count(op) == every for op in ("F", *messages))
 
     def _missing_of(self, rank: int, stage: int, microbatch: int, messages: Collection[Op]) -> Iterator[Problem]:
         """Yield the missing or surplus actions of a microbatch in a stage."""
@@ -200,13 +203,17 @@ class _Inspection:
         def runs(op: str) -> bool:
             return bool(self.seen[self.numbered.number(op, stage, microbatch)])
 
+        if self.schedule.forward_only:
+            for surplus in (Action(stage, op, microbatch) for op in (Op.B, Op.I, Op.W) if runs(op)):
+                at, index = self.places[surplus]
+                yield self._problem(at, index, "range", " is a backward in a forward-only schedule", surplus)
         halves = [op for op in (Op.I, Op.W) if runs(op)]
         if halves and runs("B"):
             whole, half = Action(stage, Op.B, microbatch), Action(stage, halves[0], microbatch)
             at, index = self.places[whole]
             why = f" is a full backward, and half of it, {half}, is run too"
             yield self._problem(at, index, "duplicate", why, whole)
-        backward = "IW" if halves and not runs("B") else "B"
+        backward = "" if self.schedule.forward_only else "IW" if halves and not runs("B") else "B"
         for op in ("F", *backward, *messages):
             if not runs(op):
                 action = Action(stage, Op(op), microbatch)
@@ -226,8 +233,8 @@ class _Inspection:
                     receive = Action(named.stage + TOWARDS[named.op], Op(f"RECV_{named.op[-1]}"), named.microbatch)
                     index, at = self.places[receive][1], self.places[send][1]
                     why = (
-                        f" would get what {send} sends: messages from rank {source} arrive in the order sent, and that "
-                        f"one is number {count} (rank {source}, position {at})"
+                        f" would get what {send} sends: messages arrive in the order sent, and that one is message "
+                        f"{count} from rank {source} (position {at})"
                     )
                     yield self._problem(rank, index, "message", why, receive)
 

@@ -15,7 +15,8 @@ from itertools import chain
 from typing import Any
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.costs import Clock, Costs
+from ppedu.core.clock import Clock
+from ppedu.core.costs import Costs
 from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.garbage import without_gc
 from ppedu.core.lower import strip
@@ -33,7 +34,7 @@ def reorder(timeline: Timeline) -> Timeline:
     No rank's activations have a higher peak than in `timeline`. Overlapped pairs stay pairs; messages and sharding are
     dropped. If no faster order is found, the order does not change. Latency is ignored, so the costs should have 0.
     """
-    schedule, costs = timeline.schedule, timeline.costs
+    schedule, costs = timeline.schedule, replace(timeline.costs, links="free")
     compute = strip(schedule.orders)
     if compute != schedule.orders:
         schedule = replace(schedule, orders=compute)
@@ -67,14 +68,16 @@ class Tasks:
         steps = schedule.replay.steps
         self.rank = [rank for rank, _ in steps]
         self.actions = [schedule.orders[rank][index] for rank, index in steps]
-        exact = replace(costs, **{name: _exact(cost) for name, cost in vars(costs).items()})
+        exact = replace(
+            costs, **{name: _exact(cost) for name, cost in vars(replace(costs, latency=0, transfer=0)).items()}
+        )
         self.clock = Clock.of(schedule, exact)
         self.duration = [*map(self.clock.duration, self.actions)]
 
         changes, _ = exact.memory_changes(schedule.stages, schedule.ranks)
         singles = [action.singles for action in self.actions]
-        self.takes = [sum(changes[op][stage] for stage, op, *_ in each if op == Op.F) for each in singles]
-        self.gives_back = [-sum(changes[op][stage] for stage, op, *_ in each if op != Op.F) for each in singles]
+        self.takes = [sum(changes[op][stage][0] for stage, op, *_ in each) for each in singles]
+        self.gives_back = [sum(changes[op][stage][1] for stage, op, *_ in each) for each in singles]
         self.room = [0] * schedule.ranks  # the peak of each rank's activations
         held = [0] * schedule.ranks
         for rank, takes, gives_back in zip(self.rank, self.takes, self.gives_back, strict=True):

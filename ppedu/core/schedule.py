@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from ppedu.core import display
-from ppedu.core.actions import COMMUNICATION, Action, is_well_formed
+from ppedu.core.actions import COMMUNICATION, Action, Op, is_well_formed
 from ppedu.core.csv_format import csv_text, read
 from ppedu.core.dependencies import Numbered, Replay, replay
 from ppedu.core.errors import ParseError, ScheduleError, SettingError
@@ -22,14 +22,15 @@ from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement, fields_alone
 from ppedu.core.problems import Problem, find_problems
-from ppedu.core.validate import UNWRITABLE, require_count, require_name, require_rank, require_size
+from ppedu.core.validate import UNWRITABLE, require_count, require_instance, require_name, require_rank, require_size
 
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
     """An immutable pipeline schedule: `orders[rank]` is the tuple of actions that a rank runs, in order.
 
-    `placement` is the map from stages to ranks. Orders may be given as lists, and actions as text such as "2F0".
+    `placement` is the map from stages to ranks. Orders may be given as lists, and actions as text such as "2F0". A
+    `forward_only` schedule, for inference, has forwards alone; `forwards` makes one of any schedule.
 
     Raises:
         SettingError: An order contains something that is not an action, there is not one order for each rank, or
@@ -40,9 +41,11 @@ class Schedule:
     placement: Placement
     microbatches: int
     orders: tuple[tuple[Action, ...], ...]
+    forward_only: bool = False
 
     def __post_init__(self) -> None:
         require_name("a schedule's name", self.name)
+        require_instance("forward_only", self.forward_only, bool, "True or False")
         if not isinstance(self.placement, Placement):
             raise SettingError(f"a schedule has a placement, such as Placement.make('loop', 4); got {self.placement!r}")
         microbatches = require_count("microbatches", self.microbatches)
@@ -69,9 +72,10 @@ class Schedule:
 
     @property
     def size(self) -> str:
-        """The size as human-readable text: "4 ranks, 2 chunks, 8 microbatches"."""
+        """The size as human-readable text: "4 ranks, 2 chunks, 8 microbatches"; "forward only" follows if it is so."""
         chunks = [plural(self.chunks, "chunk")] if self.chunks > 1 else []
-        return ", ".join([plural(self.ranks, "rank"), *chunks, plural(self.microbatches, "microbatch")])
+        only = ["forward only"] if self.forward_only else []
+        return ", ".join([plural(self.ranks, "rank"), *chunks, plural(self.microbatches, "microbatch"), *only])
 
     def order(self, rank: int) -> tuple[Action, ...]:
         """Return the actions of `rank`, in order.
@@ -80,6 +84,13 @@ class Schedule:
             SettingError: There is no such rank.
         """
         return self.orders[require_rank(rank, self.ranks)]
+
+    @property
+    def forwards(self) -> Schedule:
+        """The forwards of this schedule in their order, without messages, as a forward-only schedule."""
+        singles = ((single for action in order for single in action.singles) for order in self.orders)
+        orders = tuple(tuple(single for single in order if single.op == Op.F) for order in singles)
+        return replace(self, orders=orders, forward_only=True)
 
     @cached_property
     def lowered(self) -> bool:
@@ -111,12 +122,14 @@ class Schedule:
         """
         if self.problems:
             shown = "\n".join(f"  {problem}" for problem in self.problems[:5])
-            more = f"\n  … and {len(self.problems) - 5} more" if len(self.problems) > 5 else ""
+            more = f"\n  … and {plural(len(self.problems) - 5, 'more problem')}" if len(self.problems) > 5 else ""
             message = suggest_placement(self) or f"{self!r} is not legal:\n{shown}{more}"
             raise ScheduleError(message, self.problems)
 
     def __repr__(self) -> str:
-        return f"Schedule({self.name!r}, ranks={self.ranks}, stages={self.stages}, microbatches={self.microbatches})"
+        only = ", forward_only=True" if self.forward_only else ""
+        size = f"ranks={self.ranks}, stages={self.stages}, microbatches={self.microbatches}"
+        return f"Schedule({self.name!r}, {size}{only})"
 
     def __str__(self) -> str:
         """Return the text timeline of a simulation; for an illegal schedule, the problems."""
@@ -171,6 +184,7 @@ class Schedule:
         placement: str | Placement = "loop",
         microbatches: int | None = None,
         name: str | None = None,
+        forward_only: bool = False,
     ) -> Schedule:
         """Return the schedule in a CSV file with one line per rank and one action per cell.
 
@@ -179,6 +193,7 @@ class Schedule:
 
         microbatches: The number of microbatches that the file must contain. By default it is inferred: the largest
             microbatch plus 1.
+        forward_only: The file is a schedule for inference, without backwards.
 
         Raises:
             ParseError: A cell is not an action, or the file does not match the placement or `microbatches`.
@@ -186,7 +201,9 @@ class Schedule:
             PipelineError: The file cannot be read.
         """
         placement, found, orders = read(path, placement, microbatches)
-        return cls(UNWRITABLE.sub("�", named(path).stem) if name is None else name, placement, found, orders)
+        return cls(
+            UNWRITABLE.sub("�", named(path).stem) if name is None else name, placement, found, orders, forward_only
+        )
 
 
 def _entries(rule: str, values: Any) -> tuple[Any, ...]:

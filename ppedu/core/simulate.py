@@ -5,40 +5,78 @@ from __future__ import annotations
 from typing import Any
 
 from ppedu.core.actions import RECEIVE
-from ppedu.core.costs import Clock, Costs, require_costs
+from ppedu.core.clock import Clock
+from ppedu.core.costs import Costs, require_costs
+from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
+from ppedu.core.links import occupied
 from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.steps import divide, join, later, repeat, repeat_costs
 from ppedu.core.timeline import Row, Timeline
+from ppedu.core.validate import require_count, require_instance, require_size
 
 
 @without_gc()
-def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
+def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, barrier: bool = True) -> Timeline:
     """Return the timeline of a schedule at the given costs, by default `Costs()`.
 
-    Messages and sharding actions take no time. A rank posts a receive and continues; the action that requires the
-    message waits for it.
+    Messages and sharding actions take no time of their rank. A rank posts a receive and continues; the action that
+    requires the message waits for it. With `Costs(links=…)`, messages wait for each other, and the spans of a SEND and
+    its RECV are the time for which the message occupies its link.
+
+    steps: Training steps to run in a row. `Timeline.steps` holds their timelines, on one clock. The optimizer takes no
+        time.
+    barrier: Every rank waits at the end of a step until all have ended it. Without, a rank begins the next step when it
+        has ended its own part (arXiv 2401.10241, section 4).
 
     Raises:
-        ScheduleError: The schedule is not legal.
-        SettingError: The costs do not match the number of stages.
+        ScheduleError: The schedule is not legal, or its ranks would wait forever because links are occupied.
+        SettingError: The costs do not match the number of stages or microbatches, or lack a link. Or links are occupied
+            and the schedule is not lowered. Or there are two copies of the model and no barrier: at the end of a step
+            the copies wait for each other's gradients.
     """
     require_schedule("simulate", schedule)
     schedule.validate()
-    return simulate_partial(schedule, require_costs(costs))
+    costs = require_costs(costs)
+    require_size(schedule.ranks, schedule.chunks, schedule.microbatches * require_count("steps", steps))
+    require_instance("barrier", barrier, bool, "True or False")
+    if not barrier and schedule.placement.copies > 1:
+        raise SettingError(
+            f"{schedule.name} has two copies of the model, which wait for each other's gradients at the end of a step; "
+            "simulate it with barrier=True"
+        )
+    if steps == 1:
+        return simulate_partial(schedule, costs)
+    costs = costs.tabulated(schedule.stages, schedule.microbatches)
+    if barrier:
+        one = simulate_partial(schedule, costs)
+        return join([later(one, step * one.makespan) for step in range(steps)])
+    whole = simulate_partial(repeat(schedule, steps), repeat_costs(costs, schedule, steps))
+    return join([*divide(whole, schedule, costs)])
 
 
 def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
-    numbered, size = schedule.numbered, schedule.microbatches
+    costs = costs.tabulated(schedule.stages, schedule.microbatches)
     clock = Clock.of(schedule, costs)
-    durations = [clock.duration(block.sample) for block in numbered.blocks]
-    receives = {index for index, block in enumerate(numbered.blocks) if block.sample.op in RECEIVE}
-    produces = [block.produces for block in numbered.blocks]
-    latencies = {True: clock.latency, False: 0}  # from another rank, or not
-    inputs = [
-        [(distance, latencies[remote]) for distance, remote in zip(block.requires, block.remote, strict=True)]
-        for block in numbered.blocks
-    ]
+    starts, ends = _free(schedule, clock) if costs.links == "free" else occupied(schedule, clock, costs.links)
+    rows = tuple(
+        Row(order[: len(end)], start, end, clock.ticks)
+        for order, start, end in zip(schedule.orders, starts, ends, strict=True)
+    )
+    return Timeline(schedule, rows, costs)
+
+
+def _free(schedule: Schedule, clock: Clock) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return when the actions of each rank start and end, in ticks, if messages do not wait for each other."""
+    numbered, size = schedule.numbered, schedule.microbatches
+    durations: list[Any] = []  # by entry
+    rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
+    for block in numbered.blocks:
+        durations += clock.durations(block.sample, size)
+        links = zip(block.requires, block.links, strict=True)
+        inputs = [(distance, clock.delay(*link) if link else 0) for distance, link in links]
+        rules.append((inputs, block.produces, block.sample.op in RECEIVE))
     exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists
     free: list[Any] = [0] * schedule.ranks
     starts: list[list[Any]] = [[] for _ in free]
@@ -46,22 +84,18 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     remaining = [iter(entries) for entries in numbered.orders]
     for rank in schedule.replay.turns:
         entry = next(remaining[rank])
-        block = entry // size
+        inputs, outputs, receives = rules[entry // size]
         start = free[rank]
-        for distance, latency in inputs[block]:
-            arrival = exists[entry + distance] + latency
+        for distance, delay in inputs:
+            arrival = exists[entry + distance] + delay
             if arrival > start:
                 start = arrival
-        end = start + durations[block]
-        for distance in produces[block]:
+        end = start + durations[entry]
+        for distance in outputs:
             exists[entry + distance] = end
-        if block in receives:  # the rank continues; the action that requires the message waits
+        if receives:  # the rank continues; the action that requires the message waits
             start = end = free[rank]
         free[rank] = end
         starts[rank].append(start)
         ends[rank].append(end)
-    rows = tuple(
-        Row(order[: len(end)], start, end, clock.ticks)
-        for order, start, end in zip(schedule.orders, starts, ends, strict=True)
-    )
-    return Timeline(schedule, rows, costs)
+    return starts, ends

@@ -38,7 +38,8 @@ def draw(timeline: Timeline, width: int = 128) -> str:
     width = require_count("width", width)
     ranks, makespan = timeline.schedule.ranks, timeline.makespan
     margin = len(f"rank {ranks - 1} ") + 2
-    durations = (span.end - span.start for row in timeline.rows for span in row)
+    rows = [[span for span in row if timeline.occupies_rank(span.action)] for row in timeline.rows]
+    durations = (span.end - span.start for row in rows for span in row)
     unit = min((each for each in durations if float(each) > 0), default=1)
     columns = 1 + timeline.schedule.chunks + len(str(timeline.schedule.microbatches - 1))
     chunk = timeline.schedule.placement.chunk
@@ -50,7 +51,7 @@ def draw(timeline: Timeline, width: int = 128) -> str:
         return int(float((time - timeline.start) / unit) + 0.5)
 
     lines = [timeline.summary()]
-    for rank, row in enumerate(timeline.rows):
+    for rank, row in enumerate(rows):
         cells = [" "] * column(timeline.end)
         for action, start, end in row:
             first, last = column(start), column(end)

@@ -13,7 +13,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import display
-from ppedu.core.actions import Action, Op
+from ppedu.core.actions import COMMUNICATION, Action, Op
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Ticks, plain, pretty, ratio
 from ppedu.core.schedule import Schedule, require_schedule
@@ -37,7 +37,8 @@ class Span(NamedTuple):
 class Row(Sequence[Span]):
     """The spans of a simulated rank, equal to a tuple of them.
 
-    All are created when one is first accessed: a large schedule has millions, and its peak activations need none.
+    All are created when one is first accessed: a large schedule has millions, and its makespan and its peak activations
+    need none.
 
     starts, ends: The times of the actions in `ticks`.
     """
@@ -48,6 +49,16 @@ class Row(Sequence[Span]):
     @cached_property
     def _spans(self) -> tuple[Span, ...]:
         return tuple(map(Span, self.actions, self._ticks.numbers(self._starts), self._ticks.numbers(self._ends)))
+
+    @property
+    def start(self) -> Any:
+        """The start of the first span."""
+        return self._ticks.numbers([min(self._starts)])[0]
+
+    @property
+    def end(self) -> Any:
+        """The end of the last span."""
+        return self._ticks.numbers([max(self._ends)])[0]
 
     def __getitem__(self, index: Any) -> Any:
         return self._spans[index]
@@ -81,12 +92,15 @@ class Timeline:
     rows: `rows[rank]` holds the spans of that rank.
     costs: The size of an activation and the unit of the times, and for a simulation the costs it used.
     source: The origin of the times: "simulated", "measured", or "emulated" (see `pp.run.emulate`).
+    parts: The timelines of the single steps, if there are several. The schedule then has a microbatch for each
+        microbatch of each step; see `ppedu.core.steps`.
     """
 
     schedule: Schedule
     rows: tuple[Sequence[Span], ...]
     costs: Costs
     source: str = "simulated"
+    parts: tuple[Timeline, ...] = ()
 
     def __post_init__(self) -> None:
         require_schedule("a timeline", self.schedule)
@@ -109,15 +123,25 @@ class Timeline:
         """
         return tuple(self.rows[require_rank(rank, self.schedule.ranks)])
 
+    @property
+    def steps(self) -> tuple[Timeline, ...]:
+        """The timeline of each training step, all on one clock."""
+        return self.parts or (self,)
+
     @cached_property
     def start(self) -> Any:
         """The start of the first action, over all ranks."""
-        return min((row[0].start for row in self.rows if row), default=0)
+        return min(
+            (row.start if isinstance(row, Row) else min(span.start for span in row) for row in self.rows if row),
+            default=0,
+        )
 
     @cached_property
     def end(self) -> Any:
         """The end of the last action, over all ranks."""
-        return max((span.end for row in self.rows for span in row), default=0)
+        return max(
+            (row.end if isinstance(row, Row) else max(span.end for span in row) for row in self.rows if row), default=0
+        )
 
     @property
     def makespan(self) -> Any:
@@ -132,8 +156,13 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[Any, ...]:
-        """The time that each rank spends in actions."""
-        return tuple(plain(sum(span.end - span.start for span in row)) for row in self.rows)
+        """The time that each rank spends in actions. A simulated message may occupy its link, but not its rank."""
+        spans = ((span for span in row if self.occupies_rank(span.action)) for row in self.rows)
+        return tuple(plain(sum(end - start for _, start, end in row)) for row in spans)
+
+    def occupies_rank(self, action: Action) -> bool:
+        """Return whether an action's time is its rank's: all actions of a measured run, and no simulated message."""
+        return action.op not in COMMUNICATION or self.source != "simulated"
 
     @property
     def idle(self) -> tuple[Any, ...]:
@@ -199,6 +228,8 @@ class Timeline:
 
         "communication": The idle time that would vanish without latency; in a measured run, all idle time that a
             simulation with the run's own costs does not show.
+        "variation": The idle time that would then vanish if a stage took the same time for every microbatch, their
+            mean. Only if the costs vary by microbatch; otherwise it is not listed.
         "imbalance": The idle time that would then vanish if every stage took the mean time. Negative if uneven stages
             help.
         "ordering": The idle time that would then vanish with a faster order of the same actions that needs no more
@@ -217,6 +248,8 @@ class Timeline:
         """Return the memory of a rank's activations as a step curve: a list of times, each with the value from then on.
 
         F allocates its activation at its start and B frees it at its end. I frees 1 - weight_memory of it, W the rest.
+        In a forward-only schedule, F frees it at its own end. With `Costs(recompute=True)`, F allocates the stage's
+        input only, and B or I the rest, at its start.
 
         Raises:
             SettingError: There is no such rank.
@@ -228,18 +261,21 @@ class Timeline:
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
-    def _changes_by_op(self) -> tuple[dict[Op, list[Any]], Ticks]:
+    def _changes_by_op(self) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
         """The memory that F, B, I and W allocate or free in each stage, and its unit; see `Costs.memory_changes`."""
         return self.costs.memory_changes(self.schedule.stages, self.schedule.ranks)
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
-        weights, _ = self._changes_by_op
+        changes, infers = self._changes_by_op[0], self.schedule.forward_only
         for index, action in enumerate(row.actions if isinstance(row, Row) else [span.action for span in row]):
-            parts = reversed(action.parts) if action.op == "OVERLAP_B_F" else action.singles  # forward first
-            for stage, op, _, _ in parts:
-                if op in weights and weights[op][stage]:
-                    yield index, weights[op][stage]
+            found = [changes[op][stage] for stage, op, _, _ in action.singles if op in changes]
+            for allocated, _ in found:  # before anything is freed
+                if allocated:
+                    yield index, allocated
+            for allocated, freed in found:
+                if freed or infers:
+                    yield index, -(allocated if infers else freed)
 
     def text(self, width: int = 128) -> str:
         """Return the timeline as text: one line per rank, at most `width` characters wide, blank where it is idle.
@@ -276,16 +312,18 @@ class Timeline:
         """Draw the timeline with matplotlib; see `ppedu.view.plot.plot` for the options."""
         return display.plot(self, ax, **options)
 
-    def show(self, outline: Timeline | None = None) -> Any:
+    def show(self, outline: Timeline | None = None, lanes: bool = False) -> Any:
         """Return an interactive widget for the end of a notebook cell. Without a kernel, a static picture remains.
 
-        outline: A timeline with the same number of ranks to draw over this one as outlines, such as a simulation over
+        outline: A timeline with the same number of ranks, drawn as outlines above this one's boxes: the simulation of
             a measured run.
+        lanes: Whether `outline` has a lane of its own, below this timeline's, in which its actions can be read, too. A
+            menu in the widget switches between the two. `show(…).save("x.html")` keeps what was chosen last.
 
         Raises:
-            SettingError: `outline` is not a timeline with the same number of ranks.
+            SettingError: `outline` is not a timeline with the same number of ranks, or `lanes` lacks one.
         """
-        return display.show(self, outline)
+        return display.show(self, outline, lanes)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return display.bundle(self)

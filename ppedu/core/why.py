@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
-from ppedu.core.costs import Costs
+from ppedu.core.costs import TIMES, Costs
 from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.numeric import pretty, ratio
 from ppedu.core.reorder import reorder
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Gap, Span, Timeline
-
-if TYPE_CHECKING:
-    from ppedu.core.costs import Cost
+from ppedu.core.trips import Trip, Trips
 
 Place = tuple[int, int]  # a rank, and the index of one of its compute spans
 
@@ -31,6 +30,9 @@ class Reasons:
             for index, span in enumerate(row)
             for result in produces(span.action)
         }
+        occupied = timeline.source == "simulated" and timeline.costs.links != "free"
+        self.trips = Trips(timeline, self.rows) if occupied else None
+        self.awaited = dict(self._barriers())  # by a rank's first span after a barrier: the last span before it
 
     def __getitem__(self, place: Place) -> Span:
         return self.rows[place[0]][place[1]]
@@ -41,14 +43,26 @@ class Reasons:
         if index:
             yield rank, index - 1
         yield from (self.maker[need] for need in requires(self[place].action, self.placement) if need in self.maker)
+        if place in self.awaited:
+            yield self.awaited[place]
 
     def last_cause(self, place: Place) -> Place | None:
         """Return the span whose result arrived last, of all that a span waited for; None if it waited for none."""
 
         def arrives(cause: Place) -> Any:
-            return self[cause].end + (self.timeline.costs.latency if cause[0] != place[0] else 0)
+            if cause[0] == place[0] or cause == self.awaited.get(place):  # a barrier is not a message
+                return self[cause].end
+            if self.trips:
+                return self._message(self.trips, cause, place)[1].arrival
+            return self[cause].end + self.timeline.costs.delay(cause[0], place[0])
 
         return max(self.waited_for(place), key=arrives, default=None)
+
+    def _message(self, trips: Trips, cause: Place, place: Place) -> tuple[Result, Trip]:
+        """Return the result of `cause` that arrives last of those that `place`, on another rank, requires."""
+        needs = requires(self[place].action, self.placement)
+        found = ((need, trips[need]) for need in needs if self.maker.get(need) == cause)
+        return max(found, key=lambda each: each[1].arrival)
 
     def critical_path(self) -> list[Place]:
         """Return the spans that determine the makespan, first to last."""
@@ -57,8 +71,15 @@ class Reasons:
         path: dict[Place, None] = {}
         while place and place not in path:  # in an illegal order, spans may wait for each other in a cycle
             path[place] = None
-            place = self.last_cause(place)
+            place = self._decisive(place)
         return [*reversed(path)]
+
+    def _decisive(self, place: Place) -> Place | None:
+        """Return the span that determines when a span starts: its last cause, or what its message waits for."""
+        cause = self.last_cause(place)
+        if self.trips is None or cause is None or cause[0] == place[0] or cause == self.awaited.get(place):
+            return cause
+        return self.trips.origin(self._message(self.trips, cause, place)[0])
 
     def why_idle(self, rank: int, time: Any) -> str:
         """See `Timeline.why_idle`."""
@@ -91,8 +112,35 @@ class Reasons:
         if cause is None or cause[0] == rank:
             return f"{waits} could have started before"
         maker = self[cause]
+        if self.awaited.get((rank, index)) == cause:
+            return f"{waits} is of the next step, and rank {cause[0]} ends this one at {self._clock(maker.end)}"
         ends = f", which ends at {self._clock(maker.end)}" if maker.end < start else ""
-        return f"{waits} needs {maker.action} from rank {cause[0]}{ends}"
+        late = self._late(self.trips, cause, (rank, index)) if self.trips else ""
+        return f"{waits} needs {maker.action} from rank {cause[0]}{ends}{late}"
+
+    def _late(self, trips: Trips, cause: Place, place: Place) -> str:
+        """Return when the message from `cause` to `place` starts, and after which other one, if it has to wait."""
+        result, trip = self._message(trips, cause, place)
+        if trip.start == self[cause].end:
+            return ""
+        rank, before = trips.blocker(result) or (0, None)
+        after = f", after {trips[before].ends[rank]} of rank {rank}" if before else ""
+        return f"; its message starts at {self._clock(trip.start)}{after}"
+
+    def _barriers(self) -> Iterator[tuple[Place, Place]]:
+        """Yield the first span of each rank in a step that began when all ranks had ended the step before.
+
+        Each comes with the last span of the step before.
+        """
+        first = [0] * len(self.rows)
+        for before, after in pairwise(self.timeline.steps):
+            first = [
+                start + sum(span.action.computes for span in row) for start, row in zip(first, before.rows, strict=True)
+            ]
+            if before.end <= after.start:
+                ended = [(rank, start - 1) for rank, start in enumerate(first)]
+                last = max(ended, key=lambda place: self[place].end)
+                yield from (((rank, start), last) for rank, start in enumerate(first))
 
     def _clock(self, *times: Any) -> str:
         """Return times, counted from the timeline's start, as human-readable text: 3–5, or 3–5 ms."""
@@ -102,25 +150,46 @@ class Reasons:
 
 def causes(timeline: Timeline) -> dict[str, float]:
     """See `Timeline.causes`."""
+    if any(before.end <= after.start for before, after in pairwise(timeline.steps)):  # a barrier between two steps
+        return _mean_causes(timeline)
     timeline.schedule.validate()
     schedule, makespan = timeline.schedule, timeline.makespan
     costs = timeline.costs if timeline.source == "simulated" else Costs.fit(timeline)
-    at_once = replace(costs, latency=0)
-    names = ("forward", "backward", "input", "weight", "overlap")
-    means: dict[str, Any] = {name: _even(getattr(at_once, name)) for name in names}
-    even = replace(at_once, **means)
-    uneven_run = timeline if at_once == timeline.costs and costs is timeline.costs else simulate(schedule, at_once)
-    even_run = uneven_run if even == at_once else simulate(schedule, even)
-    reordered = reorder(even_run).makespan
-    steps = {
-        "warm-up and cooldown": reordered - ratio(sum(even_run.busy), schedule.ranks),
-        "ordering": even_run.makespan - reordered,
-        "imbalance": uneven_run.makespan - even_run.makespan,
-    }
+    costs = costs.tabulated(schedule.stages, schedule.microbatches)
+    at_once = replace(costs, latency=0, transfer=0, links="free")
+    steady = _averaged(at_once, lambda cost: tuple(map(_mean, cost)))
+    even = _averaged(steady, lambda cost: (_mean(cost),) * len(cost))
+    unchanged = at_once == timeline.costs and timeline.source == "simulated"
+    varied_run = timeline if unchanged else simulate(schedule, at_once)
+    steady_run = varied_run if steady == at_once else simulate(schedule, steady)
+    even_run = steady_run if even == steady else simulate(schedule, even)
+    runs = reorder(even_run), even_run, steady_run, varied_run
+    idle = [run.makespan - ratio(sum(run.busy), schedule.ranks) for run in runs]
+    more = [after - before for before, after in pairwise(idle)]
+    steps = {"warm-up and cooldown": idle[0], "ordering": more[0], "imbalance": more[1]}
+    if any(len({*row}) > 1 for cost in _sequences(at_once).values() for row in cost if isinstance(row, tuple)):
+        steps["variation"] = more[2]
     shares = {cause: float(ratio(time, makespan)) if makespan else 0.0 for cause, time in steps.items()}
     return {**shares, "communication": timeline.bubble - sum(shares.values())}
 
 
-def _even(cost: Cost | None) -> Cost | None:
-    """Return a cost that is the same for all stages and has the same sum."""
-    return (ratio(sum(cost), len(cost)),) * len(cost) if isinstance(cost, tuple) else cost
+def _mean_causes(timeline: Timeline) -> dict[str, float]:
+    """Return the causes of the bubble in steps that do not overlap."""
+    found = [(causes(step), float(ratio(step.makespan, timeline.makespan))) for step in timeline.steps]
+    shares = {cause: sum(each[cause] * part for each, part in found) for cause in found[0][0]}
+    return {**shares, "communication": timeline.bubble - sum(shares.values()) + shares["communication"]}
+
+
+def _averaged(costs: Costs, average: Callable[[Any], Any]) -> Costs:
+    """Return costs with `average` applied to each sequence of times."""
+    return replace(costs, **{name: average(cost) for name, cost in _sequences(costs).items()})
+
+
+def _sequences(costs: Costs) -> dict[str, Any]:
+    """Return the times that are sequences."""
+    return {name: cost for name in TIMES if isinstance(cost := getattr(costs, name), tuple)}
+
+
+def _mean(time: Any) -> Any:
+    """Return the mean of a tuple, any other value unchanged."""
+    return ratio(sum(time), len(time)) if isinstance(time, tuple) else time

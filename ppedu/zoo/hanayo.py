@@ -32,7 +32,7 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
 
     chunks: the stages on each rank, an even number.
 
-    In a timeline: Chimera, with each microbatch travelling in both of its directions.
+    In a timeline: Chimera, with each microbatch traveling in both of its directions.
 
     Raises:
         SettingError: `chunks` is odd.

@@ -36,19 +36,21 @@ class Entry:
     placement: the name of a placement, as in `Placement.make`.
     chunks: the stages on each rank, unless the generator has a parameter `chunks`, whose value is used instead.
     facts: the published formulas, if any.
+    forward_only: whether the generator yields forwards alone.
     """
 
     generator: Generator
     placement: str
     chunks: int = 1
     facts: Facts | None = None
+    forward_only: bool = False
 
 
 _entries: dict[str, Entry] = {}
 
 
 def register(
-    name: str, placement: str = "loop", chunks: int = 1, facts: Facts | None = None
+    name: str, placement: str = "loop", chunks: int = 1, facts: Facts | None = None, forward_only: bool = False
 ) -> Callable[[Generator], Generator]:
     """Return a decorator that registers a generator of one rank's actions as the schedule `name`.
 
@@ -62,6 +64,7 @@ def register(
     placement, chunks: which rank holds which stages, and the stages on each rank, as in `Placement.make`; if the
         generator has a parameter `chunks`, its value is used instead.
     facts: closed forms of the schedule and their source, for `ppedu.theory` and the table of `schedules`.
+    forward_only: the generator yields forwards alone, for inference.
 
     Raises:
         SettingError: the placement is unknown, the name is not text or belongs to a published schedule, or the
@@ -77,7 +80,7 @@ def register(
             raise SettingError(f"{name!r} needs a generator(rank, ranks, microbatches); got {generator!r}") from None
         if name in published() and not _is_published(generator):
             raise SettingError(f"{name!r} is the name of a published schedule; register yours under another name")
-        _entries[name] = Entry(generator, placement, chunks, facts)
+        _entries[name] = Entry(generator, placement, chunks, facts, forward_only)
         return generator
 
     return remember
@@ -225,7 +228,7 @@ def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[
             raise ScheduleError(f"{label} yielded more than {most} actions on rank {rank}; does its loop end?")
     placement = Placement.make(entry.placement, ranks, chunks, microbatches)
     try:
-        return Schedule(name, placement, microbatches, tuple(orders))
+        return Schedule(name, placement, microbatches, tuple(orders), entry.forward_only)
     except SettingError as error:
         raise ScheduleError(f"{label} must yield actions, such as pp.F(0, 0): {error}") from None
 

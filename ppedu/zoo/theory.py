@@ -21,6 +21,7 @@ from ppedu.core.actions import Op
 from ppedu.core.costs import Costs, require_costs
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, plain, pretty
+from ppedu.core.per_link import PerLink
 from ppedu.core.validate import require_count, require_number, require_size
 from ppedu.zoo.facts import letters_of, split, text
 from ppedu.zoo.registry import facts_of, published
@@ -121,7 +122,7 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     costs = require_costs(costs)
     if any(isinstance(cost, tuple) for cost in (costs.forward, costs.backward, costs.input, costs.weight)):
         ranks, _, microbatches = require_size(ranks, 1, microbatches)
-        letters: Letters = {"p": ranks, "m": microbatches, "c": costs.latency, **_times(costs, ranks)}
+        letters: Letters = {"p": ranks, "m": microbatches, "c": _latency(costs), **_times(costs, ranks)}
         why = "rank r starts after the r stages before it, and has all its work to do"
         bound = "max(sum(F[:r]) + r*c + m*(F[r]+B[r]) for r in range(p))"
         whole = "max(sum(F[:r]) + sum(B[:r]) + 2*r*c + m*(F[r]+B[r]) for r in range(p))"
@@ -232,8 +233,10 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
     """Return the value of each letter of the formulas, exact if the costs are. Raise SettingError for uneven stages."""
     costs = require_costs(costs)
     for name, value in vars(costs).items():
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) or callable(value):
             raise SettingError(f"formulas are for equal stages; give one number for {name}, not {value!r}, or simulate")
+    if costs.recompute:
+        raise SettingError("formulas are for activations that are kept; leave out recompute, or simulate")
     times: dict[str, Any] = {op: each for op, (each,) in _times(costs, 1).items()}
     ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
     letters: Letters = {
@@ -242,11 +245,22 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
         "v": chunks,
         **times,
         "FB": times["F"] + times["B"] if costs.overlap is None else costs.overlap,
-        "c": costs.latency,
+        "c": _latency(costs),
         "M_W": costs.weight_memory,
         "A": costs.activation,
     }
     return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}
+
+
+def _latency(costs: Costs) -> Number:
+    """Return the time of a message. Raise SettingError if it differs by link, or if messages wait for each other."""
+    for name, cost in {"latency": costs.latency, "transfer": costs.transfer}.items():
+        if isinstance(cost, PerLink):
+            raise SettingError(f"formulas are for equal links; give one number for {name}, not {cost!r}, or simulate")
+    if costs.links != "free":
+        raise SettingError("formulas are for messages that do not wait for each other; leave out links, or simulate")
+    time: Number = costs.delay(0, 1)
+    return time
 
 
 def _times(costs: Costs, ranks: int) -> dict[str, list[Number]]:

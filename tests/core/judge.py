@@ -172,8 +172,13 @@ class _WrongMessageError(Exception):
 def clock(schedule, length, latency):
     """Return `rows[rank]` as [(action, start, end)] for a legal schedule, by fixed-point iteration.
 
-    A message travels for `latency` and keeps no rank busy; neither does posting a receive.
+    A message travels for `latency`, or `latency[source, target]`, and keeps no rank busy; neither does posting a
+    receive.
     """
+
+    def travels(source, target):
+        return latency[source, target] if isinstance(latency, dict) else latency
+
     lowered = is_lowered(schedule)
     known, rows = {}, None  # when a value is where: (value, rank) -> time; sent messages have no rank
     while True:
@@ -184,14 +189,14 @@ def clock(schedule, length, latency):
                 start = free
                 if action.op in ("RECV_F", "RECV_B"):
                     value = message(action)[0]
-                    known[value, rank] = known.get((value, None), 0) + latency
+                    known[value, rank] = known.get((value, None), 0) + travels(*ends(action, schedule.placement))
                 elif action.op in ("SEND_F", "SEND_B"):
                     known[message(action)[0], None] = start
                 elif action.op not in SHARDING:
                     for single in action.singles:
                         for value in needs(single, schedule.stages):
                             maker = schedule.placement.rank(value[1], value[2])
-                            late = latency if maker != rank and not lowered else 0
+                            late = travels(maker, rank) if maker != rank and not lowered else 0
                             where = rank if lowered else maker
                             start = max(start, known.get((value, where), 0) + late)
                     free = start + length(action)

@@ -34,16 +34,22 @@ def parents(action, stages):
 
 
 def run(schedule, length=lambda action: 1, latency=0):
-    """Return `rows[rank]` as (action, start, end), or None if ranks get stuck. Lengths and latency are whole ticks."""
+    """Return `rows[rank]` as (action, start, end), or None if ranks get stuck. Lengths and latencies are whole ticks.
+
+    latency: A number, or a dict from (source, target) to the latency of that link.
+    """
     queues = [list(order) for order in schedule.orders]
     rows = [[] for _ in queues]
     working = [None for _ in queues]
     ended = {}  # action -> (time, rank)
 
+    def travels(source, rank):
+        return 0 if source == rank else latency[source, rank] if isinstance(latency, dict) else latency
+
     def arrived(choices, rank, now):
         for action in choices:
             time, source = ended.get(action, (now + 1, rank))
-            if time + (latency if source != rank else 0) <= now:
+            if time + travels(source, rank) <= now:
                 return True
         return False
 
@@ -65,7 +71,8 @@ def run(schedule, length=lambda action: 1, latency=0):
                 ):
                     action = queue.pop(0)
                     working[rank], changed = (action, now, now + length(action)), True
-        if not any(working) and all(now >= time + latency for time, _ in ended.values()):
+        longest = max(latency.values(), default=0) if isinstance(latency, dict) else latency
+        if not any(working) and all(now >= time + longest for time, _ in ended.values()):
             return None if any(queues) else rows
         now += 1
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import legal_schedules, often, read
 
+import ppedu as pp
 from ppedu import Costs, SettingError, Span, Timeline, simulate
+from ppedu.board.board import Board
 
 NUMBERS = ["forward", "backward", "input", "weight", "overlap", "latency", "weight_memory", "activation"]
 SPLIT = read("0F0 0I0 0W0 0F1 0B1", microbatches=2)  # a split and a full backward
@@ -24,7 +26,7 @@ with suppress(ImportError):
 
     SEQUENCES += [np.array([1, 2.5]), torch.tensor([1, 2.5]), [np.int64(1), torch.tensor(2.5)]]
     SCALARS += [np.float64(0.5), np.array(0.5), torch.tensor(0.5), torch.tensor(0.5, requires_grad=True)]
-    ARRAYS += [np.ones((2, 2)), torch.ones(2, 2), np.array([]), np.array(["1"]), np.nan, np.bool_(1)]
+    ARRAYS += [np.ones((2, 2, 2)), torch.ones(2, 2, 2), np.array([]), np.array(["1"]), np.nan, np.bool_(1)]
 
 
 def lengths(**costs):
@@ -47,6 +49,8 @@ def lengths(**costs):
         ({"input": 4, "weight": 3}, {"F": 1, "B": 7, "I": 4, "W": 3}),
         ({"backward": 5, "input": 4, "weight": 3}, {"F": 1, "B": 5, "I": 4, "W": 3}),
         ({"forward": 0, "backward": 0}, {"F": 0, "B": 0, "I": 0, "W": 0}),
+        ({"recompute": True}, {"F": 1, "B": 3, "I": 2, "W": 1}),
+        ({"forward": 2, "backward": 3, "weight": 1, "recompute": True}, {"F": 2, "B": 5, "I": 4, "W": 1}),
     ],
 )
 def test_missing_times_follow_from_given_times(costs, expected):
@@ -65,9 +69,16 @@ def test_half_a_backward_cannot_take_longer_than_all_of_it(costs):
 
 def test_costs_that_are_not_numbers_of_at_least_0_are_refused():
     for name in NUMBERS:
-        for value in [-1, -0.001, math.nan, math.inf, True, "1", Decimal(1), 1j, (), {}, [[1]]]:
-            with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
+        for value in [-1, -0.001, math.nan, math.inf, True, "1", Decimal(1), 1j, (), [()], [[1], []], [[[1], [1]]] * 2]:
+            with pytest.raises(SettingError, match=f"^{name} must be a number"):
                 Costs(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["activation", "stage_input", "weight_memory"])
+def test_memory_does_not_vary_by_microbatch(name):
+    for value in [[[1]], {}, {(0, 1): 1}, lambda stage, microbatch: 1]:
+        with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
+            Costs(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["forward", "latency", "weight_memory", "activation"])
@@ -116,7 +127,7 @@ def test_scalars_of_numpy_and_torch_are_numbers():
 def test_arrays_of_anything_else_are_refused():
     for name in NUMBERS:
         for value in ARRAYS:
-            with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got "):
+            with pytest.raises(SettingError, match=f"^{name} must be a number"):
                 Costs(**{name: value})
 
 
@@ -192,3 +203,13 @@ def test_fit_accepts_a_run_in_which_only_some_stages_split_backwards():
     schedule = read("0F0 0B0", "1F0 1I0 1W0")
     timeline = simulate(schedule, Costs(forward=[1, 2], backward=[3, 9], input=[9, 4], weight=[9, 5]))
     assert simulate(schedule, Costs.fit(timeline)).rows == timeline.rows
+
+
+def test_boards_and_formulas_do_not_recompute():
+    costs = Costs(recompute=True)
+    with pytest.raises(SettingError, match="formulas are for activations that are kept"):
+        pp.theory.idle("1f1b", 4, 8, costs=costs)
+    with pytest.raises(SettingError, match="a board does not recompute activations"):
+        Board(pp.Placement.make("loop", 2), 2, costs)
+    with pytest.raises(SettingError, match="recompute must be True or False; got 1"):
+        Costs(recompute=1)

@@ -142,7 +142,7 @@ def test_a_receive_of_another_message_is_reported_with_that_message_and_its_rank
     found = set()
     for problem in check(schedule):
         if problem.kind == "message":
-            told = r"would get what (\S+) sends: .* that one is number (\d+) \(rank (\d+), position (\d+)\)"
+            told = r"would get what (\S+) sends: .* that one is message (\d+) from rank (\d+) \(position (\d+)\)"
             found.add((*problem[:3], *re.search(told, str(problem)).groups()))
     assert found == expected
 

@@ -153,7 +153,7 @@ def test_validate_lists_the_problems_of_an_illegal_schedule():
         schedule.validate()
     assert list(caught.value.problems) == pp.check(schedule)
     assert len(caught.value.problems) == 8
-    assert str(caught.value).count("is never run") == 5 and "… and 3 more" in str(caught.value)
+    assert str(caught.value).count("is never run") == 5 and "… and 3 more problems" in str(caught.value)
 
 
 def test_printing_an_illegal_schedule_lists_its_problems():

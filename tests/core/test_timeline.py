@@ -1,5 +1,6 @@
 """Measures of a timeline: compared with values by hand and with a count at every tick, and checked for general laws."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -210,3 +211,24 @@ def test_exact_times_are_whole_numbers_where_they_can_be():
     timeline = simulate(pp.schedule("1f1b", 2, 2), Costs(forward=Fraction(1, 2), backward=Fraction(3, 2)))
     assert [type(each) for each in (timeline.makespan, timeline.span, *timeline.busy, *timeline.idle)] == [int] * 6
     assert (timeline.makespan, timeline.busy, timeline.idle) == (6, (4, 4), (2, 2))
+
+
+def test_recomputed_activations_are_held_from_the_start_of_a_backward():
+    costs = Costs(activation=8, weight_memory=Fraction(1, 4), recompute=True, stage_input=1)
+    whole, split = read("0F0 0F1 0B0 0B1", microbatches=2), read("0F0 0I0 0W0")
+    # F takes 1 and holds the input, B takes 3: the forward again, then itself.
+    assert simulate(whole, costs).memory(0) == [(0, 0), (0, 1), (1, 2), (2, 9), (5, 1), (5, 8), (8, 0)]
+    assert simulate(split, costs).memory(0) == [(0, 0), (0, 1), (1, 8), (3, 2), (4, 0)]
+    interleaved = simulate(pp.schedule("interleaved", 4, 8), replace(costs, stage_input=0))
+    assert set(interleaved.peak_activations) == {4}  # a chunk's, while its backward runs
+    assert simulate(pp.schedule("gpipe", 4, 8), costs).peak_activations == (8 + 7,) * 4
+
+
+def test_pairs_recompute_while_they_run():
+    costs = Costs(activation=8, recompute=True, stage_input=1)
+    timeline = simulate(pp.schedule("1f1b-overlap", 2, 4), costs)
+    pair = next(span for span in timeline.rows[0] if span.action.parts)
+    assert pair.end - pair.start == 4
+    held = max(value for time, value in timeline.memory(0) if time == pair.start)
+    before = [value for time, value in timeline.memory(0) if time < pair.start][-1]
+    assert held == before + 1 + 7

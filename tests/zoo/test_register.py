@@ -134,3 +134,9 @@ def test_check_finds_a_wrong_microbatch():
     assert {(p.rank, p.action.microbatch) for p in problems if p.kind == "range"} == {
         *[(1, -1), (2, -2), (2, -1), (3, -3), (3, -2), (3, -1)]
     }
+
+
+def test_a_generator_of_forwards_alone_is_registered_as_such():
+    pp.register("mine", forward_only=True)(lambda rank, ranks, microbatches: [F(rank, m) for m in range(microbatches)])
+    made = pp.schedule("mine", ranks=4, microbatches=8)
+    assert made.forward_only and not pp.check(made) and made.orders == pp.schedule("gpipe", 4, 8).forwards.orders

@@ -1,0 +1,91 @@
+"""Costs of messages: one number for every link, or one for each link between two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number
+
+Link = tuple[int, int]  # from a rank, to a rank
+LinkCost = Number | Mapping[Link, Number] | Sequence[Sequence[Number]]
+
+
+class PerLink(Mapping[Link, Number]):
+    """An immutable dict from links to numbers, which is hashable."""
+
+    def __init__(self, numbers: Mapping[Link, Number]):
+        self._numbers = dict(sorted(numbers.items()))
+
+    def __getitem__(self, link: Link) -> Number:
+        return self._numbers[link]
+
+    def __iter__(self) -> Iterator[Link]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._numbers.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._numbers)
+
+
+def of_links(name: str, cost: Any) -> Any:
+    """Return a dict or a matrix as a PerLink, any other value unchanged. A rank has no link to itself.
+
+    Raises:
+        SettingError: The keys of the dict are not links, or the matrix is not square.
+    """
+    if isinstance(cost, Mapping):
+        if not all(map(_is_link, cost)):
+            wrong = next(link for link in cost if not _is_link(link))
+            raise SettingError(
+                f"{name} must have a link as each key, (from_rank, to_rank), such as {{(0, 1): 0.5}}; got {wrong!r}"
+            )
+        return PerLink({link: number for link, number in cost.items() if link[0] != link[1]})
+    if isinstance(cost, tuple):
+        if not cost or not all(isinstance(row, tuple) and len(row) == len(cost) for row in cost):
+            raise SettingError(
+                f"{name} must be a number, a dict such as {{(0, 1): 0.5}}, or a square matrix with a row and a column "
+                f"for each rank; got {cost!r}"
+            )
+        return PerLink({link: cost[link[0]][link[1]] for link in permutations(range(len(cost)), 2)})
+    return cost
+
+
+def of_link(name: str, cost: LinkCost, sender: int, receiver: int) -> Any:
+    """Return the cost of a message from one rank to another: 0 from a rank to itself.
+
+    Raises:
+        SettingError: There is no entry for this link.
+    """
+    if sender == receiver:
+        return 0
+    if not isinstance(cost, PerLink):
+        return cost
+    if (sender, receiver) not in cost:
+        raise SettingError(
+            f"the {name} has no entry for the link from rank {sender} to rank {receiver}; the schedule uses this link: "
+            f"give it a time, such as {{({sender}, {receiver}): 0.5}}, or give one number for all links"
+        )
+    return cost[sender, receiver]
+
+
+def each_link(function: Callable[[Any], Any], cost: LinkCost) -> Any:
+    """Return the cost with `function` applied to its number, or to the number of each link."""
+    if isinstance(cost, PerLink):
+        return PerLink({link: function(number) for link, number in cost.items()})
+    return function(cost)
+
+
+def _is_link(link: Any) -> bool:
+    return (
+        isinstance(link, tuple)
+        and len(link) == 2
+        and all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in link)
+    )
