@@ -2,15 +2,18 @@
 
 Read the modules in this order:
 
-    comm                      messages between neighbouring ranks
+    comm                      messages between neighboring ranks
     stage, split_backward     a piece of the model; its backward in two halves
     loops                     the training step of three schedules, written out by hand
     tiny                      any schedule, in fifty lines
     pipeline, interpreter, control    any schedule, with all that real training needs: the public class, the loop over
-                              the actions, and what ranks agree on. batch, messages, gradients, sharded and clock
-                              are its parts
+                              the actions, and what ranks agree on. batch, messages, gradients, sharded, results,
+                              clock and post_validation are its parts
     emulate                   a pipeline whose stages sleep instead of computing
+    memory                    the bytes that a rank holds, measured
+    precision                 mixed precision: a scale for losses, fp32 copies of weights
     gpt, data, train, checkpoint      the toy model, its text, and a training run that can be resumed
+    cut                       stages from a whole model
     parity                    how far a pipeline is from the whole model in one process
     pointer                   the steps of loops, in the style of nanotron
     museum, bugs              a museum of steps with typical mistakes
@@ -25,13 +28,17 @@ try:
     from ppedu.run.batch import Batching
     from ppedu.run.bugs import MUSEUM
     from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate, place
+    from ppedu.run.cut import cut
     from ppedu.run.emulate import Emulation, emulate
     from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
     from ppedu.run.interpreter import Step
     from ppedu.run.loops import LOOPS, gpipe_step, measured, naive_step, one_f_one_b_step
-    from ppedu.run.pipeline import Pipeline, local_stages
+    from ppedu.run.memory import Memory
+    from ppedu.run.pipeline import Pipeline
     from ppedu.run.pointer import Pending, PipelineBlock, TensorPointer, pointer_step
-    from ppedu.run.stage import Stage
+    from ppedu.run.post_validation import PostValidation
+    from ppedu.run.precision import LossScale, MasterWeights
+    from ppedu.run.stage import Stage, local_stages
     from ppedu.run.tiny import run_schedule
 except ModuleNotFoundError as error:
     if error.name in ("torch", "numpy", "tqdm"):
@@ -40,9 +47,9 @@ except ModuleNotFoundError as error:
         ) from error
     raise
 
-__all__ = ["Batching", "Pipeline", "PipelineGroup", "Stage", "Step", "local_stages", "place", "run_schedule"]
+__all__ = ["Batching", "Pipeline", "PipelineGroup", "Stage", "Step", "cut", "local_stages", "place", "run_schedule"]
 __all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "naive_step", "one_f_one_b_step"]
-__all__ += ["Emulation", "emulate", "measured"]
+__all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "PostValidation", "emulate", "measured"]
 __all__ += ["GPT", "Checkpoints", "GPTConfig", "TrainConfig", "TrainResult", "next_token_loss", "train_gpt"]
 __all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "pointer_step"]
 

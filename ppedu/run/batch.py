@@ -37,6 +37,9 @@ class Batching:
         size along `target_dim`. If some targets are padding, count the others: `lambda y: int((y >= 0).sum())`.
     reduction: "mean" if a microbatch's loss is the mean over its targets, "sum" if it is their sum. The batch's loss
         and gradients are then the mean or the sum over the batch, and over all replicas: those of one process.
+    variable_shapes: state the shapes with every activation, because they depend on the data, as where a stage drops
+        tokens. Without it, microbatches whose inputs have equal shapes must have equal shapes everywhere. It costs a
+        small message more for each activation, and receives are posted when they are needed, not before.
 
     Raises:
         SettingError: a setting has the wrong type.
@@ -47,6 +50,7 @@ class Batching:
     output_dim: Dims = 0
     count: Callable[[Any], int] | None = None
     reduction: str = "mean"
+    variable_shapes: bool = False
 
     def __post_init__(self) -> None:
         dims = (int, Mapping, tuple, list, NoneType)
@@ -54,6 +58,7 @@ class Batching:
         require_instance("target_dim", self.target_dim, dims, "a dimension, such as 1, or None")
         require_instance("output_dim", self.output_dim, dims, "a dimension, such as 1")
         require_instance("count", self.count, (Callable, NoneType), "a function of a microbatch's targets")
+        require_instance("variable_shapes", self.variable_shapes, bool, "True or False")
         if self.reduction not in ["mean", "sum"]:
             raise SettingError(f"reduction must be 'mean' or 'sum'; got {self.reduction!r}")
 
@@ -80,6 +85,7 @@ class Batch:
     inputs: each microbatch's positional arguments for the first stage; empty if not given here. keywords: each
     microbatch's keyword arguments, for every stage. targets: each microbatch's, for the loss; empty if not given here.
     counts: how much each microbatch counts in the mean loss. sizes: each microbatch's samples; 0 where unknown.
+    stage_keywords: each microbatch's further keyword arguments for a stage, by stage.
     """
 
     inputs: Sequence[tuple[Any, ...]]
@@ -87,10 +93,17 @@ class Batch:
     targets: Sequence[Any]
     counts: Sequence[int]
     sizes: Sequence[int]
+    stage_keywords: Mapping[int, Sequence[Mapping[str, Any]]]
 
     @classmethod
     def cut(
-        cls, inputs: Any, targets: Any, keywords: Mapping[str, Any], microbatches: int, batching: Batching = Batching()
+        cls,
+        inputs: Any,
+        targets: Any,
+        keywords: Mapping[str, Any],
+        microbatches: int,
+        batching: Batching = Batching(),
+        stage_keywords: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> Batch:
         """Cut a whole batch into microbatches, as evenly as possible and the larger ones first.
 
@@ -116,8 +129,13 @@ class Batch:
             several = inputs if isinstance(inputs, tuple) else (inputs,)
             columns = [cut(*each) for each in enumerate(several)]
             arguments = list(zip(*columns, strict=True)) if columns else [()] * microbatches
-        named = {name: cut(name, value) for name, value in keywords.items()}
-        named_pieces = [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
+
+        def cut_named(keywords: Mapping[str, Any]) -> list[dict[str, Any]]:
+            named = {name: cut(name, value) for name, value in keywords.items()}
+            return [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
+
+        named_pieces = cut_named(keywords)
+        by_stage = {stage: cut_named(named) for stage, named in _by_stage(stage_keywords).items()}
         if not any(isinstance(leaf, (torch.Tensor, list, NoneType)) for leaf in [targets, *tree_leaves(targets)]):
             raise SettingError(
                 "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; "
@@ -125,7 +143,7 @@ class Batch:
             )
         pieces = [] if targets is None else _pieces(targets, "targets", batching.target_dim, microbatches, {})
         sizes = [_samples(*each, batching) for each in zip(arguments or [()] * microbatches, named_pieces, strict=True)]
-        return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes)
+        return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes, by_stage)
 
     def kinds(self, microbatches: int) -> list[int]:
         """Return a number above 0 for each microbatch, which stands for its shapes and dtypes; 0 if unknown here."""
@@ -135,6 +153,15 @@ class Batch:
             _kind(*map(_look, each), *((name, _look(named[name])) for name in sorted(named)))
             for each, named in zip(self.inputs, self.keywords, strict=True)
         ]
+
+
+def _by_stage(keywords: Any) -> Mapping[int, Mapping[str, Any]]:
+    """Return the keywords for single stages; raise SettingError unless they are dicts, by stage."""
+    if keywords is None:
+        return {}
+    if not isinstance(keywords, Mapping) or not all(isinstance(each, Mapping) for each in keywords.values()):
+        raise SettingError(f"stage_kwargs must be a dict of keywords for each stage, {{3: {{…}}}}; got {keywords!r}")
+    return keywords
 
 
 def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:

@@ -95,8 +95,14 @@ def offset(group: PipelineGroup, machines: Sequence[int]) -> float:
     return found
 
 
-def timeline(schedule: Schedule, rows: Sequence[Sequence[tuple[Action, float, float]]]) -> Timeline:
-    """Return the recorded spans of all ranks as a Timeline in seconds, which starts at 0 with the first action."""
-    zero = min(start for row in rows for _, start, _ in row[:1])
+def timeline(
+    schedule: Schedule, rows: Sequence[Sequence[tuple[Action, float, float]]], zero: float | None = None
+) -> Timeline:
+    """Return the recorded spans of all ranks as a Timeline in seconds, which starts at 0 with the first action.
+
+    zero: the time of the clock that the timeline calls 0, instead.
+    """
+    if zero is None:
+        zero = min(start for row in rows for _, start, _ in row[:1])
     shifted = tuple(tuple(Span(action, start - zero, end - zero) for action, start, end in row) for row in rows)
     return Timeline(schedule, shifted, Costs(unit="s"), "measured")

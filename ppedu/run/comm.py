@@ -1,4 +1,4 @@
-"""Messages between neighbouring ranks: `communicate` in one direction, `bidirectional_communicate` in both at once.
+"""Messages between neighboring ranks: `communicate` in one direction, `bidirectional_communicate` in both at once.
 
 Each message is preceded by a short header that states its dtype and shape. If the receiver expects something else, it
 raises an error, where plain torch.distributed would return garbage.
@@ -147,7 +147,7 @@ def communicate(
     device: torch.device | str | None = None,
     group: PipelineGroup | None = None,
 ) -> torch.Tensor | None:
-    """Send a tensor to a neighbouring rank or receive one from it; return once that is done.
+    """Send a tensor to a neighboring rank or receive one from it; return once that is done.
 
     operation: "recv_forward" (from the rank before), "send_forward" (to the rank after), "recv_backward"
         (from the rank after) or "send_backward" (to the rank before).
@@ -156,7 +156,7 @@ def communicate(
     device: for the received tensor; by default `group.device`.
 
     Returns the received tensor. An activation requires grad: it is a leaf, in whose `.grad` a backward leaves the
-    gradient. Returns None for a send, and where there is no neighbour: before the first rank and after the last one.
+    gradient. Returns None for a send, and where there is no neighbor: before the first rank and after the last one.
 
     Raises:
         SettingError: the operation is unknown, or it lacks the tensor or the shape that it needs.
@@ -173,7 +173,7 @@ def bidirectional_communicate(
     device: torch.device | str | None = None,
     group: PipelineGroup | None = None,
 ) -> torch.Tensor | None:
-    """Send to a neighbouring rank and receive from it at the same time, so that neither rank waits for the other.
+    """Send to a neighboring rank and receive from it at the same time, so that neither rank waits for the other.
 
     operation: "send_fwd_recv_bwd" (with the rank after) or "send_bwd_recv_fwd" (with the rank before).
     The other arguments, the result and the errors are those of `communicate`.

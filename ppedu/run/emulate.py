@@ -23,28 +23,40 @@ from torch import nn
 
 from ppedu.core.actions import COMPUTE, OVERLAP, Action
 from ppedu.core.costs import Costs
+from ppedu.core.errors import SettingError
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
+from ppedu.core.steps import join
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.interpreter import Step
 from ppedu.run.messages import Messages
 from ppedu.run.pipeline import Pipeline
+from ppedu.run.post_validation import PostValidation, Validated, Validation
+from ppedu.run.results import Results
 from ppedu.run.stage import Stage
 
 SHORT = 0.0002  # seconds: how much too late a sleep may end, and the longest receive of an arrived message
 
 
 def emulate(
-    schedule: Schedule, costs: Costs, group: PipelineGroup | None = None, *, size: int = 4096, timeout: float = 60.0
+    schedule: Schedule,
+    costs: Costs,
+    group: PipelineGroup | None = None,
+    *,
+    steps: int = 1,
+    barrier: bool = True,
+    size: int = 4096,
+    timeout: float = 60.0,
 ) -> Timeline:
-    """Run a step in which actions sleep as long as they take in `costs`, and return the timeline of all ranks.
+    """Run steps in which actions sleep as long as they take in `costs`, and return the timeline of all ranks.
 
-    All ranks must call it. For several steps, create an `Emulation`.
+    All ranks must call it.
 
-    costs: in seconds.
+    costs: in seconds, without `links`.
     group: the ranks of the pipeline; by default all ranks of the program.
+    steps, barrier: as in `simulate`. Without a barrier, steps are validated by the rules of `PostValidation`.
     size: of a message in bytes; rounded up to a multiple of 8, and at least 16.
     timeout: the seconds that a rank waits for another one.
 
@@ -53,7 +65,7 @@ def emulate(
         SettingError: the costs or the size are invalid, or the group has another number of ranks than the schedule.
         CommunicationError: another rank has failed, was given other arguments, or does not answer within the timeout.
     """
-    return Emulation(schedule, costs, group, size=size, timeout=timeout).step()
+    return Emulation(schedule, costs, group, size=size, timeout=timeout, barrier=barrier).run(steps)
 
 
 class Emulation:
@@ -67,33 +79,75 @@ class Emulation:
         *,
         size: int = 4096,
         timeout: float = 60.0,
+        barrier: bool = True,
     ):
         require_instance("costs", costs, Costs, "Costs in seconds, such as Costs(forward=0.01, backward=0.02)")
+        if costs.links != "free":
+            raise SettingError(f"emulated messages do not wait for each other; leave out links={costs.links!r}")
         self.simulated = simulate(schedule, costs)
         self.durations = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
         self.end = 0.0  # when the device's last action ends; 0 before the first
+        self.connected = False
         group = PipelineGroup.of(group)
         words = max(2, -(-require_count("size", size) // 8))
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
-        self.pipeline = Pipeline(schedule, stages, lambda *_: torch.zeros(()), group, timeout=timeout)
+        optimizer = None if barrier else PostValidation(torch.optim.SGD([torch.zeros(1)]))  # there are no weights
+        self.pipeline = Pipeline(
+            schedule, stages, lambda *_: torch.zeros(()), group, timeout=timeout, optimizer=optimizer
+        )
+        if self.pipeline.validation:
+            self.pipeline.validation.settle = self._settle  # type: ignore[method-assign]
         self.messages = TimedMessages(schedule.placement, group, timeout, debug=False)
         self.pipeline.messages = self.messages
 
     def step(self) -> Timeline:
         """Run a step and return its timeline. The first call also runs one without sleeps, to connect the ranks."""
-        if not self.pipeline.steps:
+        return self.run(1)
+
+    def run(self, steps: int) -> Timeline:
+        """Run several steps and return their timeline; see `step`.
+
+        Raises:
+            SettingError: the number of steps is not a whole number above 0.
+        """
+        require_count("steps", steps)
+        if not self.connected:
             self._step()
-            self.messages.latency = float(self.simulated.costs.latency)
+            self.pipeline.flush()
+            self.connected = True
+            self.messages.costs = self.simulated.costs
             self.messages.offset = self.pipeline.offset
             for op in COMPUTE | OVERLAP:
                 self.pipeline.on(op, self._run)
-        self.end = 0.0
-        self._step()
-        return replace(self.pipeline.timeline, costs=replace(self.simulated.costs, unit="s"), source="emulated")
+        self.end, self.messages.due = 0.0, 0.0
+        found: list[Results | None] = []  # without a barrier, those of a step arrive during the next
+        for _ in range(steps):
+            self._step()
+            found.append(self.pipeline.results)
+            if self.pipeline.validation is None:
+                self.end = 0.0
+        if self.pipeline.validation:
+            self.pipeline.flush()
+            found = [*found[1:], self.pipeline.results]
+        measured = [each for each in found if each]
+        costs, zero = replace(self.simulated.costs, unit="s"), measured[0].start
+        parts = [replace(each.timeline(zero), costs=costs, source="emulated") for each in measured]
+        return join(parts) if steps > 1 else parts[0]
+
+    def _settle(self) -> Validated:
+        """Wait for the validation of the last step; the device waits, too."""
+        asked = time.monotonic()
+        assert self.pipeline.validation
+        validated = Validation.settle(self.pipeline.validation)
+        now = time.monotonic()
+        if now - asked > SHORT:
+            self.messages.due = max(self.messages.due, now)
+        return validated
 
     def _step(self) -> None:
         batch = [torch.zeros(1)] * self.simulated.schedule.microbatches
-        self.pipeline.step(batch, batch)
+        run = self.pipeline.eval if self.simulated.schedule.forward_only else self.pipeline.step
+        run(batch, batch)
 
     def _run(self, action: Action, step: Step) -> None:
         if action not in self.durations:  # part of a pair, whose duration covers both parts
@@ -131,12 +185,13 @@ class EmulatedStage(Stage):
 class TimedMessages(Messages):
     """Messages that contain the times at which the device made them and at which they were sent, by rank 0's clock.
 
-    latency: the seconds that a message takes at least.
+    costs: their transfer and latency are the seconds that a message takes at least.
     offset: the seconds to add to this rank's clock to get rank 0's.
     due: when the last message that this rank's device needed has arrived there.
     """
 
-    latency = offset = due = 0.0
+    costs = Costs(latency=0)
+    offset = due = 0.0
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
         tensors[0].detach()[1] = time.monotonic() + self.offset
@@ -148,7 +203,8 @@ class TimedMessages(Messages):
         now = time.monotonic()
         made, sent = (seconds - self.offset for seconds in arrived[0][:2].tolist())
         waited = now - asked > SHORT
-        arrival = made + max(self.latency, now - sent if waited else 0)
+        delay = float(self.costs.delay(*self.placement.route(action)))
+        arrival = made + max(delay, now - sent if waited else 0)
         self.due = max(self.due, arrival)
         sleep_until(arrival)
         return arrived

@@ -145,10 +145,11 @@ class GradientSync:
                 found.append(f"the tied weights on rank {self.group.rank} and rank {peer} are not the same")
         return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
 
-    def begin(self) -> None:
-        """Set aside the gradients of earlier steps: their holders already have the sum of these."""
-        self._means, self._earlier = [], []
-        for weight in (each for one in self.shared for each in one.weights + one.partners):
+    def begin(self, loss_scale: float = 1) -> None:
+        """Set aside the gradients of earlier steps: their holders already have the sum of these, and unscaled."""
+        self._means, self._earlier, self.loss_scale = [], [], loss_scale
+        shared = {weight: None for one in self.shared for weight in one.weights + one.partners}
+        for weight in shared if loss_scale == 1 else nn.ModuleList(self.modules.values()).parameters():
             if weight.grad is not None:
                 self._earlier.append((weight, weight.grad))
                 weight.grad = None
@@ -168,7 +169,7 @@ class GradientSync:
         self._means.append(finish)
 
     def finish(self) -> None:
-        """Complete the averages, add up the gradients of copies and ties, and average the buffers.
+        """Complete the averages, add up the gradients of copies and ties, unscale, and average the buffers.
 
         Raises:
             PipelineError: an integer buffer, such as a counter, differs between holders.
@@ -183,6 +184,10 @@ class GradientSync:
             else:
                 total = self._exchange_with(peer, is_first, mine).sum(0).to(mine.device)
             _unflatten(weights, total)
+        if self.loss_scale != 1:
+            for weight in nn.ModuleList(self.modules.values()).parameters():
+                if weight.grad is not None:
+                    weight.grad.div_(self.loss_scale)
         for each in self.held:
             _average_buffers(each)
         for weight, grad in self._earlier:
@@ -196,20 +201,28 @@ class GradientSync:
         wait(dist.all_reduce(value, group=self.replicas, async_op=True), value.device, self.timeout)
         return value.cpu()
 
-    def loss_weights(self, counts: Sequence[int], reduction: str, is_last: bool) -> list[Fraction]:
-        """Return the weight of each microbatch's loss in the batch's loss.
+    def loss_weights(self, counts: Sequence[int], sizes: Sequence[int], reduction: str) -> dict[int, list[Fraction]]:
+        """Return for each stage the weight of each microbatch's loss in the batch's loss.
 
-        counts: how much each microbatch counts in a mean. reduction: "mean" or "sum". is_last: for the last stage,
-        whose weights depend on the counts in all replicas.
+        counts: how much each microbatch's targets count in a mean, if they are given here. sizes: each microbatch's
+        samples, which replace them elsewhere; 0 where unknown. reduction: "mean" or "sum". The weights of the last
+        stage depend on the counts in all replicas.
 
         Losses and gradients are averaged over the replicas afterwards, which the weights make up for.
         """
-        if reduction == "sum":
-            return [Fraction(self.replica_count)] * len(counts)
-        if not is_last:
-            return [Fraction(count, sum(counts)) for count in counts]
-        total = int(self.sum_over_replicas(torch.tensor(sum(counts))))
-        return [Fraction(count * self.replica_count, total) for count in counts]
+        weights: dict[int, list[Fraction]] = {}
+        for stage in self.stages:
+            is_last = stage == self.placement.stages - 1
+            parts = counts if is_last and counts else sizes if all(sizes) else [1] * len(sizes)
+            total = sum(parts)
+            if reduction == "sum":
+                weights[stage] = [Fraction(self.replica_count)] * len(parts)
+            elif is_last:
+                total = int(self.sum_over_replicas(torch.tensor(total)))
+                weights[stage] = [Fraction(part * self.replica_count, total) for part in parts]
+            else:
+                weights[stage] = [Fraction(part, total) for part in parts]
+        return weights
 
     def norm(self) -> torch.Tensor:
         """Return this rank's part of the gradients' norm, a float64 scalar: a shared weight counts at one holder only.
@@ -353,5 +366,5 @@ def _unflatten(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
     *parts, marks = row.split([*(_local(weight).numel() for weight in weights), len(weights)])
     for weight, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
         if has_grad:
-            weight.grad = torch.empty_like(weight)
+            weight.grad = torch.empty_like(weight, dtype=weight.grad_dtype)
             _local(weight.grad).copy_(part.view_as(_local(weight)))

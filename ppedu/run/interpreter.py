@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.profiler import record_function
 
-from ppedu.core.actions import COMMUNICATION, RECEIVE, Action, F, Op
+from ppedu.core.actions import COMMUNICATION, RECEIVE, SEND, Action, F, Op
 from ppedu.core.dependencies import Result, produces, requires
 from ppedu.core.errors import CommunicationError, PipelineError
 from ppedu.core.lower import strip
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
+FORWARD = {Op.F, Op.SEND_F, Op.RECV_F}
 
 
 class Instruction(NamedTuple):
@@ -57,6 +58,7 @@ class Program:
 
     def __init__(self, lowered: Schedule, rank: int):
         self.schedule = replace(lowered, orders=strip(lowered.orders))
+        self.lowered, self.rank = lowered, rank
         self.fingerprint = zlib.crc32(lowered.to_csv().encode())
         self.placement = lowered.placement
         self.order = lowered.order(rank)
@@ -85,8 +87,25 @@ class Program:
                     else:
                         self.delivered[other_end(action)], received = received, []
 
+    @cached_property
+    def _cuts(self) -> list[int]:
+        return _cuts(self.lowered)
+
+    @property
+    def cut(self) -> int:
+        """This many instructions run before any rank's first backward, and depend on none."""
+        return self._cuts[self.rank]
+
+    @cached_property
+    def unread(self) -> list[Action]:
+        """The RECV actions behind this rank's cut whose messages other ranks send before theirs, in that order."""
+        early = set(self.order[: self.cut])
+        sent = (action for order, cut in zip(self.lowered.orders, self._cuts, strict=True) for action in order[:cut])
+        sent_here = [each for each in sent if each.op in SEND and self.placement.route(each)[1] == self.rank]
+        return [other_end(each) for each in sent_here if other_end(each) not in early]
+
     def around(self, index: int) -> str:
-        """Return an action's neighbours in the order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
+        """Return an action's neighbors in the order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
         first, behind = max(0, index - 2), index + 3
         shown = [f"[{each}]" if place == index else str(each) for place, each in enumerate(self.order)][first:behind]
         return f"(in the order: {'… ' if first else ''}{' '.join(shown)}{' …' if behind < len(self.order) else ''})"
@@ -101,32 +120,63 @@ class Program:
         return next((result for result in requires(action, self.placement, lowered=True) if result != own), None)
 
 
+def _cuts(lowered: Schedule) -> list[int]:
+    """Return for each rank how many of its actions run before any rank's first backward, and depend on none."""
+    known: set[Result] = set()
+    cuts = [0] * lowered.ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(lowered.orders):
+            while cuts[rank] < len(order):
+                action = order[cuts[rank]]
+                forward = all(each.op in FORWARD for each in action.singles)
+                if not forward or not known.issuperset(requires(action, lowered.placement, lowered=True)):
+                    break
+                known.update(produces(action))
+                cuts[rank] += 1
+                moved = True
+    return cuts
+
+
 class Step:
     """One step in progress, on one rank. Handlers work with it.
 
-    `default` runs the built-in behaviour of an action. A handler that replaces it calls `receive` for the tensors from
+    `default` runs the built-in behavior of an action. A handler that replaces it calls `receive` for the tensors from
     another stage, and `give` with its result. It decides when to wait for messages, which `receive` and `wait` do; the
     measured time of its action starts when the last of these messages has arrived. `add_loss` adds an auxiliary loss.
     `stages` are this rank's, by number; `batch` is the batch as this rank was given it.
     """
 
-    def __init__(self, pipeline: Pipeline, program: Program, batch: Batch, kinds: Sequence[int], training: bool):
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        program: Program,
+        batch: Batch,
+        kinds: Sequence[int],
+        training: bool,
+        loss_scale: float = 1,
+    ):
         self.pipeline, self.program, self.batch, self.training = pipeline, program, batch, training
+        self.loss_scale = loss_scale
         self.stages, self.placement, self.messages = pipeline.stages, program.placement, pipeline.messages
-        self.kinds = [(kind, training) for kind in kinds]  # no gradients are sent back in an evaluation
+        # Microbatches of one kind have messages of one shape; no gradients are sent back in an evaluation.
+        alike = range(len(kinds)) if pipeline.batching.variable_shapes else kinds
+        self.kinds = [(kind, training) for kind in alike]
         self.clock = clock.Clock(pipeline.device)
         self._start: Any = None  # of the current action, by the clock
         self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
         self._streams: dict[Action, torch.cuda.Stream] = {}
         self._profiled = torch.autograd._profiler_enabled()
-
-    def run(self) -> None:
-        """Run the program."""
         self.messages.begin()
-        if self.training:
-            self.pipeline.gradients.begin()
+        if pipeline.batching.variable_shapes:
+            self.messages.forget_layouts()
+
+    def run(self, first: int = 0, behind: int | None = None) -> None:
+        """Run the program, or its instructions from `first` on and before `behind`."""
         handled, sharded = self.pipeline.handlers.keys(), self.pipeline.sharded
-        for index, (action, computes, ops, receives, completes) in enumerate(self.program.instructions):
+        part = self.program.instructions[first:behind]
+        for index, (action, computes, ops, receives, completes) in enumerate(part, first):
             try:
                 if not computes:
                     self._run(action)
@@ -149,6 +199,14 @@ class Step:
                 for stage in completes:
                     self.pipeline.gradients.start_mean(stage)
 
+    def discard(self) -> None:
+        """Receive and drop all messages that have been sent before the cut, so that they can be sent again."""
+        for message in self.program.unread:
+            self.post(message)
+        for message in [*self.messages.pending]:
+            self.messages.wait(message, message, self.pipeline.device)
+        self.messages.end()
+
     def finish(self) -> None:
         """Wait until everything sent has arrived, and synchronize the gradients."""
         self.messages.end()
@@ -157,7 +215,7 @@ class Step:
             self.pipeline.gradients.finish()
 
     def default(self, action: Action) -> None:
-        """Run the built-in behaviour of an action."""
+        """Run the built-in behavior of an action."""
         METHODS[action.op](self, action)
 
     def wait(self, action: Action) -> None:
@@ -211,9 +269,15 @@ class Step:
         dtype, seed = self.pipeline.autocast, self.pipeline.seed
         precision = torch.autocast(self.pipeline.device.type, dtype) if dtype else NOTHING
         with precision, NOTHING if seed is None else self._seeded(action):
-            y = stage.forward(m, x, **self.batch.keywords[m])
+            y = stage.forward(m, x, **self.keywords(action))
         if action.stage < self.placement.stages - 1:
             self.give(action, y)
+
+    def keywords(self, action: Action) -> Mapping[str, Any]:
+        """Return the keyword arguments of a forward."""
+        named, m = self.batch.keywords[action.microbatch], action.microbatch
+        own = self.batch.stage_keywords.get(action.stage)
+        return {**named, **own[m]} if own else named
 
     def backward(self, action: Action) -> None:
         dy = self.receive(action)
@@ -256,7 +320,7 @@ class Step:
         self.messages.receive(action, self.kinds[action.microbatch])
 
     def _run(self, action: Action) -> None:
-        """Run an action: its handler, if there is one, or the built-in behaviour."""
+        """Run an action: its handler, if there is one, or the built-in behavior."""
         # Without a profiler, record_function would cost 10 µs an action. A trace shows an action as "PP:2F0".
         with record_function(f"PP:{action}") if self._profiled else NOTHING:
             if handler := self.pipeline.handlers.get(action.op):

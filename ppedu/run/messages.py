@@ -61,10 +61,14 @@ class Messages:
         self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
         self.timeout, self.channel = timedelta(seconds=timeout), group.channel
         self.peer = cache(lambda action: placement.route(action)[action.op in SEND])  # the rank at the other end
+        self.forget_layouts()
+        self.begin()
+
+    def forget_layouts(self) -> None:
+        """Let the next activation of each kind state its layouts again."""
         self._layouts: dict[tuple[Action, Hashable], list[Layout]] = {}  # by message and kind
         # By the stage that makes the activation, the copy of the model, and the kind.
         self.activation_layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
-        self.begin()
 
     def begin(self) -> None:
         """Start a step, without messages in flight."""
@@ -207,7 +211,8 @@ class Messages:
         elif found != expected:
             message = (
                 f"{action} {'sends' if action.op in SEND else 'receives'} {_in_words(found)}, but the receiver expects "
-                f"{_in_words(expected)}, as for earlier microbatches of this shape"
+                f"{_in_words(expected)}, as for earlier microbatches of this shape; if shapes depend on the data, use "
+                "Batching(variable_shapes=True)"
             )
             if [each.wants_grad for each in found] != [each.wants_grad for each in expected]:
                 message += (

@@ -11,7 +11,8 @@ A step is run by `interpreter`, which reads the schedule; `control` is what rank
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
@@ -23,35 +24,29 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from ppedu.core.actions import Action, Op
+from ppedu.core.actions import Op
 from ppedu.core.check import check
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.lower import lower, strip
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.timeline import Timeline
-from ppedu.core.validate import require_instance, require_rank
-from ppedu.run import clock
+from ppedu.core.validate import require_instance, require_number
+from ppedu.run import clock, results
 from ppedu.run.batch import Batch, Batching
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.control import Control, Rows
 from ppedu.run.gradients import GradientSync, Tie
 from ppedu.run.interpreter import METHODS, Handler, Program, Step, evaluation_mode
 from ppedu.run.messages import Messages
+from ppedu.run.post_validation import PostValidation, Validation
+from ppedu.run.results import Results
 from ppedu.run.sharded import Shards, is_sharded, storage
-from ppedu.run.stage import Loss, Stage
+from ppedu.run.stage import Loss, Stage, as_stages, local_stages, own_loss
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
+StageKeywords = Mapping[int, Keywords]  # by stage
+Given = tuple[Any, Any, Keywords, StageKeywords | None]
 MOST_SECONDS = 10**6  # of a timeout
-
-
-def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
-    """Return the stages that `rank` holds, of both copies of the model if there are two.
-
-    Raises:
-        SettingError: there is no such rank.
-    """
-    require_schedule("local_stages", schedule)
-    return schedule.placement.stages_of(require_rank(rank, schedule.ranks))
 
 
 class Pipeline:
@@ -59,7 +54,8 @@ class Pipeline:
 
     schedule: compute actions only, or lowered by `pp.lower`.
     stages: the module of each stage that this rank holds, by number; see `local_stages`. A stage takes what the stage
-        before it returns, a tensor or several, and every keyword given to `step`.
+        before it returns, a tensor or several, and every keyword given to `step`. Processes that compute a stage
+        together (tensor parallelism) are in a pipeline each, on the same rank of it.
     loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss.
     group: the ranks of the pipeline; by default the whole world.
     replicas: a process group of the ranks that hold the same stages in other pipelines. Gradients and losses are
@@ -74,6 +70,9 @@ class Pipeline:
     autocast: a dtype for forwards in mixed precision, such as torch.bfloat16.
     seed: makes random numbers in a forward, such as dropout's, depend only on it, the step, the stage and the
         microbatch, and so neither on the schedule nor on the ranks.
+    optimizer: a `PostValidation`: the pipeline steps the optimizer, and ranks do not wait for each other at the end of
+        a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the inputs,
+        or the beginning of a step waits for those that have them.
     timeout: seconds that a rank waits for another.
     debug: state in each message what it is, and detect tensors that are written to after they were sent.
 
@@ -94,6 +93,7 @@ class Pipeline:
         batching: Batching = Batching(),  # noqa: B008 (it is immutable)
         autocast: torch.dtype | None = None,
         seed: int | None = None,
+        optimizer: PostValidation | None = None,
         timeout: float = 60.0,
         debug: bool = False,
     ):
@@ -111,23 +111,28 @@ class Pipeline:
         if schedule.lowered and (problems := check(schedule, rendezvous=True)):
             raise SettingError(f"{schedule!r} would run only if every send were buffered: {problems[0]}")
         self.schedule = replace(schedule, orders=strip(schedule.orders))
-        self.stages = _as_stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
+        self.stages = as_stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         if self.last:
-            self.last.loss_fn = loss_fn or self.last.loss_fn or _own_loss
+            self.last.loss_fn = loss_fn or self.last.loss_fn or own_loss
         self.device = next(iter(self.stages.values())).device
         self.batching, self.autocast, self.seed = batching, autocast, seed
+        # To post the receive of a message whose header states its shape, a rank must wait for the header.
+        self._receive = "late" if batching.variable_shapes else "early"
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)
         self.control = Control(self.group, limit)
         self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit)
+        require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
+        self.validation = Validation(optimizer, self.control, self.gradients) if optimizer else None
         self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
         self.offset = 0.0  # seconds from this rank's clock to rank 0's
         self._lowered = schedule if schedule.lowered else None
         self._prepared = False
-        self._measured: tuple[Schedule, torch.Tensor] | None = None  # each action's start and end, a row per rank
+        self._rows: Rows | None = None  # posted for the end of a step
+        self.results: Results | None = None  # of the last step
 
     @cached_property
     def side_stream(self) -> torch.cuda.Stream:
@@ -137,12 +142,12 @@ class Pipeline:
     @cached_property
     def forwards(self) -> Program:
         """This rank's program for an evaluation: the schedule's forwards, without backwards."""
-        singles = ((single for action in order for single in action.singles) for order in self.schedule.orders)
-        orders = tuple(tuple(single for single in order if single.op == Op.F) for order in singles)
-        return Program(lower(replace(self.schedule, orders=orders), fsdp=self.sharded), self.group.rank)
+        if self.schedule.forward_only:
+            return self.program
+        return Program(lower(self.schedule.forwards, self._receive, self.sharded), self.group.rank)
 
     def on(self, op: Op, handler: Handler) -> None:
-        """Run `handler(action, step)` for every action of `op`; `step.default(action)` runs the built-in behaviour.
+        """Run `handler(action, step)` for every action of `op`; `step.default(action)` runs the built-in behavior.
 
         See `Step` for what a handler can use.
 
@@ -160,6 +165,8 @@ class Pipeline:
         *,
         outputs: bool = False,
         loss_kwargs: Keywords | None = None,
+        loss_scale: float = 1.0,
+        stage_kwargs: StageKeywords | None = None,
         **keywords: Any,
     ) -> Any:
         """Run the schedule on a batch: add the gradients to `.grad`, and return the batch's loss on every rank.
@@ -167,7 +174,10 @@ class Pipeline:
         inputs: for the first stage. targets: for the loss. keywords: for every stage. `Batch.cut` cuts them into
         microbatches: tensors, and tuples and dicts of tensors, along their samples; a list has one entry for each
         microbatch. Ranks without the first stage may omit the inputs, ranks without the last stage the targets.
+        stage_kwargs: more keywords, for single stages: `stage_kwargs={3: {"mask": mask}}`.
         loss_kwargs: keywords for `loss_fn`, the same for each microbatch.
+        loss_scale: multiplies the loss for the backwards, so that small gradients do not vanish in float16. At the end,
+            gradients are divided by it; where they have overflowed, they are infinite or NaN. See `LossScale`.
         outputs: return (loss, outputs) instead, with the outputs that `forward` returns.
 
         Raises:
@@ -176,7 +186,18 @@ class Pipeline:
             CommunicationError: another rank has failed, has been given a different batch, or exceeds the timeout.
             PipelineError: a stage has failed, or a loss is not finite.
         """
-        return self._run("step", inputs, targets, keywords, outputs, loss_kwargs)
+        return self._run("step", (inputs, targets, keywords, stage_kwargs), outputs, loss_kwargs, loss_scale)
+
+    def flush(self) -> torch.Tensor | None:
+        """With `PostValidation`, wait until the last step is validated, and return its loss; None if it is already.
+
+        Call it after the last step, and before the weights are used otherwise, such as for a checkpoint.
+        """
+        if self.validation is None or self.validation.pending is None:
+            return None
+        with self._guarded():
+            validated = self.validation.settle()
+        return self._keep(validated.results)
 
     def eval(
         self,
@@ -185,19 +206,20 @@ class Pipeline:
         *,
         outputs: bool = False,
         loss_kwargs: Keywords | None = None,
+        stage_kwargs: StageKeywords | None = None,
         **keywords: Any,
     ) -> Any:
         """Return the batch's loss, without gradients and with modules in evaluation mode; otherwise as `step`."""
-        return self._run("eval", inputs, targets, keywords, outputs, loss_kwargs)
+        return self._run("eval", (inputs, targets, keywords, stage_kwargs), outputs, loss_kwargs)
 
-    def forward(self, inputs: Any = None, **keywords: Any) -> Any:
+    def forward(self, inputs: Any = None, *, stage_kwargs: StageKeywords | None = None, **keywords: Any) -> Any:
         """Return the model's outputs for a batch, as in `eval`; None on a rank without the last stage.
 
         Tensors are concatenated along `Batching.output_dim`, also inside tuples and dicts; anything else becomes a list
         with an entry for each microbatch. If two ranks hold the last stage, each returns the outputs of its own
         microbatches.
         """
-        return self._run("forward", inputs, None, keywords, True, None)[1]
+        return self._run("forward", (inputs, None, keywords, stage_kwargs), outputs=True)[1]
 
     @property
     def timeline(self) -> Timeline:
@@ -206,12 +228,9 @@ class Pipeline:
         Raises:
             PipelineError: there has been none.
         """
-        if self._measured is None:
+        if self.results is None:
             raise PipelineError("nothing has been measured yet; run a step first")
-        schedule, times = self._measured
-        pairs = zip(schedule.orders, times.tolist(), strict=True)
-        rows = [list(zip(order, row[::2], row[1::2], strict=False)) for order, row in pairs]
-        return clock.timeline(schedule, rows)
+        return self.results.timeline()
 
     def clip_grad_norm(self, max_norm: float, error_if_nonfinite: bool = False) -> float:
         """Scale all gradients down to a norm of at most `max_norm` over all stages; return the norm before.
@@ -224,8 +243,9 @@ class Pipeline:
             PipelineError: with `error_if_nonfinite`, the norm is infinite or NaN; on all ranks. Otherwise the gradients
                 are scaled by that norm, as in torch, and the next step reports a loss that is not finite.
         """
-        if isinstance(max_norm, bool) or not isinstance(max_norm, (int, float)) or not max_norm > 0:
-            raise SettingError(f"max_norm must be a number above 0; got {max_norm!r}")
+        require_number("max_norm", max_norm, lambda norm: norm > 0, "a number above 0")
+        if self.validation:
+            raise SettingError("the pipeline steps the optimizer, and clips before; give PostValidation(max_norm=…)")
         self._prepare("clip_grad_norm")
         self.gradients.find_shared()
         norm = self.control.exchange(self.gradients.norm()[None], "clip the gradients").norm()
@@ -238,54 +258,98 @@ class Pipeline:
         return float(norm)
 
     def _run(
-        self, call: str, inputs: Any, targets: Any, keywords: Keywords, outputs: bool, loss_kwargs: Keywords | None
+        self,
+        call: str,
+        given: Given,
+        outputs: bool = False,
+        loss_kwargs: Keywords | None = None,
+        loss_scale: float = 1.0,
     ) -> Any:
         """Run a batch, and return its loss; with `outputs`, (loss, the model's outputs, or None on other ranks).
 
-        call: "step", "eval" or "forward". The other arguments are those of `step`.
+        call: "step", "eval" or "forward". given: inputs, targets, keywords, and those for single stages. The other
+        arguments are those of `step`.
         """
         training, microbatches = call == "step", self.schedule.microbatches
-        if loss_kwargs is not None:
-            require_instance("loss_kwargs", loss_kwargs, dict, "a dict of keywords for loss_fn")
-        batch = Batch.cut(inputs, targets, keywords, microbatches, self.batching)
+        require_instance("loss_kwargs", loss_kwargs, (dict, NoneType), "a dict of keywords for loss_fn")
+        require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
+        batch = Batch.cut(*given[:3], microbatches, self.batching, given[3])
         self._require_given(call, batch)
         self._prepare(call)
         self.gradients.find_shared()
+        if not training:
+            self.flush()
         kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, self.messages.debug)
         targets = () if call == "forward" else batch.targets or [None] * microbatches
-        for stage in self.stages.values():
-            is_last = stage is self.last
-            counts = batch.counts if is_last and batch.counts else sizes if all(sizes) else [1] * microbatches
-            with self.control.required_for(f"start {call}"):
-                weights = self.gradients.loss_weights(counts, self.batching.reduction, is_last) if targets else []
-            keep = outputs and is_last
-            stage.begin(batch.inputs, targets, weights, loss_kwargs=loss_kwargs, outputs=keep, timed=False)
         program = self.program if training else self.forwards
-        step = Step(self, program, batch, kinds, training)
-        rows = self.control.post(1 + microbatches + 2 * program.longest, torch.float64, f"start {call}")
-        try:
-            with evaluation_mode(self.gradients.modules.values(), not training), torch.set_grad_enabled(training):
-                step.run()
+        with self.control.required_for(f"start {call}"):
+            reduction = self.batching.reduction
+            weights = self.gradients.loss_weights(batch.counts, sizes, reduction) if targets else {}
+
+        def begin() -> Step:
+            for index, stage in self.stages.items():
+                keep = outputs and stage is self.last
+                weighted = weights.get(index, ())
+                stage.begin(batch.inputs, targets, weighted, loss_kwargs, loss_scale, outputs=keep, timed=False)
+            return Step(self, program, batch, kinds, training, loss_scale)
+
+        validation = self.validation if training else None
+        with evaluation_mode(self.gradients.modules.values(), not training), torch.set_grad_enabled(training):
+            done = program.cut if validation and validation.pending else 0
+            step, loss = validation.during(begin, done, self._guarded, self._keep) if validation else (begin(), None)
+            with self._guarded(step):
+                if not validation:
+                    self._rows = self.control.post(results.length(program), torch.float64, f"start {call}")
+                if training:
+                    self.gradients.begin(loss_scale)
+                step.run(done)
                 with self.control.required_for("synchronize the gradients"):
                     step.finish()
-                self._exchange_results(step, rows)
+                if validation:
+                    validation.step(results.row(step), program.schedule)
+                else:
+                    rows = self.control.exchange(results.row(step), "end the step", self._rows)
+                    found = results.read(rows, program.schedule)
+        self.steps += training
+        if not validation:
+            loss = self._keep(found, finite=call != "forward", measured=training or self.schedule.forward_only)
+        made = self.last.outputs if self.last else {}  # by microbatch
+        joined = self.batching.join([made[m] for m in sorted(made)]) if made else None
+        return (loss, joined) if outputs else loss
+
+    @contextmanager
+    def _guarded(self, step: Step | None = None) -> Iterator[None]:
+        """After an error, let the pipeline be used no more."""
+        try:
+            yield
         except BaseException as error:
             self.control.failure = str(error) or type(error).__name__
-            self._in_flight = step, rows  # the memory of messages in flight must not be freed
+            self._in_flight = step, self._rows  # the memory of messages in flight must not be freed
             raise
-        self.steps += training
-        if call != "forward":
-            self._require_finite()
-        found = self.last.outputs if self.last else {}  # by microbatch
-        joined = self.batching.join([found[m] for m in sorted(found)]) if found else None
-        return (self.loss, joined) if outputs else self.loss
+
+    def _keep(self, found: Results, finite: bool = True, measured: bool = True) -> torch.Tensor:
+        """Keep the results of a step, and return its loss, which must be finite if `finite`."""
+        with self._guarded(), self.control.required_for("end the step"):
+            self.loss = self.gradients.sum_over_replicas(found.loss) / self.gradients.replica_count
+        self.losses = found.losses
+        if measured:
+            self.results = found
+        if finite:
+            found._replace(loss=self.loss).require_finite()
+        return self.loss
 
     def _require_given(self, call: str, batch: Batch) -> None:
+        if call == "step" and self.schedule.forward_only:
+            raise SettingError(f"{self.schedule!r} has no backwards; call eval or forward instead of step")
         if call == "step" and torch.is_inference_mode_enabled():
             raise SettingError("step cannot compute gradients within torch.inference_mode(); use eval there")
+        if unknown := set(batch.stage_keywords) - set(range(self.schedule.stages)):
+            raise SettingError(
+                f"stage_kwargs names stage {min(unknown)!r}; the stages are 0 to {self.schedule.stages - 1}"
+            )
         if 0 in self.stages and not batch.inputs:
             raise SettingError(f"rank {self.group.rank} holds the first stage, so {call} needs the inputs there")
-        if self.last and call != "forward" and not batch.targets and self.last.loss_fn is not _own_loss:
+        if self.last and call != "forward" and not batch.targets and self.last.loss_fn is not own_loss:
             raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
 
     def _prepare(self, call: str) -> None:
@@ -304,67 +368,25 @@ class Pipeline:
         rows = self.control.exchange(torch.tensor([clock.machine(), *storage(modules)]), purpose).tolist()
         self.sharded = is_sharded([row[1:] for row in rows])
         self.shards: Shards = Shards(modules, self.group.rank)
-        lowered = self._lowered or lower(self.schedule, fsdp=self.sharded)
+        lowered = self._lowered or lower(self.schedule, self._receive, self.sharded)
         self.program = Program(lowered, self.group.rank)
         settings = {
             "schedule": self.program.fingerprint,
             "debug": self.messages.debug,
             "seed": self.seed,
             "autocast": self.autocast,
+            "variable_shapes": self.batching.variable_shapes,
+            "max_norm": self.validation and self.validation.options.max_norm,
             "tied": self.gradients.ties,
             "reduction": self.batching.reduction,
         }
         self.control.require_same(settings, purpose)
-        self.control.require_none(self.shards.problems(lowered, self.gradients.replicas), purpose)
+        problems = self.shards.problems(lowered, self.gradients.replicas)
+        if self.sharded and self.validation:
+            problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
+        self.control.require_none(problems, purpose)
         with self.control.required_for(purpose):
             differences = self.gradients.initial_differences()
         self.control.require_none(differences, purpose)
         self.offset = clock.offset(self.group, [row[0] for row in rows])
         self._prepared = True
-
-    def _exchange_results(self, step: Step, rows: Rows) -> None:
-        """Give every rank the losses, and the times of all actions."""
-        microbatches = self.schedule.microbatches
-        numbers = [0.0] * (1 + microbatches)
-        for stage in self.stages.values():
-            if stage.losses:
-                numbers[0] += stage.loss.item()
-            for m, loss in stage.losses.items():
-                numbers[1 + m] += loss.item()
-        numbers += [time + self.offset for _, start, end in step.clock.spans() for time in (start, end)]
-        numbers += [0.0] * (rows.values.shape[1] - len(numbers))
-        all_rows = self.control.exchange(torch.tensor(numbers, dtype=torch.float64), "end the step", rows)
-        sums = all_rows[:, : 1 + microbatches].sum(0).float()
-        with self.control.required_for("end the step"):
-            self.loss = self.gradients.sum_over_replicas(sums[0]) / self.gradients.replica_count
-        self.losses = sums[1:]
-        if step.training:
-            self._measured = step.program.schedule, all_rows[:, 1 + microbatches :]
-
-    def _require_finite(self) -> None:
-        for m, loss in enumerate(self.losses.tolist()):
-            if not math.isfinite(loss):
-                last = Action(self.schedule.stages - 1, Op.F, m)
-                raise PipelineError(
-                    f"rank {self.schedule.placement.rank(last.stage, m)}: {last} gave a loss of {loss}; "
-                    f"check microbatch {m} and the learning rate, and look for a division by zero"
-                )
-        if not math.isfinite(self.loss):
-            raise PipelineError(f"another replica has a loss of {self.loss.item()}; its own error says in which action")
-
-
-def _own_loss(output: Any, target: Any) -> Any:
-    """Return the output, which is the loss itself if the last stage computes it."""
-    return output
-
-
-def _as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], rank: int) -> dict[int, Stage]:
-    """Return the given modules, which must be those of the stages `numbers`, each as a Stage."""
-    if not isinstance(modules, Mapping) or set(modules) != set(numbers):
-        got = ", ".join(map(str, modules)) if isinstance(modules, Mapping) else repr(modules)
-        raise SettingError(
-            f"rank {rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
-            "give a module for each, such as {0: module}; see pp.run.local_stages"
-        )
-    found = {number: modules[number] for number in numbers}
-    return {number: each if isinstance(each, Stage) else Stage(each, number) for number, each in found.items()}

@@ -9,9 +9,9 @@ it to the block's rank and returns a pointer. So the model is written as if for 
 and the blocks exchange all messages. Autograd exchanges those of the gradients: the backward of a send is a receive,
 and the backward of a receive is a send.
 
-A message is queued first and exchanged later: when this rank needs something from the same neighbour, or when the loop
+A message is queued first and exchanged later: when this rank needs something from the same neighbor, or when the loop
 flushes the queue. With the rank after it, a rank first sends and then receives; with the rank before it, it first
-receives and then sends. So of two neighbours, one always sends while the other receives, and 1F1B, in which both have
+receives and then sends. So of two neighbors, one always sends while the other receives, and 1F1B, in which both have
 something to send, does not hang. At the end of a step, all queues must be empty.
 
 The design is that of nanotron (github.com/huggingface/nanotron, src/nanotron/parallel/pipeline_parallel: block.py,

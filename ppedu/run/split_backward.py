@@ -172,12 +172,19 @@ def _separates_inputs(node: Any) -> bool:
     return not own and "Rnn" not in node.name() and not _unpacks(node)
 
 
+def as_saved(kept: Any) -> torch.Tensor:
+    """Return the tensor in `kept`: a hook for unpacking that neither recomputes nor fetches."""
+    tensor: torch.Tensor = kept.tensor
+    return tensor
+
+
 def _unpacks(node: Any) -> bool:
     """Whether reading the node's saved tensors runs a hook that recomputes them (checkpointing) or fetches them."""
     kind: type = type(node)
     saved = [getattr(node, name) for name in _saved_names(kind)]
     several = [each if isinstance(each, (tuple, list)) else (each,) for each in saved]
-    return any(getattr(each, "unpack_hook", None) is not None for each in chain.from_iterable(several))
+    hooks = (getattr(each, "unpack_hook", None) for each in chain.from_iterable(several))
+    return any(hook not in (None, as_saved) for hook in hooks)
 
 
 @cache

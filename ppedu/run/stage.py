@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from ppedu.core.actions import B, F, I, W
-from ppedu.core.errors import PipelineError
-from ppedu.core.validate import require_instance
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.validate import require_instance, require_rank
 from ppedu.run.clock import Clock
 from ppedu.run.split_backward import backward_input, pop_grad
 
@@ -28,13 +31,16 @@ class Stage:
     module: takes one or more tensors and returns a tensor or a tuple of tensors.
     index: the number of the stage, from 0.
     loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Only for the last stage.
+    recompute: keep only the input of each microbatch, and run its forward again at the start of its backward, with the
+        same random numbers (activation checkpointing, arXiv 1604.06174). Buffers such as BatchNorm's are updated twice.
 
     Raises:
         SettingError: `module` is not a torch.nn.Module.
     """
 
-    def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None):
+    def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None, recompute: bool = False):
         require_instance(f"the module of stage {index}", module, nn.Module, "a torch.nn.Module")
+        self.recompute = recompute
         self.module = module
         self.index = index
         self.loss_fn = loss_fn
@@ -53,8 +59,9 @@ class Stage:
         inputs: Sequence[Any],
         targets: Sequence[Any],
         loss_weights: Sequence[Fraction] = (),
-        *,
         loss_kwargs: dict[str, Any] | None = None,
+        loss_scale: float = 1,
+        *,
         outputs: bool = False,
         timed: bool = True,
     ) -> None:
@@ -63,12 +70,13 @@ class Stage:
         inputs, targets: one entry per microbatch. A stage other than the first or the last ignores them.
         loss_weights: by which each microbatch's loss is multiplied in the batch's loss; 1/m each by default.
         loss_kwargs: keyword arguments for `loss_fn`.
+        loss_scale: by which each loss is multiplied for its backward, and so are all gradients.
         outputs: keep the module's output of every microbatch in `outputs`.
         timed: record the time of every action in `clock`; False if the caller does that.
         """
         self.inputs, self.targets = inputs, targets
         self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
-        self.loss_kwargs = loss_kwargs or {}
+        self.loss_kwargs, self.loss_scale = loss_kwargs or {}, loss_scale
         self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
@@ -78,6 +86,7 @@ class Stage:
         # first those of the outputs and then those of additional losses.
         self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge], list[GradientEdge]]] = {}
         self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
+        self.again: dict[int, Callable[[], None]] = {}  # with `recompute`, by microbatch: runs its forward again
 
     @property
     def loss(self) -> torch.Tensor:
@@ -98,29 +107,19 @@ class Stage:
         value = self.inputs[microbatch] if x is None else as_tuple(x)
         xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
         start = self.clock.now()
-        try:
-            clone = x is not None and self._clones_input
-            y = self.module(*([each.clone() for each in xs] if clone else xs), **keywords)
-        except RuntimeError as error:
-            if "leaf Variable that requires grad" not in str(error):
-                raise
-            raise PipelineError(
-                f"stage {self.index} changes its input in place, but that tensor is needed for the gradient it sends "
-                "back; begin the stage's forward with x = x.clone()"
-            ) from error
-        if self._keeps_outputs:
-            self.outputs[microbatch] = tree_map_only(torch.Tensor, torch.Tensor.detach, y)
-        if self.loss_fn and len(self.targets):
-            # Without a target that counts, a mean has no terms, and loss_fn may return NaN.
-            counts = self.loss_weights[microbatch] > 0
-            target = self.targets[microbatch]
-            loss = self.loss_fn(y, target, **self.loss_kwargs) if counts else torch.zeros((), device=self.device)
-            y = self._add(microbatch, loss)
+        repeatable = self._repeatable() if self.recompute and torch.is_grad_enabled() else None
+        with SAVE_NOTHING if repeatable else nullcontext():
+            y = self._output(xs, keywords, received=x is not None)
+            if self._keeps_outputs:
+                self.outputs[microbatch] = tree_map_only(torch.Tensor, torch.Tensor.detach, y)
+            if self.loss_fn and len(self.targets):
+                y = self._add(microbatch, self._loss(microbatch, y))
         self.clock.note(F(self.index, microbatch), start)
-        if torch.is_grad_enabled():
-            leaves = [] if x is None else [each for each in xs if each.requires_grad]
-            edges = [get_gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
-            self.held[microbatch] = leaves, edges, []  # edges, so that the outputs can be freed once they are sent
+        if repeatable:
+            self.again[microbatch] = partial(self._forward_again, microbatch, xs, keywords, x is not None, repeatable)
+            y = tree_map_only(torch.Tensor, lambda each: each.detach().requires_grad_(each.requires_grad), y)
+        elif torch.is_grad_enabled():
+            self._hold(microbatch, xs if x is not None else (), y)
         return y
 
     def add_loss(self, microbatch: int, loss: torch.Tensor) -> None:
@@ -131,6 +130,8 @@ class Stage:
         """
         weighted = self._add(microbatch, loss)
         if torch.is_grad_enabled() and weighted.requires_grad:
+            if microbatch in self.again:
+                raise PipelineError(f"stage {self.index} recomputes, and then lacks the graph of an additional loss")
             if microbatch not in self.held:
                 raise PipelineError(f"add a loss to microbatch {microbatch} after its forward and before its backward")
             self.held[microbatch][2].append(get_gradient_edge(weighted))
@@ -167,23 +168,93 @@ class Stage:
         self.weight_halves.pop(microbatch)()
         self.clock.note(W(self.index, microbatch), start)
 
+    def postponed(self) -> list[Callable[[], None]]:
+        """Return what is left to run for the microbatches in flight: forwards again, and second halves of backwards."""
+        return [*self.again.values(), *self.weight_halves.values()]
+
+    def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool) -> Any:
+        """Return the module's output. received: the inputs are those of another stage."""
+        try:
+            clone = received and self._clones_input
+            return self.module(*([each.clone() for each in xs] if clone else xs), **keywords)
+        except RuntimeError as error:
+            if "leaf Variable that requires grad" not in str(error):
+                raise
+            raise PipelineError(
+                f"stage {self.index} changes its input in place, but that tensor is needed for the gradient it sends "
+                "back; begin the stage's forward with x = x.clone()"
+            ) from error
+
+    def _loss(self, microbatch: int, y: Any) -> Any:
+        """Return the loss of an output. Without a target that counts, a mean has no terms, and loss_fn may be NaN."""
+        if not self.loss_fn or self.loss_weights[microbatch] == 0:
+            return torch.zeros((), device=self.device)
+        return self.loss_fn(y, self.targets[microbatch], **self.loss_kwargs)
+
+    def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any) -> None:
+        """Keep what a backward needs: edges, so that the outputs can be freed once they are sent."""
+        edges = [get_gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
+        self.held[microbatch] = [each for each in received if each.requires_grad], edges, []
+
+    @contextmanager
+    def _repeated(self, random: Sequence[torch.Tensor], autocast: torch.dtype | None) -> Iterator[None]:
+        """Run what is inside with the random numbers and the precision of an earlier time."""
+        device = self.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            torch.set_rng_state(random[0])
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(random[1], device)
+            with torch.autocast(device.type, autocast, enabled=autocast is not None):
+                yield
+
+    def _repeatable(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return a function that makes a context like the current one; see `_repeated`."""
+        kind = self.device.type
+        random = [torch.get_rng_state(), *([torch.cuda.get_rng_state(self.device)] if kind == "cuda" else [])]
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return partial(self._repeated, random, autocast)
+
+    def _forward_again(
+        self,
+        microbatch: int,
+        xs: Sequence[Any],
+        keywords: Mapping[str, Any],
+        received: bool,
+        repeatable: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Run a forward as before, for its graph."""
+        with repeatable():
+            y = self._output(xs, keywords, received)
+            if self.loss_fn and len(self.targets):
+                y = self._scaled(microbatch, self._loss(microbatch, y))
+        self._hold(microbatch, xs if received else (), y)
+
     def _add(self, microbatch: int, loss: Any) -> torch.Tensor:
-        """Record one more loss of a microbatch, and return it times the microbatch's weight."""
+        """Record one more loss of a microbatch, and return it times the microbatch's weight and `loss_scale`."""
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise PipelineError(
                 f"a microbatch's loss must be a tensor with one element; got {got}: return a scalar from loss_fn, or "
                 "from the last stage if there is no loss_fn"
             )
-        weight = self.loss_weights[microbatch]
-        weighted = (loss * weight.numerator if weight.numerator > 1 else loss) / weight.denominator
         before = self.losses.get(microbatch)
         self.losses[microbatch] = loss.detach() if before is None else before + loss.detach()
-        self._weighted.append(weighted.detach())
-        return weighted
+        self._weighted.append(self._times_weight(microbatch, loss.detach()))
+        return self._scaled(microbatch, loss)
+
+    def _times_weight(self, microbatch: int, loss: torch.Tensor) -> torch.Tensor:
+        weight = self.loss_weights[microbatch]
+        return (loss * weight.numerator if weight.numerator > 1 else loss) / weight.denominator
+
+    def _scaled(self, microbatch: int, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss times the microbatch's weight and `loss_scale`, for its backward."""
+        weighted = self._times_weight(microbatch, loss)
+        return weighted if self.loss_scale == 1 else weighted * self.loss_scale
 
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
         """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient."""
+        if microbatch in self.again:
+            self.again.pop(microbatch)()
         xs, edges, losses = self.held.pop(microbatch)
         learns = bool(xs) or any(weight.requires_grad for weight in self.module.parameters())
         if not edges + losses and learns and self.loss_weights[microbatch] > 0:
@@ -194,6 +265,14 @@ class Stage:
             )
         grads = [None] * len(edges) if dy is None else list(as_tuple(dy))[: len(edges)]
         return xs, edges + losses, grads + [None] * len(losses)
+
+
+def _refuse(nothing: None) -> torch.Tensor:
+    raise PipelineError("a stage with recompute=True cannot run a backward within its forward; recompute parts of it")
+
+
+# A forward that will be run again builds its graph, which tells what requires grad, but keeps no tensors for it.
+SAVE_NOTHING = saved_tensors_hooks(lambda tensor: None, _refuse)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -213,3 +292,34 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
     return tuple(values) if len(values) > 1 else values[0] if values else None
+
+
+def own_loss(output: Any, target: Any) -> Any:
+    """Return the output, which is the loss itself if the last stage computes it."""
+    return output
+
+
+def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
+    """Return the stages that `rank` holds, of both copies of the model if there are two.
+
+    Raises:
+        SettingError: there is no such rank.
+    """
+    require_schedule("local_stages", schedule)
+    return schedule.placement.stages_of(require_rank(rank, schedule.ranks))
+
+
+def as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], rank: int) -> dict[int, Stage]:
+    """Return the given modules, which must be those of the stages `numbers`, each as a Stage.
+
+    Raises:
+        SettingError: they are not.
+    """
+    if not isinstance(modules, Mapping) or set(modules) != set(numbers):
+        got = ", ".join(map(str, modules)) if isinstance(modules, Mapping) else repr(modules)
+        raise SettingError(
+            f"rank {rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
+            "give a module for each, such as {0: module}; see pp.run.local_stages"
+        )
+    found = {number: modules[number] for number in numbers}
+    return {number: each if isinstance(each, Stage) else Stage(each, number) for number, each in found.items()}

@@ -1,4 +1,4 @@
-"""Messages between neighbouring ranks: the right tensor arrives, and one of another shape or dtype is refused."""
+"""Messages between neighboring ranks: the right tensor arrives, and one of another shape or dtype is refused."""
 
 import json
 import re

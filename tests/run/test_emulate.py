@@ -1,4 +1,4 @@
-"""Emulated stages on real ranks: the order of the schedule, at least the simulated times, labelled as emulated."""
+"""Emulated stages on real ranks: the order of the schedule, at least the simulated times, labeled as emulated."""
 
 import json
 import sys
@@ -40,6 +40,31 @@ CASES = [
     ("zb-v", 6, COSTS),
     ("dualpipe", 8, {**COSTS, "overlap": 0.009}),
 ]
+
+
+IN_A_ROW = """
+import json
+import torch.distributed as dist
+import ppedu as pp
+
+dist.init_process_group("gloo")
+schedule = pp.schedule("zb-h2", 4, 8)
+costs = pp.Costs(forward=[0.004] * 4, input=[0.004] * 4, weight=[0.004] * 3 + [0.05])  # rank 3 ends long after rank 0
+for barrier in (True, False):
+    whole = pp.run.emulate(schedule, costs, steps=2, barrier=barrier)
+    alike = [[span.action for span in row] for row in whole.rows] == [list(order) for order in whole.schedule.orders]
+    firsts = [[step.rows[rank][0].start for rank in range(4)] for step in whole.steps]
+    lasts = [[step.rows[rank][-1].end for rank in range(4)] for step in whole.steps]
+    print(json.dumps([whole.source, alike, len(whole.steps), firsts, lasts]))
+dist.barrier()
+"""
+
+
+def test_steps_in_a_row_wait_for_each_other_only_with_a_barrier(ranks):
+    for text in ranks(IN_A_ROW, 4):
+        (*_, firsts, lasts), (*_, early, late) = found = [*map(json.loads, text.splitlines())]
+        assert [each[:3] for each in found] == [["emulated", True, 2]] * 2
+        assert min(firsts[1]) >= max(lasts[0]) and early[1][0] < late[0][3]
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +169,9 @@ def test_a_message_that_a_rank_waits_for_counts_with_its_real_travel_time(slow, 
         return (torch.tensor([990.0, 998.0], dtype=torch.float64),)
 
     monkeypatch.setattr(Messages, "wait", wait)
-    messages = TimedMessages(pp.Placement.make("loop", 1), PipelineGroup(0, 1), 1.0, debug=False)
-    messages.latency = latency
-    messages.wait(pp.F(0, 0), pp.F(0, 0), torch.device("cpu"))
+    messages = TimedMessages(pp.Placement.make("loop", 2), PipelineGroup(0, 1), 1.0, debug=False)
+    messages.costs = pp.Costs(latency={(1, 0): latency})
+    messages.wait(pp.Action(0, pp.Op.RECV_B, 0), pp.B(0, 0), torch.device("cpu"))
     assert messages.due == pytest.approx(due, abs=1e-3)
     assert time.now >= messages.due
 

@@ -35,6 +35,182 @@ assert weights[0].grad is before and before.eq(1).all() and all(weight.grad is N
 modes = [part.training for part in pipeline.stages[rank].module.children()]
 assert modes == [True, rank != 2, True] and pipeline.steps == 0
 """,
+    "forward-only schedules infer, and are measured": """
+for name in ["gpipe", "interleaved", "zb-v", "v-half", "dualpipev"]:
+    schedule = pp.schedule(name, 4, 8).forwards
+    schedule = pp.lower(schedule) if name == "zb-v" else schedule
+    stages = {stage: layer(stage) for stage in range(schedule.stages)}
+    pipeline, model = make(schedule, change=stages), nn.Sequential(*stages.values())
+    found, expected = pipeline.forward(X), torch.cat([model(x) for x in X.split(1)])
+    assert torch.equal(found, expected) if schedule.stages - 1 in pipeline.stages else found is None
+    losses = [fn.mse_loss(*each) for each in zip(expected.split(1), Y.split(1))]
+    assert pipeline.eval(X, Y) == torch.stack(losses).mean()
+    assert pipeline.timeline.schedule.orders == pp.strip(schedule.orders)
+    assert "has no backwards; call eval or forward instead of step" in outcome(lambda: pipeline.step(X, Y))
+    assert all(weight.grad is None for stage in stages.values() for weight in stage.parameters())
+emulated = pp.run.emulate(pp.schedule("zb-v", 4, 8).forwards, pp.Costs(forward=0.01), fresh())
+assert emulated.source == "emulated" and 0.05 < emulated.makespan < 1
+""",
+    "shapes may depend on the data": """
+def keep(self, x):
+    return self.a(x)[x[:, 0] > self.least]  # another number of rows for each microbatch and step
+
+def loss_fn(y, target):
+    return y.square().sum() / 8 + 0 * target.sum()
+
+for name in ["1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"]:
+    schedule = pp.schedule(name, 4, 8)
+    def stages():
+        made = {stage: Of(keep, a=layer(stage)) for stage in range(schedule.stages)}
+        for stage, module in made.items():
+            module.least = -0.5 if stage % 3 == 1 else -100
+        return made
+    options = {"loss_fn": loss_fn, "batching": Batching(variable_shapes=True)}
+    pipeline, model = make(schedule, change=stages(), **options), stages()
+    sizes = set()
+    for step in range(2):
+        xs = [numbers(rows, 4) for rows in torch.tensor([3, 5, 2, 7, 6, 5, 4, 3]).roll(step).tolist()]
+        loss = pipeline.step(xs, list(xs))
+        losses = []
+        for x in xs:
+            y = x
+            for stage in range(schedule.stages):
+                y = model[stage](y)
+            sizes.add(len(y))
+            losses.append(loss_fn(y, x))
+            (losses[-1] * len(x) / sum(map(len, xs))).backward()
+        agree(pipeline, model, exact=False)
+        mean = sum(one * len(x) for one, x in zip(losses, xs)) / sum(map(len, xs))
+        assert torch.allclose(loss, mean) and torch.allclose(pipeline.losses, torch.stack(losses))
+    assert len(sizes) > 3
+""",
+    "gradients of bfloat16 weights are summed in fp32": """
+def stages(count, grad_dtype=torch.float32):
+    made = {stage: layer(stage).to(torch.bfloat16) for stage in range(count)}
+    for module in made.values():
+        for weight in module.parameters():
+            weight.grad_dtype = grad_dtype
+    return made
+
+for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]:
+    schedule = pp.schedule(name, 4, 8)
+    xs, ys = X.to(torch.bfloat16), Y.to(torch.bfloat16)
+    pipeline, model = make(schedule, change=stages(schedule.stages)), stages(schedule.stages, torch.bfloat16)
+    pipeline.step(xs, ys)
+    weights = [weight for module in model.values() for weight in module.parameters()]
+    sums = [torch.zeros(weight.shape) for weight in weights]
+    for m in range(8):
+        loss = fn.mse_loss(nn.Sequential(*model.values())(xs[m : m + 1]), ys[m : m + 1]) / 8
+        for total, grad in zip(sums, torch.autograd.grad(loss, weights)):
+            assert grad.dtype == torch.bfloat16
+            total += grad
+    expected = dict(zip(weights, sums))
+    for index, stage in pipeline.stages.items():
+        for ours, theirs in zip(stage.module.parameters(), model[index].parameters()):
+            assert ours.grad.dtype == torch.float32 and torch.equal(ours.grad, expected[theirs]), (name, index)
+pipeline = make("dualpipe", 8, stages(4))
+pipeline.step(X.to(torch.bfloat16), Y.to(torch.bfloat16))
+for stage in pipeline.stages.values():
+    assert all(weight.grad.dtype == torch.float32 for weight in stage.module.parameters())
+""",
+    "a loss scale changes neither gradients nor losses": """
+for name in ["1f1b", "zb-h1", "zb-v", "interleaved", "dualpipe"]:
+    plain, scaled = make(name, 8), make(name, 8)
+    for exact in (True, False):  # in the second step they are added to those of the first, in another order
+        assert plain.step(X, Y) == scaled.step(X, Y, loss_scale=2.0**20)
+        agree(scaled, {index: stage.module for index, stage in plain.stages.items()}, exact=exact)
+assert "loss_scale must be a number above 0; got 0" in outcome(lambda: scaled.step(X, Y, loss_scale=0))
+""",
+    "an overflow in float16 skips the step on all ranks": """
+from ppedu.run import LossScale
+import warnings
+warnings.simplefilter("ignore")
+for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]:
+    schedule = pp.schedule(name, 4, 8)
+    model = {stage: layer(stage) for stage in range(schedule.stages)}
+    whole = nn.Sequential(*model.values())
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2)
+    optimizer, scales = torch.optim.SGD(whole.parameters(), 0.1), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        for x, y in zip(X.split(1), Y.split(1)):
+            with torch.autocast("cpu", torch.float16):
+                loss = fn.mse_loss(whole(x), y) / 8
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales[0] == 2.0**23 and len(set(scales)) > 2
+    pipeline, scale = make(schedule, autocast=torch.float16), LossScale(2.0**24, every=2)
+    modules = {index: stage.module for index, stage in pipeline.stages.items()}
+    optimizer, found = torch.optim.SGD(nn.ModuleList(modules.values()).parameters(), 0.1), []
+    for _ in range(8):
+        optimizer.zero_grad()
+        pipeline.step(X, Y, loss_scale=scale.value)
+        if scale.update(pipeline.clip_grad_norm(float("inf"))):
+            optimizer.step()
+        found.append(scale.value)
+    assert found == scales, (name, found, scales)
+    for index, module in modules.items():
+        for ours, theirs in zip(module.parameters(), model[index].parameters()):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+""",
+    "each stage of a rank may get keywords of its own": """
+def run(self, x, scale=None, **named):
+    assert set(named) == self.named
+    return self.a(x) * (1 if scale is None else scale) + sum(named.values())
+
+for name in ["1f1b", "zb-v", "interleaved", "dualpipev", "dualpipe"]:
+    schedule = pp.schedule(name, 4, 8)
+    last = schedule.stages - 1
+    given = {0: {"first": numbers(8, 4) * 2}, last: {"second": numbers(8, 4) / 3, "whole": 0.5}}
+    def stages():
+        made = {stage: Of(run, a=layer(stage)) for stage in range(last + 1)}
+        for stage, module in made.items():
+            module.named = set(given.get(stage, ()))
+        return made
+    pipeline, model, scale = make(schedule, change=stages()), stages(), numbers(8, 1)
+    pipeline.step(X, Y, scale=scale, stage_kwargs=given)
+    for m in range(8):
+        x = X[m : m + 1]
+        for stage in range(last + 1):
+            own = {k: v[m : m + 1] if hasattr(v, "shape") else v for k, v in given.get(stage, {}).items()}
+            x = model[stage](x, scale=scale[m : m + 1], **own)
+        (fn.mse_loss(x, Y[m : m + 1]) / 8).backward()
+    agree(pipeline, model, exact=name != "dualpipe")
+def refused(given):
+    return outcome(lambda: pipeline.eval(X, Y, stage_kwargs=given))
+assert "stage_kwargs names stage 99; the stages are 0 to 3" in refused({99: {}})
+assert "stage_kwargs must be a dict of keywords for each stage" in refused({3: 1})
+""",
+    "stages may compute their activations again": """
+from collections import Counter
+from ppedu.run import Stage
+for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"]:
+    schedule = pp.schedule(name, 4, 8)
+    def stages(recompute):
+        made = {stage: nn.Sequential(layer(stage), nn.Dropout(0.3), nn.ReLU(inplace=True)) for stage in range(8)}
+        return {stage: Stage(module, stage, recompute=recompute) for stage, module in made.items()}
+    plain, again = [make(schedule, change=stages(recompute), seed=3) for recompute in (False, True)]
+    runs = Counter()
+    for stage in again.stages.values():
+        stage.module.register_forward_hook(lambda module, inputs, y, index=stage.index: runs.update([index]))
+    for _ in range(2):
+        assert plain.step(X, Y) == again.step(X, Y, loss_scale=2.0**10)
+        modules = {index: stage.module for index, stage in plain.stages.items()}
+        agree(again, modules, exact=False)
+        for stage in [*plain.stages.values(), *again.stages.values()]:
+            stage.module.zero_grad()
+            assert not stage.again and not stage.held
+    assert set(runs.values()) == {2 * 2 * (8 if name != "dualpipe" else 4)}, runs
+    assert plain.eval(X, Y) == again.eval(X, Y)
+mixed = [make(change=stages(recompute), autocast=torch.bfloat16) for recompute in (False, True)]
+torch.manual_seed(4)
+first = mixed[0].step(X, Y)
+torch.manual_seed(4)
+assert first == mixed[1].step(X, Y)
+agree(mixed[1], {index: stage.module for index, stage in mixed[0].stages.items()})
+""",
     "outputs of a model may be any tensors, or something else": """
 pipeline = make(change={3: Of(lambda s, x: (s.a(x), x.sum()), a=layer(3))}, batching=Batching(output_dim=1))
 found = pipeline.forward(X)

@@ -1,4 +1,4 @@
-"""Exchange messages between neighbouring ranks; an assertion fails if one arrives that differs from the one sent."""
+"""Exchange messages between neighboring ranks; an assertion fails if one arrives that differs from the one sent."""
 
 import numpy
 import torch
@@ -36,7 +36,7 @@ def gradients_go_to_the_rank_before_and_do_not_require_grad():
 
 
 def a_swap_moves_activations_down_and_gradients_up_at_once():
-    for first in (0, 1):  # every pair of neighbours once
+    for first in (0, 1):  # every pair of neighbors once
         if rank % 2 == first:
             dy = bidirectional_communicate("send_fwd_recv_bwd", tensor_of(rank), (3, 5))
             assert dy is None if rank == size - 1 else torch.equal(dy, tensor_of(rank + 1)) and not dy.requires_grad

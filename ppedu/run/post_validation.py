@@ -1,0 +1,168 @@
+"""Stepping the optimizer without waiting for other ranks, and taking a step back that proves wrong.
+
+Clipping needs the norm of all gradients, and a loss that is not finite must not reach the weights. So at the end of a
+step every rank ordinarily waits for all others, which undoes what zero-bubble schedules gain. With post-validation
+(arXiv 2401.10241, section 4), a rank steps its optimizer as if nothing had to be clipped, and begins the forwards of
+the next step. Norms and losses travel meanwhile. Before any backward of the next step, every rank knows them. If the
+step was wrong, all ranks restore their weights, step again with clipped gradients or not at all, and run these forwards
+again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
+from types import NoneType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
+
+from ppedu.core.schedule import Schedule
+from ppedu.core.validate import require_instance, require_number
+from ppedu.run import results
+from ppedu.run.control import Control
+from ppedu.run.gradients import GradientSync
+from ppedu.run.interpreter import Step
+from ppedu.run.results import Results
+
+
+@dataclass(frozen=True)
+class PostValidation:
+    """How a pipeline steps the optimizer itself, without a barrier at the end of a step.
+
+    optimizer: of this rank's weights. The pipeline calls its `step` and clears the gradients.
+    max_norm: of all gradients together; None for no clipping.
+
+    A rank keeps a copy of its weights, its buffers and the optimizer's state for the time of a step: with Adam in fp32,
+    12 bytes for each weight.
+
+    Raises:
+        SettingError: the optimizer is not one of torch, or max_norm is not a number above 0.
+    """
+
+    optimizer: torch.optim.Optimizer
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        require_instance("optimizer", self.optimizer, torch.optim.Optimizer, "an optimizer of torch")
+        require_instance("max_norm", self.max_norm, (int, float, NoneType), "a number above 0")
+        if self.max_norm is not None:
+            require_number("max_norm", self.max_norm, lambda norm: norm > 0, "a number above 0")
+
+
+class Validated(NamedTuple):
+    """The results of a step that all ranks have ended.
+
+    norm: of all gradients, before clipping. again: whether the weights have changed, so that forwards must run again.
+    """
+
+    results: Results
+    norm: float
+    again: bool
+
+
+class Validation:
+    """Steps the optimizer of one rank provisionally; `pending` is set until the step is validated."""
+
+    def __init__(self, options: PostValidation, control: Control, gradients: GradientSync):
+        self.options, self.control, self.gradients = options, control, gradients
+        self.pending: tuple[Callable[[], torch.Tensor], Schedule, Snapshot] | None = None
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        return list(nn.ModuleList(self.gradients.modules.values()).parameters())
+
+    def step(self, row: torch.Tensor, schedule: Schedule) -> None:
+        """Start to exchange this rank's results and norm, and step the optimizer."""
+        arrives = self.control.start(torch.cat([row, self.gradients.norm()[None]]))
+        self.pending = arrives, schedule, Snapshot(self.options.optimizer, self.gradients.modules.values())
+        self.options.optimizer.step()
+
+    def during(
+        self,
+        begin: Callable[[], Step],
+        cut: int,
+        guarded: Callable[[Step], AbstractContextManager[None]],
+        keep: Callable[[Results], torch.Tensor],
+    ) -> tuple[Step, torch.Tensor | None]:
+        """Begin a step, run its first `cut` actions, and meanwhile validate the last one.
+
+        begin: returns the step, ready to run. guarded, keep: see `Pipeline`.
+
+        Returns the step, and the loss of the last one; None if there is nothing to validate.
+        """
+        step, random = begin(), torch.get_rng_state()
+        if not self.pending:
+            return step, None
+        with guarded(step):
+            step.run(0, cut)
+            validated = self.settle()
+            if validated.again:
+                step.discard()
+        loss = keep(validated.results)
+        if validated.again:
+            torch.set_rng_state(random)
+            step = begin()
+            with guarded(step):
+                step.run(0, cut)
+        return step, loss
+
+    def settle(self) -> Validated:
+        """Wait for all ranks' results, and correct the step if it was wrong. All ranks decide alike."""
+        assert self.pending
+        arrives, schedule, before = self.pending
+        rows, self.pending = arrives(), None
+        norm, found = rows[:, -1].norm(), results.read(rows[:, :-1], schedule)
+        most = math.inf if self.options.max_norm is None else self.options.max_norm
+        finite = bool(norm.isfinite()) and bool(found.losses.isfinite().all())
+        clipped = bool(norm + 1e-6 > most)  # as in torch's clip_grads_with_norm_
+        if clipped or not finite:
+            before.restore()
+        if clipped and finite:
+            clip_grads_with_norm_(self.weights, most, norm)
+            before.step_again()
+        for weight in self.weights:
+            weight.grad = None
+        return Validated(found, float(norm), clipped or not finite)
+
+
+class Snapshot:
+    """The weights, buffers and optimizer state of a rank, to restore bit for bit."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]):
+        self.optimizer = optimizer
+        tensors = {id(each): each for module in modules for each in chain(module.parameters(), module.buffers())}
+        self._tensors = [(each, each.detach().clone()) for each in tensors.values()]
+        self._state = {weight: _cloned(state) for weight, state in optimizer.state.items()}
+        self._groups = [_settings(group) for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        """Restore all but the settings of the optimizer, such as its learning rate."""
+        with torch.no_grad():
+            for tensor, before in self._tensors:
+                tensor.copy_(before)
+        self.optimizer.state.clear()
+        self.optimizer.state.update({weight: _cloned(state) for weight, state in self._state.items()})
+
+    def step_again(self) -> None:
+        """Step the optimizer with the settings that it had."""
+        now = [_settings(group) for group in self.optimizer.param_groups]
+        for settings in (self._groups, now):
+            for group, values in zip(self.optimizer.param_groups, settings, strict=True):
+                group.update(values)
+            if settings is self._groups:
+                self.optimizer.step()
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _cloned(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: each.clone() if isinstance(each, torch.Tensor) else deepcopy(each) for name, each in state.items()}

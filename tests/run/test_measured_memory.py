@@ -1,0 +1,105 @@
+"""Measured memory: known sizes, in bytes, and the same figures as the counted activations."""
+
+import pytest
+import torch
+from cases import run
+from torch import nn
+
+from ppedu import PipelineError, SettingError
+from ppedu.run import Memory, Stage
+
+# A stage saves its input for the weight's gradient, and tanh's output. Both have 2 rows of 16 numbers, 128 bytes. The
+# input of stage 0 belongs to the batch.
+SETUP = """
+from ppedu.run import Memory, Stage
+def measured(name, recompute=False, steps=2, optimizer=None):
+    schedule = pp.schedule(name, 4, 8)
+    stages = {index: nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for index in local_stages(schedule, rank)}
+    stages = {index: Stage(module, index, recompute=recompute) for index, module in stages.items()}
+    pipeline = Pipeline(schedule, stages, fn.mse_loss, fresh())
+    memory = Memory(pipeline)
+    for _ in range(steps):
+        pipeline.step(numbers(16, 16), numbers(16, 16))
+    return pipeline, memory
+"""
+
+CASES = {
+    "full backwards": """
+for name in ["gpipe", "1f1b", "interleaved"]:
+    for recompute in (False, True):
+        pipeline, memory = measured(name, recompute)
+        schedule = pipeline.schedule
+        whole, inputs = ([each] + [each + 128] * (schedule.stages - 1) for each in (128, 0))
+        costs = pp.Costs(activation=whole, recompute=recompute, stage_input=inputs)
+        assert memory.peak == pp.simulate(schedule, costs).peak_activations[rank], (name, recompute, memory.peak)
+        held = 0
+        for action in schedule.order(rank):
+            kept = (inputs if recompute else whole)[action.stage]
+            held += kept if action.op == "F" else -kept
+            assert memory.after[action] == held, (name, recompute, action)
+        curve, counted = memory.curve(), pipeline.timeline.memory(rank)
+        assert curve[0][1] == curve[-1][1] == 0 and counted[0][0] == curve[0][0] and counted[-1][0] == curve[-1][0]
+""",
+    "split backwards": """
+from collections import Counter
+# Between I and W, a stage keeps its input, and the gradient of its matrix product's output.
+for name in ["zb-h1", "zb-interleaved"]:
+    for recompute in (False, True):
+        pipeline, memory = measured(name, recompute)
+        in_flight, halves = Counter(), Counter()
+        for action in pipeline.schedule.order(rank):
+            before, after = {"F": (0, 1), "I": (1, 0), "B": (1, 0)}.get(action.op, (0, 0))
+            in_flight[action.stage] += after - before
+            halves[action.stage] += {"I": 1, "W": -1}.get(action.op, 0)
+            held = 0
+            for stage in in_flight:
+                alive = (128 if stage else 0) if recompute else (256 if stage else 128)
+                held += in_flight[stage] * alive + halves[stage] * 256
+            assert memory.after[action] == held, (name, recompute, action)
+""",
+    "gradients are the same as without measuring": """
+for name in ["1f1b", "zb-v", "dualpipe"]:
+    schedule = pp.schedule(name, 4, 8)
+    plain, other = make(schedule), make(schedule)
+    memory = Memory(other)
+    for _ in range(2):
+        plain.step(X, Y), other.step(X, Y)
+        agree(other, {index: stage.module for index, stage in plain.stages.items()})
+    parts = [part for action in schedule.order(rank) for part in action.parts or (action,)]
+    assert [*memory.after] == parts and memory.peak > 0
+    memory.curve()
+""",
+    "another handler still runs": """
+pipeline, seen = make(), []
+pipeline.on("F", lambda action, step: (seen.append(action), step.default(action)))
+memory = Memory(pipeline)
+pipeline.step(X, Y)
+assert len(seen) == 4 and len(memory.after) == 8
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def found(ranks):
+    return run(ranks, 4, 1, {name: SETUP + code for name, code in CASES.items()})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bytes_of_known_stages(found, case):
+    assert [first for first, _, _ in found[case]] == ["fine"] * 4
+
+
+def test_memory_needs_a_pipeline():
+    with pytest.raises(SettingError, match="pipeline must be a ppedu"):
+        Memory(nn.Linear(2, 2))
+
+
+def test_a_recomputed_stage_cannot_run_a_backward_within_its_forward():
+    class Force(nn.Linear):
+        def forward(self, x):
+            energy = super().forward(x).square().sum()
+            return torch.autograd.grad(energy, self.weight, create_graph=True)[0]
+
+    assert Stage(Force(4, 4), 0).forward(0, torch.ones(2, 4)).shape == (4, 4)
+    with pytest.raises(PipelineError, match="recompute=True cannot run a backward within its forward"):
+        Stage(Force(4, 4), 0, recompute=True).forward(0, torch.ones(2, 4))

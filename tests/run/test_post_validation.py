@@ -1,0 +1,105 @@
+"""Training without a barrier: bit for bit the same weights as with one, also after steps that are taken back."""
+
+import pytest
+from cases import run
+
+TRAIN = """
+from ppedu.run import PostValidation
+
+def train(name, max_norm, validated, steps=20, **options):
+    "Return the losses, the weights and buffers, and which steps were taken back."
+    schedule = pp.schedule(name, 4, 8)
+    def module(stage):
+        linear = layer(stage)
+        return nn.Sequential(linear, nn.BatchNorm1d(4), nn.Dropout(0.1))
+    stages = {stage: module(stage) for stage in local_stages(schedule, rank)}
+    optimizer = torch.optim.AdamW(nn.ModuleList(stages.values()).parameters(), lr=1e-2)
+    validation = PostValidation(optimizer, max_norm) if validated else None
+    pipeline = Pipeline(schedule, stages, fn.mse_loss, fresh(), optimizer=validation, timeout=20, **options)
+    torch.manual_seed(7 + rank)
+    losses, norms = [], []
+    for step in range(steps):
+        x, y = numbers(32, 4 + step)[:, :4].contiguous(), numbers(32, 8 + step)[:, :4] * (4 if step % 3 == 0 else 1)
+        losses.append(pipeline.step(x, y.contiguous()))
+        if not validated:
+            norms.append(pipeline.clip_grad_norm(max_norm or float("inf")))
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] *= 0.9  # as a scheduler does, before a step is validated
+    if validated:
+        assert losses.pop(0) is None
+        losses.append(pipeline.flush())
+        assert pipeline.flush() is None
+        assert all(weight.grad is None for weight in nn.ModuleList(stages.values()).parameters())
+        assert pipeline.timeline.makespan > 0
+    state = [value.clone() for stage in stages.values() for value in stage.state_dict().values()]
+    return torch.stack(losses), state, norms
+"""
+
+SAME = """
+for max_norm in MAX_NORMS:
+    losses, state, norms = train(NAME, max_norm, validated=False)
+    again, found, _ = train(NAME, max_norm, validated=True)
+    assert max_norm is None or {norm > max_norm for norm in norms} == EXPECTED[max_norm], norms
+    assert torch.equal(losses, again) and all(map(torch.equal, state, found))
+"""
+EXPECTED = "{8.0: {True, False}, 0.001: {True}, 1e9: {False}}"
+NAMES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-min", "dualpipev"]
+CASES = {
+    name: TRAIN + SAME.replace("NAME", repr(name)).replace("MAX_NORMS", "[8.0]").replace("EXPECTED", EXPECTED)
+    for name in NAMES
+}
+CASES["with any norm"] = TRAIN + SAME.replace("NAME", '"zb-h1"').replace("MAX_NORMS", "[None, 0.001, 1e9]").replace(
+    "EXPECTED", EXPECTED
+)
+CASES["shapes that depend on the data"] = (
+    TRAIN
+    + """
+losses, state, _ = train("1f1b", 8.0, validated=False)
+again, found, _ = train("1f1b", 8.0, validated=True, batching=Batching(variable_shapes=True))
+assert torch.equal(losses, again) and all(map(torch.equal, state, found))
+"""
+)
+CASES["a loss that is not finite"] = (
+    TRAIN
+    + """
+pipeline = make(microbatches=4)
+weights = [weight for stage in pipeline.stages.values() for weight in stage.module.parameters()]
+optimizer = torch.optim.SGD(weights, 0.1)
+pipeline = make(microbatches=4, change={rank: pipeline.stages[rank].module}, optimizer=PostValidation(optimizer))
+assert pipeline.step(X, Y) is None
+first = pipeline.flush()
+before = [weight.detach().clone() for weight in weights]
+assert pipeline.step(SPOILT, Y) is None
+assert "3F2 gave a loss of nan" in outcome(lambda: pipeline.step(X, Y))
+assert all(map(torch.equal, before, weights))
+assert pipeline.step(X, Y) is None and pipeline.flush() < first  # it can be used, and the step was not taken
+expected = [weight.detach().clone() for weight in weights]
+pipeline.step(X, Y)
+assert torch.isfinite(pipeline.eval(X, Y)) and not any(map(torch.equal, expected, weights))
+assert pipeline.flush() is None  # the evaluation has waited
+"""
+)
+CASES["what does not fit"] = (
+    TRAIN
+    + """
+optimizer = torch.optim.SGD([torch.zeros(1)])
+pipeline = make(optimizer=PostValidation(optimizer))
+assert "the pipeline steps the optimizer, and clips before" in outcome(lambda: pipeline.clip_grad_norm(1.0))
+assert "optimizer must be a PostValidation" in outcome(lambda: make(optimizer=optimizer))
+assert "optimizer must be an optimizer of torch" in outcome(lambda: PostValidation(1))
+assert "max_norm must be a number above 0; got 0" in outcome(lambda: PostValidation(optimizer, 0))
+other = PostValidation(optimizer, 1.0 + rank)
+assert "has a different max_norm than rank 0" in outcome(lambda: make(optimizer=other).step(X, Y))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def found(ranks):
+    return run(ranks, 4, 1, CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_and_losses_are_those_of_training_with_a_barrier(found, case):
+    assert [first for first, _, _ in found[case]] == ["fine"] * 4
