@@ -19,7 +19,7 @@ import ppedu as pp
 
 HERE = Path(__file__).parent
 SMALL = 480, 270  # pixels; shown at half of that
-WIDE, HIGH = 860, 586  # pixels of the animation
+WIDE, HIGH = 860, 664  # pixels of the animation
 FRAME = 100  # milliseconds
 COLORS = 160
 

@@ -63,6 +63,10 @@ class Board:
         require_instance("placement", placement, Placement, "a Placement, such as Placement.make('loop', 4)")
         if memory is not None:
             require_number("memory", memory, lambda memory: memory < math.inf, "a number of activations, or None")
+        if require_costs(costs).recompute:
+            raise SettingError("a board does not recompute activations; leave out recompute")
+        if require_costs(costs).links != "free":
+            raise SettingError("a board has no messages that occupy their links; leave out links")
         if split not in (False, True, None):
             raise SettingError(f"split must be True, False, or None for either; got {split!r}")
         self.placement, self.microbatches = placement, require_count("microbatches", microbatches)
@@ -198,7 +202,7 @@ class Board:
         times = [rows[rank][-1].end] if rows[rank] else [0]
         for result in requires(action, self.placement):
             source, index = self._results[result]
-            times.append(rows[source][index].end + (self.costs.latency if source != rank else 0))
+            times.append(rows[source][index].end + self.costs.delay(source, rank))
         return max(times)
 
     def _require_placeable(self, action: Action | str) -> Action:

@@ -2,8 +2,8 @@
 
 `model` computes what a panel contains: boxes, gaps, curves, numbers. Every front end reads it: `plot` (matplotlib),
 `html` (pages), `perfetto` (traces), and `interactive`, `explore` and `puzzle` with the scripts in `js` (widgets).
-`look` holds colours and row geometry, and `label` replaces characters that cannot be drawn. The package imports core,
-zoo and board, and imports matplotlib and anywidget only where they are needed.
+`look` holds colors and row geometry, and `label` replaces characters that cannot be drawn. The package imports core,
+zoo, board and trace, and imports matplotlib and anywidget only where they are needed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from ppedu.core.errors import SettingError
 from ppedu.core.files import require_writable
 from ppedu.core.timeline import Timeline
+from ppedu.trace.saved import load, load_all
 from ppedu.view.model import Panel
-from ppedu.view.perfetto import load_all
 
-__all__ = ["load_all", "require_savable", "save"]
+__all__ = ["load", "load_all", "require_savable", "save"]
 
 ENDINGS = (".json", ".html", ".svg", ".png", ".pdf")
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields
 from fractions import Fraction
-from itertools import count
+from itertools import chain, count, pairwise
+from math import ceil
 from typing import Any
 
 from ppedu.core.actions import Op
 from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.numeric import pretty
+from ppedu.core.numeric import Number, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance
+from ppedu.planning.partition import fitted
+from ppedu.planning.pieces import Pieces
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel, Stack
 from ppedu.zoo import schedule, schedules
@@ -35,7 +39,7 @@ SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
     "weight": ("W's part of B", 0, 1, 0.1, Fraction(1, 2)),
     "latency": ("latency", 0, 2, 0.1, 0),
     "overlap": ("a pair saves", 0, 0.5, 0.05, 0),
-    "memory": ("memory limit", 0, 32, 1, 0),  # 0: no limit
+    "memory": ("memory limit", 0, 10**9, 1, 0),  # 0: no limit; the slider ends at what is needed, see `_hungriest`
 }
 COSTS = ("forward", "backward", "weight", "latency", "overlap")
 
@@ -105,7 +109,7 @@ class Explore(Interactive):
     def state(self) -> Data:
         return {
             **super().state(),
-            "controls": list(_controls(self.settings, self.schedule)),
+            "controls": list(_controls(self.settings, self.timeline)),
             "wrong": bool(self.wrong),
             "over": "" if self.wrong else self._over_limit(),
             "note": f"{self.wrong}. Showing the last valid setting." if self.wrong else self._note(),
@@ -130,12 +134,20 @@ class Explore(Interactive):
     def code(self) -> str:
         """Return Python code that reproduces the timeline."""
         sizes = "".join(f", {key}={value!r}" for key, value in _sizes(self.shown).items())
+        if isinstance(self.shown["costs"], Pieces):
+            return f"s = pp.schedule({self.shown['schedule']!r}{sizes})\npp.compare(s, model=model)"
         costs = ", ".join(f"{key}={_literal(value)}" for key, value in _cost_settings(self.shown).items())
         return f"s = pp.schedule({self.shown['schedule']!r}{sizes})\nt = pp.simulate(s, pp.Costs({costs}))\nt.show()"
 
 
 def explore(
-    name: str = "1f1b", ranks: int = 4, microbatches: int = 8, *, costs: Costs | None = None, **settings: Any
+    name: str = "1f1b",
+    ranks: int = 4,
+    microbatches: int = 8,
+    *,
+    costs: Costs | None = None,
+    model: Pieces | None = None,
+    **settings: Any,
 ) -> Explore:
     """Show a schedule with controls for everything that determines its timeline.
 
@@ -143,6 +155,8 @@ def explore(
 
     costs: replace the controls for costs, for example with one cost per stage. They stay the same while schedule and
         sizes change; if they do not fit the number of stages, the widget offers the nearest sizes that they fit.
+    model: `Model.measured(…)`, in place of costs: each schedule gets its best partition of this model. Times are in the
+        model's unit, memory in GB.
     settings: the start values of the other controls: chunks, forward, backward, weight (W's part of the backward, 0 to
         1), latency, overlap (the part of its time that an overlapped pair saves, 0 to 0.5) and memory (the most
         activations that a rank may hold; 0 for no limit).
@@ -151,10 +165,13 @@ def explore(
         SettingError: there is no such schedule or control, or the settings exclude each other.
     """
     chosen: Settings = {"schedule": name, "ranks": ranks, "microbatches": microbatches, **settings}
-    if costs is not None:
-        chosen["costs"] = costs
+    if costs is not None and model is not None:
+        raise SettingError("give explore costs or a model, not both")
+    if costs is not None or model is not None:
+        what = "model" if costs is None else "costs"
+        chosen["costs"] = model if costs is None else costs
         if twice := [key for key in COSTS if key in settings]:
-            raise SettingError(f"costs already determines {', '.join(twice)}; set it in costs only")
+            raise SettingError(f"{what} already determines {', '.join(twice)}; set it in {what} only")
     start = {key: value for key, (*_, value) in SLIDERS.items()}
     return Explore({**start, "costs": None, **{key: _value(key, value) for key, value in chosen.items()}})
 
@@ -166,7 +183,8 @@ def _value(name: str, value: Any) -> Any:
         SettingError: there is no such setting, or it cannot have this value.
     """
     if name == "costs":
-        require_instance("costs", value, Costs, "Costs, such as Costs(forward=[1, 2, 2, 1])")
+        wanted = "Costs, such as Costs(forward=[1, 2, 2, 1]), or model=Model.measured(…)"
+        require_instance("costs", value, (Costs, Pieces), wanted)
         return value
     if name == "schedule":
         require_registered(value)
@@ -213,11 +231,19 @@ def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
     Raises:
         PipelineError: the schedule does not exist in this size, or the costs do not fit its stages.
     """
-    made, costs = schedule(settings["schedule"], **_sizes(settings)), Costs(**_cost_settings(settings))
-    costs.durations(made.stages, made.ranks)
+    made = schedule(settings["schedule"], **_sizes(settings))
+    if isinstance(settings["costs"], Pieces):
+        made.validate()
+        return made, fitted(made, settings["costs"])
+    costs = Costs(**_cost_settings(settings))
+    costs = costs.tabulated(made.stages, made.microbatches)
+    costs.durations(made.stages, made.ranks, made.microbatches)
     for cost in (costs.overlap, costs.activation):
         if cost is not None:
-            costs.per_stage(cost, made.stages, made.ranks)
+            costs.per_stage(cost, made.stages, made.ranks, made.microbatches)
+    for source, target in chain(*map(pairwise, made.placement.holders)):
+        costs.delay(source, target)
+        costs.delay(target, source)
     return made, costs
 
 
@@ -237,12 +263,20 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
                     break
 
 
-def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
+def _hungriest(timeline: Timeline) -> int:
+    """Return how many activations a rank holds, rounded up, if it runs all its forwards before any backward."""
+    schedule, costs = timeline.schedule, timeline.costs
+    sizes: list[Number] = costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
+    singles = ([single for action in order for single in action.singles] for order in schedule.orders)
+    return ceil(max(sum(sizes[single.stage] for single in row if single.op == Op.F) for row in singles))
+
+
+def _controls(settings: Settings, timeline: Timeline) -> Iterator[Data]:
     """Yield the controls that affect the selected schedule, each as the dict that the browser builds it from.
 
-    The controls for W and for overlapped pairs appear if the schedule `shown` has such actions.
+    The controls for W and for overlapped pairs appear if the schedule that is shown has such actions.
     """
-    name = settings["schedule"]
+    name, shown = settings["schedule"], timeline.schedule
     options = options_of(name)
     actions = [action for order in shown.orders for action in order] if shown.name == name else []
     ops = {single.op for action in actions for single in action.singles}
@@ -255,6 +289,8 @@ def _controls(settings: Settings, shown: Schedule) -> Iterator[Data]:
             or (key == "overlap" and not any(action.parts for action in actions))
         ):
             continue
+        if key == "memory":
+            most = max(_hungriest(timeline), settings[key])
         numbers = {"value": settings[key], "min": least, "max": most, "step": step}
         yield {"name": key, "label": label, **{name: _written(value) for name, value in numbers.items()}}
 
@@ -268,4 +304,8 @@ def _literal(cost: Any) -> str:
     """Return the value of a field of Costs as Python code."""
     if isinstance(cost, str):
         return repr(cost)
-    return f"[{', '.join(map(_written, cost))}]" if isinstance(cost, Sequence) else _written(cost)
+    if callable(cost):
+        return getattr(cost, "__name__", "<lambda>").replace("<lambda>", "...")
+    if isinstance(cost, Mapping):
+        return f"{{{', '.join(f'{link}: {_written(time)}' for link, time in cost.items())}}}"
+    return f"[{', '.join(map(_literal, cost))}]" if isinstance(cost, Sequence) else _written(cost)

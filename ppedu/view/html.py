@@ -12,11 +12,18 @@ from ppedu.view.label import encodable
 from ppedu.view.script import script, style
 
 
-def page(shown: Interactive) -> str:
-    """Return the HTML of a page with the timelines that `shown` displays, and the numbers and orders of each."""
-    timelines = [panel.timeline for panel in shown.panels()]
+def page(shown: Interactive, report: str = "") -> str:
+    """Return the HTML of a page with the timelines that `shown` displays, and the numbers and orders of each.
+
+    report: HTML to put above the timelines.
+    """
+    panels, timelines = shown.panels(), shown.stack.timelines
     titles = [f"{each.schedule.name}, {each.schedule.size}, {each.source}" for each in timelines]
-    title = escape(titles[0] if len(titles) == 1 else ", ".join(each.schedule.name for each in timelines))
+    if len(panels) == 1:
+        first, sources = timelines[0].schedule, dict.fromkeys(each.source for each in timelines)
+        title = escape(f"{first.name}, {first.size}, {' and '.join(sources)}")
+    else:
+        title = escape(", ".join(panel.timeline.schedule.name for panel in panels))
     state = json.dumps(shown.state()).replace("<", "\\u003c")  # a name may contain </script>
     headings = [f"<h2>{escape(each)}</h2>" if len(titles) > 1 else "" for each in titles]
     sections = "\n".join(map(_section, headings, timelines))
@@ -26,7 +33,7 @@ def page(shown: Interactive) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>{style("page")}{style("widgets")}</style>
-<header><h1>{title}</h1></header>
+<header><h1>{title}</h1></header>{report and f"<section class=report>{report}</section>"}
 <main><noscript><p>The picture needs JavaScript. The numbers and text below do not.</p></noscript></main>
 {sections}
 <script type="module">

@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -25,8 +26,11 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate, simulate_partial
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance
+from ppedu.planning.machine import Machine
+from ppedu.planning.partition import fitted
+from ppedu.planning.pieces import Pieces
 from ppedu.view import require_savable
-from ppedu.view.model import Data, Panel, Stack
+from ppedu.view.model import Data, Panel, Stack, require_lanes
 from ppedu.view.perfetto import chrome_trace
 from ppedu.view.script import script, style
 from ppedu.zoo import schedule
@@ -51,6 +55,7 @@ def _widget_class() -> type:
         _esm = script()
         _css = style("widgets")
         state = traitlets.Unicode().tag(sync=True)
+        lanes = traitlets.Bool().tag(sync=True)  # not in the state: a view that switches keeps its place
 
     return Widget
 
@@ -66,6 +71,7 @@ class Interactive:
     def __init__(self, *panels: Panel) -> None:
         self._panels = list(panels)
         self._widgets: list[Any] = []  # those that are on a page
+        self.lanes = False  # whether outlines have lanes of their own; the browser can switch that
 
     def panels(self) -> list[Panel]:
         """Return the panels to show, from top to bottom."""
@@ -74,7 +80,7 @@ class Interactive:
     @property
     def stack(self) -> Stack:
         """The panels with what they share: time axis, memory scale and legend."""
-        return Stack(self.panels())
+        return Stack(self.panels(), lanes=self.lanes)
 
     def state(self) -> Data:
         """Return the data that the browser draws."""
@@ -82,7 +88,8 @@ class Interactive:
 
     def text(self) -> str:
         """Return the timelines as text, for a terminal."""
-        return "\n\n".join(panel.timeline.text() for panel in self.panels())
+        timelines = self.stack.timelines if self.lanes else [panel.timeline for panel in self.panels()]
+        return "\n\n".join(each.text() for each in timelines)
 
     def handle(self, message: dict[str, Any]) -> Data | None:
         """Act on a message from the browser, and return the answer, or None if the message needs none."""
@@ -124,11 +131,16 @@ class Interactive:
         static = {"text/plain": self.text(), **static_picture(self.stack)}
         if not in_notebook():
             return static, {}
-        widget = _widget_class()(state=json.dumps(self.state()))
+        widget = _widget_class()(state=json.dumps(self.state()), lanes=self.lanes)
         widget.on_msg(self._receive)
+        widget.observe(self._switch, "lanes")
         self._widgets.append(widget)
         data, metadata = widget._repr_mimebundle_()
         return {**data, **static}, metadata
+
+    def _switch(self, change: Any) -> None:
+        """Remember what a reader chose, for what is displayed or saved next."""
+        self.lanes = change.new
 
     def _receive(self, widget: Any, message: Any, _: Any) -> None:
         """Handle a message from the browser. Messages that the widget's own script would not send are ignored."""
@@ -167,9 +179,11 @@ def in_notebook() -> bool:
     return kernel is not None and not os.environ.get("PPEDU_STILL")
 
 
-def display(timeline: Timeline, outline: Timeline | None = None) -> Interactive:
+def display(timeline: Timeline, outline: Timeline | None = None, lanes: bool = False) -> Interactive:
     """Return an interactive timeline; see `Timeline.show`."""
-    return Interactive(Panel(timeline, outline=outline))
+    shown = Interactive(Panel(timeline, outline=outline))
+    shown.lanes = require_lanes(lanes, outline)
+    return shown
 
 
 class Comparison(Interactive):
@@ -199,7 +213,12 @@ def _messages(made: Schedule) -> int:
 
 
 def compare(
-    *schedules: str | Schedule | Timeline, ranks: int = 4, microbatches: int = 8, costs: Costs | None = None
+    *schedules: str | Schedule | Timeline,
+    ranks: int = 4,
+    microbatches: int = 8,
+    costs: Costs | None = None,
+    model: Pieces | None = None,
+    machine: Machine | None = None,
 ) -> Comparison:
     """Show schedules on one time axis, with their bubble, memory and messages.
 
@@ -208,6 +227,8 @@ def compare(
     schedules: registered names, Schedules or Timelines. `ranks` and `microbatches` apply to the names.
     costs: apply to everything that is not a Timeline yet. Costs per stage fit only schedules with that number of
         stages; to compare other schedules, simulate each with its own costs.
+    model: `Model.measured(…)`, in place of `costs`: each schedule gets its best partition of this model, whatever its
+        number of stages. Times are in the model's unit, memory in GB. machine: for the time of messages.
 
     Raises:
         SettingError: there is nothing to compare, an argument has the wrong type, or sizes or costs do not fit.
@@ -215,11 +236,16 @@ def compare(
     """
     if not schedules:
         raise SettingError('compare got no schedules; name them, as in compare("gpipe", "1f1b")')
-    costs = require_costs(costs)
-    return Comparison(*(Panel(_timeline(each, ranks, microbatches, costs)) for each in schedules))
+    if costs is not None and model is not None:
+        raise SettingError("give compare costs or a model, not both")
+
+    def costs_of(each: Schedule) -> Costs:
+        return require_costs(costs) if model is None else fitted(each, model, machine)
+
+    return Comparison(*(Panel(_timeline(each, ranks, microbatches, costs_of)) for each in schedules))
 
 
-def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs) -> Timeline:
+def _timeline(compared: Any, ranks: int, microbatches: int, costs_of: Callable[[Schedule], Costs]) -> Timeline:
     """Return the timeline of an argument of `compare`; names and schedules are simulated."""
     wanted = "the name of a schedule, a Schedule or a Timeline"
     require_instance("each argument of compare", compared, (str, Schedule, Timeline), wanted)
@@ -227,7 +253,7 @@ def _timeline(compared: Any, ranks: int, microbatches: int, costs: Costs) -> Tim
         return compared
     made = schedule(compared, ranks, microbatches) if isinstance(compared, str) else compared
     try:
-        return simulate(made, costs)
+        return simulate(made, costs_of(made))
     except SettingError as error:
         raise SettingError(f"{made.name}: {error}; or compare timelines, simulated with costs of their own") from None
 

@@ -1,4 +1,4 @@
-"""Colours and row geometry, the same in every front end. Needs only the standard library."""
+"""Colors and row geometry, the same in every front end. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,29 @@ COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f"}
 NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "backward for the input", Op.W: "backward for the weights"}
 MEMORY = "#a99cc4"
 MARK = "#d62f2f"  # an action that differs, or memory above its limit
-LIGHTER = 0.1  # how much lighter odd microbatches are where a rank has one chunk, so that neighbours differ
+PATH = "#aa22ff"  # the critical path
+PALE = 0.55  # how pale the boxes of the lower lane are, which have edges
+LIGHTER = 0.1  # how much lighter odd microbatches are where a rank has one chunk, so that neighbors differ
 DARKER = 0.34  # how much darker a rank's last chunk is than its first; chunks in between are spread evenly
 
 # Heights within a rank's row, which is 1 high: the boxes, and below them the memory strip. Where another timeline is
 # outlined, it takes the upper part of the boxes' height, down to "lane".
 ROW = {"top": 0.05, "lane": 0.19, "bottom": 0.6, "strip": 0.66, "floor": 0.95}
+# Where the other timeline has a lane of its own: the upper and the lower lane, and below both the memory strip.
+LANES = tuple({"top": top, "lane": top, "bottom": top + 0.32, "strip": 0.77, "floor": 0.96} for top in (0.04, 0.39))
+BARE_LANES = tuple({"top": top, "bottom": top + 0.42} for top in (0.06, 0.52))
 BARE_ROW = {"top": 0.06, "lane": 0.28, "bottom": 0.94, "strip": 0.94, "floor": 0.94}  # without a memory strip
 
-LOOK = {"colors": COLORS, "names": NAMES, "memory": MEMORY, "mark": MARK, "row": ROW}
+LOOK = {
+    "colors": COLORS,
+    "names": NAMES,
+    "memory": MEMORY,
+    "mark": MARK,
+    "path": PATH,
+    "pale": PALE,
+    "row": ROW,
+    "lanes": LANES,
+}
 
 
 def shade(op: Op, microbatch: int, chunk: int, chunks: int) -> tuple[float, float, float]:
@@ -31,8 +45,14 @@ def shade(op: Op, microbatch: int, chunk: int, chunks: int) -> tuple[float, floa
     return red + (1 - red) * lighter, green + (1 - green) * lighter, blue + (1 - blue) * lighter
 
 
+def paler(color: tuple[float, float, float]) -> tuple[float, float, float]:
+    """Return the fill of a box in the lower lane, from the fill of the same box above."""
+    red, green, blue = (channel + (1 - channel) * PALE for channel in color)
+    return red, green, blue
+
+
 def ink_on(color: tuple[float, float, float]) -> str:
-    """Return white or black, whichever is easier to read on a colour; the contrast is at least 4.5 to 1."""
+    """Return white or black, whichever is easier to read on a color; the contrast is at least 4.5 to 1."""
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color)
     luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue  # as WCAG 2 defines it
     return "#ffffff" if (luminance + 0.05) ** 2 < 0.05 * 1.05 else "#000000"

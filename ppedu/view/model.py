@@ -16,7 +16,9 @@ from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural, pretty
+from ppedu.core.per_link import each_link
 from ppedu.core.timeline import Span, Timeline
+from ppedu.core.validate import require_instance
 from ppedu.view.label import encodable
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 
@@ -39,12 +41,24 @@ class Box(NamedTuple):
     mark: int  # 1 where the action is marked
 
 
+class Pair(NamedTuple):
+    """The words in a picture of a timeline and its outline in two lanes, the timeline first.
+
+    names: what tells the lanes apart.
+    lines: for each lane, its name, and makespan, bubble and peak memory as text.
+    """
+
+    heading: str
+    names: tuple[str, str]
+    lines: tuple[list[str], list[str]]
+
+
 @dataclass(frozen=True)
 class Panel:
     """One timeline and how it is drawn.
 
     title: replaces the schedule's name and size.
-    outline: a timeline with the same number of ranks, drawn over this one as outlines.
+    outline: a timeline with the same number of ranks, drawn as outlines above this one's boxes, or in a lane below.
     cap: the most activations that a rank may hold, drawn as a line in the memory strips.
     marks: actions to mark, each as a rank and a position in its order.
     until: a time that the axis must reach.
@@ -82,6 +96,23 @@ class Panel:
             "bubble": f"{timeline.bubble:.1%}",
             "peak memory": pretty(max(timeline.peak_activations)),
         }
+
+    @cached_property
+    def pair(self) -> Pair | None:
+        """The names and numbers of two lanes, or None without an outline."""
+        if not self.outline:
+            return None
+        one, other = self.timeline, self.outline
+        by_source, by_name = (one.source, other.source), (one.schedule.name, other.schedule.name)
+        names = next((each for each in (by_source, by_name) if each[0] != each[1]), ("filled", "outlined"))
+        heading = self.title or f"{' above '.join(dict.fromkeys(by_name))}, {one.schedule.size}"
+        longer = float(other.makespan / one.makespan - 1) if one.makespan else 0.0
+        apart = f", {abs(longer):.1%} {'longer' if longer > 0 else 'shorter'}" if abs(longer) >= 0.0005 else ""
+        first, second = (
+            [name, *(f"{key} {number}" for key, number in panel.numbers.items())]
+            for name, panel in zip((names[0], names[1] + apart), (self, Panel(other)), strict=True)
+        )
+        return Pair(heading, names, (first, second))
 
     @cached_property
     @without_gc()
@@ -142,7 +173,8 @@ class Panel:
         if not any(isinstance(span.end, Fraction) for row in timeline.rows for span in row):
             return timeline
         rows = tuple(tuple(Span(action, *map(float, times)) for action, *times in row) for row in timeline.rows)
-        return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=float(timeline.costs.latency)))
+        latency, transfer = (each_link(float, each) for each in (timeline.costs.latency, timeline.costs.transfer))
+        return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=latency, transfer=transfer))
 
     def state(self, factor: int, unit: str) -> Data:
         """Return the data that the browser draws. `unit` is the unit of the times after multiplying by `factor`."""
@@ -173,8 +205,26 @@ class Panel:
             "until": float(self.until * factor),
             "cap": None if self.cap is None else float(self.cap),
             "path": self.path,
+            "pair": self.pair
+            and {
+                "heading": encodable(self.pair.heading),
+                "names": list(map(encodable, self.pair.names)),
+                "lines": [list(map(encodable, line)) for line in self.pair.lines],
+            },
             "outline": self.outline and Panel(self.outline).state(factor, unit),
         }
+
+
+def require_lanes(lanes: bool, outline: Timeline | None) -> bool:
+    """Return `lanes`.
+
+    Raises:
+        SettingError: it is not a bool, or there is no outline to have a lane.
+    """
+    require_instance("lanes", lanes, bool, "True or False")
+    if lanes and outline is None:
+        raise SettingError("lanes=True shows two timelines; pass the other one, as in outline=simulate(schedule)")
+    return lanes
 
 
 @dataclass(frozen=True)
@@ -183,11 +233,13 @@ class Stack:
 
     bare: whether memory strips, makespan, bubble and peaks are left out.
     least: the number of activations that a memory strip has space for at least.
+    lanes: whether outlines have lanes of their own.
     """
 
     panels: Sequence[Panel]
     bare: bool = False
     least: float = 0
+    lanes: bool = False
 
     @cached_property
     def timelines(self) -> list[Timeline]:
@@ -208,7 +260,7 @@ class Stack:
 
     @cached_property
     def fills(self) -> dict[Op, list[tuple[float, float, float]]]:
-        """The colours of each op's boxes, for the legend: two shades of a single chunk, or one shade per chunk."""
+        """The colors of each op's boxes, for the legend: two shades of a single chunk, or one shade per chunk."""
         found: dict[Op, dict[tuple[float, float, float], None]] = {}  # dicts as sets that keep their order
         for panel in self.panels:
             chunks = panel.timeline.schedule.chunks
@@ -219,14 +271,15 @@ class Stack:
 
     @cached_property
     def legend(self) -> dict[str, str]:
-        """The legend: a description of each colour and line that occurs. Each key is also the name of a CSS class."""
+        """The legend: a description of each color and line that occurs. Each key is also the name of a CSS class."""
         placements = [panel.timeline.schedule.placement for panel in self.panels]
         outlines = [panel.outline.source for panel in self.panels if panel.outline]
+        held = [panel.pair.names[0] for panel in self.panels if panel.pair]
         words: dict[str, Any] = {
             **{op: op in self.fills and NAMES[op] for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
             "copy": any(each.copies > 1 for each in placements) and "second copy",
-            "memory": not self.bare and "activations held",
+            "memory": not self.bare and ": ".join(["activations held", *held[:1]]),
             "outline": outlines and f"outlined: {outlines[0]}",
             "cap": any(panel.cap is not None for panel in self.panels) and "memory limit",
             "mark": any(panel.marks for panel in self.panels) and "differs",
@@ -238,6 +291,7 @@ class Stack:
         factor, unit = max(self.timelines, key=lambda each: each.makespan).readable
         return {
             "look": {**LOOK, "row": BARE_ROW} if self.bare else LOOK,
+            "lanes": self.lanes,
             "end": round(self.end * factor, 9),
             "most": self.most,
             "legend": list(self.legend.items()),

@@ -1,8 +1,9 @@
-"""Timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing open and `load` reads back.
+"""Timelines as a Chrome trace, which ui.perfetto.dev and chrome://tracing open and `ppedu.trace.saved` reads.
 
 The format is the JSON object of the Trace Event Format. Each timeline is a process. Each of its ranks has a track for
-compute actions, a track for messages and sharding, and a counter of the activations that it holds. An arrow leads from
-each result to the action on another rank that requires it. The key "ppedu" holds what the format cannot express.
+compute actions, a track for messages and sharding, and a counter of the activations that it holds. Where each peer has
+a stream, messages with different peers overlap, and each peer has a track. An arrow leads from each result to the
+action on another rank that requires it. The key "ppedu" holds what the format cannot express.
 
 Slices have the name and form that torch.distributed.pipelining gives them in torch.profiler: the name is PP:2F0, "ph"
 is "X", and "ts" and "dur" count microseconds. To see a run of torch beside one of ppedu's, join the "traceEvents" of
@@ -14,31 +15,20 @@ its own.
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.costs import Costs
-from ppedu.core.errors import ParseError, PipelineError
-from ppedu.core.files import named
-from ppedu.core.numeric import plural
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
-from ppedu.core.timeline import Span, Timeline
-from ppedu.core.validate import require_instance, require_size
+from ppedu.core.actions import COMMUNICATION, Action
+from ppedu.core.per_link import PerLink
+from ppedu.core.timeline import Timeline
+from ppedu.trace.saved import MICROSECONDS, PER_LINK, PER_STAGE, PREFIX
 from ppedu.view.model import Data, Panel
 
-MICROSECONDS = 1_000_000  # per second; a unit of simulated time without a name counts as a second
 # Viewers round to whole nanoseconds, and drop a slice that then overlaps the next one. Multiples of an eighth of a
 # microsecond are whole nanoseconds, and exact as floats.
 TICK = 0.125
-
-PREFIX = "PP:"
-PER_STAGE = ("forward", "backward", "input", "weight", "overlap", "activation")
-TRACKS = ("", " communication")  # of each rank: compute actions, and everything else
+MOST_PEERS = 8  # of a rank that have a track of their own
 
 
 def chrome_trace(*timelines: Timeline) -> str:
@@ -60,12 +50,16 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
     for rank, row in enumerate(timeline.rows):
-        for track, what in enumerate(TRACKS):
+        actions = [span.action for span in row if not span.action.computes]
+        peers = [*dict.fromkeys(_peer(timeline, rank, action) for action in actions)][:MOST_PEERS] or [None]
+        tracks = ["", *(" communication" if peer is None else f" communication with {peer}" for peer in peers)]
+        for track, what in enumerate(tracks):
             thread = {"ph": "M", "pid": pid, "tid": _tid(rank, track)}
             yield {**thread, "name": "thread_name", "args": {"name": f"{label} {rank}{what}"}}
             yield {**thread, "name": "thread_sort_index", "args": {"sort_index": _tid(rank, track)}}
         for action, start, end in row:
-            track = 0 if action.computes else 1
+            peer = _peer(timeline, rank, action)
+            track = 0 if action.computes else 1 + (peers.index(peer) if peer in peers else 0)
             ts, over = _microseconds(start - timeline.start), _microseconds(end - timeline.start)
             # An action that takes no time, such as a simulated message, is a mark on its track.
             shape = {"ph": "i", "s": "t"} if track and ts == over else {"ph": "X", "dur": over - ts}
@@ -76,6 +70,13 @@ def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
         counter = f"{label} {rank:0{len(str(len(timeline.rows) - 1))}} activations"  # viewers sort counters by name
         for ts, value in held.items():
             yield {"ph": "C", "name": counter, "pid": pid, "ts": ts, "args": {"held": value}}
+
+
+def _peer(timeline: Timeline, rank: int, action: Action) -> int | None:
+    """Return the peer of a message whose track is for messages with this peer only; they may overlap others'."""
+    if timeline.source != "simulated" or timeline.costs.links != "pair" or action.op not in COMMUNICATION:
+        return None
+    return sum(timeline.schedule.placement.route(action)) - rank
 
 
 def _messages(panel: Panel, pid: int, arrows: Iterator[int]) -> Iterator[Data]:
@@ -100,12 +101,22 @@ def _microseconds(time: Any) -> float:
     return round(float(time) * MICROSECONDS / TICK) * TICK
 
 
+def _of_links(cost: Any) -> Any:
+    """Return a cost of messages as a number, or [from_rank, to_rank, time] for each link."""
+    return [[*link, float(time)] for link, time in cost.items()] if isinstance(cost, PerLink) else float(cost)
+
+
 def _about(timeline: Timeline) -> Data:
     """Return the schedule's name and size, the costs and the source: the part of a timeline that events lack."""
-    schedule, costs = timeline.schedule, timeline.costs
+    schedule = timeline.schedule
+    costs = timeline.costs.tabulated(schedule.stages, schedule.microbatches)
 
-    def floats(cost: Any) -> list[float] | None:
-        return None if cost is None else [*map(float, costs.per_stage(cost, schedule.stages, schedule.ranks))]
+    def floats(cost: Any) -> list[Any] | None:
+        """Return a cost for each stage, or for each stage and microbatch."""
+        if cost is None:
+            return None
+        stages = costs.per_stage(cost, schedule.stages, schedule.ranks, schedule.microbatches)
+        return [[*map(float, each)] if isinstance(each, tuple) else float(each) for each in stages]
 
     return {
         "schedule": schedule.name,
@@ -114,82 +125,14 @@ def _about(timeline: Timeline) -> Data:
         "chunks": schedule.chunks,
         "holders": schedule.placement.holders[0],
         "microbatches": schedule.microbatches,
+        "forward_only": schedule.forward_only,
+        "steps": len(timeline.steps),
         **{name: floats(getattr(costs, name)) for name in PER_STAGE},
-        "latency": float(costs.latency),
+        **{name: _of_links(getattr(costs, name)) for name in PER_LINK},
+        "links": costs.links,
         "weight_memory": float(costs.weight_memory),
+        "recompute": costs.recompute,
+        "stage_input": [*map(float, costs.per_stage(costs.stage_input, schedule.stages, schedule.stages))],
         "unit": costs.unit,
         "source": timeline.source,
     }
-
-
-def load(path: str | os.PathLike[str]) -> Timeline:
-    """Return the timeline in a trace file of `chrome_trace`. Its times are floats, counted from its start.
-
-    Raises:
-        PipelineError: the file cannot be read.
-        ParseError: the file is not a trace of ppedu's, or holds several timelines.
-    """
-    timelines = load_all(path)
-    if len(timelines) != 1:
-        held = plural(len(timelines), "timeline")
-        raise ParseError(f"{str(path)!r} holds {held}; ppedu.view.load_all returns all of them")
-    return timelines[0]
-
-
-def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
-    """Return all timelines in a trace file, in the order in which they were saved. Raises what `load` raises."""
-    try:
-        text = named(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"cannot read {str(path)!r}: {error}; give a file saved with Timeline.save") from error
-    try:
-        data = json.loads(text, parse_int=_whole)
-        placements = [_placement(about) for about in data["ppedu"]]
-        rows: list[list[list[Span]]] = [[[] for _ in range(placement.ranks)] for placement in placements]
-        for event in data["traceEvents"]:
-            if event["ph"] in ("X", "i"):
-                start, lasts = event["ts"] / MICROSECONDS, event.get("dur", 0) / MICROSECONDS
-                place, rank = event["pid"] - 1, event["tid"] // 10 - 1
-                if not (0 <= start < math.inf and 0 <= lasts < math.inf and min(place, rank) >= 0):
-                    raise ValueError(f"an event with an impossible rank or time: {event}")
-                action = Action.parse(event["name"].removeprefix(PREFIX))
-                rows[place][rank].append(Span(action, start, start + lasts))
-        return list(map(_timeline, data["ppedu"], placements, rows))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        advice = "save it with Timeline.save"
-        raise ParseError(f"{str(path)!r} is not a timeline saved by ppedu: {error!r}; {advice}") from error
-
-
-def _whole(digits: str) -> int:
-    """Return digits as an int. Raise OverflowError if the number is too large for a float."""
-    number = int(digits)
-    float(number)  # raises OverflowError
-    return number
-
-
-def _placement(about: Data) -> Placement:
-    """Return the placement of a saved timeline.
-
-    The sizes in the file are checked before anything is built, or a file with huge sizes would exhaust the memory.
-    """
-    require_size(about["ranks"], about["chunks"], about["microbatches"])
-    if about["placement"] == "custom":
-        return Placement.custom(about["holders"])
-    stages = len(about["holders"])
-    if about["ranks"] * about["chunks"] != stages:
-        raise ParseError(f"{about['ranks']} ranks of {about['chunks']} chunks cannot hold {stages} stages")
-    return Placement.make(about["placement"], about["ranks"], about["chunks"], about["microbatches"])
-
-
-def _timeline(about: Data, placement: Placement, rows: list[list[Span]]) -> Timeline:
-    """Return the timeline with these rows. `about` is the timeline's entry in the file, as `_about` made it."""
-    require_instance("source", about["source"], str, "text")
-    for single in (single for row in rows for span in row for single in span.action.singles):
-        if single.stage >= placement.stages or single.microbatch >= about["microbatches"]:
-            raise ParseError(f"{single} is outside {placement.stages} stages and {about['microbatches']} microbatches")
-    orders = tuple(tuple(span.action for span in row) for row in rows)
-    schedule = Schedule(about["schedule"], placement, about["microbatches"], orders)
-    costs = Costs(**{name: about[name] for name in (*PER_STAGE, "latency", "weight_memory", "unit")})
-    costs.durations(schedule.stages, schedule.ranks)
-    costs.per_stage(costs.activation, schedule.stages, schedule.ranks)
-    return Timeline(schedule, tuple(map(tuple, rows)), costs, about["source"])

@@ -206,7 +206,7 @@ def _list(actions: tuple[Action, ...]) -> str:
 
 
 def _button(action: Action, free: bool) -> list[Any]:
-    """Return the data of an action's button: message of a click, label, ops that colour it, whether it is enabled."""
+    """Return the data of an action's button: message of a click, label, ops that color it, whether it is enabled."""
     return [str(action), "+".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
 
 

@@ -15,8 +15,12 @@ _JSDOC = re.compile(r"^ */\*\*(?:(?!\*/).)*\*/\n", re.MULTILINE | re.DOTALL)
 @cache
 def script() -> str:
     """Return the files in `js` as one ES module: joined, without their JSDoc and their imports from each other."""
-    files = ((HERE / "js" / f"{name}.js").read_text(encoding="utf-8") for name in FILES)
-    return "\n".join(_IMPORTS.sub("", _JSDOC.sub("", text)) for text in files)
+    return "\n".join(_IMPORTS.sub("", file(name)) for name in FILES)
+
+
+def file(name: str) -> str:
+    """Return a file in `js` without its JSDoc."""
+    return _JSDOC.sub("", (HERE / "js" / f"{name}.js").read_text(encoding="utf-8"))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Colours of matplotlib pictures in notebooks, whose pages are light or dark: no background, and grey text.
+"""Colors of matplotlib pictures in notebooks, whose pages are light or dark: no background, and gray text.
 
 `%load_ext ppedu` sets them for the learner's own pictures, too. What a learner has set stays as it is.
 """
@@ -22,15 +22,25 @@ NOTEBOOK: dict[str, Any] = {
 
 
 def use_notebook_colors() -> None:
-    """Set the colours for pictures in a notebook, except those that differ from matplotlib's defaults."""
+    """Set the colors for pictures in a notebook, except those that differ from matplotlib's defaults."""
     rcParams.update({key: color for key, color in NOTEBOOK.items() if rcParams[key] == rcParamsDefault[key]})
 
 
+def without_white_behind(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a kernel's message without the request for a white background, which matplotlib_inline adds for gray text.
+
+    A request for colors that the learner has set stays.
+    """
+    if rcParams["xtick.color"] == GREY:
+        message["content"].get("metadata", {}).pop("needs_background", None)
+    return message
+
+
 def saved_colors() -> dict[str, Any]:
-    """Return rcParams for a saved file: matplotlib's defaults in place of the colours for notebooks."""
+    """Return rcParams for a saved file: matplotlib's defaults in place of the colors for notebooks."""
     return {key: rcParamsDefault[key] for key, color in NOTEBOOK.items() if rcParams[key] == color}
 
 
 def still_colors() -> dict[str, Any]:
-    """Return rcParams for a picture in a notebook, with the learner's own colours where they are set."""
+    """Return rcParams for a picture in a notebook, with the learner's own colors where they are set."""
     return {key: color for key, color in NOTEBOOK.items() if rcParams[key] == rcParamsDefault[key]}

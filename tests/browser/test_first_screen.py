@@ -10,8 +10,6 @@ from opened import ROOT
 from PIL import Image
 
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.name)
-# Lessons whose first picture is further down. Remove those that pass.
-NOT_YET = {"12"}
 
 FIRST = """() => {
   for (const each of document.querySelectorAll('.jp-OutputArea-output img, .jp-OutputArea-output svg')) {
@@ -40,7 +38,7 @@ def test_the_first_screen_of_a_lesson_has_a_picture(page, lesson):
     show(page, lesson)
     assert "model not found" not in page.locator("body").inner_text().lower()
     top, bottom = page.evaluate(FIRST)
-    assert min(bottom, 900) - top >= min(150, bottom - top) or lesson.stem[:2] in NOT_YET, f"it begins at {top:.0f}"
+    assert min(bottom, 900) - top >= min(150, bottom - top), f"it begins at {top:.0f}"
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
@@ -49,3 +47,4 @@ def test_pictures_of_a_lesson_have_no_background(lesson):
     pictures = [out["data"]["image/png"] for out in outputs if "image/png" in out.get("data", {})]
     corners = [Image.open(io.BytesIO(base64.b64decode(each))).convert("RGBA").getpixel((1, 1))[3] for each in pictures]
     assert max(corners) == 0
+    assert not [out for out in outputs if "needs_background" in out.get("metadata", {})]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from opened import ROOT, picture, run_all
+from playwright.sync_api import expect
 
 import ppedu as pp
 
@@ -75,10 +76,13 @@ def test_a_timeline_is_played_stepped_zoomed_and_used_with_the_keyboard(notebook
     page.get_by_role("button", name="pause").wait_for()
     page.wait_for_function("() => +document.querySelector('.ppedu-line').textContent.match(/At ([0-9.]+)/)[1] > 3")
     page.get_by_role("button", name="pause").click()
+    legend = page.locator(".ppedu-legend")
+    assert "critical path" not in legend.inner_text()
     page.get_by_role("checkbox").check()
+    legend.get_by_text("critical path").wait_for()
     for colour in ("microbatch", "stage", "op"):
         wait = painted(page, widget)
-        page.get_by_label("colour by").select_option(colour)
+        page.get_by_label("color by").select_option(colour)
         wait()
     picture(page, "show_played")
     page.get_by_role("button", name="show the whole timeline").click()
@@ -266,7 +270,7 @@ def test_a_training_is_watched_while_it_runs(notebook):
         page.wait_for_timeout(50)
     assert len(seen) > 2, "the timeline was shown during training"
     page.get_by_text("[0] 12").wait_for()
-    page.locator(".ppedu-chart").wait_for()
+    page.locator(".ppedu-panel[aria-label*=measured]").wait_for()  # it may be drawn again after the last step
     picture(page, "live")
     assert page.locator(".ppedu").count() == 1 and "measured" in page.locator(".ppedu-panel").get_attribute(
         "aria-label"
@@ -325,6 +329,17 @@ def test_a_figure_still_works_after_the_kernel_has_stopped(notebook):
     assert page.locator(".ppedu-line").inner_text().startswith("At 0: rank 0 0F0")
 
 
+def test_two_lanes_stay_when_a_timeline_is_displayed_again(notebook):
+    kept = "if 'kept' not in globals():\n    kept = t.show(outline=t)\nkept"
+    page = notebook([SHOW.replace("pp.simulate", "t = pp.simulate").replace(".show()", ""), kept])
+    menu = page.get_by_label("show the second timeline as")
+    menu.select_option("two lanes")
+    page.get_by_label("critical path").check()
+    picture(page, "lanes_lab")
+    run_all(page)
+    expect(menu).to_have_value("lanes")
+
+
 def test_widgets_follow_the_dark_theme(notebook):
     page = notebook([SHOW, "pp.explore('zb-v')"])
     page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
@@ -357,7 +372,7 @@ MOVE = """async place => {
     controls += 1;
   }
   for (const by of ['stage', 'microbatch', 'op'])
-    await moved('colour', () => turn(all('[aria-label="colour by"]')[0], by, 'change'));
+    await moved('colour', () => turn(all('[aria-label="color by"]')[0], by, 'change'));
   controls += 1;
   for (const slider of all('input[type=range]')) {
     const old = slider.value;
@@ -424,7 +439,11 @@ def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
             arg=["ABCDE".index(name), words],
         )
 
-    page.get_by_label("missing in A").select_option("0B1")
+    menu = page.get_by_label("missing in A")
+    menu.focus()
+    for _ in range(14):  # each answer comes back, and must not move the menu
+        page.keyboard.press("ArrowDown")
+    assert menu.input_value() == "0B1"
     judged("A", "0B1 is missing on rank 0")
     panels = page.locator(".ppedu-panel")
     box = panels.nth(1).bounding_box()

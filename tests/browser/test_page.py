@@ -19,14 +19,16 @@ from playwright.sync_api import expect
 import ppedu as pp
 from ppedu.core.numeric import pretty
 from ppedu.notebook.exercises.lesson_04 import lineup
-from ppedu.view.look import COLORS, DARKER, LIGHTER
+from ppedu.view.look import COLORS, DARKER, LIGHTER, PALE, PATH
 from ppedu.view.script import script, style
 
 F1B = pp.simulate(pp.schedule("1f1b", 4, 8))
 DUAL = pp.simulate(pp.schedule("dualpipe", 4, 8), pp.Costs(overlap=Fraction(5, 2), latency=Fraction(1, 4)))
 ZB = pp.simulate(pp.schedule("zb-v", 4, 8), pp.Costs(forward=0.01, unit="s"))
 BOTH = pp.simulate(DUAL.schedule, pp.Costs(forward=0.02, overlap=0.05, latency=0.005, unit="s"))
+RUN = replace(pp.simulate(F1B.schedule, pp.Costs(forward=1.25, backward=2.5, latency=0.25)), source="measured")
 LEFT, RIGHT, TOP, BOTTOM = 62, 66, 26, 26  # the margins of a panel
+NAMES, LINE = 66, 16  # what two lanes add at the left and at the top
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def visit(chromium, tmp_path):
 
     def open_(what, scheme="light"):
         file = tmp_path / "x.html"
-        if isinstance(what, pp.Timeline):
+        if hasattr(what, "save"):
             what.save(file)
         else:
             file.write_text(bare(what))
@@ -83,6 +85,7 @@ def widgets():
     shown = [
         pp.compare("gpipe", "1f1b", "zb-v"), pp.explore("dualpipe"), impossible, refused, solved, suspects,
         pp.differences(pp.schedule("1f1b", 4, 6), pp.schedule("gpipe", 4, 6)), F1B.show(outline=F1B),
+        RUN.show(outline=F1B, lanes=True),
     ]  # fmt: skip
     return [*(each.state() for each in shown), live]
 
@@ -153,6 +156,104 @@ def test_a_click_shows_the_journey_of_a_microbatch_in_that_timeline(visit):
             panel.click(position=place(panel.bounding_box(), timeline, 1, (start + end) / 2, axis=axis))
             page.mouse.move(2, 2)
             assert line.text_content() == journey(timeline, microbatch)
+
+
+LANE = {"measured": 0.2, "simulated": 0.55}  # the middles of the lanes within a rank's row
+
+
+def in_lane(box, lane, rank, time):
+    """Return the position of a rank and a time in one of two lanes."""
+    left, top = LEFT + NAMES, TOP + LINE
+    across = left + (box["width"] - left - RIGHT) * float(time / RUN.makespan)
+    return {"x": across, "y": top + (rank + LANE[lane]) * (box["height"] - top - BOTTOM) / 4}
+
+
+def test_every_action_and_gap_of_two_lanes_is_explained_beside_the_same_action_of_the_other(visit):
+    page = visit(RUN.show(outline=F1B, lanes=True))
+    panel, both = page.locator(".ppedu-panel"), {"measured": RUN, "simulated": F1B}
+    own = {lane: {str(single): (start, end) for _, single, start, end, _ in spans(each)} for lane, each in both.items()}
+    for lane, other in (("measured", "simulated"), ("simulated", "measured")):
+        actions, gaps, box = list(spans(both[lane])), both[lane].gaps(), panel.bounding_box()
+        places = [in_lane(box, lane, rank, (start + end) / 2) for rank, _, start, end, _ in actions]
+        places += [in_lane(box, lane, gap.rank, (gap.start + gap.end) / 2) for gap in gaps]
+        said = page.evaluate(HOVER, [panel.element_handle(), places])
+        for (rank, single, start, end, _), words in zip(actions, said, strict=False):
+            assert words.startswith(f"{single}, {lane}: ")
+            assert f"on rank {rank}, {pretty(start)}–{pretty(end)}." in words
+            there = "–".join(map(pretty, own[other][str(single)]))
+            assert f"The same action, {other}: {there}. Requires" in words
+        assert said[len(actions) :] == [f"{gap.why} ({lane})." for gap in gaps]
+    assert f"in a lane below it, simulated: {F1B.summary()}" in panel.get_attribute("aria-label")
+    page.locator("main summary").click()
+    words = page.locator(".ppedu-words pre")
+    expect(words).not_to_be_empty()  # the text is written when the details are opened
+    assert words.text_content().count("rank 3: ") == 2
+
+
+def test_the_menu_switches_between_an_outline_and_two_lanes(visit):
+    page = visit(RUN.show(outline=F1B))
+    panel, line = page.locator(".ppedu-panel"), page.locator(".ppedu-line")
+    height = panel.bounding_box()["height"]
+    panel.focus()
+    page.keyboard.press("ArrowRight")
+    assert line.text_content().startswith("0F0: ")
+    page.get_by_label("show the second timeline as").select_option("two lanes")
+    page.wait_for_function("height => document.querySelector('.ppedu-panel').offsetHeight > 1.3 * height", arg=height)
+    assert line.text_content().startswith("0F0, measured: "), "the focus stays"
+    panel.focus()
+    for key, start in (
+        ("ArrowRight", "0F1, measured: "),
+        ("ArrowDown", "0F1, simulated: "),
+        ("ArrowDown", "1F0, measured: "),
+        ("ArrowUp", "0F1, simulated: "),
+        ("ArrowUp", "0F1, measured: "),
+    ):
+        page.keyboard.press(key)
+        assert line.text_content().startswith(start), key
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="go to the start").click()
+    page.get_by_role("button", name="step forward").click()
+    assert re.match(r"At 1, measured: rank 0 0F0, .*\. At 1, simulated: rank 0 0F1, ", line.text_content())
+    page.get_by_label("show the second timeline as").select_option("outline")
+    page.wait_for_function("height => document.querySelector('.ppedu-panel').offsetHeight === height", arg=height)
+    assert page.get_by_label("show the second timeline as").count() == 1
+    assert not visit(RUN).get_by_label("show the second timeline as").count(), "there is no second timeline"
+
+
+@pytest.mark.parametrize("scheme, paper", [("light", (255, 255, 255)), ("dark", (18, 18, 18))])
+def test_two_lanes_and_the_critical_path_have_their_colours_on_the_page(visit, scheme, paper):
+    page = visit(RUN.show(outline=F1B, lanes=True), scheme)
+    page.get_by_label("critical path").check()
+    page.locator(".ppedu-legend").get_by_text("critical path").wait_for()
+    for width in (1280, 1024):  # to look at
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(PAINTED)
+        picture(page, f"lanes_{width}_{scheme}")
+    base, over = (
+        Image.open(io.BytesIO(base64.b64decode(drawn.split(",")[1])))
+        for drawn in page.evaluate("() => [...document.querySelectorAll('canvas')].map(each => each.toDataURL())")
+    )
+    box = {"width": base.size[0], "height": base.size[1]}
+
+    def at(image, lane, rank, time, down=0):
+        place = in_lane(box, lane, rank, time)
+        return image.getpixel((round(place["x"]), round(place["y"]) + down))
+
+    for rank, single, start, end, _ in spans(RUN):
+        assert close(at(base, "measured", rank, start + (end - start) / 5, -9)[:3], colour(RUN, single))
+    for rank, single, start, end, _ in spans(F1B):
+        pale = [fill * (1 - PALE) + back * PALE for fill, back in zip(colour(F1B, single), paper, strict=True)]
+        assert close(at(base, "simulated", rank, start + (end - start) / 5, -9)[:3], pale)
+    for lane, timeline in (("measured", RUN), ("simulated", F1B)):
+        for rank, span in timeline.critical_path():
+            times = [
+                span.start + (span.end - span.start) * part for part in (0.3, 0.5, 0.7)
+            ]  # a line may cross the edge
+            column = [at(over, lane, rank, time, down) for time in times for down in range(-16, -9)]
+            red, green, blue = (int(PATH[k : k + 2], 16) for k in (1, 3, 5))
+            assert any(close(pixel[:3], (red, green, blue), 60) and pixel[3] > 200 for pixel in column)
 
 
 def test_everything_works_with_the_keyboard(visit):
@@ -266,7 +367,7 @@ def test_axe_finds_no_accessibility_violations(visit, what):
 
 
 def colour(timeline, single):
-    """Return the colour of an action's box, computed from the numbers in look.py."""
+    """Return the color of an action's box, computed from the numbers in look.py."""
     channels = [int(COLORS[single.op][at : at + 2], 16) for at in (1, 3, 5)]
     chunk = timeline.schedule.placement.chunk(single.stage, single.microbatch)
     darker = DARKER * chunk / max(1, timeline.schedule.chunks - 1)
@@ -291,7 +392,7 @@ def test_actions_have_their_colours_and_gaps_that_of_the_page(visit, timeline, s
     paper = (255, 255, 255) if scheme == "light" else (18, 18, 18)
 
     def at(rank, time, row):
-        """Return the colour on the page, which must be the same in the saved picture."""
+        """Return the color on the page, which must be the same in the saved picture."""
         across = LEFT + (width - LEFT - RIGHT) * float(time / timeline.makespan)
         down = TOP + (rank + row) * (height - TOP - BOTTOM) / timeline.schedule.ranks
         found = shot.getpixel((int(across), int(down)))

@@ -10,6 +10,7 @@ CELLS = [
     "predictions()",
     "check_answer('05.1', None)\nhint('05.1')",
 ]
+FOCUSED = "() => { const at = getComputedStyle(document.activeElement); return parseFloat(at.outlineWidth) === 2; }"
 RUN = """async place => {
   const { content } = window.jupyterapp.shell.currentWidget;
   content.activeCellIndex = place;
@@ -25,13 +26,16 @@ def test_predictions_and_hints_are_made_with_the_keyboard(notebook):
     said.wait_for()
     page.get_by_text("You made no predictions here.").wait_for()
     page.get_by_text("not yet", exact=True).wait_for()
-    handle = page.locator(".noUi-handle")
+    handle = page.get_by_role("slider", name="one piece: your prediction, from 20 to 120?")
     handle.focus()
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.get_by_text("22", exact=True).wait_for()
-    for key in ("Tab", "Tab", "Tab", "Space"):  # past the slider's number and the first choice
+    assert handle.get_attribute("aria-valuetext") == "22"
+    page.get_by_role("radiogroup", name="the longest wait: your prediction?").wait_for()
+    for key in ("Tab", "Space", "ArrowDown"):  # the arrow must not select the next cell
         page.keyboard.press(key)
+    assert page.get_by_label("rank 3").is_checked() and page.evaluate(FOCUSED)
     page.wait_for_timeout(1000)  # the page sends the slider's moves one by one, each after the answer to the one before
     for place in (1, 2):
         page.evaluate(RUN, place)

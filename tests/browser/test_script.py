@@ -5,6 +5,7 @@ import math
 import random
 import re
 from bisect import bisect_right
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
@@ -183,13 +184,13 @@ def test_ticks_are_steps_of_one_two_or_five_that_fill_their_range(page):
         assert right - step * (1 + 1e-5) < found[-1] <= right + 1e-6 * width
 
 
-PICTURES = """([data, width, views, look]) => {
+PICTURES = """([data, width, views, look, part = "whole"]) => {
   const timeline = new script.Timeline(JSON.parse(data));
   const palette = new script.Palette(timeline.data, "op");
   const most = Math.max(...timeline.data.memory.flatMap(([, values]) => values));
   const main = document.querySelector("main");
   const all = views.map(view => {
-    const layout = new script.Layout(timeline, look, width, view ?? { left: 0, right: timeline.data.makespan });
+    const layout = new script.Layout(timeline, look, width, view ?? { left: 0, right: timeline.data.makespan }, part);
     const context = new script.SvgContext(width, layout.height);
     script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most });
     main.innerHTML = context.text();
@@ -235,6 +236,53 @@ def test_no_text_of_a_picture_is_covered_or_cut_off(page, timeline, width):
         axis = [text["text"] for text in texts if text["top"] > height - 26]
         times = [text for text in axis if re.fullmatch(r"[-\d.e]+", text)]
         assert len(set(times)) == len(times) >= 2, "ticks have different labels"
+
+
+TWO = replace(pp.simulate(CASES[0].schedule, pp.Costs(forward=1.3, latency=QUARTER)), source="measured")
+MANY = pp.simulate(pp.schedule("1f1b", 32, 8), pp.Costs(forward=0.01234, unit="s"))
+
+
+@pytest.mark.parametrize("width", [1232, 976, 752, 420])
+@pytest.mark.parametrize(
+    "upper, lower",
+    [(TWO, CASES[0]), (replace(MANY, source="measured"), MANY), (CASES[0], pp.simulate(pp.schedule("gpipe", 4, 8)))],
+    ids=["measured", "32 ranks", "two schedules"],
+)
+def test_no_text_of_two_lanes_is_covered_or_cut_off(page, upper, lower, width):
+    (data,) = upper.show(outline=lower).state()["panels"]
+    views = [None, {"left": data["makespan"] / 2, "right": data["makespan"]}]
+    for height, texts in page.evaluate(PICTURES, [json.dumps(data), width, views, LOOK, "upper"]):
+        assert not [(a["text"], b["text"]) for a, b in combinations(texts, 2) if cover(a, b)]
+        for text in texts:
+            assert text["left"] >= 0 and text["right"] <= width and text["bottom"] <= height, text
+        words = [text["text"] for text in texts]
+        assert len([each for each in words if each.startswith("makespan ")]) == 2
+        many = [words.count(name) for name in data["pair"]["names"]]
+        assert min(many) >= data["ranks"], "each lane has its name"
+
+
+LABELS = """([data, look, width]) => {
+  const timeline = new script.Timeline(data);
+  const palette = new script.Palette(data, "op");
+  const layout = new script.Layout(timeline, look, width, { left: 0, right: data.makespan });
+  const context = new script.SvgContext(width, layout.height);
+  script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
+  const svg = new DOMParser().parseFromString(context.text(), "image/svg+xml");
+  return [...svg.querySelectorAll("g text")].map(each => each.textContent);
+}"""
+
+
+def test_a_box_carries_its_name_or_its_microbatch_or_nothing_depending_on_its_own_width(page):
+    def texts(width, backward):
+        timeline = pp.simulate(pp.schedule("1f1b", 4, 16), pp.Costs(backward=backward))
+        return sorted(page.evaluate(LABELS, [panel(timeline), LOOK, width]))
+
+    forwards = sorted(4 * list(map(str, range(16))))
+    backwards = [f"{stage}B{m}" for stage in range(4) for m in range(16)]
+    assert texts(1200, 2) == sorted([*forwards, *backwards])
+    assert texts(1100, 1) == sorted(2 * forwards)
+    assert texts(1200, 9) == sorted(backwards), "a forward's microbatch would be too small to read"
+    assert texts(420, 1) == []
 
 
 def test_the_number_on_a_box_can_be_read_on_its_colour(page):
@@ -378,8 +426,38 @@ MOUNT = """async ([states, times]) => {
 }"""
 
 
+RENDER = """([state, lanes]) => {
+  const main = document.querySelector("main"), kept = { state: JSON.stringify(state), lanes }, listeners = {};
+  let saved = 0;
+  const model = {
+    get: name => kept[name],
+    set: (name, value) => { kept[name] = value; },
+    save_changes: () => saved++,
+    send: () => {},
+    on: (name, listener) => { listeners[name] = listener; },
+    off: name => { delete listeners[name]; },
+  };
+  const close = script.default.render({ model, el: main });
+  const menu = main.querySelector("[aria-label='show the second timeline as']");
+  const seen = [menu.value];
+  menu.value = "outline";
+  menu.dispatchEvent(new Event("change"));
+  seen.push(kept.lanes, saved);
+  kept.lanes = true; // another view of the same widget
+  listeners["change:lanes"]();
+  seen.push(menu.value);
+  close();
+  return [...seen, Object.keys(listeners).length];
+}"""
+
+
+def test_a_widget_remembers_whether_it_shows_two_lanes(page):
+    state = TWO.show(outline=CASES[0]).state()
+    assert page.evaluate(RENDER, [state, True]) == ["lanes", False, 1, "lanes", 0]
+
+
 def test_removed_widgets_leave_no_nodes_or_listeners_behind(page):
-    shown = [pp.compare("gpipe", "1f1b"), pp.explore(), pp.puzzle(), CASES[3].show()]
+    shown = [pp.compare("gpipe", "1f1b"), pp.explore(), pp.puzzle(), CASES[3].show(), TWO.show(CASES[0], lanes=True)]
     live = {**CASES[0].show().state(), "kind": "live", "losses": [3, 2], "steps": 9}
     states = [*(each.state() for each in shown), live]
     session = page.context.new_cdp_session(page)
@@ -417,7 +495,7 @@ def test_a_hundred_chunks_have_the_shades_that_the_static_picture_gives_them(pag
     expected = []
     for color in COLORS.values():
         channels = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
-        for _ in (0, 1):  # with several chunks, microbatches of both kinds have one colour
+        for _ in (0, 1):  # with several chunks, microbatches of both kinds have one color
             for dark in ([c * (1 - DARKER * k / 99) for c in channels] for k in range(100)):
                 expected.append(dark)
     assert len({tuple(each) for each in found}) == len(expected) / 2
@@ -539,5 +617,5 @@ def test_a_pixel_has_the_mean_colour_of_very_many_boxes(page):
     }
     for op, colour in zip("FFBB", found[:4], strict=True):
         for channel, (one, other) in zip(colour, zip(*shades[op], strict=True), strict=True):
-            assert min(one, other) - 2 <= channel <= max(one, other) + 2, "the mean of neighbours"
+            assert min(one, other) - 2 <= channel <= max(one, other) + 2, "the mean of neighbors"
     assert all(min(colour) > 200 for colour in found[4:]), "the page, perhaps with a line of the grid"

@@ -21,8 +21,28 @@ def test_a_rehearsal_is_stepped_through_with_the_number_and_played(notebook):
     number.press("Enter")
     card.get_by_text("Rank 1 calls recv(0) and waits for rank 0.").wait_for()
     picture(page, "rehearsal")
-    page.locator(".widget-play button").first.click()
+    page.get_by_role("button", name="play or pause").press("Enter")
     card.get_by_text("Deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0.").wait_for()
+
+
+CHOOSE = (
+    "from ppedu.notebook.menu import choose\nchoose(['one', 'two', 'three'], lambda name: print(f'this is {name}'))"
+)
+
+
+def test_controls_keep_the_keys_of_the_notebook(notebook):
+    page = notebook([CHOOSE, "from ppedu.notebook import what_fits\nwhat_fits(7, 1)"])
+    menu = page.get_by_role("combobox", name="show")
+    menu.focus()
+    for key in ("ArrowDown", "ArrowDown", "b"):
+        page.keyboard.press(key)
+    page.get_by_text("this is three").wait_for()
+    for name in ("billion weights", "GPUs"):
+        page.get_by_role("slider", name=name).press("ArrowRight")
+    page.get_by_text("13 billion weights at 16 bytes on 2 GPUs of 80 GB").wait_for()
+    page.get_by_role("combobox", name="bytes per weight").press("ArrowUp")
+    page.get_by_text("13 billion weights at 4 bytes on 2 GPUs of 80 GB").wait_for()
+    assert page.evaluate("() => window.jupyterapp.shell.currentWidget.content.widgets.length") == 2, "b inserts a cell"
 
 
 START = """source => {

@@ -50,6 +50,16 @@ def test_the_page_contains_the_title_the_numbers_and_the_boxes(page):
     assert len(shown["sources"]) == 4 * 8 * 2 and shown["makespan"] == 33
 
 
+def test_the_page_has_the_numbers_of_an_outline_too(tmp_path):
+    run = dataclasses.replace(simulate(pp.schedule("1f1b", 2, 2), Costs(forward=2)), source="measured")
+    run.show(outline=simulate(run.schedule), lanes=True).save(tmp_path / "x.html")
+    found = Page(tmp_path / "x.html")
+    assert found.texts["h1"][0].strip() == "1f1b, 2 ranks, 2 microbatches, measured and simulated"
+    headings = [text.strip() for text in found.texts["h2"]]
+    assert headings == [f"1f1b, 2 ranks, 2 microbatches, {source}" for source in ("measured", "simulated")]
+    assert _state(found)["lanes"]
+
+
 def test_the_overhead_of_uneven_stages_is_computed_and_explained(page):
     """It equals neither idle over busy time nor a closed form there."""
     timeline = simulate(pp.schedule("1f1b", 4, 8), Costs(forward=[1, 1, 1, 3], backward=[2, 2, 2, 6]))

@@ -65,6 +65,22 @@ def test_an_outline_is_sent_beside_its_timeline():
     assert len(timeline.show(outline=timeline).state()["panels"][0]["outline"]["sources"]) == 8
 
 
+def test_lanes_that_a_reader_chooses_are_remembered(monkeypatch, tmp_path):
+    timeline = pp.simulate(pp.schedule("1f1b", 2, 2))
+    shown_ = timeline.show(outline=timeline)
+    monkeypatch.setattr(interactive, "in_notebook", lambda: True)
+    shown_._repr_mimebundle_()
+    (widget,) = shown_._widgets
+    assert not widget.lanes and not shown_.state()["lanes"]
+    widget.lanes = True  # as the browser sets it
+    assert shown_.state()["lanes"] and shown_.text().count("rank 1") == 2
+    shown_._repr_mimebundle_()
+    assert shown_._widgets[1].lanes, "in the next cell"
+    shown_.save(tmp_path / "x.html")
+    assert '"lanes": true' in (tmp_path / "x.html").read_text()
+    assert timeline.show(outline=timeline, lanes=True).state()["lanes"]
+
+
 def test_timelines_on_one_axis_have_one_unit():
     short, long = (pp.simulate(pp.schedule("gpipe", 2, 2), pp.Costs(forward=f, unit="s")) for f in (0.1, 0.2))
     assert (short.readable, long.readable) == ((1000, "ms"), (1, "s"))
@@ -136,6 +152,19 @@ def test_a_peak_above_the_memory_limit_is_reported():
     assert controls.state()["over"] == "" and controls.state()["most"] == 8, "the scale stays"
 
 
+def test_the_slider_of_the_memory_limit_ends_at_what_the_hungriest_schedule_holds():
+    def end(controls):
+        return next(each["max"] for each in controls.state()["controls"] if each["name"] == "memory")
+
+    costs = pp.Costs(activation=[2.5, 2, 1.5, 1])
+    for name in ("1f1b", "zb-v", "dualpipe"):
+        assert end(pp.explore(name, 4, 8)) == "8"
+    assert end(pp.explore("1f1b", 4, 50)) == "50"
+    hungriest = max(pp.simulate(pp.schedule("gpipe", 4, 6), costs).peak_activations)
+    assert end(pp.explore("1f1b", 4, 6, costs=costs)) == f"{hungriest:g}" == "15"
+    assert end(pp.explore("1f1b", 4, 6, memory=100)) == "100", "a limit that is set stays"
+
+
 def test_only_controls_that_affect_the_schedule_are_shown():
     def names(name):
         return {control["name"] for control in pp.explore(name).state()["controls"]}
@@ -151,7 +180,7 @@ def test_a_comparison_counts_the_messages_of_the_lowered_schedules():
     rows = {
         name: rest for name, *rest in pp.compare("gpipe", "interleaved", "dualpipe", ranks=4, microbatches=8).rows()
     }
-    # Each pair of neighbours exchanges a message in each direction; with two chunks, so do the last and the first rank.
+    # Each pair of neighbors exchanges a message in each direction; with two chunks, so do the last and the first rank.
     assert rows["gpipe"] == [33, pytest.approx(3 / 11), 8, 2 * 3 * 8]
     assert rows["interleaved"][3] == 2 * 7 * 8 and rows["dualpipe"][3] == 2 * 3 * 8
 

@@ -1,5 +1,6 @@
 """The model of a panel, against its timeline and against dependencies written down here a second time."""
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -112,6 +113,27 @@ def test_times_below_one_second_are_sent_in_milliseconds():
     data = state(pp.simulate(pp.schedule("gpipe", 2, 2), pp.Costs(forward=0.01, unit="s")))
     assert data["unit"] == "ms" and data["boxes"]["end"][0] == 10 and data["makespan"] == 90
     assert "makespan 90 ms" in data["numbers"] and "ms" in data["gaps"][0][3] and data["axis"] == "time, ms"
+
+
+def test_two_lanes_are_named_by_what_tells_them_apart():
+    one, other = (pp.simulate(pp.schedule(name, 4, 8)) for name in ("gpipe", "1f1b"))
+    assert Panel(one).pair is None and state(one)["pair"] is None
+    measured = replace(one, source="measured")
+    for first, second, names in (
+        (measured, one, ("measured", "simulated")),
+        (measured, other, ("measured", "simulated")),
+        (one, other, ("gpipe", "1f1b")),
+        (one, one, ("filled", "outlined")),
+    ):
+        assert Panel(first, outline=second).pair.names == names
+    pair = state(one, outline=other)["pair"]
+    assert pair["heading"] == "gpipe above 1f1b, 4 ranks, 8 microbatches"
+    assert pair["lines"] == [
+        ["gpipe", "makespan 33", "bubble 27.3%", "peak memory 8"],
+        ["1f1b", "makespan 33", "bubble 27.3%", "peak memory 4"],
+    ]
+    slow = pp.simulate(other.schedule, pp.Costs(forward=2))
+    assert Panel(one, outline=slow).pair.lines[1][0] == "1f1b, 100.0% longer"
 
 
 def test_marked_boxes_are_those_at_the_given_places():

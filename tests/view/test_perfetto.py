@@ -36,6 +36,7 @@ TIMELINES = {
         "0F0 2F0 0F1 (2I0;2F1)OVERLAP_B_F 2B1 0I0 0W0 2W0 0B1",
         "1F0 3F0 3B0 1F1 3F1 1B0 3B1 1B1",
     ),
+    "recomputed": simulate(pp.schedule("zb-h1", 4, 8), Costs(activation=8, recompute=True, stage_input=2)),
     "lowered": by_hand(
         1,
         Costs(latency=Fraction(1, 3)),
@@ -296,6 +297,7 @@ BUGS = {
     "an end before its start": event(dur=-1e6),
     "a time that is not a number": event(ts=float("nan")),
     "weights of other stages": about(activation=[1]),
+    "a link without a latency": about(latency=[]),
 }
 
 
@@ -362,7 +364,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["ranks", "ppedu", "ph"]), inner),
     max_leaves=5,
 )
-SAVED = [json.loads(chrome_trace(SMALL)), json.loads(chrome_trace(TIMELINES["chunked"], SMALL))]
+LOWERED = simulate(pp.lower(pp.schedule("1f1b", 2, 2)), Costs(latency={(0, 1): 1, (1, 0): 2}, links="pair"))
+SAVED = [json.loads(chrome_trace(*each)) for each in ([SMALL], [TIMELINES["chunked"], SMALL], [LOWERED])]
 
 OF_ANY_SIZE = st.fixed_dictionaries({"ranks": NUMBERS, "chunks": NUMBERS, "microbatches": NUMBERS}).map(
     lambda sizes: {**SAVED[0], "ppedu": [{**SAVED[0]["ppedu"][0], **sizes}]}

@@ -6,12 +6,14 @@ import re
 
 import pytest
 from matplotlib import pyplot
+from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex
 from PIL import Image
 from strategies import slow
 
 import ppedu as pp
 from ppedu import Action, Costs, Placement, Schedule, SettingError, Span, Timeline, simulate
+from ppedu.view.look import PATH
 from ppedu.view.plot import png
 from ppedu.view.theme import GREY, use_notebook_colors
 
@@ -150,10 +152,17 @@ def test_each_box_of_four_ranks_and_eight_microbatches_carries_its_name():
     assert found == expected
 
 
-def test_where_names_do_not_fit_the_microbatch_does_and_what_is_too_small_to_read_is_left_out():
-    texts = [text.get_text() for text in numbers(simulate(pp.schedule("1f1b", 4, 16)).plot())]
-    assert len(texts) == 128 and all(text.isdigit() for text in texts)
-    assert numbers(simulate(pp.schedule("1f1b", 32, 128)).plot()) == []
+def test_a_box_carries_its_name_or_its_microbatch_or_nothing_depending_on_its_own_width():
+    def texts(ranks, microbatches, **costs):
+        drawn = numbers(simulate(pp.schedule("1f1b", ranks, microbatches), Costs(**costs)).plot())
+        return sorted(text.get_text() for text in drawn)
+
+    forwards = sorted(4 * list(map(str, range(16))))
+    backwards = [f"{stage}B{m}" for stage in range(4) for m in range(16)]
+    assert texts(4, 16) == sorted([*forwards, *backwards])
+    assert texts(4, 16, backward=1) == sorted(2 * forwards)
+    assert texts(4, 16, backward=9) == sorted(backwards), "a forward's microbatch would be too small to read"
+    assert texts(32, 128) == []
 
 
 @pytest.mark.parametrize("ranks, microbatches", [(2, 4), (4, 8), (8, 12), *slow([(4, 16), (8, 24), (16, 16)])])
@@ -310,6 +319,71 @@ def test_an_ax_that_is_not_axes_raises(wrong):
         SMALL.plot(wrong)
 
 
+# --- two lanes --------------------------------------------------------------------------------------------------
+
+RUN = moved(simulate(SMALL.schedule, Costs(forward=1.25, backward=2.5, latency=0.1)), 50, source="measured")
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_two_lanes_show_both_timelines_from_their_starts(memory):
+    ax = RUN.plot(outline=SMALL, lanes=True, memory=memory)
+    upper, lower = ax.collections[:2]
+    assert near(upper, ax) == spans(RUN) and near(lower, ax) == spans(SMALL)
+    for one, other in zip(rectangles(upper), rectangles(lower), strict=True):
+        assert int(one[2]) == int(other[2]), "the boxes are in the same order, rank by rank"
+        assert one[3] < other[2] and other[3] < int(other[2]) + 1
+        assert one[3] - one[2] == pytest.approx(other[3] - other[2], abs=0.03), "both can be read"
+    names = [text.get_text() for text in numbers(ax)]
+    assert names.count("2B3") == 2 and len(names) == 128
+
+
+def test_two_lanes_are_named_and_their_makespans_stand_where_they_end():
+    ax = RUN.plot(outline=SMALL, lanes=True)
+    texts = [text.get_text().strip() for text in ax.texts]
+    assert texts.count("measured") == texts.count("simulated") == 4
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == [f"rank {rank}" for rank in range(4)]
+    for timeline in (RUN, SMALL):
+        (end,) = [text for text in ax.texts if text.get_text().strip() == pp.core.numeric.pretty(timeline.makespan)]
+        assert end.get_position()[0] == pytest.approx(timeline.makespan)
+    assert ax.get_title("left") == "1f1b, 4 ranks, 8 microbatches\n"
+    one, other = ax.get_title("right").split("\n")
+    shorter = 1 - 33 / RUN.makespan
+    assert one.split("    ")[:2] == ["measured", f"makespan {RUN.makespan:g}"]
+    assert other.split("    ") == [f"simulated, {shorter:.1%} shorter", "makespan 33", "bubble 27.3%", "peak memory 4"]
+
+
+def test_the_names_of_lanes_do_not_cover_those_of_ranks():
+    ax = RUN.plot(outline=SMALL, lanes=True)
+    ax.figure.draw_without_rendering()
+    names = [text.get_window_extent() for text in ax.texts if text.get_text().strip() in ("measured", "simulated")]
+    assert max(tick.get_window_extent().x1 for tick in ax.get_yticklabels()) < min(box.x0 for box in names)
+    assert min(tick.get_window_extent().x0 for tick in ax.get_yticklabels()) >= 0
+
+
+@pytest.mark.parametrize("way", [RUN.plot, RUN.show])
+def test_lanes_need_an_outline(way):
+    with pytest.raises(SettingError, match=r"^lanes=True shows two timelines; pass the other one, as in outline="):
+        way(lanes=True)
+    with pytest.raises(SettingError, match=r"^lanes must be True or False; got 2"):
+        way(outline=SMALL, lanes=2)
+
+
+# --- critical path ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options, paths", [({}, [RUN]), ({"outline": SMALL, "lanes": True}, [RUN, SMALL])])
+def test_the_critical_path_has_edges_of_its_own_colour(options, paths):
+    plain, ax = RUN.plot(memory=False, **options), RUN.plot(memory=False, critical_path=True, **options)
+    assert "critical path" not in [text.get_text() for text in plain.get_legend().get_texts()]
+    assert ax.get_legend().get_texts()[-1].get_text() == "critical path"
+    boxes = [each for each in ax.collections if isinstance(each, PolyCollection)]
+    rings = [each for each in boxes if {to_hex(color) for color in each.get_edgecolors()} == {PATH}]
+    for ring, timeline in zip(rings, paths, strict=True):
+        start = timeline.start
+        expected = sorted((rank, span.start - start, span.end - start) for rank, span in timeline.critical_path())
+        assert near(ring, ax) == expected
+
+
 # --- axes and options -------------------------------------------------------------------------------------------
 
 
@@ -331,7 +405,7 @@ def test_timelines_on_one_axis_have_one_unit(first):
     _, both = pyplot.subplots(2, sharex=True)
     for ax, forward in zip(both, (first, 0.11 - first), strict=True):  # 0.33 s and 3.3 s
         simulate(SMALL.schedule, Costs(forward=forward, backward=2 * forward, unit="s")).plot(ax)
-    assert [ax.get_xlabel() for ax in both] == ["", "time, s"], "only one of them has its ticks labelled"
+    assert [ax.get_xlabel() for ax in both] == ["", "time, s"], "only one of them has its ticks labeled"
     assert both[1].xaxis.get_major_formatter()(0.5) == "0.5"
 
 

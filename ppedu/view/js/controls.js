@@ -16,7 +16,8 @@ import { Layout, Palette, SvgContext, assemble, chart, paint, paintOver, svgElem
  * @typedef {import("./model.js").View} View
  * @typedef {import("./painting.js").ColorBy} ColorBy
  * @typedef {import("./painting.js").Style} Style
- * @typedef {{ panel: number, i?: number, gap?: Gap }} Focus the box or gap under the pointer or the keyboard
+ * @typedef {{ panel: number, lane: number, i?: number, gap?: Gap }} Focus the box or gap under the pointer or the keyboard;
+ *   lane 1 is that of an outline
  * @typedef {{ holder: HTMLElement, base: HTMLCanvasElement, over: HTMLCanvasElement, painted: unknown[] }} Place
  * @typedef {(message: Record<string, any>) => void} Send
  *
@@ -69,7 +70,7 @@ const ICONS = {
 };
 
 /**
- * A drawn icon for a button. Fonts may lack these characters, or colour them.
+ * A drawn icon for a button. Fonts may lack these characters, or color them.
  * @param {keyof typeof ICONS} name
  */
 function icon(name) {
@@ -103,13 +104,14 @@ export class Figure {
   most = 0;
   /** @type {[string, string][]} */
   legend = [];
-  /** @type {Record<string, Color[]>} the colours of each op */
+  /** @type {Record<string, Color[]>} the colors of each op */
   fills = {};
   /** @type {{ x: number, y: number } | null} the pointer on the page; null while the keyboard moves the focus */
   pointer = null;
   /** @type {ColorBy} */
   by = "op";
   path = false;
+  lanes = false; // whether outlines have lanes of their own
   frame = 0;
   /** @type {{ timer?: ReturnType<typeof setTimeout>, frame?: number } | null} */
   playing = null;
@@ -117,7 +119,7 @@ export class Figure {
   time = null;
   /** @type {Focus | null} */
   current = null;
-  /** @type {{ panel: number, microbatch: number } | null} the journey that is shown, and in which timeline */
+  /** @type {{ panel: number, lane: number, microbatch: number } | null} the journey that is shown, and in which timeline */
   chosen = null;
 
   /**
@@ -127,6 +129,18 @@ export class Figure {
   constructor(root, look) {
     this.root = root;
     this.look = look;
+    /** Called when a reader has switched `lanes`. */
+    this.switched = () => {};
+    this.ways = element("select", {
+      "aria-label": "show the second timeline as",
+      onchange: () => {
+        this.showLanes(this.ways.value === "lanes");
+        this.switched();
+      },
+    });
+    this.ways.append(element("option", { value: "outline" }, "outline"), element("option", { value: "lanes" }, "two lanes"));
+    const path = element("input", { type: "checkbox", onchange: () => this.set({ path: path.checked }) });
+    this.critical = element("label", {}, path, " critical path");
     this.playButton = button(icon("play"), "play", () => this.toggle());
     this.stack = element("div", { class: "ppedu-stack" });
     this.line = element("p", { class: "ppedu-line", "aria-live": "polite" });
@@ -156,11 +170,10 @@ export class Figure {
 
   toolbar() {
     const color = element("select", {
-      "aria-label": "colour by",
+      "aria-label": "color by",
       onchange: () => this.set({ by: /** @type {ColorBy} */ (color.value) }),
     });
-    for (const each of ["op", "microbatch", "stage"]) color.append(element("option", { value: each }, `colour: ${each}`));
-    const path = element("input", { type: "checkbox", onchange: () => this.set({ path: path.checked }) });
+    for (const each of ["op", "microbatch", "stage"]) color.append(element("option", { value: each }, `color: ${each}`));
     const space = () => element("span", { class: "ppedu-space" });
     const bar = element(
       "div",
@@ -175,7 +188,7 @@ export class Figure {
       button("whole", "show the whole timeline", () => this.whole()),
       space(),
       color,
-      element("label", {}, path, " critical path"),
+      this.critical,
       space(),
       button("SVG", "save as SVG", () => this.saveSvg()),
       button("PNG", "save as PNG", () => this.savePng()),
@@ -206,14 +219,15 @@ export class Figure {
     this.fills = fills;
     if (!zoomed || this.view.left >= this.end) this.view = { left: 0, right: this.end };
     this.current = null;
-    if (this.chosen && !(this.chosen.microbatch < panels[this.chosen.panel]?.microbatches)) this.chosen = null;
+    if (this.timelines.some(({ outline }) => outline)) this.critical.before(this.ways);
+    else this.ways.remove();
+    if (this.chosen && !(this.chosen.microbatch < (this.drawn(this.chosen)?.data.microbatches ?? 0))) this.chosen = null;
     if (this.playing) this.pause();
     this.time = null; // it was a moment of other timelines
     while (this.panels.length > panels.length) this.panels.pop()?.holder.remove();
     while (this.panels.length < panels.length) this.panels.push(this.panel(this.panels.length));
-    this.panels.forEach(({ holder }, n) => holder.setAttribute("aria-label", panels[n].summary));
+    this.describePanels();
     this.explain();
-    this.spell();
     this.paint(); // now and not with the next frame, because a learner who moves a slider waits for it
   }
 
@@ -278,7 +292,61 @@ export class Figure {
 
   /** @param {number} n */
   layout(n) {
-    return new Layout(this.timelines[n], this.look, this.stack.clientWidth, this.view);
+    const part = this.pair(n) ? "upper" : "whole";
+    return new Layout(this.timelines[n], this.look, this.stack.clientWidth, this.view, part);
+  }
+
+  /**
+   * The layouts of a panel's lanes, or its only one.
+   * @param {number} n
+   */
+  lanesOf(n) {
+    const layout = this.layout(n);
+    return layout.lanes ? [layout, layout.as("lower")] : [layout];
+  }
+
+  /**
+   * What tells two lanes of a panel apart, or null if it has one.
+   * @param {number} n
+   */
+  pair(n) {
+    return (this.lanes && this.timelines[n]?.data.pair) || null;
+  }
+
+  /**
+   * The timeline of a lane.
+   * @param {Pick<Focus, "panel" | "lane">} focus
+   * @returns {Timeline | undefined}
+   */
+  drawn({ panel, lane }) {
+    return (lane && this.timelines[panel]?.outline) || this.timelines[panel];
+  }
+
+  /** The timelines that are shown in lanes, from top to bottom. */
+  get everyLane() {
+    return this.timelines.flatMap((each) => (this.lanes && each.outline ? [each, each.outline] : [each]));
+  }
+
+  /**
+   * Show outlines in lanes of their own, or as outlines.
+   * @param {boolean} lanes
+   */
+  showLanes(lanes) {
+    this.ways.value = lanes ? "lanes" : "outline";
+    if (lanes === this.lanes) return;
+    this.lanes = lanes;
+    this.describePanels();
+    this.set({ current: this.current?.lane ? null : this.current, chosen: this.chosen?.lane ? null : this.chosen });
+  }
+
+  /** Name the panels for screen readers, and write their orders as text. */
+  describePanels() {
+    this.panels.forEach(({ holder }, n) => {
+      const [{ data, outline }, pair] = [this.timelines[n], this.pair(n)];
+      const below = pair && outline ? `; in a lane below it, ${pair.names[1]}: ${outline.data.summary}` : "";
+      holder.setAttribute("aria-label", data.summary + below);
+    });
+    this.spell();
   }
 
   /**
@@ -297,37 +365,37 @@ export class Figure {
    * @param {{ x: number, y: number }} position
    */
   point(n, { x, y }) {
-    const [timeline, layout] = [this.timelines[n], this.layout(n)];
+    const [layout, lower] = this.lanesOf(n);
     const row = (y - layout.top) / layout.rowHeight;
     const [rank, time] = [Math.floor(row), layout.time(x)];
+    const part = row - rank;
+    const lane = lower && part > (layout.row.bottom + lower.lane) / 2 && part <= lower.row.bottom ? 1 : 0;
+    const { timeline, middle } = lane ? lower : layout;
     /** @type {Focus | null} */
     let current = null;
     if (rank >= 0 && rank < timeline.data.ranks && x >= layout.left && x <= layout.right) {
-      const i = timeline.at(rank, time, row - rank < layout.middle);
+      const i = timeline.at(rank, time, part < middle);
       const gap = timeline.gaps.find((each) => each.rank === rank && each.start <= time && time < each.end);
-      if (i >= 0) current = { panel: n, i };
-      else if (gap) current = { panel: n, gap };
+      if (i >= 0) current = { panel: n, lane, i };
+      else if (gap) current = { panel: n, lane, gap };
     }
-    const { panel, i, gap } = this.current ?? {};
-    if (current?.i !== i || current?.gap !== gap || current?.panel !== panel) this.set({ current });
+    const { panel, lane: before, i, gap } = this.current ?? {};
+    const same = current?.i === i && current?.gap === gap && current?.panel === panel && current?.lane === before;
+    if (!same) this.set({ current });
   }
 
   /** Show the journey of the focused box's microbatch. Hide the journey that is shown if it is the same. */
   choose() {
-    const { panel = 0, i } = this.current ?? {};
-    const microbatch = i === undefined ? -1 : this.timelines[panel].boxes.microbatch[i];
-    const again = microbatch === this.chosen?.microbatch && panel === this.chosen?.panel;
-    this.set({ chosen: microbatch < 0 || again ? null : { panel, microbatch } });
+    const { panel = 0, lane = 0, i } = this.current ?? {};
+    const microbatch = i === undefined ? -1 : (this.drawn({ panel, lane })?.boxes.microbatch[i] ?? -1);
+    const again = microbatch === this.chosen?.microbatch && panel === this.chosen?.panel && lane === this.chosen?.lane;
+    this.set({ chosen: microbatch < 0 || again ? null : { panel, lane, microbatch } });
   }
 
   /** Write the tooltip of the action or gap in focus, and the line below the timelines, which screen readers read. */
   explain() {
-    const { panel = 0, i, gap } = this.current ?? {};
-    if (gap) this.line.textContent = `${gap.why}.`;
-    else if (i !== undefined) this.line.textContent = this.timelines[panel].describe(i, this.look.names);
-    else if (this.chosen) this.line.textContent = this.timelines[this.chosen.panel].tell(this.chosen.microbatch);
-    else if (this.time !== null) this.line.textContent = this.timelines[0].moment(this.time);
-    else this.line.textContent = HELP;
+    const { i, gap } = this.current ?? {};
+    this.line.textContent = this.sentence();
     this.tip.hidden = !gap && i === undefined;
     this.line.classList.toggle("ppedu-unseen", !this.tip.hidden); // the tooltip says the same
     if (this.tip.hidden) return;
@@ -335,15 +403,34 @@ export class Figure {
     this.placeTip();
   }
 
+  /** What is in focus, chosen or played, in words. */
+  sentence() {
+    const { i, gap } = this.current ?? {};
+    const place = this.current ?? this.chosen ?? { panel: 0, lane: 0 };
+    const [timeline, names] = [this.drawn(place), this.pair(place.panel)?.names];
+    const lane = names?.[place.lane] ?? "";
+    if (gap) return `${gap.why}${lane && ` (${lane})`}.`;
+    if (timeline && i !== undefined) {
+      const other = this.drawn({ ...place, lane: 1 - place.lane });
+      const same = names && other?.find(timeline.label(i));
+      const beside = same === undefined ? "" : `The same action, ${names?.[1 - place.lane]}: ${other?.when(same)}. `;
+      return timeline.describe(i, this.look.names, lane, beside);
+    }
+    if (timeline && this.chosen) return timeline.tell(this.chosen.microbatch, lane);
+    if (this.time === null) return HELP;
+    const { time } = this;
+    return this.everyLane.slice(0, names ? 2 : 1).map((each, k) => each.moment(time, names?.[k])).join(" ");
+  }
+
   /** Put the tooltip below the pointer, or below the box that the keyboard has reached; or above, if there is no space. */
   placeTip() {
     if (this.tip.hidden || !this.current) return;
-    const { panel, i, gap } = this.current;
+    const { panel, lane, i, gap } = this.current;
     const home = this.root.getBoundingClientRect();
     let [x, top, bottom] = [0, 0, 0];
     if (this.pointer) [x, top, bottom] = [this.pointer.x + 12, this.pointer.y - 8, this.pointer.y + 18];
     else {
-      const [layout, holder] = [this.layout(panel), this.panels[panel].holder.getBoundingClientRect()];
+      const [layout, holder] = [this.lanesOf(panel)[lane], this.panels[panel].holder.getBoundingClientRect()];
       const [left, upper, width, height] = i === undefined ? [layout.x(gap?.start ?? 0), layout.y(gap?.rank ?? 0, 0), 0, 20] : layout.box(i);
       [x, top, bottom] = [holder.left + left + width / 2, holder.top + upper - 4, holder.top + upper + height + 6];
     }
@@ -355,7 +442,7 @@ export class Figure {
 
   /** Write the orders as text, once a reader has opened them. */
   spell() {
-    if (this.table.open) this.words.textContent = this.timelines.map((timeline) => timeline.spell()).join("\n");
+    if (this.table.open) this.words.textContent = this.everyLane.map((timeline) => timeline.spell()).join("\n");
   }
 
   /**
@@ -364,10 +451,10 @@ export class Figure {
    */
   press(event, n) {
     const { key } = event;
-    const { boxes } = this.timelines[n];
+    const { lane = 0, i } = this.current?.panel === n ? this.current : {};
+    const { boxes } = this.drawn({ panel: n, lane }) ?? this.timelines[n];
     this.pointer = null;
-    const i = this.current?.panel === n ? this.current.i : undefined;
-    if (key.startsWith("Arrow")) this.move(key, n, i);
+    if (key.startsWith("Arrow")) this.move(key, n, lane, i);
     else if (["+", "=", "-"].includes(key))
       this.zoom(key === "-" ? 2 : 0.5, i === undefined ? undefined : (boxes.start[i] + boxes.end[i]) / 2);
     else if (key === "Home") this.whole();
@@ -379,27 +466,37 @@ export class Figure {
   }
 
   /**
-   * Move the focus from box `i` to the next box in the direction of an arrow key, or to the first one.
+   * Move the focus from box `i` of a lane to the next box in the direction of an arrow key, or to the first one. From one
+   * lane of a rank to the other, it stays on the same action.
    * @param {string} arrow
    * @param {number} n
+   * @param {number} from
    * @param {number} [i]
    */
-  move(arrow, n, i) {
-    const timeline = this.timelines[n];
-    const { rank, start, end } = timeline.boxes;
-    let next = 0;
+  move(arrow, n, from, i) {
+    const lanes = this.lanesOf(n).map(({ timeline }) => timeline);
+    const { rank, start } = lanes[from].boxes;
+    let [lane, next] = [from, 0];
     if (i !== undefined && ["ArrowUp", "ArrowDown"].includes(arrow)) {
-      const other = rank[i] + (arrow === "ArrowUp" ? -1 : 1);
-      const there = other >= 0 && other < timeline.data.ranks;
-      next = there ? Math.min(timeline.after(other, start[i]), timeline.rows[other + 1] - 1) : i;
+      const row = rank[i] * lanes.length + from + (arrow === "ArrowUp" ? -1 : 1);
+      if (row < 0 || row >= lanes[from].data.ranks * lanes.length) next = i;
+      else {
+        const other = Math.floor(row / lanes.length);
+        lane = row % lanes.length;
+        const { rows, boxes } = lanes[lane];
+        const same = other === rank[i] ? lanes[lane].find(lanes[from].label(i)) : undefined;
+        const near = Math.min(lanes[lane].after(other, start[i]), rows[other + 1] - 1);
+        next = same !== undefined && boxes.rank[same] === other ? same : near;
+      }
     } else if (i !== undefined) {
       next = i + (arrow === "ArrowLeft" ? -1 : 1);
       if (rank[next] !== rank[i]) next = i;
     }
-    if (next < 0 || next >= timeline.count) return;
-    this.set({ current: { panel: n, i: next } });
+    if (next < 0 || next >= lanes[lane].count) return;
+    this.set({ current: { panel: n, lane, i: next } });
+    const { boxes } = lanes[lane];
     const width = this.view.right - this.view.left;
-    if (start[next] < this.view.left || end[next] > this.view.right) this.lookAt(start[next] - width / 2, width);
+    if (boxes.start[next] < this.view.left || boxes.end[next] > this.view.right) this.lookAt(boxes.start[next] - width / 2, width);
   }
 
   /**
@@ -436,7 +533,7 @@ export class Figure {
   step(by) {
     this.pause();
     const now = this.time ?? (by > 0 ? -1 : this.end);
-    const every = this.timelines.flatMap(({ boxes }) => [...boxes.start, ...boxes.end]);
+    const every = this.everyLane.flatMap(({ boxes }) => [...boxes.start, ...boxes.end]);
     const times = [...new Set(every)].toSorted((a, b) => a - b);
     const later = times.find((each) => each > now + 1e-9) ?? this.end;
     const before = times.findLast((each) => each < now - 1e-9) ?? 0;
@@ -504,19 +601,21 @@ export class Figure {
     const width = this.stack.clientWidth;
     if (!width || !this.timelines.length) return;
     this.panels.forEach((place, n) => {
-      const [timeline, layout, style] = [this.timelines[n], this.layout(n), this.style(n)];
+      const [timeline, drawn, style] = [this.timelines[n], this.lanesOf(n), this.style(n)];
+      const [layout] = drawn;
       const { left, right } = this.view;
       place.holder.style.height = `${layout.height}px`;
       const { ink, paper } = style;
-      const painted = [timeline, width, layout.height, left, right, this.by, ink, paper, this.most, devicePixelRatio];
+      const shown = [timeline, this.lanes, left, right, this.by, this.most];
+      const painted = [...shown, width, layout.height, ink, paper, devicePixelRatio];
       if (painted.some((each, k) => each !== place.painted[k])) {
         paint(fitted(place.base, width, layout.height), timeline, layout, style);
         place.painted = painted;
       }
-      const { i: box, gap } = (this.current?.panel === n && this.current) || {};
+      const { lane = 0, i: box, gap } = (this.current?.panel === n && this.current) || {};
       const microbatch = this.chosen?.microbatch ?? null;
-      const highlight = { microbatch, path: this.path, time: this.time, box, gap };
-      paintOver(fitted(place.over, width, layout.height), timeline, layout, style, highlight);
+      const highlight = { microbatch, path: this.path, time: this.time, lane, box, gap };
+      paintOver(fitted(place.over, width, layout.height), drawn, style, highlight);
     });
     this.describeColors();
     this.placeTip();
@@ -525,7 +624,9 @@ export class Figure {
 
   /** Write the legend, which contains only what the picture contains. */
   describeColors() {
-    const state = JSON.stringify([this.by, this.legend, this.fills]);
+    const path = this.path && this.timelines.some(({ data }) => data.path.length);
+    this.key.classList.toggle("ppedu-lanes", this.lanes);
+    const state = JSON.stringify([this.by, this.legend, this.fills, path]);
     if (this.key.dataset.state === state) return;
     this.key.dataset.state = state;
     /** @type {Record<string, string>} */
@@ -535,7 +636,8 @@ export class Figure {
         `rgb(${color}) ${(100 * k) / colors.length}% ${(100 * (k + 1)) / colors.length}%`;
       fills[op] = `linear-gradient(to right, ${colors.map(stop).join(", ")})`;
     }
-    const shown = this.legend.filter(([key]) => this.by === "op" || key === "memory" || !(key in fills || key === "chunk"));
+    const legend = path ? [...this.legend, ["path", "critical path"]] : this.legend;
+    const shown = legend.filter(([key]) => this.by === "op" || key === "memory" || !(key in fills || key === "chunk"));
     const entries = shown.map(([key, words]) => {
       const style = key in fills ? `background:${fills[key]}` : null;
       return element("span", {}, element("i", { class: `ppedu-${key}`, style }), words);
@@ -594,7 +696,7 @@ function fitted(canvas, width, height, ratio = devicePixelRatio) {
 }
 
 /**
- * Return the background colour behind a node.
+ * Return the background color behind a node.
  * @param {HTMLElement | null} node
  */
 function behind(node) {
@@ -874,6 +976,7 @@ export function mount(target, state, send = () => {}) {
   });
   target.append(root);
   const widget = KINDS[state.kind](root, state.look, send);
+  widget.figure.showLanes(!!state.lanes);
   widget.update(state);
   return widget;
 }
@@ -888,9 +991,18 @@ function render({ model, el }) {
   let widget = mount(el, state(), (message) => model.send(message));
   const update = () => widget?.update(state());
   const receive = (/** @type {any} */ answer) => widget?.receive?.(answer);
+  const recall = () => widget?.figure.showLanes(model.get("lanes"));
+  const { figure } = widget;
+  figure.switched = () => {
+    model.set("lanes", figure.lanes);
+    model.save_changes();
+  };
+  recall();
+  model.on("change:lanes", recall);
   model.on("change:state", update);
   model.on("msg:custom", receive);
   return () => {
+    model.off("change:lanes", recall);
     model.off("change:state", update);
     model.off("msg:custom", receive);
     widget?.figure.destroy();

@@ -7,13 +7,18 @@
  * @typedef {[number, number, number]} Color red, green and blue, each from 0 to 255
  * @typedef {{ left: number, right: number }} View the visible part of the time axis
  *
+ * @typedef {{ top: number, lane: number, bottom: number, strip: number, floor: number }} Row heights in a rank's row, which
+ *   is 1 high
+ *
  * @typedef {object} Look what Python's look.py defines
  * @property {Record<Op, string>} colors
  * @property {Record<Op, string>} names
  * @property {string} memory
  * @property {string} mark
- * @property {{ top: number, lane: number, bottom: number, strip: number, floor: number }} row heights in a rank's row,
- *   which is 1 high
+ * @property {string} path
+ * @property {number} pale how pale boxes of the lower lane are, from 0 to 1
+ * @property {Row} row
+ * @property {Row[]} lanes the upper and the lower one
  *
  * @typedef {object} Boxes columns with an entry for each compute action, or for each half of an overlapped pair
  * @property {number[]} rank
@@ -47,13 +52,16 @@
  * @property {number | null} cap
  * @property {number[]} path the boxes of the critical path
  * @property {Panel | null} outline
+ * @property {{ heading: string, names: string[], lines: string[][] } | null} pair what tells the panel from its outline,
+ *   and the numbers of both
  *
  * @typedef {object} Stack panels under each other, as Stack.state in Python's model.py returns them
  * @property {Look} look
+ * @property {boolean} lanes whether outlines have lanes of their own
  * @property {number} end the last time on the axis
  * @property {number} most the activations that fill a memory strip
  * @property {[string, string][]} legend keys and words
- * @property {Record<string, Color[]>} fills the colours of each op
+ * @property {Record<string, Color[]>} fills the colors of each op
  * @property {Panel[]} panels
  *
  * @typedef {object} Gap
@@ -78,9 +86,6 @@ export const largest = (values) => values.reduce((most, each) => Math.max(most, 
 
 /** One timeline and indices into it. A box is known by its position in the columns. */
 export class Timeline {
-  /** @type {number | undefined} */
-  shortest;
-
   /** @param {Panel} data */
   constructor(data) {
     const { boxes, sources, ranks } = data;
@@ -97,21 +102,23 @@ export class Timeline {
     this.gaps = data.gaps.map(([rank, start, end, why]) => ({ rank, start, end, why }));
     /** @type {Timeline | null} */
     this.outline = data.outline && new Timeline(data.outline);
-  }
-
-  /** The time than which one box in ten is shorter. */
-  get short() {
-    if (this.shortest === undefined) {
-      const lasting = this.boxes.end.map((end, i) => end - this.boxes.start[i]).toSorted((a, b) => a - b);
-      this.shortest = lasting[Math.floor(lasting.length / 10)] ?? 0;
-    }
-    return this.shortest;
+    /** @type {Map<string, number>} */
+    this.places = new Map(); // where `find` finds each action
   }
 
   /** @param {number} i */
   label(i) {
     const { stage, op, microbatch } = this.boxes;
     return `${stage[i]}${op[i]}${microbatch[i]}`;
+  }
+
+  /**
+   * The box of an action, or undefined.
+   * @param {string} label
+   */
+  find(label) {
+    if (!this.places.size) for (let i = 0; i < this.count; i++) this.places.set(this.label(i), i);
+    return this.places.get(label);
   }
 
   /**
@@ -164,19 +171,29 @@ export class Timeline {
   }
 
   /**
+   * The time of a box in words.
+   * @param {number} i
+   */
+  when(i) {
+    const { start, end } = this.boxes;
+    return `${pretty(start[i])}–${pretty(end[i])}${this.data.unit && ` ${this.data.unit}`}`;
+  }
+
+  /**
    * A box in words: its action, its time, its dependencies and the memory of its rank.
    * @param {number} i
    * @param {Record<Op, string>} names
+   * @param {string} lane the name of this timeline, where another one is beside it
+   * @param {string} beside the same action in the other one, as `when` describes it
    */
-  describe(i, names) {
-    const { rank, start, end, op, stage, microbatch, part } = this.boxes;
+  describe(i, names, lane = "", beside = "") {
+    const { rank, start, op, stage, microbatch, part } = this.boxes;
     /** @param {number[]} those */
     const list = (those) =>
       those.map((j) => this.label(j) + (rank[j] === rank[i] ? "" : ` (rank ${rank[j]})`)).join(", ") || "nothing";
-    const unit = this.data.unit && ` ${this.data.unit}`;
     return (
-      `${this.label(i)}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on rank ${rank[i]}, ` +
-      `${pretty(start[i])}–${pretty(end[i])}${unit}${part[i] ? ", overlapped" : ""}. ` +
+      `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on rank ${rank[i]}, ` +
+      `${this.when(i)}${part[i] ? ", overlapped" : ""}. ${beside}` +
       `Requires ${list(this.data.sources[i])}; required by ${list(this.users[i])}. ` +
       `While it runs, rank ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}.`
     );
@@ -195,26 +212,28 @@ export class Timeline {
   /**
    * The journey of a microbatch in words.
    * @param {number} microbatch
+   * @param {string} lane the name of this timeline, where another one is beside it
    */
-  tell(microbatch) {
+  tell(microbatch, lane = "") {
     const journey = this.journey(microbatch);
     const { start, end } = this.boxes;
     const ends = journey.length ? `, ${pretty(start[journey[0]])}–${pretty(largest(journey.map((i) => end[i])))}` : "";
-    return `Microbatch ${microbatch}${ends}: ${journey.map((i) => this.label(i)).join(" → ")}`;
+    return `Microbatch ${microbatch}${lane && `, ${lane}`}${ends}: ${journey.map((i) => this.label(i)).join(" → ")}`;
   }
 
   /**
    * What the ranks do and hold at a time, in words.
    * @param {number} time
+   * @param {string} lane the name of this timeline, where another one is beside it
    */
-  moment(time) {
+  moment(time, lane = "") {
     const ranks = [...Array(this.data.ranks).keys()];
     const now = ranks.slice(0, 16).map((rank) => {
       const i = this.at(rank, time);
       return `rank ${rank} ${i < 0 ? "idle" : this.label(i)}`;
     });
     const held = ranks.map((rank) => pretty(this.held(rank, time)));
-    return `At ${pretty(time)}: ${now.join(", ")}${ranks.length > 16 ? " …" : `. Activations held: ${held.join(", ")}.`}`;
+    return `At ${pretty(time)}${lane && `, ${lane}`}: ${now.join(", ")}${ranks.length > 16 ? " …" : `. Activations held: ${held.join(", ")}.`}`;
   }
 
   /** The orders of all ranks with their times, as text. */

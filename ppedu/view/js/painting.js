@@ -11,7 +11,9 @@ import { largest, pretty } from "./model.js";
  * @typedef {import("./model.js").Timeline} Timeline
  * @typedef {import("./model.js").View} View
  * @typedef {"op" | "microbatch" | "stage"} ColorBy
- * @typedef {{ rgb: Color, fill: string, ink: string }} Shade the fill of a box and the colour of the number on it
+ * @typedef {"whole" | "outline" | "upper" | "lower"} Part what is drawn of a panel: its timeline, which has the whole height
+ *   of a rank's boxes, or its outline; or one of them in a lane of its own
+ * @typedef {{ rgb: Color, fill: string, ink: string }} Shade the fill of a box and the color of the number on it
  * @typedef {CanvasRenderingContext2D | SvgContext} Context
  * @typedef {[number, number, number, number]} Rectangle left, top, width and height
  *
@@ -25,14 +27,15 @@ import { largest, pretty } from "./model.js";
 
 const MARGIN = { left: 62, right: 66, top: 26, bottom: 26 };
 const LINE = 16;
+const NAME = 66; // the space for the names of lanes
 const FONT = "system-ui, sans-serif";
 const MANY = 5000; // boxes in view
-const NAMED = 9; // the smallest font for names such as 2B0 in boxes; where they would be smaller, numbers replace them
+const NAMED = 9; // the smallest font for names such as 2B0 in boxes; a name that would be smaller is replaced by a number
 
-// ----------------------------------------------------------------------------------------------------------- colours
+// ----------------------------------------------------------------------------------------------------------- colors
 
 /**
- * White or black, whichever is easier to read on a colour. The contrast is at least 4.5 to 1.
+ * White or black, whichever is easier to read on a color. The contrast is at least 4.5 to 1.
  * @param {Color} color
  */
 function inkOn(color) {
@@ -55,7 +58,7 @@ function hue(degrees, light) {
   return [channel(0), channel(8), channel(4)];
 }
 
-/** The shades of a timeline's boxes, for each way to colour them. */
+/** The shades of a timeline's boxes, for each way to color them. */
 export class Palette {
   /**
    * @param {Pick<Panel, "shades" | "stages">} data
@@ -94,7 +97,7 @@ export class Palette {
    */
   mix(op, which) {
     if (this.by === "op") return this.shades[op][which >> 1][which % 2];
-    // Neighbouring microbatches are far apart, neighbouring stages close; backwards are darker than forwards.
+    // Neighboring microbatches are far apart, neighboring stages close; backwards are darker than forwards.
     const degrees = this.by === "microbatch" ? (which * 137.5) % 360 : (which * 300) / Math.max(1, this.stages);
     return hue(degrees, { F: 0.66, B: 0.42, I: 0.5, W: 0.34 }[op]);
   }
@@ -224,30 +227,49 @@ export function ticks(left, right, wanted = 10) {
   return found;
 }
 
-/** The geometry of one timeline on the page. */
+/** The geometry of one timeline on the page. Layouts of a panel's parts differ only in the boxes. */
 export class Layout {
   /**
-   * @param {Timeline} timeline
+   * @param {Timeline} panel
    * @param {Look} look
    * @param {number} width
    * @param {View} view
+   * @param {Part} part
    */
-  constructor(timeline, look, width, view) {
-    const { ranks } = timeline.data;
-    this.row = look.row;
-    this.boxes = timeline.boxes;
+  constructor(panel, look, width, view, part = "whole") {
+    const { ranks, pair } = panel.data;
+    const { row } = look;
+    this.panel = panel;
+    this.look = look;
     this.width = width;
     this.view = view;
+    this.pale = part === "lower";
+    this.lanes = part === "upper" || part === "lower" ? pair : null;
+    this.timeline = (part === "outline" || part === "lower" ? panel.outline : null) ?? panel;
+    this.boxes = this.timeline.boxes;
+    this.row = this.lanes ? look.lanes[this.pale ? 1 : 0] : part === "outline" ? { ...row, bottom: row.lane - 0.04 } : row;
+    this.lane = part === "whole" && panel.outline ? row.lane : this.row.top; // the upper end of boxes
     this.rowHeight = ranks <= 4 ? 56 : ranks <= 8 ? 44 : Math.max(8, Math.floor(480 / ranks));
-    this.lane = timeline.outline ? look.row.lane : look.row.top; // the upper end of boxes, below outlined ones
-    this.left = MARGIN.left;
+    if (this.lanes) this.rowHeight = Math.max(ranks <= 32 ? 26 : 16, Math.floor(1.5 * this.rowHeight));
+    this.left = MARGIN.left + (this.lanes ? NAME : 0);
     this.right = width - MARGIN.right;
+    this.heading = pair && this.lanes ? pair.heading : panel.data.heading;
+    this.lines = pair && this.lanes ? pair.lines : [[panel.data.numbers]];
     // Where both do not fit into one line, the heading has a line of its own, above the numbers.
-    const written = 7.2 * timeline.data.heading.length + 6.6 * timeline.data.numbers.length;
-    this.top = MARGIN.top + (written > width - MARGIN.left - 32 ? LINE : 0);
+    const longest = largest(this.lines.map((line) => line.join("    ").length));
+    const alone = 7.2 * this.heading.length + 6.6 * longest > width - this.left - 32;
+    this.top = MARGIN.top + LINE * (this.lines.length - 1 + (alone ? 1 : 0));
+    this.room = alone ? width - 24 - this.left : null; // for the heading; null: what the numbers leave
     this.bottom = this.top + this.rowHeight * ranks;
     this.height = this.bottom + MARGIN.bottom;
     this.scale = (this.right - this.left) / (view.right - view.left || 1);
+  }
+  /**
+   * The layout of another part of the same panel.
+   * @param {Part} part
+   */
+  as(part) {
+    return new Layout(this.panel, this.look, this.width, this.view, part);
   }
   /** @param {number} time */
   x(time) {
@@ -286,7 +308,7 @@ export class Layout {
   clip(context) {
     context.save();
     context.beginPath();
-    context.rect(this.left, 0, this.right - this.left, this.height);
+    context.rect(this.left, 0, this.right - this.left + (this.lanes ? 2 : 0), this.height); // with a line at the end
     context.clip();
   }
 }
@@ -299,9 +321,10 @@ export class Layout {
  * @param {Style} style
  */
 export function paint(context, timeline, layout, style) {
-  const { width, height, rowHeight, left, right, top, bottom, view } = layout;
+  const { width, height, rowHeight, left, right, top, bottom, view, lanes } = layout;
   const { ink } = style;
   const { data, outline } = timeline;
+  const parts = lanes ? [layout, layout.as("lower")] : [layout];
   context.fillStyle = style.paper;
   context.fillRect(0, 0, width, height);
 
@@ -310,13 +333,14 @@ export function paint(context, timeline, layout, style) {
   context.fillStyle = ink;
   context.textAlign = "right";
   const every = rowHeight < 11 ? Math.ceil(11 / rowHeight) : 1;
-  for (let rank = 0; rank < data.ranks; rank += every) context.fillText(`rank ${rank}`, left - 8, layout.y(rank, layout.middle));
-  context.font = `12px ${FONT}`;
-  context.fillText(data.numbers, width - 8, top - 14);
-  const room = width - 24 - left - (top > MARGIN.top ? 0 : context.measureText(data.numbers).width);
+  const middle = (parts[0].middle + parts[parts.length - 1].middle) / 2;
+  for (let rank = 0; rank < data.ranks; rank += every)
+    context.fillText(`rank ${rank}`, left - 8 - (lanes ? NAME : 0), layout.y(rank, middle));
+  if (lanes) nameLanes(context, parts, lanes.names);
+  const room = paintNumbers(context, layout);
   context.font = `bold 12px ${FONT}`;
   context.textAlign = "left";
-  context.fillText(shortened(context, data.heading, room), left, 12);
+  context.fillText(shortened(context, layout.heading, room), left, 12);
 
   context.textAlign = "center";
   context.font = `11px ${FONT}`;
@@ -335,10 +359,9 @@ export function paint(context, timeline, layout, style) {
 
   layout.clip(context);
   paintMemory(context, timeline, layout, style);
-  paintBoxes(context, timeline, layout, style, timeline.visible(view));
-  if (outline) {
-    const { lane } = style.look.row;
-    const outlined = new Layout(outline, { ...style.look, row: { ...style.look.row, bottom: lane - 0.04 } }, width, view);
+  for (const part of parts) paintBoxes(context, part.timeline, part, style, part.timeline.visible(view));
+  if (outline && !lanes) {
+    const outlined = layout.as("outline");
     context.lineWidth = 1.2;
     for (let i = 0; i < outline.count; i++) {
       const [x, y, w, h] = outlined.box(i);
@@ -347,13 +370,75 @@ export function paint(context, timeline, layout, style) {
     }
   }
   context.restore();
+  if (lanes) paintEnds(context, parts, ink);
 
   if (rowHeight >= 20) {
     context.font = `10px ${FONT}`;
     context.textAlign = "left";
     context.fillStyle = ink;
-    data.peaks.forEach((peak, rank) => context.fillText(`peak ${peak}`, right + 6, layout.y(rank, 0.82)));
+    data.peaks.forEach((peak, rank) => context.fillText(`peak ${peak}`, right + 6, layout.y(rank, lanes ? 0.87 : 0.82)));
     paintScale(context, layout, style);
+  }
+}
+
+/**
+ * Write the numbers at the right, in columns, and return the width that remains for the heading. Columns that do not fit
+ * are left out, from the right.
+ * @param {Context} context
+ * @param {Layout} layout
+ */
+function paintNumbers(context, { width, left, top, lines, room }) {
+  context.font = `12px ${FONT}`;
+  context.textAlign = "right";
+  const columns = lines[0].map((_, k) => largest(lines.map((line) => context.measureText(line[k]).width)));
+  const gap = context.measureText("    ").width;
+  const taken = () => columns.reduce((sum, each) => sum + each + gap, -gap);
+  while (columns.length > 2 && taken() > width - 16) columns.pop();
+  lines.forEach((line, row) => {
+    let x = width - 8;
+    for (let k = columns.length - 1; k >= 0; x -= columns[k--] + gap)
+      context.fillText(line[k], x, top - 14 - LINE * (lines.length - 1 - row));
+  });
+  return room ?? width - 24 - left - taken();
+}
+
+/**
+ * Write the name of each lane beside it.
+ * @param {Context} context
+ * @param {Layout[]} parts
+ * @param {string[]} names
+ */
+function nameLanes(context, parts, names) {
+  parts.forEach((part, k) => {
+    const size = Math.min(10, (part.row.bottom - part.lane) * part.rowHeight * 0.95);
+    if (size < 7.5) return;
+    context.font = `${size}px ${FONT}`;
+    context.textAlign = "right";
+    context.globalAlpha = 0.8;
+    const name = shortened(context, names[k], NAME - 2);
+    for (let rank = 0; rank < part.panel.data.ranks; rank++) context.fillText(name, part.left - 8, part.y(rank, part.middle));
+  });
+  context.globalAlpha = 1;
+}
+
+/**
+ * Paint a line where the timeline of each lane ends, with its makespan in the first row.
+ * @param {Context} context
+ * @param {Layout[]} parts
+ * @param {string} ink
+ */
+function paintEnds(context, parts, ink) {
+  context.fillStyle = ink;
+  context.font = `10px ${FONT}`;
+  context.textAlign = "left";
+  for (const part of parts) {
+    const { ranks, makespan, unit } = part.timeline.data;
+    const x = part.x(makespan);
+    if (x < part.left || x > part.right + 0.5) continue;
+    const height = (part.row.bottom - part.lane) * part.rowHeight;
+    for (let rank = 0; rank < ranks; rank++) context.fillRect(x, part.y(rank, part.lane), 1.5, height);
+    const words = `${pretty(makespan)}${unit && ` ${unit}`}`;
+    if (height > 9 && x + 6 + context.measureText(words).width < part.width) context.fillText(words, x + 6, part.y(0, part.middle));
   }
 }
 
@@ -363,8 +448,8 @@ export function paint(context, timeline, layout, style) {
  * @param {Layout} layout
  * @param {Style} style
  */
-function paintScale(context, layout, { look, most }) {
-  const { strip, floor } = look.row;
+function paintScale(context, layout, { most }) {
+  const { strip, floor } = layout.row;
   if ((floor - strip) * layout.rowHeight < 12) return;
   context.font = `9px ${FONT}`;
   context.textAlign = "right";
@@ -399,9 +484,9 @@ function shortened(context, text, room) {
 function paintMemory(context, timeline, layout, { look, most, ink }) {
   const { memory, makespan, cap, until } = timeline.data;
   const { view } = layout;
-  const unit = ((look.row.floor - look.row.strip) * layout.rowHeight) / (most || 1);
+  const unit = ((layout.row.floor - layout.row.strip) * layout.rowHeight) / (most || 1);
   memory.forEach(([times, values], rank) => {
-    const floor = layout.y(rank, look.row.floor);
+    const floor = layout.y(rank, layout.row.floor);
     context.fillStyle = look.memory;
     context.beginPath();
     let begun = false;
@@ -433,7 +518,7 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
 }
 
 /**
- * The space left between neighbouring boxes.
+ * The space left between neighboring boxes.
  * @param {number} width
  */
 const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
@@ -446,7 +531,8 @@ const gapOf = (width) => (width > 6 ? 1 : width > 2 ? 0.4 : 0);
  * @param {Style} style
  * @param {number[]} boxes
  */
-function paintBoxes(context, timeline, layout, { palette, ink, look }, boxes) {
+function paintBoxes(context, timeline, layout, style, boxes) {
+  const { palette, ink, look } = style;
   const { op, stage, microbatch, chunk, copy, mark } = timeline.boxes;
   /** @type {Map<Shade, number[]>} */
   const shades = new Map(); // painted shade by shade, because changing the fill takes longer than a box
@@ -456,8 +542,8 @@ function paintBoxes(context, timeline, layout, { palette, ink, look }, boxes) {
     if (those) those.push(i);
     else shades.set(shade, [i]);
   }
-  if (boxes.length > MANY && !(context instanceof SvgContext)) paintPixels(context, timeline, layout, shades);
-  else paintRectangles(context, timeline, layout, shades);
+  if (boxes.length > MANY && !(context instanceof SvgContext)) paintPixels(context, timeline, layout, style, shades);
+  else paintRectangles(context, timeline, layout, style, shades);
   for (const i of [...shades.values()].flat()) {
     if (!copy[i] && !mark[i]) continue;
     const [x, y, width, height] = layout.box(i);
@@ -474,9 +560,10 @@ function paintBoxes(context, timeline, layout, { palette, ink, look }, boxes) {
  * @param {CanvasRenderingContext2D} context
  * @param {Timeline} timeline
  * @param {Layout} layout
+ * @param {Style} style
  * @param {Map<Shade, number[]>} shades
  */
-function paintPixels(context, timeline, layout, shades) {
+function paintPixels(context, timeline, layout, { look }, shades) {
   const { rank, start, end, part } = timeline.boxes;
   const ratio = context.canvas.width / layout.width;
   const [from, to] = [layout.left * ratio, layout.right * ratio].map(Math.round);
@@ -506,14 +593,13 @@ function paintPixels(context, timeline, layout, shades) {
     const covered = sums[at + 3];
     if (!covered) continue;
     for (let channel = 0; channel < 3; channel++) image.data[at + channel] = sums[at + channel] / covered;
-    image.data[at + 3] = 255 * Math.min(1, covered);
+    image.data[at + 3] = 255 * Math.min(1, covered) * (layout.pale ? 1 - look.pale : 1);
   }
   small.putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
-  const { top, bottom } = layout.row;
-  const height = ((bottom - top) / halves) * layout.rowHeight;
+  const height = ((layout.row.bottom - layout.lane) / halves) * layout.rowHeight;
   for (let line = 0; line < lines; line++) {
-    const y = layout.y(Math.floor(line / halves), top) + (line % halves) * height;
+    const y = layout.y(Math.floor(line / halves), layout.lane) + (line % halves) * height;
     context.drawImage(small.canvas, 0, line, width, 1, from / ratio, y, width / ratio, height);
   }
 }
@@ -522,27 +608,48 @@ function paintPixels(context, timeline, layout, shades) {
  * @param {Context} context
  * @param {Timeline} timeline
  * @param {Layout} layout
+ * @param {Style} style
  * @param {Map<Shade, number[]>} shades
  */
-function paintRectangles(context, timeline, layout, shades) {
+function paintRectangles(context, timeline, layout, style, shades) {
   const { part, microbatch } = timeline.boxes;
+  const { pale } = layout;
   const { microbatches, stages } = timeline.data;
-  const digits = `${microbatches - 1}`.length; // of boxes with one width, all are numbered or none
+  const digits = `${microbatches - 1}`.length; // of boxes with one width, all are named, all are numbered, or none
   const letters = digits + 1 + `${stages - 1}`.length; // of a name such as 2B0
-  const named = (timeline.short * layout.scale - 3) / (0.7 * letters) >= NAMED;
+  /**
+   * @param {number} i
+   * @returns {Rectangle}
+   */
+  const inner = (i) => {
+    const [x, y, width, height] = layout.box(i);
+    const gap = gapOf(width);
+    return [x, y, Math.max(width - gap, 0.3), part[i] === 1 ? height - gap : height];
+  };
   for (const [{ fill, ink }, boxes] of shades) {
-    context.fillStyle = fill;
-    for (const i of boxes) {
-      const [x, y, width, height] = layout.box(i);
-      const gap = gapOf(width);
-      context.fillRect(x, y, Math.max(width - gap, 0.3), part[i] === 1 ? height - gap : height);
+    if (pale) {
+      context.fillStyle = style.paper; // hides the lines of the time axis
+      for (const i of boxes) context.fillRect(...inner(i));
+      context.globalAlpha = 1 - style.look.pale;
     }
-    context.fillStyle = ink;
+    context.fillStyle = fill;
+    for (const i of boxes) context.fillRect(...inner(i));
+    context.globalAlpha = 1;
+    if (pale) {
+      context.strokeStyle = fill;
+      context.lineWidth = 1;
+      for (const i of boxes) {
+        const [x, y, width, height] = inner(i);
+        if (width > 3) context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+      }
+    }
+    context.fillStyle = pale ? style.ink : ink;
     context.textAlign = "center";
     context.textBaseline = "middle";
     let font = "";
     for (const i of boxes) {
       const [x, y, width, height] = layout.box(i);
+      const named = (width - 3) / (0.7 * letters) >= NAMED;
       const size = Math.min(11, height * 0.8, (width - 2) / (named ? 0.7 * letters : 0.6 * digits));
       if (size < 7) continue;
       const wanted = `${size.toFixed(1)}px ${FONT}`;
@@ -553,10 +660,11 @@ function paintRectangles(context, timeline, layout, shades) {
 }
 
 /**
- * @typedef {object} Highlight what lies over the picture of one timeline
+ * @typedef {object} Highlight what lies over the picture of one panel
  * @property {number | null} microbatch whose journey is shown
  * @property {boolean} path whether the critical path is shown
  * @property {number | null} time the moment up to which the timeline is played
+ * @property {number} lane that of the box or the gap
  * @property {number | undefined} box
  * @property {import("./model.js").Gap | undefined} gap
  */
@@ -564,14 +672,12 @@ function paintRectangles(context, timeline, layout, shades) {
 /**
  * Paint the journey, the critical path, the moment of playing, and the box or gap in focus.
  * @param {CanvasRenderingContext2D} context
- * @param {Timeline} timeline
- * @param {Layout} layout
+ * @param {Layout[]} lanes one layout, or two lanes
  * @param {Style} style
  * @param {Highlight} highlight
  */
-export function paintOver(context, timeline, layout, style, { microbatch, path, time, box, gap }) {
-  const { rank } = timeline.boxes;
-  const { sources } = timeline.data;
+export function paintOver(context, lanes, style, { microbatch, path, time, lane, box, gap }) {
+  const [layout] = lanes;
   context.clearRect(0, 0, layout.width, layout.height);
   layout.clip(context);
   /** @param {number} from */
@@ -581,66 +687,119 @@ export function paintOver(context, timeline, layout, style, { microbatch, path, 
     context.fillRect(Math.max(0, from), layout.top, layout.width, layout.bottom - layout.top);
     context.globalAlpha = 1;
   };
-  /**
-   * @param {number} from
-   * @param {number} to
-   */
-  const connect = (from, to) => {
-    const [x1, y1, width, height1] = layout.box(from);
-    const [x2, y2, , height2] = layout.box(to);
-    context.beginPath();
-    context.moveTo(x1 + width, y1 + height1 / 2);
-    context.lineTo(x2, y2 + height2 / 2);
-    context.stroke();
-  };
-  /**
-   * @param {number} i
-   * @param {number} line
-   */
-  const ring = (i, line) => {
-    const [x, y, width, height] = layout.box(i);
-    context.lineWidth = line;
-    context.strokeRect(x, y, Math.max(1, width - 1), height);
-  };
   context.strokeStyle = style.ink;
   context.lineWidth = 1.3;
   if (microbatch !== null) {
     fade(0);
-    const journey = timeline.journey(microbatch);
-    paintBoxes(context, timeline, layout, style, journey);
-    for (const i of journey) for (const source of sources[i]) if (rank[source] !== rank[i]) connect(source, i);
+    for (const each of lanes) paintJourney(context, each, style, microbatch);
   }
-  if (path) {
-    const critical = timeline.data.path;
-    critical.forEach((i) => ring(i, 2));
-    critical.slice(1).forEach((i, k) => rank[i] !== rank[critical[k]] && connect(critical[k], i));
-  }
+  if (path) for (const each of lanes) paintPath(context, each, style);
   if (time !== null) {
     const x = layout.x(time);
     fade(x);
     context.fillStyle = style.ink;
     context.fillRect(x - 0.5, layout.top, 1.5, layout.bottom - layout.top);
   }
-  if (box !== undefined) {
-    ring(box, 2.5);
-    for (const source of sources[box]) {
-      ring(source, 1.5);
-      connect(source, box);
-    }
-    context.setLineDash([4, 3]);
-    for (const user of timeline.users[box]) {
-      ring(user, 1);
-      connect(box, user);
-    }
-  }
+  context.strokeStyle = style.ink;
+  if (box !== undefined) paintFocus(context, lanes, lane, box);
   if (gap) {
+    const { row, rowHeight } = lanes[lane];
     context.lineWidth = 1.5;
     context.setLineDash([4, 3]);
-    const [x, y] = [layout.x(gap.start), layout.y(gap.rank, layout.row.top)];
-    context.strokeRect(x, y, layout.x(gap.end) - x - 1, (layout.row.bottom - layout.row.top) * layout.rowHeight);
+    const [x, y] = [layout.x(gap.start), layout.y(gap.rank, row.top)];
+    context.strokeRect(x, y, layout.x(gap.end) - x - 1, (row.bottom - row.top) * rowHeight);
   }
   context.setLineDash([]);
   context.restore();
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Layout} layout
+ * @param {number} from
+ * @param {number} to
+ */
+function connect(context, layout, from, to) {
+  const [x1, y1, width, height1] = layout.box(from);
+  const [x2, y2, , height2] = layout.box(to);
+  context.beginPath();
+  context.moveTo(x1 + width, y1 + height1 / 2);
+  context.lineTo(x2, y2 + height2 / 2);
+  context.stroke();
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Layout} layout
+ * @param {number} i
+ * @param {number} line
+ */
+function ring(context, layout, i, line, inside = 0) {
+  const [x, y, width, height] = layout.box(i);
+  const inset = Math.min(inside, width / 4);
+  context.lineWidth = line;
+  context.strokeRect(x + inset, y + inset, Math.max(1, width - 1 - 2 * inset), height - 2 * inset);
+}
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Layout} layout
+ * @param {Style} style
+ * @param {number} microbatch
+ */
+function paintJourney(context, layout, style, microbatch) {
+  const { timeline } = layout;
+  const { rank } = timeline.boxes;
+  const journey = timeline.journey(microbatch);
+  paintBoxes(context, timeline, layout, style, journey);
+  context.strokeStyle = style.ink;
+  context.lineWidth = 1.3;
+  for (const i of journey)
+    for (const source of timeline.data.sources[i]) if (rank[source] !== rank[i]) connect(context, layout, source, i);
+}
+
+/**
+ * Paint the critical path. A line in the color of the page separates its color from those of the boxes.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Layout} layout
+ * @param {Style} style
+ */
+function paintPath(context, layout, { look, paper }) {
+  const { data, boxes } = layout.timeline;
+  for (const [color, wider] of /** @type {[string, number][]} */ ([[paper, 1.8], [look.path, 0]])) {
+    context.strokeStyle = color;
+    data.path.forEach((i) => ring(context, layout, i, 2 + wider, 0.8));
+    context.lineWidth = 1.7 + wider;
+    data.path.slice(1).forEach((i, k) => {
+      if (boxes.rank[i] !== boxes.rank[data.path[k]]) connect(context, layout, data.path[k], i);
+    });
+  }
+}
+
+/**
+ * Paint the box in focus, those that it requires and that require it, and the same action in the other lane.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Layout[]} lanes
+ * @param {number} lane
+ * @param {number} box
+ */
+function paintFocus(context, lanes, lane, box) {
+  const layout = lanes[lane];
+  const { timeline } = layout;
+  ring(context, layout, box, 2.5);
+  for (const each of lanes) {
+    const same = each === layout ? undefined : each.timeline.find(timeline.label(box));
+    if (same !== undefined) ring(context, each, same, 2.5);
+  }
+  for (const source of timeline.data.sources[box]) {
+    ring(context, layout, source, 1.5);
+    connect(context, layout, source, box);
+  }
+  context.setLineDash([4, 3]);
+  for (const user of timeline.users[box]) {
+    ring(context, layout, user, 1);
+    connect(context, layout, box, user);
+  }
 }
 
 // ------------------------------------------------------------------------------------------------------------ charts

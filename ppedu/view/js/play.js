@@ -10,7 +10,7 @@ import { Figure, KINDS, button, code, element } from "./controls.js";
  * @typedef {import("./model.js").Op} Op
  * @typedef {import("./model.js").Stack} Stack
  *
- * @typedef {[string, string, string, boolean]} Slot the action, its label, the ops that colour it, and if it is left
+ * @typedef {[string, string, string, boolean]} Slot the action, its label, the ops that color it, and if it is left
  *
  * @typedef {object} Board
  * @property {[string, string][]} levels names and titles
@@ -214,6 +214,14 @@ class Lineup extends Figure {
 }
 
 /**
+ * Let a menu show the verdict, once the arrow keys do not move through it anymore.
+ * @param {HTMLSelectElement} menu
+ */
+function settle(menu) {
+  if (!menu.matches(":focus")) menu.value = menu.dataset.said ?? "";
+}
+
+/**
  * Timelines with a verdict on each: "runs as drawn", an action that is wrong, or an action that is missing.
  * @param {HTMLElement} root
  * @param {Look} look
@@ -234,7 +242,7 @@ function lineup(root, look, send) {
   function create({ name, about, actions }, n) {
     const legal = button("runs as drawn", `${name} runs as drawn`, () => send({ case: n, legal: true }));
     const change = () => send({ case: n, missing: missing.value });
-    const missing = element("select", { "aria-label": `missing in ${name}`, onchange: change });
+    const missing = element("select", { "aria-label": `missing in ${name}`, onchange: change, onblur: () => settle(missing) });
     missing.append(element("option", { value: "" }, "missing: …"));
     missing.append(...actions.map((each) => element("option", { value: each }, `${each} missing`)));
     const verdict = element("span", { "aria-live": "polite" });
@@ -250,7 +258,8 @@ function lineup(root, look, send) {
     state.cases.forEach((each, n) => {
       const { legal, missing, verdict } = (rows[n] ??= create(each, n));
       legal.setAttribute("aria-pressed", `${each.legal}`);
-      missing.value = each.missing;
+      missing.dataset.said = each.missing;
+      settle(missing);
       verdict.textContent = each.verdict || "no verdict yet";
       if (each.verdict) verdict.className = each.legal ? "ppedu-legal" : "ppedu-accused";
       else verdict.removeAttribute("class");
