@@ -1,0 +1,225 @@
+"""Why the steps of a run take as long as they do: the bubble, taken apart into causes."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from statistics import fmean, median
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core import display
+from ppedu.core.errors import SettingError
+from ppedu.core.files import named
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.reorder import reorder
+from ppedu.core.simulate import simulate
+from ppedu.core.tables import in_html, in_text
+from ppedu.trace.calibrate import steps_in_words
+from ppedu.trace.findings import find
+from ppedu.trace.records import Recorded
+from ppedu.trace.replay import Measured, kind_of, mean_times
+from ppedu.trace.stragglers import Step, find_stragglers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ppedu.trace.run import Run
+
+# In the order in which they are taken away. The last two remain when nothing is wrong with the machines.
+CAUSES = {
+    "tail": "time outside the pipeline: gradient reduction, optimizer, data",
+    "pauses": "ranks that pause between actions, and messages that are later than usual",
+    "messages": "the usual time of messages",
+    "slow worker": "ranks that are slower than the same rank of other replicas, or than in other steps",
+    "variation": "microbatches of one step that take unlike times",
+    "imbalance": "stages that take unlike times",
+    "order": "an order that another one of the same actions beats in the same memory",
+    "warm-up and cooldown": "ranks that wait for their first microbatch and for the last gradients",
+}
+WIDTH = 100  # of a line of text
+REPLAYED = ("pauses", "messages", "slow worker", "variation", "imbalance")  # can be left out of a replay
+
+
+class Autopsy:
+    """The bubble of a run, taken apart into its causes. It prints as a table with the findings.
+
+    A step lasts from the first thing that any rank does in it to the last, optimizer included. Its causes are taken
+    away one after the other, in the order of `CAUSES`: each time the step is replayed, and what all ranks idle less is
+    the share of that cause.
+
+    step: The median time of a step in seconds.
+    bubble: The idle part of all ranks' time.
+    causes: By name of a cause, its part of all ranks' time. They sum to the bubble. One that happens to fill gaps that
+        another leaves may be negative.
+    saved: By name of a cause, the part of a step that would be saved without this one alone.
+    stragglers: The ranks that are slower than the same rank of other replicas, slowest first; see `Straggler`.
+    findings: What to do, most valuable first; see `Finding`.
+    """
+
+    def __init__(self, run: Run):
+        self.run = run
+        recorded: defaultdict[int, dict[int, Recorded]] = defaultdict(dict)
+        for (step, replica), each in run.steady.items():
+            recorded[step][replica] = each
+        self.steps: dict[int, Step] = {
+            step: {replica: run.measured(each.timeline) for replica, each in replicas.items()}
+            for step, replicas in recorded.items()
+        }
+        self.lengths = {step: _length(replicas.values()) for step, replicas in recorded.items()}
+        self.step = median(self.lengths.values())
+        self.stragglers = find_stragglers(self.steps)
+        self.causes = self._causes()
+        self.bubble = sum(self.causes.values())
+        self.saved = self._saved()
+        self.findings = find(self)
+
+    @property
+    def pipeline(self) -> float:
+        """The part of the steps that lies within the pipeline."""
+        return sum(map(_makespan, self.steps.values())) / sum(self.lengths.values())
+
+    def _causes(self) -> dict[str, float]:
+        idle: defaultdict[str, float] = defaultdict(float)  # by cause, how much less the ranks idle without it
+        for step, replicas in self.steps.items():
+            before = self.lengths[step] - _busy(replicas)
+            after = _makespan(replicas) - _busy(replicas)
+            idle["tail"] += before - after
+            for cause in REPLAYED:
+                before, replicas = after, self._without(cause, step, replicas)
+                after = _makespan(replicas) - _busy(replicas)
+                idle[cause] += before - after
+            reordered = self._order * _makespan(replicas)
+            idle["order"] += reordered
+            idle["warm-up and cooldown"] += after - reordered
+        whole = sum(self.lengths.values())
+        return {cause: idle[cause] / whole for cause in CAUSES}
+
+    def _saved(self) -> dict[str, float]:
+        whole = sum(self.lengths.values())
+        saved = {"tail": 1 - self.pipeline, "order": self._order * self.pipeline}
+        for cause in REPLAYED:
+            less = (_makespan(each) - _makespan(self._without(cause, step, each)) for step, each in self.steps.items())
+            saved[cause] = sum(less) / whole
+        return saved
+
+    @cached_property
+    def _order(self) -> float:
+        """The part of a pipeline of even stages that another order of its actions saves in the same memory."""
+        costs = self.run.costs()
+        even: dict[str, Any] = {
+            name: (fmean(times),) * len(times)
+            for name in ("forward", "backward", "input", "weight", "overlap")
+            if isinstance(times := getattr(costs, name), tuple)
+        }
+        timeline = simulate(self.run.schedule, replace(costs, latency=0, **even))
+        return float(1 - reorder(timeline).makespan / timeline.makespan)
+
+    def _without(self, cause: str, step: int, replicas: Step) -> Step:
+        """Return a step without a cause."""
+        return {replica: self._removed(cause, step, replica, each) for replica, each in replicas.items()}
+
+    def _removed(self, cause: str, step: int, replica: int, measured: Measured) -> Measured:
+        if cause == "pauses":
+            return measured.without("pauses")
+        if cause == "messages":
+            return measured.without("travels")
+        if cause == "slow worker":
+            factors = {
+                straggler.rank: straggler.factors.get(step, 1.0)
+                for straggler in self.stragglers
+                if straggler.replica == replica
+            }
+            slower = enumerate(measured.lasts)
+            return measured._replace(lasts=[[time / factors.get(rank, 1.0) for time in row] for rank, row in slower])
+        orders = measured.schedule.orders
+        means = mean_times(orders, measured.lasts)
+        if cause == "variation":
+            return measured._replace(lasts=[[means[kind_of(action)] for action in order] for order in orders])
+        stages: defaultdict[Any, list[float]] = defaultdict(list)  # by ops, the means of the stages
+        for (ops, *_), mean in means.items():
+            stages[ops].append(mean)
+        even = {kind: fmean(stages[kind[0]]) / (mean or 1.0) for kind, mean in means.items()}
+        rows = zip(orders, measured.lasts, strict=True)
+        lasts = [[t * even[kind_of(action)] for action, t in zip(order, row, strict=True)] for order, row in rows]
+        return measured._replace(lasts=lasts)
+
+    def _head(self) -> Iterator[str]:
+        run = self.run
+        replicas = f", {plural(len(run.replicas), 'replica')}" if len(run.replicas) > 1 else ""
+        steps = f"{plural(len(self.steps), 'step')} of {pretty(self.step, 's')}"
+        yield f"{run.schedule.name}, {run.schedule.size}{replicas}: {steps}, bubble {self.bubble:.1%}"
+        if run.warm_up:
+            yield f"left out, because the run was warming up: {steps_in_words(run.warm_up)}"
+        if unlike := len(run.recorded) - len(run.regular):
+            yield f"left out, because they ran another order: {plural(unlike, 'step')}"
+        if run.faults:
+            yield f"left out, because the trace is incomplete: {run.faults[0]}"
+        shifts = [abs(shift) for clocks in run.clocks.values() for shift in clocks.shifts]
+        if any(shifts):
+            yield f"clocks were corrected by up to {pretty(max(shifts), 's')}: no message arrives before it is sent"
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        yield "cause", "share of all ranks' time", "saved without it"
+        for cause, share in sorted(self.causes.items(), key=lambda each: -each[1]):
+            saved = f"{_percent(self.saved[cause])} of a step" if cause in self.saved else "–"
+            yield cause, _percent(share), saved
+
+    def __str__(self) -> str:
+        table = [line for lines in in_text(self._rows(), 80) for line in lines]
+        findings = [
+            line
+            for number, finding in enumerate(self.findings, 1)
+            for line in wrap(str(finding), WIDTH, initial_indent=f"{number}. ", subsequent_indent="   ")
+        ]
+        return "\n".join([*self._head(), "", *table, "", *(findings or ["Nothing would save much."])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        head = "<br>".join(map(escape, self._head()))
+        table = in_html([[escape(cell) for cell in row] for row in self._rows()])
+        findings = "".join(f"<li>{escape(str(finding))}</li>" for finding in self.findings)
+        return f"<p>{head}</p>{table}<ol>{findings}</ol>"
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the shares of the causes with matplotlib."""
+        return display.plot_causes(self.causes, ax)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page with the autopsy and a typical step to a file that ends in .html. It needs no network.
+
+        Raises:
+            SettingError: The ending is another one.
+            PipelineError: The file cannot be written.
+        """
+        if named(path).suffix.lower() != ".html":
+            raise SettingError(f"cannot save an autopsy as {str(path)!r}; end it in .html")
+        display.save_report(self._repr_html_(), self.run.timeline(), self.run.replay(), path)
+
+    def show(self) -> Any:
+        """Return the interactive widget of a typical step: the measured times over the replayed ones."""
+        return self.run.timeline().show(self.run.replay())
+
+
+def _percent(part: float) -> str:
+    return f"{0.0 if abs(part) < 0.0005 else part:.1%}"
+
+
+def _length(replicas: Iterable[Recorded]) -> float:
+    """Return the time of a step: of its longest replica, from the first thing that a rank does to the last."""
+    return max(each.end - each.start for each in replicas)
+
+
+def _makespan(replicas: Step) -> float:
+    return max(each.makespan() for each in replicas.values())
+
+
+def _busy(replicas: Step) -> float:
+    """Return the mean time that a rank computes."""
+    return fmean(each.busy() / each.schedule.ranks for each in replicas.values())

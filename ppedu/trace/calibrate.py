@@ -1,0 +1,120 @@
+"""Costs from measured steps: times of each stage, latencies of each link, and what varies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from statistics import fmean, median
+from typing import Any
+
+from ppedu.core.costs import Costs
+from ppedu.core.fit import NAMES, fit
+from ppedu.core.numeric import pretty
+from ppedu.core.per_link import each_link
+from ppedu.core.timeline import Timeline
+from ppedu.trace.replay import turns
+
+WARMER = 1.03  # a warm-up step takes this much longer than the others, or as much less
+CLEARER = 0.6  # two medians leave at most this part of the deviation from one
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The costs of a run, in seconds, and how sure they are.
+
+    costs: For each stage, the median time of its actions, plus `overhead`; for each link, its median latency.
+    overhead: The usual time between two actions of a rank that waits for no message. Python and launches take it.
+    spread: By name of a cost and stage, the times that a tenth of the actions fall below and exceed.
+    warm_up: The steps at the run's start that took unlike times and were left out.
+    """
+
+    costs: Costs
+    overhead: float
+    spread: dict[str, list[tuple[float, float]]]
+    warm_up: tuple[int, ...]
+
+    def __str__(self) -> str:
+        lines = ["stage  " + "".join(f"{name:>26}" for name in self.spread)]
+        times = {name: getattr(self.costs, name) for name in self.spread}
+        for stage in range(len(next(iter(self.spread.values())))):
+            cells = (
+                f"{pretty(times[name][stage] * 1000)} ms ({pretty(low * 1000)}–{pretty(high * 1000)})"
+                for name, each in self.spread.items()
+                for low, high in [each[stage]]
+            )
+            lines.append(f"{stage:<7}" + "".join(f"{cell:>26}" for cell in cells))
+        lines.append(f"overhead per action: {pretty(self.overhead, 's')}")
+        if self.warm_up:
+            lines.append(f"left out, because the run was warming up: {steps_in_words(self.warm_up)}")
+        return "\n".join(lines)
+
+
+def calibrate(timelines: Sequence[Timeline], warm_up: Sequence[int] = ()) -> Calibration:
+    """Return the costs of measured steps of one schedule: those of `fit`, with the overhead in the times of actions."""
+    found = fit(timelines)
+    overhead = _overhead(timelines, found)
+    spread: defaultdict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(timelines[0].schedule.stages)])
+    for action, start, end in chain(*chain(*(timeline.rows for timeline in timelines))):
+        for single in action.singles:
+            spread[NAMES.get(action.op, "overlap")][single.stage].append(end - start + overhead)
+    times: dict[str, Any] = {name: tuple(time + overhead for time in getattr(found, name)) for name in spread}
+    if "backward" in times and "weight" in times and "input" not in times:  # I is what W leaves of B, if anything
+        times["input"] = tuple(max(0.0, b - w) for b, w in zip(times["backward"], times["weight"], strict=True))
+    latency = each_link(lambda time: max(0.0, time - overhead), found.latency)
+    ranges = {name: [_range(each or [*chain(*stages)]) for each in stages] for name, stages in spread.items()}
+    return Calibration(replace(found, **times, latency=latency), overhead, ranges, tuple(warm_up))
+
+
+def _overhead(timelines: Iterable[Timeline], costs: Costs) -> float:
+    """Return the usual time between two actions of a rank that does not wait for a message in between.
+
+    It is the mean without the longest tenth: such times add up in a step, and a few of them are pauses.
+    """
+    gaps = []
+    for timeline in timelines:
+        rows = timeline.rows
+        for rank, index, needs in turns(timeline.schedule):
+            if index:
+                free, start = rows[rank][index - 1].end, rows[rank][index].start
+                if all(rows[r][i].end + costs.delay(r, rank) <= free for r, i in needs):
+                    gaps.append(start - free)
+    gaps.sort()
+    return max(0.0, fmean(gaps[: max(1, len(gaps) - len(gaps) // 10)])) if gaps else 0.0
+
+
+def _range(times: Sequence[float]) -> tuple[float, float]:
+    """Return the times that a tenth of them falls below and exceeds."""
+    ordered = sorted(times)
+    return ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
+
+
+def settled(times: Sequence[float]) -> int:
+    """Return how many steps at the start of a run are warm-up: up to a third, if they take clearly unlike times.
+
+    The change-point is where two medians, before and after it, fit the times of all steps best.
+    """
+
+    def deviation(part: Sequence[float]) -> float:
+        middle = median(part)
+        return sum(abs(each - middle) for each in part)
+
+    splits = [(deviation(times[:k]) + deviation(times[k:]), k) for k in range(1, len(times))]
+    left, k = min(splits, default=(0.0, 0))
+    if not 0 < k <= len(times) / 3 or left > CLEARER * deviation(times):
+        return 0
+    return k if not 1 / WARMER <= median(times[:k]) / median(times[k:]) <= WARMER else 0
+
+
+def steps_in_words(steps: Sequence[int]) -> str:
+    """Return steps as text: "steps 0–3 and 7"."""
+    runs: list[list[int]] = []
+    for step in sorted(steps):
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    parts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return f"step{'s' if len(steps) > 1 else ''} {listed}"

@@ -1,0 +1,123 @@
+"""JSON traces, read as a stream: one event at a time, so that a file larger than the memory can be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ppedu.core.errors import ParseError, PipelineError
+from ppedu.core.files import named
+
+CHUNK = 1 << 22  # characters read at a time
+LARGEST = 1 << 26  # characters of one value; a file with a larger one is assumed to be damaged
+
+Progress = Callable[[float], Any]  # called with the part that has been read, from 0 to 1
+
+_decode = json.JSONDecoder(strict=False).raw_decode
+
+
+def entries(path: str | os.PathLike[str], progress: Progress | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a trace's JSON object with their values, and each event with the key "traceEvents".
+
+    The Trace Event Format also allows a bare list of events. A file that ends in .gz is decompressed.
+
+    Raises:
+        PipelineError: The file cannot be read.
+        ParseError: It is not a JSON object or list, or is damaged or incomplete.
+    """
+    stream = _Stream(path, progress)
+    try:
+        if stream.accept("["):
+            yield from (("traceEvents", event) for event in stream.items("]"))
+            return
+        stream.expect("{")
+        while not stream.accept("}"):
+            key = stream.value()
+            stream.expect(":")
+            if key == "traceEvents":
+                stream.expect("[")
+                yield from (("traceEvents", event) for event in stream.items("]"))
+            else:
+                yield str(key), stream.value()
+            stream.accept(",")
+    finally:
+        stream.file.close()
+
+
+class _Stream:
+    """The characters of a file, of which only the next few are in memory."""
+
+    def __init__(self, path: str | os.PathLike[str], progress: Progress | None):
+        self.path, self.progress = named(path), progress
+        self.count, self.buffer, self.at = 0, "", 0
+        try:
+            self.size = max(1, self.path.stat().st_size)
+            self.raw = self.path.open("rb")
+            zipped = self.raw.peek(2)[:2] == b"\x1f\x8b"
+        except OSError as error:
+            raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from error
+        self.file: Any = gzip.GzipFile(fileobj=self.raw) if zipped else self.raw
+
+    def items(self, end: str) -> Iterator[Any]:
+        """Yield the items of a list up to its end."""
+        while not self.accept(end):
+            yield self.value()
+            self.count += 1
+            self.accept(",")
+
+    def value(self) -> Any:
+        """Return the next JSON value."""
+        self._skip()
+        while True:
+            try:
+                value, end = _decode(self.buffer, self.at)
+                if end < len(self.buffer):  # else, a number may go on in the next chunk
+                    self.at = end
+                    return value
+            except (json.JSONDecodeError, RecursionError):
+                if len(self.buffer) - self.at > LARGEST:
+                    raise self._damaged("is damaged") from None
+            self._read()
+
+    def accept(self, character: str) -> bool:
+        """Return whether a character comes next, after spaces; if so, go past it."""
+        self._skip()
+        found = self.buffer[self.at] == character
+        self.at += found
+        return found
+
+    def expect(self, character: str) -> None:
+        if not self.accept(character):
+            raise self._damaged("is not a trace")
+
+    def _skip(self) -> None:
+        """Go past spaces."""
+        while True:
+            while self.at < len(self.buffer):
+                if not self.buffer[self.at].isspace():
+                    return
+                self.at += 1
+            self._read()
+
+    def _read(self) -> None:
+        """Read another chunk. Raise ParseError at the end of the file."""
+        try:
+            chunk = self.file.read(CHUNK)
+        except (OSError, EOFError) as error:
+            raise self._damaged(f"is damaged ({error})") from error
+        if not chunk:
+            raise self._damaged("ends too early")
+        # Events are ASCII but for a few names; an odd byte in one of these does no harm.
+        self.buffer = self.buffer[self.at :] + chunk.decode("ascii", "replace")
+        self.at = 0
+        if self.progress:
+            self.progress(min(1.0, self.raw.tell() / self.size))
+
+    def _damaged(self, what: str) -> ParseError:
+        return ParseError(
+            f"{str(self.path)!r} {what}: it holds {self.count} whole events; a trace is a JSON object with a list "
+            '"traceEvents", as torch.profiler\'s export_chrome_trace and Timeline.save write it'
+        )

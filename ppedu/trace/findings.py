@@ -1,0 +1,162 @@
+"""The findings of an autopsy, in sentences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import fmean, median
+from typing import TYPE_CHECKING, NamedTuple
+
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.simulate import simulate
+from ppedu.trace.calibrate import steps_in_words
+from ppedu.trace.predict import in_same_memory
+from ppedu.trace.replay import kind_of, mean_times
+
+if TYPE_CHECKING:
+    from ppedu.trace.autopsy import Autopsy
+
+WORTH = 0.005  # a finding saves at least this part of a step
+HEAVY = 1.1  # a stage that takes this much longer than the others is named
+SLOW_LINK = 2  # a link that takes this much longer than the others is named
+
+
+class Finding(NamedTuple):
+    """A change that would make the steps faster, in a sentence. saved: the part of a step that it would save."""
+
+    saved: float
+    cause: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def find(autopsy: Autopsy) -> tuple[Finding, ...]:
+    """Return the findings that are worth their words, most valuable first."""
+    told = {
+        "imbalance": _imbalance,
+        "slow worker": _slow_worker,
+        "variation": _variation,
+        "messages": _messages,
+        "pauses": _pauses,
+        "tail": _tail,
+    }
+    found = [
+        Finding(autopsy.saved[cause], cause, f"{tell(autopsy)} {autopsy.saved[cause]:.1%} of a step")
+        for cause, tell in told.items()
+        if autopsy.saved[cause] >= WORTH
+    ]
+    return tuple(sorted([*found, *_other_schedule(autopsy)], key=lambda finding: -finding.saved))
+
+
+def _imbalance(autopsy: Autopsy) -> str:
+    times = _stage_times(autopsy)
+    longest, shortest = max(times, key=times.__getitem__), min(times, key=times.__getitem__)
+    others = fmean(time for stage, time in times.items() if stage != longest)
+    if times[longest] > HEAVY * others:
+        return (
+            f"stage {longest} takes {times[longest] / others:.1f}× as long as the others: "
+            f"{pretty(times[longest], 's')} a microbatch, against {pretty(others, 's')}; even stages would save"
+        )
+    return (
+        f"stages take {pretty(times[shortest], 's')} (stage {shortest}) to {pretty(times[longest], 's')} (stage "
+        f"{longest}) a microbatch; even stages would save"
+    )
+
+
+def _stage_times(autopsy: Autopsy) -> dict[int, float]:
+    """Return, by stage, the median time of a microbatch: of its forward and its whole backward."""
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    for replicas in autopsy.steps.values():
+        for measured in replicas.values():
+            totals: defaultdict[int, float] = defaultdict(float)
+            for order, row in zip(measured.schedule.orders, measured.lasts, strict=True):
+                for action, time in zip(order, row, strict=True):
+                    for single in action.singles:
+                        totals[single.stage] += time / len(action.singles)
+            for stage, total in totals.items():
+                found[stage].append(total / measured.schedule.microbatches)
+    return {stage: median(times) for stage, times in sorted(found.items())}
+
+
+def _slow_worker(autopsy: Autopsy) -> str:
+    run, worst = autopsy.run, autopsy.stragglers[0]
+    several = len(run.replicas) > 1
+    stages = run.schedule.placement.stages_of(worst.rank)
+    held = f"stage{'s' if len(stages) > 1 else ''} {' and '.join(map(str, stages))}"
+    who = f"rank {worst.rank}{f' of replica {worst.replica}' if several else ''} ({held})"
+    when = "in all steps" if len(worst.steps) == len(autopsy.steps) else f"in {steps_in_words(worst.steps)}"
+    like = "in the other replicas" if several else "in the other steps"
+    more = f", like {plural(len(autopsy.stragglers) - 1, 'other rank')}," if len(autopsy.stragglers) > 1 else ""
+    return f"{who}{more} takes {worst.factor:.1f}× as long as {like}, {when}; without it, a run would save"
+
+
+def _variation(autopsy: Autopsy) -> str:
+    parts = []
+    for replicas in autopsy.steps.values():
+        for measured in replicas.values():
+            means = mean_times(measured.schedule.orders, measured.lasts)
+            for order, row in zip(measured.schedule.orders, measured.lasts, strict=True):
+                parts += [time / (means[kind_of(action)] or 1) for action, time in zip(order, row, strict=True)]
+    parts.sort()
+    low, high = parts[len(parts) // 10], parts[-1 - len(parts) // 10]
+    return (
+        f"microbatches vary: most of a step take {low:.0%} to {high:.0%} of their stage's mean time; microbatches of "
+        "equal length would save"
+    )
+
+
+def _messages(autopsy: Autopsy) -> str:
+    costs, ranks = autopsy.run.costs(), range(autopsy.run.schedule.ranks)
+    links = {
+        (sender, receiver): costs.delay(sender, receiver)
+        for sender in ranks
+        for receiver in ranks
+        if sender != receiver
+    }
+    slowest = max(links, key=links.__getitem__)
+    usual = median(links.values())
+    if links[slowest] > SLOW_LINK * usual:
+        return (
+            f"a message from rank {slowest[0]} to rank {slowest[1]} takes {pretty(links[slowest], 's')}, others "
+            f"{pretty(usual, 's')}; messages that take no time would save"
+        )
+    return f"a message takes {pretty(usual, 's')}; messages that take no time would save"
+
+
+def _pauses(autopsy: Autopsy) -> str:
+    totals: defaultdict[int, list[float]] = defaultdict(list)
+    for replicas in autopsy.steps.values():
+        for measured in replicas.values():
+            for rank, row in enumerate(measured.pauses):
+                totals[rank].append(sum(row))
+    paused = {rank: fmean(times) for rank, times in totals.items()}
+    most = max(paused, key=paused.__getitem__)
+    return (
+        f"between their actions, ranks pause, most of all rank {most}, {pretty(paused[most], 's')} a step (launches, "
+        "garbage collection, late messages); no pauses would save"
+    )
+
+
+def _tail(autopsy: Autopsy) -> str:
+    names: defaultdict[str, list[float]] = defaultdict(list)
+    for recorded in autopsy.run.steady.values():
+        for other in recorded.others:
+            names[other.name].append(other.end - other.start)
+    longest = sorted(names, key=lambda name: -median(names[name]))[:2]
+    shown = ", ".join(f"{name} {pretty(median(names[name]), 's')}" for name in longest)
+    return f"what ranks do outside the pipeline{f' ({shown})' if shown else ''} takes"
+
+
+def _other_schedule(autopsy: Autopsy) -> Iterator[Finding]:
+    """Yield the schedule that would save the most in the same memory, with the same stages."""
+    run = autopsy.run
+    found = dict(in_same_memory(run))
+    if not found:
+        return
+    best = min(found, key=found.__getitem__)
+    saved = (1 - found[best] / simulate(run.schedule, run.costs()).makespan) * autopsy.pipeline
+    if saved >= WORTH:
+        sentence = f"the schedule {best} would save {saved:.1%} of a step, with the same stages in the same memory"
+        yield Finding(saved, "warm-up and cooldown", sentence)

@@ -1,0 +1,302 @@
+"""How long a step would take with another schedule, from the steps of a measured run."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core.actions import OVERLAP, Op
+from ppedu.core.costs import Costs, require_costs
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
+from ppedu.trace.replay import Measured, travels, turns
+from ppedu.zoo.registry import published
+from ppedu.zoo.registry import schedule as named_schedule
+
+if TYPE_CHECKING:
+    from ppedu.trace.run import Run
+
+DRAWS = 400
+LOW, HIGH = 0.05, 0.95
+FIELDS = ("forward", "backward", "input", "weight", "overlap")
+SPLIT = {Op.I: Op.B, Op.W: Op.B, Op.B: Op.I}  # the op whose variation stands in for that of one the run does not have
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How long the pipeline's part of a step would take.
+
+    makespan, low, high: The median in seconds, and the 90 % interval of single steps.
+    now: The median of the run as it is.
+    assumptions: What the run does not show and the prediction takes for granted, in sentences.
+    """
+
+    schedule: Schedule
+    makespan: float
+    low: float
+    high: float
+    now: float
+    assumptions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        change = 1 - self.makespan / self.now
+        less = f"{change:.1%} less than" if change >= 0 else f"{-change:.1%} more than"
+        lines = [
+            f"{self.schedule.name}, {self.schedule.size}: {pretty(self.makespan, 's')} "
+            f"({pretty(self.low, 's')}–{pretty(self.high, 's')}), {less} now ({pretty(self.now, 's')})"
+        ]
+        return "\n".join([*lines, *(f"assumed: {assumption}" for assumption in self.assumptions)])
+
+
+def predict(
+    run: Run,
+    schedule: Schedule | str,
+    costs: Costs | None = None,
+    layers: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> Prediction:
+    """See `Run.predict`."""
+    old = run.schedule
+    if isinstance(schedule, str):
+        schedule = named_schedule(schedule, old.ranks, old.microbatches)
+    require_schedule("Run.predict", schedule)
+    schedule.validate()
+    if schedule.lowered:
+        raise SettingError("Run.predict takes a schedule without messages; leave out lower()")
+    if schedule.ranks != old.ranks:
+        raise SettingError(
+            f"the run has {plural(old.ranks, 'rank')} and {schedule.name} {schedule.ranks}; a run does not tell how "
+            "its ranks would work in another number"
+        )
+    given, overhead = costs is not None, run.calibration.overhead
+    known = _without_overhead(_by_stage(run.costs() if costs is None else require_costs(costs)), overhead)
+    assumed = list(_assumptions(old, schedule, known, given))
+    if layers is not None:
+        new = _by_layers(known, old, schedule, layers)
+        assumed.append("a layer takes as long in any stage; what the first and the last stage take more, they keep")
+    else:
+        new = _by_share(known, old, schedule)
+    steps = len(run.steady)
+    draws = sorted(_draws(run, new, schedule))
+    now = median(each.timeline.makespan for each in run.steady.values())
+    return Prediction(
+        schedule, median(draws), _quantile(draws, LOW, steps), _quantile(draws, HIGH, steps), now, tuple(assumed)
+    )
+
+
+def _by_stage(costs: Costs) -> Costs:
+    """Return costs that have one time for each stage; raise SettingError if they have not."""
+    for name in FIELDS:
+        times = getattr(costs, name)
+        if callable(times) or (isinstance(times, tuple) and any(isinstance(time, tuple) for time in times)):
+            raise SettingError(
+                f"Run.predict takes how microbatches vary from the run; give {name} as one time for each stage"
+            )
+    return costs
+
+
+def _without_overhead(costs: Costs, overhead: float) -> Costs:
+    """Return the costs without the overhead of an action, which another schedule has per action, not per stage."""
+    bare: dict[str, Any] = {
+        name: tuple(max(0.0, time - overhead) for time in times)
+        for name in FIELDS
+        if isinstance(times := getattr(costs, name), tuple)
+    }
+    return replace(costs, **bare)
+
+
+def in_same_memory(run: Run) -> Iterator[tuple[str, float]]:
+    """Yield the names of other published schedules for the run's stages, with their simulated makespans in seconds.
+
+    They need no more memory for activations, or for weights, than the run's.
+    """
+    old, known = run.schedule, run.costs()
+    most = max(simulate(old, known).peak_activations)
+    for name in published():
+        try:
+            new = named_schedule(name, old.ranks, old.microbatches)
+        except PipelineError:  # not for these sizes
+            continue
+        if new.placement == old.placement and new.orders != old.orders:
+            timeline = simulate(new, known)
+            if max(timeline.peak_activations) <= most:
+                yield name, timeline.makespan
+
+
+def _assumptions(old: Schedule, new: Schedule, known: Costs, given: bool) -> Iterator[str]:
+    ops = {single.op for order in new.orders for action in order for single in action.singles}
+    ran = {single.op for order in old.orders for action in order for single in action.singles}
+    if Op.W in ops and Op.W not in ran and known.weight is None and known.input is None:
+        yield "I and W each take half of B"
+    if any(action.op in OVERLAP for order in new.orders for action in order) and known.overlap is None:
+        yield "an overlapped pair takes as long as its two parts"
+    if any(isinstance(times, tuple) and len(times) != new.stages for times in map(known.__getattribute__, FIELDS)):
+        yield "a stage takes as long as its share of the run's stages"
+    if old.microbatches != new.microbatches:
+        yield f"the {new.microbatches} microbatches are as large as the run's {old.microbatches}"
+    if given:
+        yield "the costs that were given"
+
+
+def _by_share(known: Costs, old: Schedule, new: Schedule) -> Costs:
+    """Return the costs of the new stages, each of which is an equal part of the model, in the order of the old ones."""
+
+    def cut(times: tuple[float, ...]) -> tuple[float, ...]:
+        if len(times) == new.stages:
+            return times
+        if len(times) != old.stages:
+            raise SettingError(
+                f"these are the costs of {plural(len(times), 'stage')}; the run has {old.stages}, and {new.name} "
+                f"{new.stages}"
+            )
+        edges = [stage * old.stages / new.stages for stage in range(new.stages + 1)]
+        return tuple(
+            sum(time * max(0.0, min(high, s + 1) - max(low, s)) for s, time in enumerate(times))
+            for low, high in pairwise(edges)
+        )
+
+    cuts: dict[str, Any] = {name: cut(times) for name in FIELDS if isinstance(times := getattr(known, name), tuple)}
+    return known if new.stages == old.stages else replace(known, **{"overlap": None, **cuts})
+
+
+def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: tuple[Sequence[int], Sequence[int]]) -> Costs:
+    """Return the costs of the new stages by their numbers of layers.
+
+    A layer takes the median time of the layers in the middle stages. What the first and the last stage take beyond
+    theirs, for the embedding and the head, they keep.
+    """
+    try:
+        before, after = ([int(count) for count in part] for part in layers)
+    except (TypeError, ValueError):
+        raise SettingError(
+            f"layers is the number of layers in each stage of the run, and in each new stage, such as "
+            f"([8, 8, 8, 8], [9, 9, 8, 6]); got {layers!r}"
+        ) from None
+    for counts, schedule, which in ((before, old, "the run"), (after, new, new.name)):
+        if counts and min(counts) < 0:
+            raise SettingError(f"a stage cannot have fewer than 0 layers; got {counts}")
+        if len(counts) != schedule.stages:
+            raise SettingError(
+                f"{counts} are the layers of {plural(len(counts), 'stage')}; {which} has {schedule.stages}"
+            )
+    durations = known.durations(old.stages, old.ranks)[Op.F]
+    if sum(before) != sum(after):
+        raise SettingError(f"the run has {plural(sum(before), 'layer')}, and {after} are {sum(after)}")
+
+    for stage, count in enumerate(before[1:-1], 1):
+        if not count and durations[stage] > max(durations) / 20:
+            raise SettingError(
+                f"stage {stage} is said to have no layers, and takes {pretty(durations[stage], 's')} in the run; give "
+                "the layers that it has"
+            )
+
+    def moved(times: Sequence[float]) -> tuple[float, ...]:
+        each = [time / count for time, count in zip(times, before, strict=True) if count]
+        middle = [time / count for time, count in zip(times[1:-1], before[1:-1], strict=True) if count]
+        layer = median(middle) if middle else min(each)
+        found = [layer * count for count in after]
+        found[0] += max(0.0, times[0] - layer * before[0])
+        found[-1] += max(0.0, times[-1] - layer * before[-1])
+        return tuple(found)
+
+    found: dict[str, Any] = {name: moved(times) for name in FIELDS if isinstance(times := getattr(known, name), tuple)}
+    return replace(known, **{"overlap": None, **found})
+
+
+def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
+    """Yield the makespan of the schedule with the variation of one step of the run after the other.
+
+    Each stage and microbatch varies as one of that step did, with respect to the run's medians: in its times, in how
+    late it started, and in how early its message came.
+    """
+    old, overhead = run.schedule, run.calibration.overhead
+    chance = random.Random(0)
+    usual = _without_overhead(run.costs(), overhead)
+    steps = [_Step.of(each.timeline, usual, overhead) for each in run.steady.values()]
+    durations = costs.durations(schedule.stages, schedule.ranks)
+    fused = None if costs.overlap is None else costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)
+    travelled = travels(schedule, costs.delay)
+    alike = schedule.microbatches == old.microbatches
+    for draw in range(max(DRAWS, len(steps))):
+        step = steps[draw % len(steps)]
+        drawn = [m if alike else chance.randrange(old.microbatches) for m in range(schedule.microbatches)]
+        lasts, pauses, travel = ([[0.0] * len(order) for order in schedule.orders] for _ in range(3))
+        for rank, index, needs in turns(schedule):
+            action = schedule.orders[rank][index]
+            parts = [
+                (op, stage, (stage * old.stages // schedule.stages, drawn[microbatch]))
+                for stage, op, microbatch, _ in action.singles
+            ]
+            lasts[rank][index] = sum(
+                step.factor(op, place) * (fused[stage] / 2 if fused and action.parts else durations[op][stage])
+                for op, stage, place in parts
+            )
+            op, _, place = parts[0]
+            late, early = step.start(op, place, bool(needs), chance)
+            pauses[rank][index] = late if index else 0.0
+            travel[rank][index] = max(0.0, travelled[rank][index] - early)
+        yield Measured(schedule, lasts, pauses, travel).makespan()
+
+
+Place = tuple[int, int]  # a stage and a microbatch
+Start = tuple[float, float]  # by how much an action starts late, and by how much its message came early
+
+
+@dataclass(frozen=True)
+class _Step:
+    """How the actions of a measured step differ from the run's usual ones.
+
+    factors: How many times as long as usual an action took.
+    starts: How each action started. Those that need a message from another rank are apart from the others.
+    overhead: The usual start of an action that needs no message.
+    """
+
+    factors: Mapping[tuple[Op, Place], float]
+    starts: Mapping[tuple[Op, bool], Mapping[Place, Start]]
+    overhead: float
+
+    @classmethod
+    def of(cls, timeline: Timeline, usual: Costs, overhead: float) -> _Step:
+        schedule, measured = timeline.schedule, Measured.of(timeline, usual.delay)
+        durations = usual.durations(schedule.stages, schedule.ranks)
+        travelled = travels(schedule, usual.delay)
+        factors: dict[tuple[Op, Place], float] = {}
+        starts: defaultdict[tuple[Op, bool], dict[Place, Start]] = defaultdict(dict)
+        for rank, index, needs in turns(schedule):
+            action = schedule.orders[rank][index]
+            whole = sum(durations[single.op][single.stage] for single in action.singles)
+            early = travelled[rank][index] - measured.travels[rank][index]
+            for stage, op, microbatch, _ in action.singles:
+                place = stage, microbatch
+                factors[op, place] = measured.lasts[rank][index] / whole if whole > 0 else 1.0
+                if index:
+                    starts[op, bool(needs)][place] = measured.pauses[rank][index], early
+        return cls(factors, starts, overhead)
+
+    def factor(self, op: Op, place: Place) -> float:
+        """Return how many times as long as usual an action took, or a similar one, if the run does not have it."""
+        found = self.factors.get((op, place))
+        return self.factors.get((SPLIT.get(op, Op.F), place), 1.0) if found is None else found
+
+    def start(self, op: Op, place: Place, needs_message: bool, chance: random.Random) -> Start:
+        """Return how an action started, or a similar one, if the run does not have it."""
+        similar = self.starts.get((op, needs_message)) or self.starts.get((SPLIT.get(op, Op.F), needs_message))
+        if op is Op.W or not similar:
+            return self.overhead, 0.0
+        return similar[place] if place in similar else chance.choice([*similar.values()])
+
+
+def _quantile(ordered: Sequence[float], part: float, steps: int) -> float:
+    """Return the value that a part of future steps falls below: of few steps, the extremes are further out."""
+    part = min(1.0, max(0.0, (part * (steps + 1) - 1) / max(1, steps - 1)))
+    place = part * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -1,0 +1,167 @@
+"""The cause that an autopsy names is the one that was planted, and its causes sum to the bubble."""
+
+import random
+from collections import Counter, defaultdict
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often, sample
+
+import ppedu as pp
+from ppedu.trace import table
+from ppedu.trace.drawn import PLANTED, Job
+from ppedu.trace.replay import Measured, travels
+
+STRENGTH = {
+    "imbalance": (0.4, 1.0),
+    "slow worker": (0.4, 1.0),
+    "variation": (0.3, 0.5),
+    "messages": (0.3, 0.8),
+    "pauses": (0.5, 1.5),
+}
+SEEDS = list(range(300))
+
+
+def draw(seed, **settings):
+    """Return a job with a planted cause, drawn by lot."""
+    chance = random.Random(seed)
+    planted = PLANTED[(seed + seed // 10) % len(PLANTED)]  # all of them, also in every tenth seed
+    name = chance.choice(["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"])
+    ranks = chance.choice([3, 4, 6])
+    schedule = pp.schedule(name, ranks, ranks * chance.choice([2, 4]))
+    drawn = {
+        "replicas": chance.choice([2, 3, 4]),
+        "by": chance.uniform(*STRENGTH[planted]),
+        "skew": chance.choice([0, 0, 0.02]),
+        "warm_up": chance.choice([0, 2]),
+    }
+    return Job(schedule, steps=8, planted=planted, seed=seed, **{**drawn, **settings})
+
+
+def load(job, folder):
+    path = folder / "run.csv"
+    path.write_text(table.write(job.records()))
+    return pp.Run.load(path)
+
+
+def test_the_named_cause_is_the_planted_one(tmp_path):
+    seeds = sample(SEEDS)
+    named, warm = Counter(), Counter()
+    for seed in seeds:
+        job = draw(seed)
+        run = load(job, tmp_path)
+        autopsy = run.autopsy()
+        assert run.schedule.orders == job.schedule.orders
+        if job.planted in ("imbalance", "messages", "pauses"):  # or else, steps vary for another reason
+            warm[run.warm_up == tuple(range(job.warm_up))] += 1
+        worst = max(PLANTED, key=autopsy.saved.__getitem__)
+        named[worst == job.planted] += 1
+        assert any(finding.cause == job.planted for finding in autopsy.findings)
+    assert named[True] >= 0.97 * len(seeds), named
+    assert warm[True] >= 0.95 * warm.total(), warm
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_causes_sum_to_the_idle_time_of_the_table(tmp_path, seed):
+    job = draw(seed, warm_up=0, skew=0)
+    spans = defaultdict(list)
+    computed = Counter()
+    for record in job.records():
+        spans[record.step].append((record.start, record.end))
+        computed[record.step] += (record.end - record.start) * (record.action is not None)
+    workers = job.replicas * job.schedule.ranks
+    length = {step: max(end for _, end in each) - min(start for start, _ in each) for step, each in spans.items()}
+    idle = 1 - sum(computed.values()) / workers / sum(length.values())
+    autopsy = load(job, tmp_path).autopsy()
+    assert autopsy.bubble == pytest.approx(idle, abs=1e-4)
+    assert sum(autopsy.causes.values()) == pytest.approx(idle, abs=1e-4)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_straggler_is_named_with_its_steps(tmp_path, always):
+    job = Job(pp.schedule("1f1b", 4, 8), replicas=3, steps=10, planted="slow worker", always=always, by=0.6, seed=3)
+    chance = random.Random(3)  # as in `Job.records`
+    replica, rank = chance.randrange(3), chance.randrange(4)
+    autopsy = load(job, tmp_path).autopsy()
+    (straggler,) = autopsy.stragglers
+    assert (straggler.replica, straggler.rank) == (replica, rank)
+    assert straggler.steps == tuple(range(0 if always else 5, 10))
+    assert straggler.factor == pytest.approx(1.6, abs=0.02)
+    assert f"rank {rank} of replica {replica} (stage {rank})" in str(autopsy)
+
+
+def test_a_slow_worker_is_replayed_and_predicted_by_itself(tmp_path):
+    """Costs of one replica from the even steps, for its odd ones; messages and pauses vary, too."""
+    job = Job(pp.schedule("1f1b", 4, 8), steps=40, planted="slow worker", always=True, by=0.5, noise=0.015, seed=6)
+    run = load(job, tmp_path)
+    for replica in run.replicas:
+        costs = run.only(steps=range(0, 40, 2), replicas=[replica]).costs()
+        predicted = pp.simulate(run.schedule, costs).makespan
+        odd = [run.timeline(step, replica).makespan for step in range(1, 40, 2)]
+        assert median(abs(predicted / time - 1) for time in odd) <= 0.013
+        replayed = [run.replay(step, replica).makespan for step in range(1, 40, 2)]
+        assert median(abs(a / b - 1) for a, b in zip(replayed, odd, strict=True)) <= 0.002
+
+
+def test_microbatches_of_unlike_length_are_named(tmp_path):
+    job = Job(pp.schedule("1f1b", 4, 8), replicas=1, steps=60, planted="variation", by=0.3, seed=2)
+    run = load(job, tmp_path)
+    assert median(abs(run.replay(step).makespan / run.timeline(step).makespan - 1) for step in run.steps) <= 0.008
+    known = run.only(steps=range(0, 60, 2))
+    odd = [run.timeline(step).makespan for step in range(1, 60, 2)]
+    prediction = known.predict("1f1b")
+    assert median(abs(prediction.makespan / time - 1) for time in odd) <= 0.12
+    assert sum(prediction.low <= time <= prediction.high for time in odd) >= 0.85 * len(odd)
+    assert "microbatches vary" in str(run.autopsy())
+
+
+def test_what_even_stages_would_save_is_what_even_stages_take(tmp_path):
+    """The oracle is a run that was drawn with even stages of the same sum."""
+    schedule = pp.schedule("1f1b", 4, 8)
+    long = Job(schedule, forward=(0.06, 0.06, 0.06, 0.12), backward=(0.12, 0.12, 0.12, 0.24), noise=0, seed=1)
+    even = Job(schedule, forward=0.075, backward=0.15, noise=0, seed=1)
+    saved = load(long, tmp_path).autopsy().saved["imbalance"]
+    lengths = [load(job, tmp_path).autopsy().step for job in (long, even)]
+    assert saved == pytest.approx(1 - lengths[1] / lengths[0], abs=1e-3)
+
+
+@often(40)
+@given(st.integers(0, 10**6))
+def test_a_replay_is_the_simulation_with_the_same_times(seed):
+    """Two replays that share no code: this package's, and `simulate` with a time for each stage and microbatch."""
+    chance = random.Random(seed)
+    schedule = pp.schedule(
+        chance.choice(["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"]), 3, chance.randint(6, 9) // 3 * 3
+    )
+    times = {
+        op: [[chance.randint(1, 9) for _ in range(schedule.microbatches)] for _ in range(schedule.stages)]
+        for op in ("F", "B", "I", "W")
+    }
+    latency = {(a, b): chance.randint(0, 5) for a in range(3) for b in range(3) if a != b}
+    costs = pp.Costs(times["F"], times["B"], times["I"], times["W"], latency=latency)
+    lasts = [[times[op][stage][m] for stage, op, m, _ in order] for order in schedule.orders]
+    measured = Measured(schedule, lasts, [[0] * len(row) for row in lasts], travels(schedule, costs.delay))
+    assert measured.starts() == [[span.start for span in row] for row in pp.simulate(schedule, costs).rows]
+
+
+def test_a_report_is_a_page_of_its_own(tmp_path):
+    autopsy = load(draw(0), tmp_path).autopsy()
+    autopsy.save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for finding in autopsy.findings:
+        assert finding.sentence.replace("'", "&#x27;") in page
+    assert "https://" not in page.replace("https://www.w3.org", "")
+    with pytest.raises(pp.SettingError, match=r"end it in \.html"):
+        autopsy.save(tmp_path / "report.pdf")
+
+
+def test_an_autopsy_of_an_order_that_deadlocks_is_refused(tmp_path):
+    """Times that no order allows: rank 0 ends a backward before rank 1 has begun it."""
+    lines = ["step,stage,operation,microbatch,start,duration"]
+    lines += ["0,0,B,0,0,1", "0,0,F,0,1,1", "0,1,F,0,2,1", "0,1,B,0,3,1"]
+    path = tmp_path / "wrong.csv"
+    path.write_text("\n".join(lines))
+    with pytest.raises(pp.PipelineError, match=r"0B0|contradicts"):
+        pp.Run.load(path).autopsy()

@@ -1,0 +1,292 @@
+"""Tables and traces that are right, and those that lie."""
+
+import gzip
+import json
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often
+
+import ppedu as pp
+from ppedu.trace import table
+from ppedu.trace.drawn import Job
+
+HEAD = "step,stage,operation,microbatch,start,duration"
+RIGHT = ["0,0,F,0,0,1", "0,1,F,0,1,1", "0,1,B,0,2,2", "0,0,B,0,4,2"]
+
+
+def write(path, *lines, head=HEAD):
+    path.write_text("\n".join([head, *lines]) + "\n")
+    return path
+
+
+def test_a_table_in_other_words(tmp_path):
+    """The names of columns and operations that frameworks use, one replica after the other, with messages."""
+    head = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,mb_id"
+    lines = []
+    for replica, rank in ((0, 0), (1, 1)):
+        lines += [
+            f"{replica},0,{rank},7,forward-compute,{replica},1,0,0,0",
+            f"{replica},0,{rank},7,forward-send,{replica + 1},0.1,0,-1,-1",
+            f"{replica},1,{rank + 2},7,forward-compute,{replica + 1.5},1,0,0,0",
+            f"{replica},1,{rank + 2},7,backward-compute,{replica + 3},2,0,0,0",
+            f"{replica},0,{rank},7,backward-compute,{replica + 6},2,0,0,0",
+            f"{replica},0,{rank},7,optimizer,{replica + 9},1,0,-1,-1",
+        ]
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress("\n".join([head, *lines]).encode()))
+    run = pp.Run.load(path)
+    assert (run.steps, run.replicas) == ((7,), (0, 1))
+    assert run.schedule.orders == pp.schedule("1f1b", 2, 1).orders
+    one = run.recorded[7, 1]
+    assert [span.start for span in one.timeline.rows[1]] == [2.5, 4]
+    assert (one.start, one.end) == (1, 11)
+    assert one.others[0].name == "optimizer"
+
+
+def test_chunks_in_a_table(tmp_path):
+    schedule = pp.schedule("interleaved", 2, 2)
+    timeline = pp.simulate(schedule, pp.Costs(1.0, 2.0))
+    lines = [
+        f"0,{rank},{action.stage // 2},{action.op},{action.microbatch},{start},{end - start}"
+        for rank, row in enumerate(timeline.rows)
+        for action, start, end in row
+    ]
+    random.Random(1).shuffle(lines)
+    run = pp.Run.load(write(tmp_path / "x.csv", *lines, head="step,stage,chunk,operation,microbatch,start,duration"))
+    assert run.schedule.name == "interleaved"
+    assert run.timeline().makespan == timeline.makespan
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        (["0,0,F,0,zero,1"], r"line 2: '0,0,F,0,zero,1' is not an operation"),
+        (["0,0,F,0,0,-1"], "is not an operation"),
+        (["0,0,F,,0,1"], "no stage or no microbatch"),
+        (["0,0,optimizer,0,0,1"], "no forwards and backwards"),
+        ([], "no forwards and backwards"),
+        (RIGHT[:3], r"no whole step; step 0: .*0B0"),
+        ([*RIGHT, "0,0,B,0,7,1"], "runs 0B0 twice"),
+        ([*RIGHT[:3], "0,0,B,0,0.5,2"], "on rank 0, 0B0 begins at 0.5 s, before 0F0 ends at 1 s"),
+        ([RIGHT[0], "0,1,F,0,0.5,1", "0,1,B,0,2,2", "0,0,B,0,3,2"], "contradicts itself"),
+        ([*RIGHT, "0,3,F,0,7,1", "0,3,B,0,8,1"], "no whole step"),
+    ],
+)
+def test_tables_that_lie(tmp_path, lines, match):
+    with pytest.raises(pp.ParseError, match=match):
+        pp.Run.load(write(tmp_path / "x.csv", *lines))
+
+
+def test_an_incomplete_step_is_left_out_and_named(tmp_path):
+    later = [line.replace("0,", "1,", 1) for line in RIGHT[:3]]
+    run = pp.Run.load(write(tmp_path / "x.csv", *RIGHT, *later))
+    assert run.steps == (0,)
+    assert run.faults[0].startswith("step 1: ")
+    assert "left out, because the trace is incomplete: step 1: " in str(run.autopsy())
+
+
+def test_files_that_are_not_tables(tmp_path):
+    with pytest.raises(pp.ParseError, match=r"no column 'operation' or 'start' or 'duration'; its first line is 'step"):
+        pp.Run.load(write(tmp_path / "x.csv", head="step,stage"))
+    with pytest.raises(pp.ParseError, match=r"pandas.read_parquet\(.*x.parquet'\).to_csv\('x.csv', index=False\)"):
+        pp.Run.load(tmp_path / "x.parquet")
+    for missing in ("none.csv", "none.json"):
+        with pytest.raises(pp.PipelineError, match="cannot read"):
+            pp.Run.load(tmp_path / missing)
+    for wrong in (None, [], 7, b"x"):
+        with pytest.raises(pp.SettingError, match=r"name of a trace file|file name must be text"):
+            pp.Run.load(wrong)
+
+
+def test_a_saved_timeline_is_a_run(tmp_path):
+    timeline = pp.simulate(pp.schedule("zb-h1", 4, 8), pp.Costs(0.01, 0.02, unit="s"))
+    timeline.save(tmp_path / "x.json")
+    run = pp.Run.load(tmp_path / "x.json")
+    assert run.schedule.orders == timeline.schedule.orders
+    assert run.timeline().makespan == pytest.approx(timeline.makespan, abs=1e-6)
+
+
+# Kineto traces
+
+
+def event(name, ts, dur, category="user_annotation", **arguments):
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": arguments}
+
+
+def kineto(path, rank, events, text=None):
+    about = {"schemaVersion": 1, "distributedInfo": {"rank": rank}, "baseTimeNanoseconds": 0, "traceEvents": events}
+    path.write_text(json.dumps(about) if text is None else text)
+    return path
+
+
+def two_ranks(folder, device=False, skew=0):
+    """Write the traces of two ranks and one microbatch, in milliseconds: F 0–10, 12–22, B 22–42, 44–64."""
+    paths = []
+    times = {0: {"PP:0F0": (0, 10), "PP:0B0": (44, 64)}, 1: {"PP:1F0": (12, 22), "PP:1B0": (22, 42)}}
+    for rank, ranges in times.items():
+        events = []
+        waits = 0.0  # in milliseconds: a range begins when the one before ends
+        for number, (name, (start, end)) in enumerate(ranges.items()):
+            before, waits = 1000 * (waits + skew * rank), end
+            start, end = 1000 * (start + skew * rank), 1000 * (end + skew * rank)
+            if device:  # launched within a millisecond, long before
+                events.append(event(name, start - 900, 800))
+                events.append(event(name, start, end - start, "gpu_user_annotation"))
+                for kernel, part in enumerate((0.25, 0.75)):
+                    launch = 10 * number + kernel
+                    events.append(
+                        event("cudaLaunchKernel", start - 800 + kernel, 5, "cuda_runtime", correlation=launch)
+                    )
+                    begin = start + (end - start) * (part - 0.25) / 1.0
+                    last = end - begin if kernel else (end - start) / 4
+                    events.append(event("gemm", begin, last, "kernel", correlation=launch))
+                events.append(event("cudaLaunchKernel", start - 700, 5, "cuda_runtime", correlation=99 + number))
+                events.append(event("ncclDevKernel_SendRecv", start - 9000, 9e6, "kernel", correlation=99 + number))
+            else:
+                events.append(event(name, before, end - before))
+                events.append(event("c10d::recv_", before, 10, "cpu_op"))
+                events.append(event("aten::mm", start, (end - start) / 2, "cpu_op"))
+                events.append(event("aten::mm", (start + end) / 2, (end - start) / 2, "cpu_op"))
+        events.append(event("Optimizer.step#SGD.step", 70_000, 5_000))
+        random.Random(rank).shuffle(events)
+        paths.append(kineto(folder / f"r{rank}.json", rank, events))
+    return paths
+
+
+@pytest.mark.parametrize(("device", "skew"), list(product([False, True], [0, -20])))
+def test_times_are_those_of_the_work(tmp_path, device, skew):
+    run = pp.Run.load(two_ranks(tmp_path, device, skew))
+    rows = run.timeline().rows
+    assert [[(round(start * 1e3, 3), round(end * 1e3, 3)) for _, start, end in row] for row in rows] == [
+        [(0, 10), (44, 64)],
+        [(12, 22), (22, 42)],
+    ]
+    assert run.clocks[0].shifts == pytest.approx((0, -skew / 1e3), abs=1e-9)
+    if not device:
+        assert {other.name for other in run.recorded[0, 0].others} == {"Optimizer.step#SGD.step"}
+
+
+def test_traces_that_lie(tmp_path):
+    first, second = two_ranks(tmp_path)
+    with pytest.raises(pp.ParseError, match=r"no whole step; step 0: .*0F0 is never run \(2 actions missing\)"):
+        pp.Run.load(second)
+    with pytest.raises(pp.ParseError, match="are both of rank 0"):
+        pp.Run.load([first, kineto(tmp_path / "again.json", 0, json.loads(first.read_text())["traceEvents"])])
+    text = first.read_text()
+    for cut in (1, 40, len(text) // 2, len(text) - 1):
+        with pytest.raises(pp.ParseError, match=r"ends too early: it holds [0-9]+ whole events"):
+            pp.Run.load([kineto(tmp_path / "cut.json", 0, [], text[:cut]), second])
+    for wrong, match in (
+        ("PNG", "is not a trace"),
+        ('{"traceEvents": [{]}', "ends too early|is damaged"),
+        ('{"traceEvents": [{"ph": "X", "name": "PP:0F0"}]}', "without a name or a time"),
+    ):
+        with pytest.raises(pp.ParseError, match=match):
+            pp.Run.load(kineto(tmp_path / "wrong.json", 0, [], wrong))
+    other = kineto(tmp_path / "other.json", 0, [event("forward", 0, 1), event("data", 2, 1)])
+    with pytest.raises(pp.ParseError, match=r"no range of a pipeline's action.*its ranges are 'data', 'forward'"):
+        pp.Run.load([other])
+    with pytest.raises(pp.ParseError, match=r"'PP:2G0'.*is not an action"):
+        pp.Run.load([kineto(tmp_path / "odd.json", 0, [event("PP:2G0", 0, 1)])])
+    unknown = [tmp_path / f"{name}.json" for name in ("alpha", "beta")]
+    for path, source in zip(unknown, (first, second), strict=True):
+        path.write_text(source.read_text().replace("distributedInfo", "nothing"))
+    with pytest.raises(pp.ParseError, match="does not say of which rank it is"):
+        pp.Run.load(unknown)
+
+
+def test_ranks_that_recorded_unlike_numbers_of_steps(tmp_path):
+    first, second = two_ranks(tmp_path)
+    once = json.loads(first.read_text())["traceEvents"]
+    twice = once + [{**each, "ts": each["ts"] + 1e5} for each in once]
+    with pytest.raises(pp.ParseError, match="unlike numbers of steps: 2 on rank 0, 1 on rank 1"):
+        pp.Run.load([kineto(first, 0, twice), second])
+
+
+@often(30)
+@given(st.integers(0, 10**6), st.integers(2, 5), st.lists(st.floats(-0.5, 0.5), min_size=5, max_size=5))
+def test_clocks_are_corrected_within_the_error_they_state(seed, ranks, skews):
+    """The oracle is the same job without skew."""
+    from ppedu.trace.clocks import align
+    from ppedu.trace.records import assemble
+
+    job = Job(pp.schedule("1f1b", ranks, 2 * ranks), replicas=1, steps=2, seed=seed, latency=0.003)
+    wrong = [0.0, *skews[: ranks - 1]]
+    records = [
+        record._replace(start=record.start + wrong[record.worker], end=record.end + wrong[record.worker])
+        for record in job.records()
+    ]
+    whole, _ = assemble(records, "drawn")
+    clocks = align([each.timeline for each in whole.values()])
+    for skew, shift in zip(wrong, clocks.shifts, strict=True):
+        assert abs(skew + shift) <= 2 * clocks.error + 1e-9
+    assert clocks.error < 0.05
+
+
+def test_a_large_trace_is_read_in_a_stream(tmp_path):
+    """32 MB of events that do not matter take little more memory than the reader's buffer."""
+    import tracemalloc
+
+    first, second = two_ranks(tmp_path)
+    about = json.loads(first.read_text())
+    filler = json.dumps(event("aten::item", 1, 1, "python_function", stack="x" * 300))
+    events = [json.dumps(each) for each in about["traceEvents"]]
+    large = ",".join([filler] * 40_000 + events + [filler] * 40_000)
+    first.write_text('{"distributedInfo": {"rank": 0}, "traceEvents": [' + large + '], "traceName": "x"}')
+    parts = []
+    tracemalloc.start()
+    try:
+        run = pp.Run.load([first, second], progress=parts.append)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert run.timeline().makespan == pytest.approx(0.064, abs=1e-6)
+    assert parts == sorted(parts) and parts[-1] == 1
+    assert first.stat().st_size > 30e6 and peak < 30e6
+
+
+def test_a_table_of_a_run_reads_back(tmp_path):
+    job = Job(pp.schedule("dualpipev", 2, 4), replicas=2, steps=2)
+    path = tmp_path / "x.csv"
+    path.write_text(table.write(job.records()))
+    run = pp.Run.load(path)
+    assert run.schedule.name == "dualpipev"
+    assert (run.steps, run.replicas) == ((0, 1), (0, 1))
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe", "zb-v"])
+def test_a_saved_timeline_keeps_its_steps(tmp_path, name):
+    schedule = pp.schedule(name, 4, 8)
+    costs = pp.Costs(forward=lambda stage, microbatch: 0.01 + 0.001 * microbatch, backward=0.02, unit="s")
+    timeline = pp.simulate(schedule, costs, steps=3)
+    timeline.save(tmp_path / "x.json")
+    loaded = pp.Timeline.load(tmp_path / "x.json")
+    assert [step.schedule.orders for step in loaded.steps] == [schedule.orders] * 3
+    assert [step.makespan for step in loaded.steps] == pytest.approx([step.makespan for step in timeline.steps])
+    assert loaded.steps[2].costs.forward == timeline.steps[2].costs.forward
+    run = pp.Run.load(tmp_path / "x.json")
+    assert (run.schedule.name, run.steps) == (name, (0, 1, 2))
+
+
+def test_of_measured_and_simulated_timelines_in_a_file_the_measured_ones_count(tmp_path):
+    simulated = pp.simulate(pp.schedule("1f1b", 2, 4), pp.Costs(1.0))
+    measured = replace(pp.simulate(pp.schedule("gpipe", 2, 4), pp.Costs(1.0)), source="measured")
+    pp.view.save([simulated, measured, measured], tmp_path / "x.json")
+    run = pp.Run.load(tmp_path / "x.json")
+    assert (run.schedule.name, run.steps) == ("gpipe", (0, 1))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("lost", range(4))
+def test_a_missing_rank_is_missed(tmp_path, name, lost):
+    """Without the last rank, all that is left is a complete pipeline, whose last stage waits for no reason."""
+    job = Job(pp.schedule(name, 4, 8), replicas=1, steps=3)
+    head, *rows = table.write(job.records()).splitlines()
+    kept = [row for row in rows if row.split(",")[2] != str(lost)]
+    with pytest.raises(pp.ParseError, match="Give the traces of all ranks"):
+        pp.Run.load(write(tmp_path / "x.csv", *kept, head=head))
