@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +81,18 @@ class GPT(nn.Module):
             self.head.linear.weight = embedding.token.weight
 
     @classmethod
-    def stage(cls, config: GPTConfig, stage: int, stages: int, seed: int = 0) -> GPT:
-        """Return stage number `stage` of a GPT whose blocks are divided evenly among `stages` stages.
+    def stage(
+        cls, config: GPTConfig, stage: int, stages: int, seed: int = 0, pieces: Sequence[range] | None = None
+    ) -> GPT:
+        """Return stage number `stage` of a GPT whose blocks are divided among `stages` stages.
+
+        pieces: The blocks of each stage; by default, they are divided evenly.
 
         Raises:
             SettingError: `stages` exceeds the number of blocks, or `stage` is not below `stages`.
         """
         require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
-        pieces = evenly(config.layers, stages)
+        pieces = evenly(config.layers, stages) if pieces is None else pieces
         if require_count("stage", stage, least=0) >= stages:
             raise SettingError(f"stage must be from 0 to {stages - 1}; got {stage}")
         return cls(config, pieces[stage], seed)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,17 +19,21 @@ from tqdm import tqdm
 from ppedu.core.display import require_savable
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.files import named
+from ppedu.core.partition import by_cost, evenly
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance
 from ppedu.run.comm import PipelineGroup, place
 from ppedu.run.data import Text
-from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
-from ppedu.run.pipeline import Pipeline, local_stages
+from ppedu.run.gpt import GPT, Block, Embedding, GPTConfig, Head, next_token_loss
+from ppedu.run.pipeline import Pipeline
+from ppedu.run.precision import LossScale, MasterWeights
+from ppedu.run.stage import Stage, local_stages
 from ppedu.zoo import schedule
 from ppedu.zoo.options import option
 
-DTYPES = {"float32": None, "bfloat16": torch.bfloat16}  # by name: the dtype for autocast
+# By name: the dtype for autocast.
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_SEED = 10**9  # so that the generators' seeds, which combine it with the step, stay valid
 PIPELINE, MODEL, TRAINING, FILES = "the pipeline", "the model", "the training", "files"  # groups of the command line
 
@@ -45,9 +52,14 @@ class TrainConfig:
     batch: the number of sequences in a step, over all replicas.
     microbatches: into how many microbatches each pipeline cuts its part of the batch.
     context, layers, heads, width, tied: of the model; see `GPTConfig`.
+    cut: "even" divides the blocks evenly among the stages; "cost" so that the slowest stage is as fast as possible, by
+        the times of a block, the embedding and the head that the first rank measures.
+    recompute: keep only the stages' inputs, and compute activations again for the backwards.
     lr: the learning rate of AdamW.
     clip: the maximum norm of all gradients; None for no clipping.
-    dtype: "float32", or "bfloat16" for forwards in mixed precision.
+    dtype: "float32", or "bfloat16" or "float16" for forwards in mixed precision; float16 with a scale for the loss.
+    weights: "float32", or "bfloat16" to store the weights and compute in it, accumulate gradients in fp32 and step the
+        optimizer on fp32 copies.
     seed: of the weights and the batches, which do not depend on the number of ranks.
     text: a file to train on; by default Python's documentation.
     replicas: the number of pipelines side by side, among which the ranks and the batch are divided.
@@ -72,8 +84,11 @@ class TrainConfig:
     text: str | None = setting(None, FILES, "FILE", "train on this text instead of Python's documentation")
     options: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = False
+    cut: str = setting("even", PIPELINE, "HOW", "even, or cost: by the measured times of blocks, embedding and head")
+    recompute: bool = False
     clip: float | None = setting(None, TRAINING, "NORM", "maximum norm of all gradients")
-    dtype: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 for forwards in mixed precision")
+    dtype: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 or float16 for mixed precision")
+    weights: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 with fp32 gradients and copies")
     replicas: int = setting(1, PIPELINE, "N", "pipelines side by side, each with its part of the ranks and the batch")
     save: str | None = setting(
         None,
@@ -101,6 +116,15 @@ class TrainConfig:
                 raise SettingError(f"{name} must be a number above 0; got {value!r}")
         if self.dtype not in list(DTYPES):  # a list, because `in` would raise TypeError for an unhashable value
             raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
+        if self.cut not in ["even", "cost"]:
+            raise SettingError(f'cut must be "even" or "cost"; got {self.cut!r}')
+        if self.weights not in ["float32", "bfloat16"]:
+            raise SettingError(f"weights must be float32 or bfloat16; got {self.weights!r}")
+        if self.weights != "float32" and (self.dtype != "float32" or self.save is not None):
+            raise SettingError(
+                "bfloat16 weights compute in bfloat16, and their fp32 copies are not in a checkpoint; leave out dtype "
+                "and save"
+            )
         require_instance("options", self.options, Mapping, "a dict such as {'chunks': 3}")
         for file in (self.text, self.save):
             if file is not None:
@@ -180,13 +204,21 @@ def train_gpt(
     model = config.gpt(len(text.characters))
     device = torch.device(device or group.device)
     own, beside = side_by_side(group, config.replicas)
+    pieces = evenly(model.layers, made.stages)
+    if config.cut == "cost":
+        microbatch = config.batch // config.replicas // config.microbatches
+        pieces = cut_by_cost(model, made.stages, microbatch, group, device)
     modules = {
-        stage: GPT.stage(model, stage, made.stages, config.seed).to(device) for stage in local_stages(made, own.rank)
+        stage: GPT.stage(model, stage, made.stages, config.seed, pieces).to(device, getattr(torch, config.weights))
+        for stage in local_stages(made, own.rank)
     }
     tied, autocast = model.ties(made.stages), DTYPES[config.dtype]
-    pipeline = Pipeline(made, modules, next_token_loss, own, replicas=beside, tied=tied, autocast=autocast)
+    stages = {stage: Stage(module, stage, recompute=config.recompute) for stage, module in modules.items()}
+    pipeline = Pipeline(made, stages, next_token_loss, own, replicas=beside, tied=tied, autocast=autocast)
     weights = [weight for module in modules.values() for weight in module.parameters()]
-    optimizer = torch.optim.AdamW(weights, lr=config.lr)
+    masters = MasterWeights(weights) if config.weights != "float32" else None
+    optimizer = torch.optim.AdamW(masters.copies if masters else weights, lr=config.lr)
+    scale = LossScale() if config.dtype == "float16" else None
     losses: list[float] = []
     if config.save is not None:
         from ppedu.run.checkpoint import Checkpoints  # imported here, because it takes a second
@@ -202,11 +234,16 @@ def train_gpt(
     for step in bar:
         batch = text.batch(config.batch, config.context, seed=config.seed * 1_000_003 + step)
         inputs, targets = (tokens.chunk(config.replicas)[group.rank // own.size].to(device) for tokens in batch)
-        loss = pipeline.step(inputs, targets)
-        if config.clip is not None:
+        loss = pipeline.step(inputs, targets, loss_scale=scale.value if scale else 1.0)
+        if scale:  # a norm that is not finite is an overflow
+            norm = pipeline.clip_grad_norm(config.clip or math.inf)
+        elif config.clip is not None:
             pipeline.clip_grad_norm(config.clip, error_if_nonfinite=True)
-        optimizer.step()
-        optimizer.zero_grad()
+        if scale is None or scale.update(norm):
+            with masters or nullcontext():
+                optimizer.step()
+        for module in modules.values():
+            module.zero_grad()
         losses.append(loss.item())
         bar.set_postfix(loss=f"{losses[-1]:.3f}")
         if config.save is not None and (len(losses) % config.every == 0 or len(losses) == config.steps):
@@ -214,6 +251,39 @@ def train_gpt(
         if each is not None:
             each(TrainResult(losses, pipeline))
     return TrainResult(losses, pipeline)
+
+
+def cut_by_cost(
+    model: GPTConfig, stages: int, microbatch: int, group: PipelineGroup, device: torch.device
+) -> list[range]:
+    """Return the blocks of each stage, such that the slowest stage is as fast as possible.
+
+    The first rank of `group` measures a block, the embedding and the head, with a microbatch of `microbatch` sequences.
+    """
+    times: list[Any] = [None]
+    if group.is_first:
+        tokens = torch.zeros(microbatch, model.context, dtype=torch.long, device=device)
+        x = torch.randn(microbatch, model.context, model.width, device=device, requires_grad=True)
+        parts = ((Block(model), x), (Embedding(model), tokens), (Head(model), x))
+        times = [[_time(part.to(device), given) for part, given in parts]]
+    if group.size > 1:
+        dist.broadcast_object_list(times, group.peer(0), group.process_group)
+    layer, first, last = times[0]
+    return by_cost([layer] * model.layers, stages, first, last)
+
+
+def _time(part: torch.nn.Module, x: torch.Tensor, repeats: int = 5) -> float:
+    """Return the least time of several forwards and backwards, in seconds."""
+    found = []
+    for _ in range(repeats):
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        begin = perf_counter()
+        part(x).sum().backward()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        found.append(perf_counter() - begin)
+    return min(found)
 
 
 def side_by_side(group: PipelineGroup, replicas: int) -> tuple[PipelineGroup, dist.ProcessGroup | None]:
@@ -249,6 +319,8 @@ def parser(**options: Any) -> argparse.ArgumentParser:
         "-o", "--option", type=option, action="append", default=[], dest="options", metavar="NAME=VALUE", help=text
     )
     groups[MODEL].add_argument("--tied", action="store_true", help="use the token embedding's weights in the head")
+    text = "keep only the stages' inputs, and compute activations again for the backwards"
+    groups[TRAINING].add_argument("--recompute", action="store_true", help=text)
     groups[FILES].add_argument(
         "--out", metavar="FILE", default="timeline.json", help="for the timeline (default: timeline.json)"
     )
@@ -297,6 +369,8 @@ def main() -> None:
                 print(f"{config.save} holds {len(result.losses)} steps already; take more --steps to continue")
             else:
                 result.timeline.save(options.out)
+                speed = config.batch * config.context / result.timeline.makespan
+                print(f"last step: {speed:,.0f} tokens/s, without the optimizer")
                 print(f"{result.timeline.summary()}; saved to {options.out}")
     finally:
         if dist.is_initialized():

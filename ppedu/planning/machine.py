@@ -1,0 +1,84 @@
+"""The machines that a pipeline runs on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number
+from ppedu.core.per_link import Link
+from ppedu.core.validate import require_count, require_number
+from ppedu.planning.pieces import SECONDS, require_unit
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU and its links.
+
+    memory: Bytes of a GPU.
+    flops: Achieved FLOP/s of a GPU; needed for a model that is given by its sizes.
+    peak: FLOP/s on the data sheet, for the model FLOPs utilization (MFU).
+    latency: The time that a message takes beside its bytes, in `unit`.
+    bandwidth: Bytes per second and direction between two GPUs.
+    node: GPUs in a node, if `near_latency` and `near_bandwidth` are those within one.
+    memory_bandwidth: Bytes per second between a GPU and its own memory, for the time of the optimizer.
+    unit: Of the latencies: "s", "ms" or "us"; None for the model's unit.
+
+    Raises:
+        SettingError: A number is not possible.
+    """
+
+    memory: Number
+    flops: Number | None = None
+    peak: Number | None = None
+    latency: Number = 0
+    bandwidth: Number | None = None
+    node: int | None = None
+    near_latency: Number | None = None
+    near_bandwidth: Number | None = None
+    memory_bandwidth: Number | None = None
+    unit: str | None = None
+
+    def __post_init__(self) -> None:
+        require_number("memory", self.memory, lambda size: 0 < size < math.inf, "bytes, such as 80e9")
+        for name in ("flops", "peak", "bandwidth", "near_bandwidth", "memory_bandwidth"):
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name), lambda each: 0 < each < math.inf, "a number above 0")
+        for name in ("latency", "near_latency"):
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name), lambda each: 0 <= each < math.inf, "a number of at least 0")
+        if self.node is not None:
+            require_count("node", self.node)
+        elif self.near_latency is not None or self.near_bandwidth is not None:
+            raise SettingError("give node=, the GPUs in a node, with near_latency or near_bandwidth")
+        if self.unit is not None:
+            require_unit(self.unit)
+
+    def delays(self, ranks: int, message: Number, unit: str, tensor: int = 1) -> Number | dict[Link, Number]:
+        """Return the time of a message of `message` bytes in `unit`: one number, or one for each link of the ranks.
+
+        tensor: GPUs of a rank.
+        """
+
+        def delay(latency: Number, bandwidth: Number | None) -> Number:
+            factor = 1 if self.unit in (None, unit) else SECONDS[self.unit or unit] / SECONDS[unit]
+            sent = message / bandwidth / SECONDS[unit] if bandwidth and message else 0
+            return latency * factor + sent
+
+        far = delay(self.latency, self.bandwidth)
+        node = max(1, (self.node or 1) // tensor)
+        if node == 1:
+            return far
+        near = delay(
+            self.latency if self.near_latency is None else self.near_latency,
+            self.bandwidth if self.near_bandwidth is None else self.near_bandwidth,
+        )
+        if near == far or node >= ranks:
+            return near
+        return {
+            (sender, receiver): near if sender // node == receiver // node else far
+            for sender in range(ranks)
+            for receiver in range(ranks)
+            if sender != receiver
+        }

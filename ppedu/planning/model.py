@@ -1,0 +1,316 @@
+"""Models by their sizes: parameters, FLOPs and activation bytes of each piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number
+from ppedu.core.validate import require_count, require_instance
+from ppedu.planning.pieces import FLOP, Piece, Pieces, measured, per_weight
+
+MOST_LAYERS = 10_000
+RECOMPUTED = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder-only transformer by its sizes.
+
+        Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256)  # Llama 3 8B
+
+    kv_heads: Heads of keys and values, if fewer than `heads` (grouped-query attention, arXiv 2305.13245).
+    ffn: The width of the perceptron; by default 4 · `width`.
+    head_size: By default `width` / `heads`.
+    gated: The perceptron has three matrices (SwiGLU, arXiv 2002.05202) in place of two.
+    norm: "rms" has a scale; "layer" has a scale and a bias.
+    biases: Of the linear layers: "none", those of queries, keys and values ("qkv"), or "all".
+    qk_norm: Queries and keys are normalized, each with a scale per head size.
+    positions: The number of learned position embeddings, 0 without.
+    tied: The head uses the weights of the embedding.
+    experts, active: Experts of a layer, and how many of them a token visits (mixture of experts). `ffn` is then the
+        width of one expert.
+    shared: Experts that every token visits.
+    dropout: After attention, after both halves of a layer and on the attention matrix: it keeps masks.
+    flash: Attention keeps one number per token and head in place of its matrix (arXiv 2205.14135).
+
+    Raises:
+        SettingError: A size is not possible.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    kv_heads: int | None = None
+    ffn: int | None = None
+    head_size: int | None = None
+    gated: bool = True
+    norm: str = "rms"
+    biases: str = "none"
+    qk_norm: bool = False
+    positions: int = 0
+    tied: bool = False
+    experts: int = 0
+    active: int = 0
+    shared: int = 0
+    dropout: bool = False
+    flash: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "vocabulary"):
+            require_count(name, getattr(self, name))
+        for name in ("positions", "experts", "active", "shared"):
+            require_count(name, getattr(self, name), least=0)
+        for name in (each.name for each in fields(self) if each.type == "bool"):
+            require_instance(name, getattr(self, name), bool, "True or False")
+        if self.layers > MOST_LAYERS:
+            raise SettingError(f"layers must be at most {MOST_LAYERS}; got {self.layers}")
+        if self.head_size is None and self.width % self.heads:
+            near = self.heads * max(1, round(self.width / self.heads))
+            raise SettingError(
+                f"a width of {self.width} cannot be divided among {self.heads} heads; take a width of {near}, or give "
+                "head_size"
+            )
+        defaults = {
+            "kv_heads": self.heads,
+            "ffn": 4 * self.width,
+            "head_size": self.width // self.heads,
+        }
+        for name, default in defaults.items():
+            given = getattr(self, name)
+            object.__setattr__(self, name, default if given is None else require_count(name, given))  # frozen
+        if self.heads % self._kv_heads:
+            raise SettingError(
+                f"{self.heads} heads cannot share {self._kv_heads} heads of keys and values; kv_heads must divide heads"
+            )
+        if not isinstance(self.norm, str) or self.norm not in ("rms", "layer"):
+            raise SettingError(f'norm must be "rms" or "layer"; got {self.norm!r}')
+        if not isinstance(self.biases, str) or self.biases not in ("none", "qkv", "all"):
+            raise SettingError(f'biases must be "none", "qkv" or "all"; got {self.biases!r}')
+        if not (0 < self.active <= self.experts if self.experts else self.active == self.shared == 0):
+            raise SettingError(
+                f"a token visits 1 to {self.experts or 'all'} experts; got active={self.active} of {self.experts}"
+            )
+
+    @classmethod
+    def measured(
+        cls,
+        forward: Sequence[Number],
+        backward: Sequence[Number] | None = None,
+        input: Sequence[Number] | None = None,
+        weight: Sequence[Number] | None = None,
+        activation: Sequence[Number] | Number = 0,
+        weights: Sequence[int] | int = 0,
+        bytes_per_weight: Number | tuple[Number, Number, Number] = 16,
+        unit: str = "s",
+        message: Number = 0,
+        weight_memory: Number = 1,
+        logits: Number = 0,
+    ) -> Pieces:
+        """Return a model by measured times. Each list has an entry for each piece: embedding, layers, head with loss.
+
+        forward: The times of a microbatch's forward in `unit`: "s", "ms" or "us".
+        backward: By default twice the forward.
+        input, weight: Its halves, I and W. By default half of the backward each.
+        activation: Bytes of a microbatch that a piece keeps for the backward.
+        weights: The numbers of parameters.
+        bytes_per_weight: Of the weights, the gradients and the optimizer; a number is their sum, with 2 bytes for a
+            weight and 2 for its gradient: 16 for Adam in mixed precision (arXiv 1910.02054, section 3.1).
+        message: Bytes that a stage sends to the next for a microbatch.
+        weight_memory: The part of the activations that is kept until W.
+        logits: The bytes of the head's activation that are logits.
+
+        Raises:
+            SettingError: The lists do not fit each other, or a number is negative.
+        """
+        return measured(
+            forward,
+            backward,
+            input,
+            weight,
+            activation,
+            weights,
+            bytes_per_weight,
+            unit,
+            message,
+            weight_memory,
+            logits,
+        )
+
+    @classmethod
+    def of(cls, module: Any, example: Any, loss_fn: Any = None, bytes_per_weight: Any = 16) -> Pieces:
+        """Return an `nn.Module` as pieces, with the FLOPs and bytes that torch counts; see `ppedu.run.count`.
+
+            with torch.device("meta"):
+                model = pp.Model.of(MyModel(), torch.zeros(1, 4096, dtype=torch.long))
+
+        Raises:
+            SettingError: The module is not a chain of pieces, or cannot run with the example.
+        """
+        from ppedu.run.count import count  # needs torch
+
+        return count(module, example, loss_fn, bytes_per_weight)
+
+    @property
+    def _kv_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def _queries(self) -> int:
+        """The width of all queries of a token."""
+        return self.heads * (self.head_size or 0)
+
+    @property
+    def _keys(self) -> int:
+        """The width of all keys of a token, and of all values."""
+        return self._kv_heads * (self.head_size or 0)
+
+    @property
+    def _visited(self) -> int:
+        """The perceptrons that a token visits in a layer."""
+        return self.active + self.shared if self.experts else 1
+
+    @property
+    def _perceptron(self) -> int:
+        """The weights in the matrices of one perceptron."""
+        return (3 if self.gated else 2) * self.width * (self.ffn or 0)
+
+    @property
+    def norm_parameters(self) -> int:
+        """The parameters of one norm of the model's width."""
+        return self.width * (2 if self.norm == "layer" else 1)
+
+    @property
+    def layer_parameters(self) -> int:
+        """The parameters of a layer."""
+        width, queries, keys = self.width, self._queries, self._keys
+        inner = queries + 2 * keys
+        attention = width * inner + queries * width
+        attention += {"none": 0, "qkv": inner, "all": inner + width}[self.biases]
+        attention += 2 * (self.head_size or 0) if self.qk_norm else 0
+        one = self._perceptron
+        if self.biases == "all":
+            one += (2 if self.gated else 1) * (self.ffn or 0) + width
+        perceptrons = (self.experts + self.shared) * one + width * self.experts if self.experts else one
+        return attention + perceptrons + 2 * self.norm_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The parameters of the embedding."""
+        return (self.vocabulary + self.positions) * self.width
+
+    @property
+    def head_parameters(self) -> int:
+        """The parameters of the last norm and the output matrix, which may be the embedding's."""
+        return self.norm_parameters + self.vocabulary * self.width
+
+    @property
+    def parameters(self) -> int:
+        """The parameters of the model."""
+        shared = self.vocabulary * self.width if self.tied else 0
+        return self.embedding_parameters + self.layers * self.layer_parameters + self.head_parameters - shared
+
+    def layer_flops(self, sequence: int) -> tuple[float, float, float]:
+        """Return the FLOPs of F, I and W of a layer for one sequence.
+
+        A matrix takes 2 FLOPs per weight and token in each of F, I and W. Attention takes 2 · `sequence` FLOPs per
+        token and number of a query, half of the products being masked, and twice as many in I; it has no weights,
+        so it adds nothing to W (arXiv 2205.05198, appendix A, which counts the masked half, too).
+        """
+        matrices = self.width * (2 * self._queries + 2 * self._keys) + self._visited * self._perceptron
+        matrices += self.width * self.experts
+        attention = 2.0 * sequence * self._queries
+        per_token = 2 * matrices + attention, 2 * matrices + 2 * attention, 2 * matrices
+        return per_token[0] * sequence, per_token[1] * sequence, per_token[2] * sequence
+
+    def head_flops(self, sequence: int) -> float:
+        """Return the FLOPs of the head for one sequence, in each of F, I and W."""
+        return 2.0 * sequence * self.width * self.vocabulary
+
+    def layer_activation(
+        self, sequence: int, tensor: int = 1, sequence_parallel: bool = False, recompute: str = "none", element: int = 2
+    ) -> float:
+        """Return the bytes on each GPU that a layer keeps for the backward of one sequence.
+
+        With `dropout`, without `flash` and with a perceptron of 4 · `width` that is not gated, these are the formulas
+        of arXiv 2205.05198: 34·s·h + 5·a·s² without parallelism (equation 1), s·h·(10 + 24/t) + 5·a·s²/t with tensor
+        parallelism (2), all of it divided by t with sequence parallelism (4); "selective" recomputation leaves out the
+        attention matrix (6), and "full" keeps the layer's input (table 2).
+
+        tensor: GPUs that split the layer. sequence_parallel: They also split what lies between its matrices.
+        element: Bytes of a number.
+        """
+        for name, number in (("sequence", sequence), ("element", element)):
+            require_count(name, number)
+        require_instance("sequence_parallel", sequence_parallel, bool, "True or False")
+        self._require(recompute, tensor)
+        width, queries, keys, ffn = self.width, self._queries, self._keys, self.ffn or 0
+        part = tensor if sequence_parallel else 1
+        mask = width if self.dropout else 0  # a byte for each number
+        if recompute == "full":
+            return sequence * element * width / part
+        between = 4 * element * width + 2 * mask  # the inputs of both norms, of the attention and of the perceptron
+        attention = element * (2 * queries + 2 * keys)  # queries, keys, values, and the input of the projection
+        if self.flash:
+            attention += 4 * self.heads  # the logarithm of a sum, in fp32
+        elif recompute == "none":
+            attention += self.heads * sequence * (2 * element + 1 if self.dropout else element)
+        each = element * ffn * (4 if self.gated else 2)
+        if self.experts:  # each expert gets a copy of its tokens, and its output is kept for the weighted sum
+            each = each + 2 * element * width
+        return sequence * (between / part + (attention + self._visited * each) / tensor)
+
+    def head_activation(self, sequence: int, tensor: int = 1, element: int = 2) -> tuple[float, float]:
+        """Return the bytes of the head and the loss for one sequence, and how many of them are logits.
+
+        The loss is computed in fp32; in a shorter format, the logits are kept in that format, too.
+        """
+        logits = sequence * self.vocabulary * (4 + (element if element < 4 else 0)) / tensor
+        return sequence * 2 * element * self.width + logits, logits
+
+    def pieces(
+        self,
+        sequence: int,
+        batch: int = 1,
+        tensor: int = 1,
+        sequence_parallel: bool | None = None,
+        recompute: str = "none",
+        bytes_per_weight: Number | tuple[Number, Number, Number] = 16,
+        element: int = 2,
+    ) -> Pieces:
+        """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
+
+        tensor: GPUs that split every piece; FLOPs and bytes are those of one of them. `sequence_parallel` is on by
+            default if there are several.
+        recompute: "none" or "selective"; see `layer_activation`. Its FLOPs come to I.
+
+        Raises:
+            SettingError: A number is not possible.
+        """
+        sequence, batch = require_count("sequence", sequence), require_count("batch", batch)
+        self._require(recompute, tensor)
+        parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
+        forward, first, second = (batch * flops / tensor for flops in self.layer_flops(sequence))
+        if recompute == "selective" and not self.flash:
+            first += batch * 2.0 * sequence**2 * self._queries / tensor
+        kept = batch * self.layer_activation(sequence, tensor, parallel, recompute, element)
+        embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), batch * 8 * sequence)
+        layer = Piece("", forward, first + second, first, second, -(-self.layer_parameters // tensor), kept)
+        output = batch * self.head_flops(sequence) / tensor
+        size, logits = (batch * each for each in self.head_activation(sequence, tensor, element))
+        head = Piece("head", output, 2 * output, output, output, -(-self.head_parameters // tensor), size, logits)
+        layers = [replace(layer, name=f"layer {number}") for number in range(self.layers)]
+        message = batch * sequence * element * self.width / (tensor if parallel else 1)
+        once = 3 * (self.layers * self.layer_flops(sequence)[0] + self.head_flops(sequence))
+        return Pieces(
+            (embedding, *layers, head), FLOP, message, batch * sequence, per_weight(bytes_per_weight), 1, batch * once
+        )
+
+    def _require(self, recompute: str, tensor: int) -> None:
+        if not isinstance(recompute, str) or recompute not in RECOMPUTED:
+            raise SettingError(f'recompute must be "none", "selective" or "full"; got {recompute!r}')
+        if self.heads % require_count("tensor", tensor):
+            raise SettingError(f"tensor must be a divisor of the {self.heads} heads; got {tensor}")

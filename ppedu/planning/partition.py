@@ -1,0 +1,306 @@
+"""The partition of a model that makes a schedule's step shortest, within the memory of each rank."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, chain, combinations, pairwise
+from math import comb
+from typing import Any
+
+from ppedu.core.actions import Op
+from ppedu.core.costs import Costs
+from ppedu.core.numeric import Number
+from ppedu.core.partition import by_cost
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_instance
+from ppedu.planning.machine import Machine
+from ppedu.planning.memory import InFlight
+from ppedu.planning.pieces import Pieces
+
+Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
+MOST_TRIED = 4000  # partitions; if there are no more, the best is found for certain
+BALANCED, QUICK = 300_000, 200_000  # spent at most on balancing loads, and for a widget; see `Cutting.spent`
+
+
+@dataclass
+class Cutting:
+    """The search for a partition of `pieces` into the stages of a schedule.
+
+    limit: Bytes of a rank. delay: Of messages, as `Costs(latency=…)`.
+    until: The clock (`time.monotonic`) at which the search ends, whatever is left to do.
+    best: The best partition so far within the limit, or the one that exceeds it least.
+    proven: Whether `best` is the best of all.
+    spent: The work so far; one is about an action's in a simulation. It limits the search where the clock does not, so
+        that the same question has the same answer on every machine.
+    """
+
+    schedule: Schedule
+    pieces: Pieces
+    limit: Number
+    delay: Any = 0
+    recompute: bool = False
+    until: float = math.inf
+    best: Cuts = ()
+    proven: bool = False
+    spent: int = 0
+    times: dict[Cuts, Any] = field(default_factory=dict)
+
+    @cached_property
+    def sums(self) -> dict[str, list[Any]]:
+        """For each number of a piece, its sums over the pieces before each cut."""
+        names = ("forward", "backward", "input", "weight", "weights", "activation", "logits")
+        return {
+            name: [*accumulate((getattr(piece, name) for piece in self.pieces.pieces), initial=0)] for name in names
+        }
+
+    @cached_property
+    def in_flight(self) -> InFlight:
+        return InFlight.of(self.schedule, self.pieces.weight_memory, self.recompute)
+
+    def of_stages(self, name: str, cuts: Cuts) -> list[Any]:
+        """Return a number of the pieces, summed for each stage."""
+        before = self.sums[name]
+        return [before[end] - before[begin] for begin, end in pairwise(cuts)]
+
+    def costs(self, cuts: Cuts) -> Costs:
+        """Return the costs of the stages."""
+        return Costs(
+            forward=self.of_stages("forward", cuts),
+            backward=self.of_stages("backward", cuts),
+            input=self.of_stages("input", cuts),
+            weight=self.of_stages("weight", cuts),
+            activation=self.of_stages("activation", cuts),
+            latency=self.delay,
+            weight_memory=self.pieces.weight_memory,
+            recompute=self.recompute,
+            stage_input=[self.pieces.message if self.recompute else 0] * (len(cuts) - 1),
+            unit=self.pieces.unit,
+        )
+
+    def timeline(self, cuts: Cuts) -> Timeline:
+        """Return the simulation of the schedule with this partition."""
+        return simulate(self.schedule, self.costs(cuts))
+
+    def time(self, cuts: Cuts) -> Any:
+        """Return how long the step takes."""
+        if cuts not in self.times:
+            self.spent += 3 * self.schedule.stages * self.schedule.microbatches
+            self.times[cuts] = self.timeline(cuts).makespan
+        return self.times[cuts]
+
+    def kinds(self, rank: int, cuts: Cuts) -> dict[str, Number]:
+        """Return the bytes of a rank at its peak, by what they are for."""
+        whole, logits = self.of_stages("activation", cuts), self.of_stages("logits", cuts)
+        _, held = self.in_flight.peak(rank, whole, self._inputs(cuts))
+        mine = self.in_flight.stages[rank]
+        parameters = sum(self.of_stages("weights", cuts)[stage] for stage in mine)
+        kept = sum(count * whole[stage] for stage, count in zip(mine, held[::2], strict=True))
+        kept += sum(count * self.pieces.message for count in held[1::2])
+        of_logits = sum(count * logits[stage] for stage, count in zip(mine, held[::2], strict=True))
+        static = [parameters * size for size in self.pieces.bytes_per_weight]
+        sizes = (*static, kept - of_logits, of_logits, self._buffers[rank])
+        return dict(zip(KINDS, sizes, strict=True))
+
+    def memory(self, cuts: Cuts) -> list[Number]:
+        """Return the bytes of each rank at its peak."""
+        whole, parameters = self.of_stages("activation", cuts), self.of_stages("weights", cuts)
+        inputs, each = self._inputs(cuts), sum(self.pieces.bytes_per_weight)
+        return [
+            each * sum(parameters[stage] for stage in mine) + self.in_flight.peak(rank, whole, inputs)[0] + buffers
+            for rank, (mine, buffers) in enumerate(zip(self.in_flight.stages, self._buffers, strict=True))
+        ]
+
+    def excess(self, cuts: Cuts) -> Number:
+        """Return by how many bytes the ranks exceed the limit, together."""
+        return sum(max(0, size - self.limit) for size in self.memory(cuts))
+
+    def _inputs(self, cuts: Cuts) -> list[Number]:
+        return [self.pieces.message] * (len(cuts) - 1)
+
+    @cached_property
+    def _buffers(self) -> list[Number]:
+        """The bytes of each rank's messages in flight: one activation and one gradient for each of its links."""
+        found: list[Number] = [0] * self.schedule.ranks
+        for holders in self.schedule.placement.holders:
+            for here, there in pairwise(holders):
+                if here != there:
+                    found[here] += 2 * self.pieces.message
+                    found[there] += 2 * self.pieces.message
+        return found
+
+    @cached_property
+    def _work(self) -> list[tuple[list[tuple[str, int, int]], int, tuple[str, int] | None]]:
+        """For each rank: how often it runs which op of which stage; its first stage; and its last backward."""
+        names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
+        found = []
+        for order in self.schedule.orders:
+            singles = [single for action in order for single in action.singles]
+            counts = Counter((names[single.op], single.stage) for single in singles)
+            if self.recompute:
+                counts.update(("forward", single.stage) for single in singles if single.op in (Op.B, Op.I))
+            last = singles[-1] if singles else None
+            ends = (names[last.op], last.stage) if last and last.op in (Op.B, Op.I) else None
+            first = singles[0].stage if singles else 0
+            found.append(([(name, stage, count) for (name, stage), count in counts.items()], first, ends))
+        return found
+
+    def loads(self, cuts: Cuts) -> list[Any]:
+        """Return for each rank a time that the step cannot be shorter than.
+
+        It works for so long; before, the first microbatch has to come to it; after it, a gradient has to go on.
+        """
+        sums, found = self.sums, []
+        for busy, (_, first, ends) in zip(self.busy(cuts), self._work, strict=True):
+            after = min(sums["backward"][cuts[ends[1]]], sums["input"][cuts[ends[1]]]) if ends else 0
+            found.append(sums["forward"][cuts[first]] + busy + after)
+        return found
+
+    @cached_property
+    def bound(self) -> Any:
+        """A time that no partition falls below: that of equal ranks, or of the heaviest piece."""
+        fused = not any(single.op is Op.I for order in self.schedule.orders for a in order for single in a.singles)
+        each = [
+            piece.forward * (2 if self.recompute and not self.schedule.forward_only else 1)
+            + (0 if self.schedule.forward_only else piece.backward if fused else piece.input + piece.weight)
+            for piece in self.pieces.pieces
+        ]
+        microbatches = self.schedule.microbatches
+        return max(sum(each) / self.schedule.ranks, max(each) / self.schedule.placement.copies) * microbatches
+
+    def busy(self, cuts: Cuts) -> list[Any]:
+        """Return how long each rank works."""
+        found = []
+        for work, _, _ in self._work:
+            times = ((self.sums[name], stage, count) for name, stage, count in work)
+            found.append(sum(count * (sums[cuts[stage + 1]] - sums[cuts[stage]]) for sums, stage, count in times))
+        return found
+
+    def worth(self, cuts: Cuts) -> tuple[Any, Any]:
+        """Return what a partition is judged by, the less the better: the excess of memory, then the time of the step.
+
+        If it does not fit, the time is the longest load, which does not need a simulation.
+        """
+        excess = self.excess(cuts)
+        return excess, max(self.loads(cuts)) if excess else self.time(cuts)
+
+    def start(self) -> None:
+        """Set `best` to the best of a few partitions that balance the ranks' work, or the stages'."""
+        stages, count = self.schedule.stages, len(self.pieces)
+        starts = [tuple(round(stage * count / stages) for stage in range(stages + 1))]
+        if stages <= count:
+            ranges = by_cost([piece.forward + piece.backward for piece in self.pieces.pieces], stages)
+            starts.append((0, *(each.stop for each in ranges)))
+        starts += [self._balanced(cuts) for cuts in starts]
+        self.best = min(dict.fromkeys(starts), key=self.worth)
+
+    def _balanced(self, cuts: Cuts) -> Cuts:
+        """Return the partition at the end of a climb: within memory, then even loads of the ranks."""
+
+        def judged(cuts: Cuts) -> Any:
+            loads = self.loads(cuts)
+            return self.excess(cuts), max(loads), sum(load * load for load in loads)
+
+        least, most = judged(cuts), self.spent + BALANCED
+        improved = True
+        while improved:
+            improved = False
+            for moved in self._moves(cuts, self._heaviest(cuts)):
+                if self._ends(most):
+                    return cuts
+                if (value := judged(moved)) < least:
+                    cuts, least, improved = moved, value, True
+                    break
+        return cuts
+
+    def _ends(self, most: int) -> bool:
+        """Count a move that is judged. Return whether the search has to end."""
+        self.spent += 6 * (self.schedule.stages + self.schedule.ranks)
+        return self.spent > most or time.monotonic() > self.until
+
+    def _heaviest(self, cuts: Cuts) -> Sequence[int]:
+        """Return the stages of the rank that exceeds the memory most or, if all fit, works longest."""
+        sizes = self.memory(cuts)
+        most = sizes if max(sizes) > self.limit else self.loads(cuts)
+        return self.in_flight.stages[max(range(len(most)), key=most.__getitem__)]
+
+    def _moves(self, cuts: Cuts, givers: Sequence[int] | None = None) -> Iterator[Cuts]:
+        """Yield the partitions in which one stage has a piece less and another a piece more, nearest stages first."""
+        stages = len(cuts) - 1
+        for distance in range(1, stages):
+            for giver in range(stages) if givers is None else givers:
+                if cuts[giver] == cuts[giver + 1]:
+                    continue
+                for taker, step in ((giver + distance, -1), (giver - distance, 1)):
+                    if 0 <= taker < stages:
+                        low, high = min(giver, taker), max(giver, taker)
+                        moved = [cut + step if low < place <= high else cut for place, cut in enumerate(cuts)]
+                        if all(begin <= end for begin, end in pairwise(moved)):
+                            yield tuple(moved)
+
+    def improve(self, more: int) -> None:
+        """Improve `best` until no move helps, or `more` has been spent. If there are few partitions, try all."""
+        stages, count = self.schedule.stages, len(self.pieces)
+        if comb(count + stages - 1, stages - 1) <= MOST_TRIED:
+            self._try_all()
+            return
+        most, now = self.spent + more, self.worth(self.best)
+        improved = True
+        while improved:
+            improved = False
+            # Taking pieces from the busiest rank helps most often; the other moves follow.
+            for moved in chain(self._moves(self.best, self._heaviest(self.best)), self._moves(self.best)):
+                if self._ends(most):
+                    return
+                load, excess = max(self.loads(moved)), self.excess(moved)
+                if (excess, load) < now and (value := self.worth(moved)) < now:
+                    self.best, now, improved = moved, value, True
+                    break
+
+    def _try_all(self) -> None:
+        """Try all partitions, the most promising first."""
+        stages, count = self.schedule.stages, len(self.pieces)
+        every = (
+            (0, *(place - index for index, place in enumerate(chosen)), count)
+            for chosen in combinations(range(count + stages - 1), stages - 1)
+        )
+        now = self.worth(self.best)
+        for excess, load, cuts in sorted((self.excess(cuts), max(self.loads(cuts)), cuts) for cuts in every):
+            if (excess, load) >= now:
+                break
+            if time.monotonic() > self.until:
+                return
+            if (value := self.worth(cuts)) < now:
+                self.best, now = cuts, value
+        self.proven = True
+
+    def ranges(self, cuts: Sequence[int]) -> list[range]:
+        """Return the pieces of each stage."""
+        return [range(begin, end) for begin, end in pairwise(cuts)]
+
+
+def fitted(schedule: Schedule, model: Any, machine: Machine | None = None) -> Costs:
+    """Return the costs of a schedule's stages with the best partition found quickly; activations in GB.
+
+    machine: For the time of messages, which otherwise take none. Its memory does not limit the partition.
+
+    Raises:
+        SettingError: `model` is not measured and has no speed.
+    """
+    require_instance("model", model, Pieces, "measured times, Model.measured(…), or the pieces of a Model")
+    if machine is not None:
+        require_instance("machine", machine, Machine, "a Machine, such as Machine(memory=80e9)")
+    pieces = model.timed(machine.flops if machine else None)
+    delay = machine.delays(schedule.ranks, pieces.message, pieces.unit) if machine else 0
+    search = Cutting(schedule, pieces, math.inf, delay)
+    search.start()
+    search.improve(QUICK)
+    costs = search.costs(search.best)
+    return replace(costs, activation=tuple(size / 1e9 for size in search.of_stages("activation", search.best)))

@@ -1,0 +1,172 @@
+"""A model as a row of pieces, each of which belongs to one stage: the embedding, each layer, the head with the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number
+from ppedu.core.validate import require_instance, require_number
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}  # in a unit of time
+FLOP = "FLOP"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the model that is not cut.
+
+    forward, backward, input, weight: What F, B, I and W of a microbatch take, in the unit of the `Pieces`.
+    weights: The number of parameters.
+    activation: Bytes of a microbatch from the forward to the end of the backward.
+    logits: The part of `activation` that is logits.
+    """
+
+    name: str
+    forward: Number
+    backward: Number
+    input: Number
+    weight: Number
+    weights: int = 0
+    activation: Number = 0
+    logits: Number = 0
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A model as a row of pieces, at one size of a microbatch.
+
+    unit: Of the pieces' times: "s", "ms" or "us"; or "FLOP", which a machine's speed turns into seconds.
+    message: Bytes that a stage sends to the next for a microbatch; the gradient that comes back has as many.
+    tokens: Of a microbatch; None if unknown.
+    bytes_per_weight: Bytes per parameter of the weights, the gradients and the optimizer.
+    weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
+    flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
+    """
+
+    pieces: tuple[Piece, ...]
+    unit: str = "s"
+    message: Number = 0
+    tokens: int | None = None
+    bytes_per_weight: tuple[Number, Number, Number] = (2, 2, 12)
+    weight_memory: Number = 1
+    flops: Number | None = None
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters that the pieces hold. A head that shares the embedding's weights has a copy."""
+        return sum(piece.weights for piece in self.pieces)
+
+    def timed(self, speed: Number | None) -> Pieces:
+        """Return the pieces with times in place of FLOPs. speed: FLOP/s.
+
+        Raises:
+            SettingError: The pieces have FLOPs and the speed is unknown.
+        """
+        if self.unit != FLOP:
+            return self
+        if not speed:
+            raise SettingError(
+                "the model's sizes give FLOPs, and the machine has no speed; give its achieved FLOP/s, such as "
+                "Machine(flops=400e12), or measured times: Model.measured"
+            )
+        pieces = tuple(
+            replace(
+                piece,
+                forward=piece.forward / speed,
+                backward=piece.backward / speed,
+                input=piece.input / speed,
+                weight=piece.weight / speed,
+            )
+            for piece in self.pieces
+        )
+        return replace(self, pieces=pieces, unit="s")
+
+
+def measured(
+    forward: Sequence[Number],
+    backward: Sequence[Number] | None = None,
+    input: Sequence[Number] | None = None,
+    weight: Sequence[Number] | None = None,
+    activation: Sequence[Number] | Number = 0,
+    weights: Sequence[int] | int = 0,
+    bytes_per_weight: Number | tuple[Number, Number, Number] = 16,
+    unit: str = "s",
+    message: Number = 0,
+    weight_memory: Number = 1,
+    logits: Number = 0,
+) -> Pieces:
+    """See `Model.measured`."""
+    require_unit(unit)
+    times = _row("forward", forward, None)
+    count = len(times)
+    if count < 1:
+        raise SettingError("forward must have a time for each piece: the embedding, each layer, the head with the loss")
+    if input is not None or weight is not None:
+        if input is None or weight is None:
+            raise SettingError("give both input and weight, or neither: the two halves of a split backward")
+        first, second = _row("input", input, count), _row("weight", weight, count)
+        whole = (
+            [a + b for a, b in zip(first, second, strict=True)]
+            if backward is None
+            else _row("backward", backward, count)
+        )
+    else:
+        whole = [2 * time for time in times] if backward is None else _row("backward", backward, count)
+        first = second = [time / 2 for time in whole]
+    kept, parameters = _row("activation", activation, count), _row("weights", weights, count)
+    require_number("logits", logits, lambda size: 0 <= size <= kept[-1], "bytes of the last piece's activation")
+    require_number("weight_memory", weight_memory, lambda part: 0 <= part <= 1, "a part of the activation, 0 to 1")
+    require_number("message", message, _fits, "bytes of at least 0")
+    names = ["embedding", *(f"layer {layer}" for layer in range(count - 2)), "head"] if count > 2 else ["first", "last"]
+    rows = zip(names, times, whole, first, second, map(int, parameters), kept, strict=False)
+    pieces = [Piece(*row) for row in rows]
+    pieces[-1] = replace(pieces[-1], logits=logits)
+    return Pieces(tuple(pieces), unit, message, None, per_weight(bytes_per_weight), weight_memory)
+
+
+def require_unit(unit: Any) -> None:
+    """Raise SettingError unless `unit` is a unit of time."""
+    if not isinstance(unit, str) or unit not in SECONDS:
+        raise SettingError(f'unit must be "s", "ms" or "us"; got {unit!r}')
+
+
+def per_weight(given: Any) -> tuple[Number, Number, Number]:
+    """Return the bytes per parameter of weights, gradients and optimizer: a number is their sum, of which 2 and 2.
+
+    Raises:
+        SettingError: It is neither a number of at least 4 nor three numbers.
+    """
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        if len(given) == 3:
+            for size in given:
+                require_number("bytes_per_weight", size, _fits, "numbers of at least 0")
+            return given[0], given[1], given[2]
+        raise SettingError(f"bytes_per_weight has three parts: weights, gradients, optimizer; got {given!r}")
+    wanted = "a number of at least 4, such as 16, or three: (weights, gradients, optimizer)"
+    require_number("bytes_per_weight", given, lambda size: 4 <= size < math.inf, wanted)
+    return 2, 2, given - 4
+
+
+def _fits(number: Any) -> bool:
+    return bool(0 <= number < math.inf)
+
+
+def _row(name: str, given: Any, count: int | None) -> list[Any]:
+    """Return one number for each of `count` pieces; of as many as are given, for None."""
+    if hasattr(given, "tolist"):  # from NumPy or torch
+        given = given.tolist()
+    if count is not None and not isinstance(given, Sequence):
+        given = [given] * count
+    require_instance(name, given, Sequence, "a list with a number for each piece: embedding, each layer, head")
+    for number in given:
+        require_number(name, number, _fits, "numbers of at least 0")
+    if count is not None and len(given) != count:
+        raise SettingError(f"forward has {count} pieces and {name} {len(given)}; give one number for each piece")
+    return [*given]

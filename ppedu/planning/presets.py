@@ -1,0 +1,75 @@
+"""Published models and machines by name. Their sizes are those of the sources beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ppedu.core.errors import SettingError
+from ppedu.planning.machine import Machine
+from ppedu.planning.model import Model
+
+_GPT: dict[str, Any] = {"gated": False, "norm": "layer", "biases": "all"}
+
+# Each with its number of parameters as its authors or its checkpoint give it; tests compare them.
+MODELS: Mapping[str, Model] = {
+    # GPT-2: openai.com, "Language Models are Unsupervised Multitask Learners", table 2
+    "gpt2": Model(12, 768, 12, 50257, positions=1024, tied=True, **_GPT),
+    "gpt2-xl": Model(48, 1600, 25, 50257, positions=1024, tied=True, **_GPT),
+    # arXiv 2205.05198, table 3: Megatron's models, with a vocabulary of 51,200
+    "megatron-22b": Model(48, 6144, 64, 51200, positions=2048, tied=True, dropout=True, flash=False, **_GPT),
+    "megatron-175b": Model(96, 12288, 96, 51200, positions=2048, tied=True, dropout=True, flash=False, **_GPT),
+    "megatron-530b": Model(105, 20480, 128, 51200, positions=2048, tied=True, dropout=True, flash=False, **_GPT),
+    "megatron-1t": Model(128, 25600, 160, 51200, positions=2048, tied=True, dropout=True, flash=False, **_GPT),
+    # Llama 2: arXiv 2307.09288
+    "llama-2-7b": Model(32, 4096, 32, 32000, ffn=11008),
+    "llama-2-13b": Model(40, 5120, 40, 32000, ffn=13824),
+    "llama-2-70b": Model(80, 8192, 64, 32000, kv_heads=8, ffn=28672),
+    # Llama 3: arXiv 2407.21783, table 3
+    "llama-3-8b": Model(32, 4096, 32, 128256, kv_heads=8, ffn=14336),
+    "llama-3-70b": Model(80, 8192, 64, 128256, kv_heads=8, ffn=28672),
+    "llama-3-405b": Model(126, 16384, 128, 128256, kv_heads=8, ffn=53248),
+    # Mistral 7B: arXiv 2310.06825, table 1; Mixtral 8x7B: arXiv 2401.04088, table 1
+    "mistral-7b": Model(32, 4096, 32, 32000, kv_heads=8, ffn=14336),
+    "mixtral-8x7b": Model(32, 4096, 32, 32000, kv_heads=8, ffn=14336, experts=8, active=2),
+    # Gemma 7B: arXiv 2403.08295, table 1
+    "gemma-7b": Model(28, 3072, 16, 256000, head_size=256, ffn=24576, tied=True),
+    # Qwen2.5: arXiv 2412.15115; Qwen3: arXiv 2505.09388, table 2
+    "qwen2.5-7b": Model(28, 3584, 28, 152064, kv_heads=4, ffn=18944, biases="qkv"),
+    "qwen3-30b-a3b": Model(
+        48, 2048, 32, 151936, kv_heads=4, head_size=128, ffn=768, experts=128, active=8, qk_norm=True
+    ),
+}
+
+# Bandwidths are those of one direction; data sheets often give the sum of both. The achieved FLOP/s are about 40 % of
+# the peak, which arXiv 2407.21783, table 4, reports for H100s. Latencies are assumptions. Override what you know.
+MACHINES: Mapping[str, Machine] = {
+    # NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s bf16 dense, 2.039 TB/s, NVLink 600 GB/s in both directions
+    "a100": Machine(
+        80e9, 125e12, 312e12, 10e-6, 25e9, 8, 5e-6, near_bandwidth=300e9, memory_bandwidth=2.039e12, unit="s"
+    ),
+    # NVIDIA H100 SXM data sheet: 989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s in both directions
+    "h100": Machine(
+        80e9, 400e12, 989e12, 10e-6, 50e9, 8, 5e-6, near_bandwidth=450e9, memory_bandwidth=3.35e12, unit="s"
+    ),
+    # NVIDIA H200 SXM data sheet: as H100, with 141 GB at 4.8 TB/s
+    "h200": Machine(
+        141e9, 400e12, 989e12, 10e-6, 50e9, 8, 5e-6, near_bandwidth=450e9, memory_bandwidth=4.8e12, unit="s"
+    ),
+}
+
+
+def model_named(name: str) -> Model:
+    """Return a published model; raise SettingError if the name is unknown."""
+    return _named("model", name, MODELS)  # type: ignore[no-any-return]
+
+
+def machine_named(name: str) -> Machine:
+    """Return a machine; raise SettingError if the name is unknown."""
+    return _named("machine", name, MACHINES)  # type: ignore[no-any-return]
+
+
+def _named(what: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name.lower() not in known:
+        raise SettingError(f"unknown {what} {name!r}; known: {', '.join(known)}; or give its sizes")
+    return known[name.lower()]

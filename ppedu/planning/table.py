@@ -1,0 +1,152 @@
+"""A plan as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from ppedu.core.numeric import Number, plural
+from ppedu.core.tables import in_html, in_text
+from ppedu.planning.partition import KINDS
+
+if TYPE_CHECKING:
+    from ppedu.planning.plan import Choice, Job
+
+GB = 1e9
+SHOWN = 8  # choices in the printed table
+LISTED = 16  # ranks in the printed partition
+HEAVY = 1.5  # a piece that takes this many times as long as the median piece
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer of `ppedu.plan`.
+
+    choices: The best first; those that do not fit in memory last.
+    interrupted: Whether the search was ended early.
+    """
+
+    job: Job
+    choices: tuple[Choice, ...]
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Choice:
+        """The fastest choice that fits in memory."""
+        return self.choices[0]
+
+    @property
+    def findings(self) -> list[str]:
+        """The reasons for the best choice, and its limits, in sentences."""
+        return [*self._findings()]
+
+    def _findings(self) -> Iterator[str]:
+        best, pieces = self.best, self.job.pieces.pieces
+        causes = best.timeline().causes()
+        imbalance = causes.get("imbalance", 0.0)
+        if imbalance > 0.005:
+            times = sorted(piece.forward + piece.backward for piece in pieces)
+            usual = times[len(times) // 2]
+            heavy = max(pieces, key=lambda piece: piece.forward + piece.backward)
+            found = f"of the {best.bubble:.1%} bubble, {imbalance * 100:.1f} points are imbalance"
+            weight = heavy.forward + heavy.backward
+            if usual and weight >= HEAVY * usual and imbalance > best.bubble / 4:
+                advice = "shard the vocabulary first (arXiv 2411.05288)" if heavy.name == "head" else "split it first"
+                found += f": the {heavy.name} takes as long as {weight / usual:.1f} layers; {advice}"
+            yield found
+        sizes = best.memory
+        rank = max(range(len(sizes)), key=sizes.__getitem__)
+        parts = ", ".join(
+            f"{kind} {best.kinds[rank][kind] / GB:.1f}" for kind in KINDS if best.kinds[rank][kind] >= GB / 20
+        )
+        yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
+        if best.schedule.placement.copies > 1:
+            sent = max(float(kinds["gradients"]) for kinds in best.kinds) / GB
+            yield f"{best.schedule.name} has two copies of the model, which add up their gradients after the step: " + (
+                f"{sent:.1f} GB of a rank, in the column of the gradients"
+                if best.after is not None
+                else f"{sent:.1f} GB of a rank, which the times leave out"
+            )
+        if len(self.choices) > 1 and not self.choices[1].excess:
+            yield f"{self.choices[1].name}, the runner-up, {self.choices[1].why}"
+        too_large = [f"{each.name} ({float(max(each.memory)) / GB:.0f} GB)" for each in self.choices if each.excess]
+        if too_large:
+            yield f"too large: {', '.join(too_large)}"
+
+    def _rows(self, count: int) -> Iterator[Sequence[str]]:
+        """Yield the head of the table and its rows: the choices that fit. Columns without a number are left out."""
+        unit = self.job.pieces.unit
+        shown = [each for each in self.choices if not each.excess][:count]
+        several = len({each.schedule.microbatches for each in self.choices}) > 1
+        best = self.best
+        columns = {
+            "schedule": [each.name for each in shown],
+            "microbatches": [str(each.schedule.microbatches) if several else "" for each in shown],
+            f"step [{unit}]": [_number(each.step_time) for each in shown],
+            "": ["best" if each is best else f"+{float(each.longer(best)):.1%}" for each in shown],
+            f"busiest rank [{unit}]": [_number(each.busiest) for each in shown],
+            "bubble": [f"{each.bubble:.1%}" for each in shown],
+            f"gradients, optimizer [{unit}]": ["" if each.after is None else _number(each.after) for each in shown],
+            "tokens/s": ["" if each.tokens_per_second is None else f"{each.tokens_per_second:,.0f}" for each in shown],
+            "MFU": ["" if each.mfu is None else f"{each.mfu:.1%}" for each in shown],
+            "GB": [f"{float(max(each.memory)) / GB:.1f}" for each in shown],
+        }
+        kept = {title: cells for title, cells in columns.items() if any(cells)}
+        yield [*kept]
+        yield from zip(*kept.values(), strict=True)
+
+    def partition(self, most: int | None = None) -> str:
+        """Return the best partition in a line for each rank: which layers it holds, in which stages.
+
+        most: Of more ranks than this, only the first and the last are listed.
+        """
+        best, last = self.best, len(self.job.pieces) - 1
+        lines = []
+        for rank in range(best.schedule.ranks):
+            stages = sorted(best.schedule.placement.stages_of(rank))
+            held = "; ".join(f"stage {stage}: {_held(best.partition[stage], last)}" for stage in stages)
+            lines.append(f"rank {rank}: {held}")
+        if most and len(lines) > most:
+            lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        job = self.job
+        head, *rows = self._rows(SHOWN)
+        more = sum(not each.excess for each in self.choices) - len(rows)
+        size = f"{plural(job.ranks, 'rank')}, {plural(job.replicas, 'replica')}"
+        lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each"]
+        lines += ["", *chain.from_iterable(in_text([head, *rows], 40))]
+        lines += [f"… and {more} more"] if more > 0 else []
+        lines += ["", f"best: {self.best.name}", self.partition(LISTED), ""]
+        for number, finding in enumerate(self.findings, 1):
+            lines += wrap(f"{number}. {finding}", 100, subsequent_indent="   ")
+        if self.interrupted:
+            lines += ["", "The search was interrupted; a longer one may find better partitions."]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = [[escape(cell) for cell in row] for row in self._rows(len(self.choices))]
+        notes = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
+        return f"{in_html(rows)}<pre>{escape(self.partition())}</pre><ol>{notes}</ol>"
+
+
+def _held(pieces: range, last: int) -> str:
+    """Return a stage's pieces in words: "embedding, layers 0–3"."""
+    layers = range(max(pieces.start, 1) - 1, min(pieces.stop, last) - 1)
+    words = ["embedding"] if 0 in pieces else []
+    if len(layers) == 1:
+        words.append(f"layer {layers.start}")
+    elif layers:
+        words.append(f"layers {layers.start}–{layers.stop - 1}")
+    words += ["head"] if last in pieces else []
+    return ", ".join(words) or "nothing"
+
+
+def _number(number: Number) -> str:
+    return f"{float(number):,.0f}" if number >= 100 else f"{float(number):.3g}"

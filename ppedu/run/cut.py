@@ -1,0 +1,218 @@
+"""Stages made from a whole module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.numeric import plural
+from ppedu.core.partition import by_cost, evenly
+from ppedu.core.schedule import Schedule
+from ppedu.core.validate import require_instance
+from ppedu.run.gpt import GPT
+from ppedu.run.stage import local_stages
+
+BY_HAND = "write the stages by hand, each an nn.Module that takes what the one before returns"
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The modules of a model whose forward calls one after the other.
+
+    begin, end: Modules before and after the layers, such as the embedding, and the last norm and the head.
+    rotary: Computes the keyword `position_embeddings` of each layer from the positions.
+    """
+
+    begin: dict[str, nn.Module]
+    layers: list[nn.Module]
+    end: dict[str, nn.Module]
+    rotary: nn.Module | None = None
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces: the begin, each layer, and the end. An `nn.Sequential` has only layers."""
+        return len(self.layers) + 2 * bool(self.begin or self.end)
+
+    def stage(self, pieces: range) -> CutStage:
+        """Return the stage that holds these pieces."""
+        if not (self.begin or self.end):
+            return CutStage({}, {str(number): self.layers[number] for number in pieces}, {}, None)
+        layers = {str(number - 1): self.layers[number - 1] for number in pieces if 0 < number < self.pieces - 1}
+        begin, end = self.begin if 0 in pieces else {}, self.end if self.pieces - 1 in pieces else {}
+        return CutStage(begin, layers, end, self.rotary if layers else None)
+
+
+class CutStage(nn.Module):
+    """Consecutive pieces of a model. Its parameters are the model's own."""
+
+    def __init__(
+        self,
+        begin: dict[str, nn.Module],
+        layers: dict[str, nn.Module],
+        end: dict[str, nn.Module],
+        rotary: nn.Module | None,
+    ):
+        super().__init__()
+        self.begin, self.layers, self.end = (nn.ModuleDict(part) for part in (begin, layers, end))
+        self.rotary = rotary
+
+    def forward(self, x: Any) -> Any:
+        for module in self.begin.values():
+            x = module(x)
+        keywords = {}
+        if self.rotary is not None:
+            positions = torch.arange(x.shape[1], device=x.device)[None]
+            keywords["position_embeddings"] = self.rotary(x, positions)
+        for module in self.layers.values():
+            x = module(x, **keywords)
+            x = x[0] if keywords and isinstance(x, tuple) else x
+        for module in self.end.values():
+            x = module(x)
+        return x if any(map(len, (self.begin, self.layers, self.end))) else x.view_as(x)  # a stage without pieces
+
+
+def cut(
+    module: nn.Module,
+    schedule: Schedule,
+    rank: int,
+    costs: Sequence[float] | Iterable[range] | None = None,
+    example: Any = None,
+) -> dict[int, nn.Module]:
+    """Return the stages of a rank, made from the parts of a whole model.
+
+    Their parameters are those of `module`, which each rank must have created with equal values; the rest of it can be
+    deleted afterwards. Models of three kinds can be cut:
+
+    - an `nn.Sequential`, whose pieces are its modules;
+    - a `ppedu.run.GPT`;
+    - a model with one `nn.ModuleList` of layers, whose forward calls the modules before the list, each layer, and the
+      modules after it, in the order in which they were registered. That includes decoders of transformers such as
+      Llama's (`LlamaForCausalLM`), whose layers get rotary embeddings as a keyword. Sequences must not be padded,
+      since masks are not passed on. The pieces are the modules before the layers, each layer, and the modules after.
+
+    costs: One number for each piece, such as its time: the pieces are cut so that the heaviest stage is as light as
+        possible. Or the pieces of each stage, such as `Choice.partition` of a plan. By default, the layers are divided
+        evenly.
+    example: An input of the model, such as a batch of one short sequence. The third kind needs it: the stages must
+        return what the model returns, bit for bit.
+
+    Raises:
+        SettingError: The model is not of these kinds, its forward is not such a chain, its head shares the embedding's
+            weights, or `costs` does not fit.
+    """
+    require_instance("module", module, nn.Module, "an nn.Module")
+    mine = local_stages(schedule, rank)
+    whole = find_chain(module)
+    partition = _partition(whole, schedule.stages, costs)
+    if not isinstance(module, (nn.Sequential, GPT)):
+        _compare(module, whole, example)
+    return {stage: whole.stage(partition[stage]) for stage in mine}
+
+
+def find_chain(module: nn.Module) -> Chain:
+    """Return the chain of a model; raise SettingError if it does not have one, or its head is tied."""
+    if isinstance(module, nn.Sequential):
+        return Chain({}, [*module], {})
+    lists = (nn.ModuleList, nn.ModuleDict) if isinstance(module, GPT) else (nn.ModuleList,)
+    found = [
+        (owner, name, each)
+        for owner in _owners(module)
+        for name, each in owner.named_children()
+        if isinstance(each, lists)
+    ]
+    if len(found) != 1:
+        raise SettingError(
+            f"{type(module).__name__} has {plural(len(found), 'nn.ModuleList')} of its own or in its first module, and "
+            f"cut needs one, the layers; {BY_HAND}"
+        )
+    owner, name, layers = found[0]
+    rotary = [each for _, each in owner.named_children() if "Rotary" in type(each).__name__]
+    own = [(key, each) for key, each in owner.named_children() if each not in rotary and each is not None]
+    place = [key for key, _ in own].index(name)
+    after = own[place + 1 :] + [
+        (key, each) for key, each in module.named_children() if owner is not module and each is not owner
+    ]
+    listed = [*layers.values()] if isinstance(layers, nn.ModuleDict) else [*layers]
+    whole = Chain(dict(own[:place]), listed, dict(after), rotary[0] if rotary else None)
+    first = {id(weight) for each in whole.begin.values() for weight in each.parameters()}
+    if any(id(weight) in first for each in whole.end.values() for weight in each.parameters()):
+        raise SettingError(
+            "the head shares the embedding's weights; create the model without tied weights (transformers: "
+            "tie_word_embeddings=False), or write the stages by hand and give Pipeline(tied=…)"
+        )
+    return whole
+
+
+def _owners(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that may own the layers: the model, and the first module in it."""
+    yield module
+    yield from (each for _, each in [*module.named_children()][:1] if not isinstance(each, nn.ModuleList))
+
+
+def _partition(whole: Chain, stages: int, costs: Any) -> list[range]:
+    """Return the pieces of each stage."""
+    ends = bool(whole.begin or whole.end)
+    if costs is None:
+        pieces = evenly(len(whole.layers), stages)
+        if not ends:
+            return pieces
+        return [
+            range(each.start + (stage > 0), each.stop + 1 + (stage == stages - 1)) for stage, each in enumerate(pieces)
+        ]
+    if hasattr(costs, "tolist"):
+        costs = costs.tolist()
+    given = [*costs] if isinstance(costs, Iterable) else []
+    if given and all(isinstance(each, range) for each in given):
+        if len(given) != stages or [*chain(*given)] != [*range(whole.pieces)]:
+            raise SettingError(
+                f"the partition must divide the pieces 0 to {whole.pieces - 1} among {plural(stages, 'stage')}, in "
+                f"order; got {given}"
+            )
+        return given
+    if len(given) != whole.pieces or not all(isinstance(each, Real) for each in given):
+        parts = (
+            f"the modules before the layers, {len(whole.layers)} layers, and the modules after" if ends else "modules"
+        )
+        raise SettingError(f"costs must have a number for each of the {whole.pieces} pieces ({parts}); got {costs!r}")
+    return by_cost(given, stages)
+
+
+def _compare(module: nn.Module, whole: Chain, example: Any) -> None:
+    """Raise SettingError unless the chain returns what the model returns for the example."""
+    name = type(module).__name__
+    if example is None:
+        raise SettingError(f"give an example, an input of {name}, so that its stages can be compared with the whole")
+    training = module.training
+    module.eval()  # dropout would differ
+    try:
+        with torch.no_grad():
+            wanted = module(example)
+            wanted = getattr(wanted, "logits", wanted)
+            try:
+                got = whole.stage(range(whole.pieces))(example)
+            except PipelineError:
+                raise
+            except Exception as error:
+                raise SettingError(
+                    f"{name}'s forward is not a chain of {', '.join(whole.begin)}, the layers, {', '.join(whole.end)}: "
+                    f"calling them one after the other fails with {type(error).__name__}: {error}; {BY_HAND}"
+                ) from error
+    finally:
+        module.train(training)
+    leaves = tree_leaves(wanted)
+    if not (isinstance(got, torch.Tensor) and leaves and isinstance(leaves[0], torch.Tensor)) or not torch.equal(
+        got, leaves[0]
+    ):
+        parts = f"{', '.join(whole.begin)}, the layers, {', '.join(whole.end)}"
+        raise SettingError(
+            f"{name}'s forward is more than a chain of {parts}: its stages return other numbers. (A mask? "
+            f'For transformers, take attn_implementation="sdpa" and sequences without padding.) Otherwise {BY_HAND}'
+        )

@@ -1,0 +1,100 @@
+"""Partitions that make a schedule's step shortest, compared with all partitions, and memory with simulations."""
+
+import random
+from fractions import Fraction
+from itertools import combinations_with_replacement, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often
+
+import ppedu as pp
+from ppedu.core.partition import by_cost
+from ppedu.planning.memory import InFlight
+from ppedu.planning.partition import Cutting
+from ppedu.zoo.registry import published
+
+NAMES = [name for name, entry in published().items() if not entry.forward_only]
+
+
+def drawn(chance, count):
+    times = [chance.randint(0, 9) for _ in range(count)]
+    return pp.Model.measured(
+        times,
+        backward=[time + chance.randint(0, 9) for time in times],
+        activation=[chance.randint(0, 9) for _ in range(count)],
+        weights=[chance.randint(0, 3) for _ in range(count)],
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("weight_memory", [1, Fraction(1, 2)])
+def test_peaks_are_those_of_a_simulation(name, recompute, weight_memory):
+    schedule, chance = pp.schedule(name, 4, 8), random.Random(name)
+    whole = [chance.randint(1, 9) for _ in range(schedule.stages)]
+    inputs = [chance.randint(0, size) for size in whole]
+    costs = pp.Costs(activation=whole, stage_input=inputs, recompute=recompute, weight_memory=weight_memory)
+    found = InFlight.of(schedule, weight_memory, recompute)
+    peaks = tuple(found.peak(rank, whole, inputs)[0] for rank in range(4))
+    assert peaks == pp.simulate(schedule, costs).peak_activations
+
+
+def every(schedule, pieces, memory, delay=1):
+    """Yield the step time of each partition that fits, by simulating all of them. Independent of `Cutting`."""
+    stages, count = schedule.stages, len(pieces)
+    for inner in combinations_with_replacement(range(count + 1), stages - 1):
+        cuts = [0, *inner, count]
+        parts = [pieces.pieces[begin:end] for begin, end in pairwise(cuts)]
+        costs = pp.Costs(
+            forward=[sum(piece.forward for piece in part) for part in parts],
+            backward=[sum(piece.backward for piece in part) for part in parts],
+            input=[sum(piece.input for piece in part) for part in parts],
+            weight=[sum(piece.weight for piece in part) for part in parts],
+            activation=[sum(piece.activation for piece in part) for part in parts],
+            latency=delay,
+        )
+        timeline = pp.simulate(schedule, costs)
+        sizes = [
+            held + 16 * sum(piece.weights for stage in schedule.placement.stages_of(rank) for piece in parts[stage])
+            for rank, held in enumerate(timeline.peak_activations)
+        ]
+        if max(sizes) <= memory:
+            yield timeline.makespan
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "dualpipe", "hanayo"])
+def test_few_partitions_are_all_tried(name):
+    chance = random.Random(name)
+    for _ in range(3):
+        schedule = pp.schedule(name, 2, 4)
+        pieces = drawn(chance, chance.randint(3, 6))
+        memory = chance.randint(150, 300)
+        found = Cutting(schedule, pieces, memory, 1)
+        found.start()
+        found.improve(0)
+        assert found.proven
+        best = min(every(schedule, pieces, memory), default=None)
+        if best is None:
+            assert found.excess(found.best) > 0
+        else:
+            assert found.excess(found.best) == 0
+            assert found.time(found.best) == best
+            assert found.bound <= best
+
+
+@often(60)
+@given(name=st.sampled_from(NAMES), seed=st.integers(0, 10**6), recompute=st.booleans())
+def test_never_worse_than_equal_stages_nor_below_its_bounds(name, seed, recompute):
+    chance = random.Random(seed)
+    schedule, pieces = pp.schedule(name, 4, 8), drawn(chance, 12)
+    found = Cutting(schedule, pieces, 10**9, 1, recompute)
+    found.start()
+    found.improve(200_000)
+    stages = by_cost([piece.forward + piece.backward for piece in pieces.pieces], schedule.stages)
+    cuts = (0, *(each.stop for each in stages))
+    assert found.bound <= found.time(found.best) <= found.time(cuts)
+    assert max(found.loads(cuts)) <= found.time(cuts)
+    assert found.time(cuts) == pp.simulate(schedule, found.costs(cuts)).makespan
+    assert found.memory(cuts) == [sum(found.kinds(rank, cuts).values()) for rank in range(4)]

@@ -1,0 +1,169 @@
+"""Plans for a real question, for small ones that can be solved by trying everything, and for impossible ones."""
+
+import random
+import re
+from time import monotonic
+
+import pytest
+from test_partition_by_rank import drawn, every
+
+import ppedu as pp
+from ppedu.planning.presets import MACHINES, MODELS
+
+WIDTH, SEQUENCE, VOCABULARY = 4096, 8192, 128256
+LOGITS = SEQUENCE * VOCABULARY * 6
+# A model of 32 layers and 8 billion parameters, a layer of which takes 12 ms.
+EIGHT_BILLION = pp.Model.measured(
+    forward=[0.5, *[12] * 32, 29],
+    activation=[0, *[34 * SEQUENCE * WIDTH] * 32, LOGITS],
+    logits=LOGITS,
+    weights=[VOCABULARY * WIDTH, *[218_112_000] * 32, VOCABULARY * WIDTH + WIDTH],
+    unit="ms",
+)
+MACHINE = pp.Machine(memory=80e9, latency=0.5)
+
+
+def test_the_best_schedule_of_an_eight_billion_model():
+    begin = monotonic()
+    plan = pp.plan(EIGHT_BILLION, MACHINE, ranks=8, microbatches=32, sequence=SEQUENCE, replicas=2)
+    assert monotonic() - begin < 30  # 7 s, and more on busy cores
+    by_name = {choice.name: choice for choice in plan.choices}
+    assert plan.best.step_time <= by_name["zb-v, 2 chunks"].step_time <= 5950
+    assert max(plan.best.memory) <= 80e9
+    assert by_name["1f1b"].step_time > 6600
+    assert by_name["gpipe, recomputing"].excess == 0 < by_name["gpipe"].excess
+    assert plan.best.tokens_per_second == pytest.approx(32 * 2 * SEQUENCE / (float(plan.best.step_time) / 1000))
+    # A simulation with the costs of a choice shows the same.
+    for choice in plan.choices[:5]:
+        timeline = pp.simulate(choice.schedule, choice.costs)
+        assert timeline.makespan == choice.step_time
+        assert [piece for each in choice.partition for piece in each] == [*range(34)]
+        for rank, kinds in enumerate(choice.kinds):
+            stages = choice.schedule.placement.stages_of(rank)
+            weights = sum(EIGHT_BILLION.pieces[p].weights for stage in stages for p in choice.partition[stage])
+            assert (kinds["weights"], kinds["gradients"], kinds["optimizer"]) == (
+                2 * weights,
+                2 * weights,
+                12 * weights,
+            )
+            assert kinds["activations"] + kinds["logits"] == timeline.peak_activations[rank]
+    assert "shard the vocabulary first" in " ".join(str(plan).split())
+    assert plan.best.name in plan._repr_html_()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_small_questions_have_the_best_answer(seed):
+    """Every schedule with every partition."""
+    chance = random.Random(seed)
+    pieces, memory = drawn(chance, 5), chance.randint(170, 400)
+    names = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"]
+    known = [time for name in names for time in every(pp.schedule(name, 2, 4), pieces, memory)]
+    question = {"ranks": 2, "microbatches": 4, "schedules": names, "recompute": False}
+    if not known:
+        with pytest.raises(pp.SettingError, match="nothing fits"):
+            pp.plan(pieces, pp.Machine(memory, latency=1), **question)
+    else:
+        assert pp.plan(pieces, pp.Machine(memory, latency=1), **question).best.step_time == min(known)
+
+
+def test_a_model_by_sizes_on_a_known_machine():
+    plan = pp.plan("llama-3-8b", "h100", 4, 16, sequence=2048, schedules=["1f1b", "zb-v"], seconds=1)
+    best, model = plan.best, MODELS["llama-3-8b"]
+    assert plan.job.pieces.unit == "s"
+    flops = 3 * 16 * (32 * model.layer_flops(2048)[0] + model.head_flops(2048))
+    seconds = best.step_time + best.after
+    assert best.mfu == pytest.approx(flops / (seconds * 4 * 989e12))
+    # 4 ranks in one node, so a hop takes the time within it.
+    message = 2048 * 4096 * 2
+    assert best.costs.latency == pytest.approx(5e-6 + message / 450e9)
+    held = max(sum(each[kind] for kind in ("weights", "gradients", "optimizer")) for each in best.kinds)
+    assert best.after == pytest.approx(2 * held / MACHINES["h100"].memory_bandwidth)
+
+
+def test_several_numbers_of_microbatches_are_compared_by_token():
+    plan = pp.plan(EIGHT_BILLION, MACHINE, 8, [8, 32], schedules=["1f1b"], seconds=1)
+    assert [choice.schedule.microbatches for choice in plan.choices] == [32, 8]
+    assert "microbatches" in str(plan)
+
+
+def test_what_does_not_fit_names_what_would():
+    with pytest.raises(pp.SettingError) as caught:
+        pp.plan(EIGHT_BILLION, pp.Machine(memory=16e9), 8, 32, seconds=1)
+    for part in ("nothing fits in 16 GB on 8 ranks", "GB too many", "what would fit: 16 ranks", "a memory of"):
+        assert part in str(caught.value)
+
+
+def test_the_same_question_has_the_same_answer():
+    """The search is limited by its work, not by the clock."""
+    question = {"ranks": 8, "microbatches": 32, "schedules": ["interleaved", "zb-v", "dualpipev"]}
+    first, second = (pp.plan(EIGHT_BILLION, MACHINE, **question) for _ in range(2))
+    assert first.choices == second.choices
+
+
+def test_partitions_in_the_words_of_other_libraries():
+    plan = pp.plan(EIGHT_BILLION, MACHINE, 8, 32, schedules=["1f1b", "zb-v"], recompute=False)
+    by_name = {choice.name: choice for choice in plan.choices}
+    stages = by_name["1f1b"].megatron().split("|")
+    lengths = [
+        sum(int(run.partition("*")[2] or 1) for run in re.findall(r"[EtL](?:\*\d+)?", stage)) for stage in stages
+    ]
+    assert lengths == [len(pieces) for pieces in by_name["1f1b"].partition]
+    assert stages[0].startswith("E") and stages[-1].endswith("L")
+    with pytest.raises(pp.SettingError, match="in a loop"):
+        by_name["zb-v, 2 chunks"].megatron()
+    names = by_name["zb-v, 2 chunks"].torchtitan()
+    assert len(names) == 16
+    assert [name for each in names for name in each] == [
+        "tok_embeddings",
+        *(f"layers.{layer}" for layer in range(32)),
+        "norm",
+        "output",
+    ]
+
+
+def test_an_interrupted_search_keeps_what_it_has():
+    def interrupt(what, part):
+        if what == "zb-h1":
+            raise KeyboardInterrupt
+
+    plan = pp.plan(EIGHT_BILLION, MACHINE, 8, 32, schedules=["1f1b", "zb-h1"], progress=interrupt)
+    assert plan.interrupted and plan.best.name == "1f1b"
+    assert "interrupted" in str(plan)
+
+
+def test_units_are_converted():
+    in_seconds = pp.Machine(memory=80e9, latency=0.0005, unit="s")
+    assert in_seconds.delays(8, 0, "ms") == pytest.approx(0.5)
+    far_and_near = pp.Machine(memory=1, latency=4, node=2, near_latency=1)
+    assert far_and_near.delays(4, 0, "s")[0, 1] == 1 and far_and_near.delays(4, 0, "s")[1, 2] == 4
+    assert pp.Machine(memory=1, latency=2, bandwidth=1e9).delays(2, 3e6, "ms") == 5
+
+
+def test_questions_that_make_no_sense():
+    for arguments, match in [
+        (("llama-4-8b", MACHINE, 8), "unknown model 'llama-4-8b'; known: gpt2"),
+        (("llama-3-8b", "b200", 8), "unknown machine 'b200'"),
+        (("llama-3-8b", "h100", 8), "sequence is missing"),
+        (("llama-3-8b", MACHINE, 8, 32, 2048), "positional"),
+        ((32, MACHINE, 8), "model must be a Model"),
+        ((EIGHT_BILLION, 80e9, 8), "machine must be a Machine"),
+        ((EIGHT_BILLION, MACHINE, 40), "40 ranks are more than the 34 pieces"),
+        ((EIGHT_BILLION, MACHINE, 0), "ranks must be at least 1"),
+        ((EIGHT_BILLION, MACHINE, 8, 0), "microbatches must be at least 1"),
+        ((EIGHT_BILLION, MACHINE, 8, []), "no schedule runs on 8 ranks"),
+    ]:
+        with pytest.raises((pp.SettingError, TypeError), match=match):
+            pp.plan(*arguments)
+    with pytest.raises(pp.SettingError, match="no speed"):
+        pp.plan("gpt2", MACHINE, 2, 4, sequence=128)
+    with pytest.raises(pp.SettingError, match="unknown schedule"):
+        pp.plan(EIGHT_BILLION, MACHINE, 8, schedules=["2f2b"])
+    for arguments, match in [
+        ({"memory": 0}, "memory must be bytes"),
+        ({"memory": "80 GB"}, "memory must be bytes"),
+        ({"memory": 1, "latency": -1}, "latency must be a number"),
+        ({"memory": 1, "near_latency": 1}, "give node="),
+        ({"memory": 1, "unit": "h"}, "unit must be"),
+    ]:
+        with pytest.raises(pp.SettingError, match=match):
+            pp.Machine(**arguments)
