@@ -9,6 +9,9 @@ from pathlib import Path
 HOME = str(Path(__file__).parents[2])
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+# For our own launcher: a rank that ends right after `init_process_group` must not close its connections before the
+# others have made theirs.
+BARRIER = {"TORCH_DIST_INIT_BARRIER": "1"}
 
 
 def module_path() -> dict[str, str]:

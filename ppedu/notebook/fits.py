@@ -62,11 +62,12 @@ class WhatFits:
         bars = []
         for held, amount in self.rows():
             color = FITS if amount <= self.memory else OVER
+            ink = f"color-mix(in srgb, {color} 60%, currentColor)"  # legible on light and on dark pages
             wide = f"{100 * _length(amount, self.memory) / WIDEST:.4g}%"
             bar = f"width:{wide};height:22px;background:{color};color:white;text-align:right"
             bars.append(
                 f'<div style="margin-top:10px">Each GPU holds <b>{escape(held)}</b>: '
-                f'<span style="color:{color};font-weight:bold">{self.verdict(amount)}</span></div>'
+                f'<span style="color:{ink};font-weight:bold">{self.verdict(amount)}</span></div>'
                 f'<div style="position:relative"><div style="{bar}">{"→ " * (amount > WIDEST * self.memory)}</div>'
                 f'<div style="{line};left:{whole}"></div></div>'
             )
@@ -76,6 +77,7 @@ class WhatFits:
 
     def png(self) -> bytes:
         """Return the bars as a picture."""
+        from matplotlib import rcParams
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9, 2.4), layout="constrained")
@@ -86,7 +88,7 @@ class WhatFits:
             if amount > WIDEST * self.memory:
                 ax.text(WIDEST - 0.01, place, "→", color="white", fontsize=14, va="center", ha="right")
             ax.text(0, place - 0.3, f"Each GPU holds {held}:  {self.verdict(amount)}", fontsize=11, color=color)
-        ax.axvline(1, color="black", linestyle="--", linewidth=1.2)
+        ax.axvline(1, color=rcParams["text.color"], linestyle="--", linewidth=1.2)
         ax.text(1.01, 1.52, f"{pretty(self.memory)} GB", fontsize=11)
         ax.set(xlim=(0, WIDEST), ylim=(1.55, -0.6))
         ax.set_title(self.title(), loc="left", fontsize=11)
@@ -104,6 +106,8 @@ class WhatFits:
     def controls(self) -> Any:
         """Return a widget with three controls and the bars, which follow them."""
         import ipywidgets
+
+        from ppedu.notebook.named import named
 
         def slider(name: str, choices: list[Any], value: Any) -> Any:
             options = [(f"{pretty(each):>6}", each) for each in sorted({*choices, value})]
@@ -124,7 +128,9 @@ class WhatFits:
 
         for control in (billions, gpus, bytes_each):
             control.observe(follow, "value")
-        return ipywidgets.VBox([billions, gpus, bytes_each, bars])
+        sliders = enumerate((billions, gpus), 1)
+        names = {f".widget-slider:nth-child({place}) .noUi-handle": each.description for place, each in sliders}
+        return named([billions, gpus, bytes_each, bars], names)
 
 
 def _length(amount: float, memory: float) -> float:

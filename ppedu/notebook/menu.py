@@ -21,7 +21,9 @@ def choose(options: Sequence[str], run: Callable[[str], object]) -> None:
         raise SettingError("choose needs at least one option")
     if in_notebook():
         try:
-            from ipywidgets import Dropdown, Output, VBox
+            from ipywidgets import Dropdown, Output
+
+            from ppedu.notebook.named import named
         except ImportError as error:
             print(f"There is no menu, because {error.name} is not installed: pip install 'ppedu[lab]'")
         else:
@@ -34,6 +36,7 @@ def choose(options: Sequence[str], run: Callable[[str], object]) -> None:
 
             menu.observe(pick, "value")
             pick()
-            publish({**VBox([menu, shown])._repr_mimebundle_(), "text/plain": f"A menu: {', '.join(options)}."})
+            box = named([menu, shown], {".widget-dropdown select": "show"})
+            publish({**box._repr_mimebundle_(), "text/plain": f"A menu: {', '.join(options)}."})
             return
     run(options[0])

@@ -19,7 +19,7 @@ from typing import Any
 
 from ppedu.core.errors import PipelineError, RankError, SettingError
 from ppedu.core.validate import require_instance
-from ppedu.notebook.environment import HOME, ONE_THREAD, module_path, rank_environment
+from ppedu.notebook.environment import BARRIER, HOME, ONE_THREAD, module_path, rank_environment
 from ppedu.notebook.exchange import new_folder
 from ppedu.notebook.failure import describe_status, explain, read_location
 from ppedu.notebook.hang import describe_hang
@@ -173,7 +173,7 @@ class RankPool:
             "module": module,
             "arguments": list(arguments),
             "folder": str(Path.cwd()),
-            "environment": shared | (module_path() if self.launcher == "torchrun" else {}),
+            "environment": shared | (module_path() if self.launcher == "torchrun" else BARRIER),
             "flags": [*([] if several_nodes else ["--standalone"]), f"--nproc-per-node={ranks}", *flags],
         }
         pipes = [os.pipe() for _ in range(ranks)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ppedu.core.costs import Costs
+from ppedu.core.timeline import Timeline
 
 GB = 1e9
 HOUR = 3600
@@ -67,13 +68,27 @@ class Project:
         """The bytes that a GPU sends at a cut, for one microbatch and one direction, in bf16."""
         return 2 * self.sequence * self.width / self.node
 
-    def state(self, ranks: int) -> float:
-        """Return the bytes on each GPU for weights, gradients and Adam, evenly split over `ranks` nodes.
+    def stage_state(self, stage: int, stages: int) -> float:
+        """Return the bytes of a stage on each GPU of its node, for weights, gradients and Adam.
 
-        In mixed precision, each weight takes 2 bytes, its gradient 2, and Adam 12 for an fp32 copy and two averages
-        (arXiv 1910.02054, section 3.1).
+        The first stage has the embedding, the last one the head. In mixed precision, each weight takes 2 bytes, its
+        gradient 2, and Adam 12: 4 each for an fp32 copy and two averages (arXiv 1910.02054, section 3.1).
         """
-        return 16 * self.weights / (self.node * ranks)
+        ends = (stage == 0) + (stage == stages - 1)
+        weights = self.layers / stages * self.layer_weights + ends * self.vocabulary * self.width
+        return 16 * weights / self.node
+
+    def state(self, ranks: int) -> float:
+        """Return the bytes of the fullest stage, which has the embedding or the head, with a stage on each rank."""
+        return self.stage_state(0, ranks)
+
+    def peak(self, timeline: Timeline) -> float:
+        """Return the GB on the fullest GPU, at its peak: its stages' state, and the activations of a timeline in GB."""
+        placement = timeline.schedule.placement
+        return max(
+            sum(self.stage_state(stage, placement.stages) for stage in placement.stages_of(rank)) / GB + float(held)
+            for rank, held in enumerate(timeline.peak_activations)
+        )
 
     def costs(self, ranks: int) -> Costs:
         """Return the costs of a pipeline of `ranks` nodes: times in seconds, activations in GB per GPU.

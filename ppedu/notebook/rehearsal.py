@@ -118,7 +118,7 @@ class Rank:
         return self._exchange(f"swap({rank})", "swap", (require_rank(rank, self.ranks),), value)
 
     def communicate(self, operation: str, value: Any = None) -> Any:
-        """Send `value` to a neighbour or receive from it, and return what was received; None for a send.
+        """Send `value` to a neighbor or receive from it, and return what was received; None for a send.
 
         operation: one of `ppedu.run.communicate`, such as "send_forward". Shapes are not needed.
         """
@@ -189,9 +189,9 @@ class Rank:
         self._back.release()
 
     def _neighbour(self, operations: dict[str, int], operation: str, value: Any) -> Any:
-        """Exchange a message with a neighbour and return what was received; None at the end of the pipeline.
+        """Exchange a message with a neighbor and return what was received; None at the end of the pipeline.
 
-        operations: by operation, the neighbour's rank minus this rank's.
+        operations: by operation, the neighbor's rank minus this rank's.
         """
         if operation not in operations:
             raise SettingError(f"{_at()}: unknown operation {operation!r}; available: {', '.join(operations)}")

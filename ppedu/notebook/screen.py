@@ -12,9 +12,9 @@ from ppedu.core.errors import PipelineError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count
 from ppedu.notebook.exchange import LIVE_FILES
+from ppedu.trace.saved import load
 from ppedu.view.interactive import Interactive, in_notebook
 from ppedu.view.model import Data, Panel
-from ppedu.view.perfetto import load
 
 QUIET = 2  # seconds after which a cell shows that its ranks are running
 

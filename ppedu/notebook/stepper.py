@@ -112,7 +112,9 @@ def bundle(rehearsal: Rehearsal) -> dict[str, Any]:
     if not in_notebook():
         return static
     try:
-        from ipywidgets import HTML, BoundedIntText, HBox, Layout, Play, VBox, link
+        from ipywidgets import HTML, BoundedIntText, HBox, Layout, Play, link
+
+        from ppedu.notebook.named import named
     except ImportError:
         return static
     card = HTML(layout=Layout(width="100%"))
@@ -128,7 +130,8 @@ def bundle(rehearsal: Rehearsal) -> dict[str, Any]:
 
     show()
     number.observe(show, "value")
-    return {**VBox([HBox([play, number]), card])._repr_mimebundle_(), **static}
+    names = {f".widget-play button:nth-of-type({place})": name for place, name in ((1, "play or pause"), (2, "stop"))}
+    return {**named([HBox([play, number]), card], names)._repr_mimebundle_(), **static}
 
 
 def _card(rehearsal: Rehearsal, step: Step, number: int, count: int) -> str:

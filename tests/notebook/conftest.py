@@ -116,8 +116,8 @@ def leftovers(tmp_path: Path, marked: Callable[[str], list[int]]) -> Callable[[s
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SimpleNamespace]]:
     """`kernel(source)` runs a cell in a real kernel and returns its output.
 
-    `.text` is the printed text; `.shown` a list of the displayed objects, each a dict by MIME type; `.error` the error,
-    None if the cell succeeded, and `.traceback` its text.
+    `.text` is the printed text; `.shown` a list of the displayed objects, each a dict by MIME type, and
+    `.metadata` a list of theirs; `.error` the error, None if the cell succeeded, and `.traceback` its text.
     """
     import nbformat
     from nbclient import NotebookClient
@@ -129,11 +129,13 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
     def run(source: str) -> SimpleNamespace:
         page.cells.append(nbformat.v4.new_code_cell(source))
         outputs = client.execute_cell(page.cells[-1], len(page.cells) - 1).outputs
+        displays = [output for output in outputs if output.output_type in ("display_data", "execute_result")]
         errors = [output for output in outputs if output.output_type == "error"]
         assert len(errors) <= 1
         return SimpleNamespace(
             text="".join(output.text for output in outputs if output.output_type == "stream"),
-            shown=[output.data for output in outputs if output.output_type in ("display_data", "execute_result")],
+            shown=[output.data for output in displays],
+            metadata=[output.metadata for output in displays],
             error=errors[0] if errors else None,
             traceback=re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback)) if errors else "",
         )

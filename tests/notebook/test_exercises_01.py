@@ -78,6 +78,10 @@ WRONG_RANKS = {
         lambda model, budget: int(16 * sum(weights(model, 1)) // budget) or 1,
         "does not fit on 7 ranks: rank 0 holds 10 layers and the embedding, 146 GB",
     ),
+    "the layers' total": (
+        lambda model, budget: -int(-16 * model.layers * model.layer_weights // budget),
+        "the size of all layers divided by the budget, as if they could be cut anywhere, and without the embedding",
+    ),
     "forgets the 16": (
         first(lambda held, budget: max(held) <= budget, bytes_each=1),
         "each weight takes 16 bytes.",
@@ -239,7 +243,10 @@ WRONG_TRAININGS = {
     "activations alone": (training(each=0), "That leaves out weights, gradients and Adam."),
     "without Adam": (training(each=2), "That counts the weights, but not their gradients and Adam."),
     "weights on each GPU": (training(each=128), "they share them."),
-    "activations shared twice": (training(lambda model, kept: kept / model.node), "do not divide it again."),
+    "activations of one GPU": (
+        training(lambda model, kept: kept / model.node),
+        "`layer_activation` is already one GPU's share: do not divide it again, nor add it to a whole node's weights.",
+    ),
     "the total": (total_over_memory, "does not fit on 9 ranks: rank 0 holds 8 layers and the embedding"),
     "the total's reason": (total_over_memory, "That divides the total by the memory"),
     "of all layers": (

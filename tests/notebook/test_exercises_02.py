@@ -41,6 +41,11 @@ RIGHT = {
 }
 
 
+def test_a_reason_that_ends_with_code_in_brackets_gets_a_full_stop(told):
+    copy = written(go_back=lambda sent, received: sent.detach().backward(received.grad))
+    assert told("02.1", copy).endswith("call it on the output of first(x).")
+
+
 def test_the_hand_off_is_accepted_and_drawn(capsys):
     from matplotlib import pyplot
 

@@ -235,6 +235,10 @@ WRONG_RANGES = {
         "with 2 ranks and 200 microbatches the formula gives 0.0025, and the simulation 0.004975; your function "
         "returns True. Close is not equal: with many microbatches both are small",
     ),
+    "more than a thousand": (
+        lambda p, m: 1 in (p, m) or m > 1000,
+        "your function returns True. Close is not equal: with many microbatches both are small",
+    ),
     "the formula": (published, "your function returns 0.16666666666666666, not True or False."),
     "forgets return": (lambda p, m: None, "returns None, not True or False; is a return missing?"),
     "of one argument": (lambda p: True, "give a function of ranks and microbatches; yours takes"),
@@ -248,6 +252,19 @@ def test_a_wrong_range_is_rejected_with_a_counterexample(refused):
 
 
 # Exercise 3: which actions start too early
+
+
+def starts_alone(timeline):
+    """Compare the start of an action with the starts, and not the ends, of its dependencies."""
+    starts = {each: start for row in timeline.rows for each, start, _ in row}
+
+    def needs(each):
+        stage, op, m = each[:3]
+        if op == "F":
+            return [F(stage - 1, m)] if stage else []
+        return [F(stage, m), *([B(stage + 1, m)] if stage < timeline.schedule.stages - 1 else [])]
+
+    return [each for each, start in starts.items() if any(starts[need] >= start for need in needs(each))]
 
 
 def too_early(timeline, late=lambda end, start: end > start, wanted="FGB"):
@@ -286,7 +303,14 @@ def test_actions_may_be_given_in_any_order_and_as_text(told, no_window, kind):
     assert len(no_window.get_fignums()) == 1
 
 
+def with_missing_stages(timeline):
+    """Look up the stage before the first as well, so that ends[-1F0] fails."""
+    ends = {span.action: span.end for row in timeline.rows for span in row}
+    return [each for row in timeline.rows for each, start, _ in row if ends[F(each.stage - 1, each.microbatch)] > start]
+
+
 WRONG_CHECKS = {
+    "looks up stage -1": (with_missing_stages, "KeyError: <-1F0>. There is no stage -1: a forward of the first stage"),
     "nothing": (
         lambda t: [],
         "for the slide, your function does not list 0B5, which starts at 16, while 1B5, on which it depends, ends at "
@@ -295,6 +319,10 @@ WRONG_CHECKS = {
     "compares starts": (
         lambda t: too_early(t, lambda end, start: end - 1 > start),
         "does not list 0B5, which starts at 16, while 1B5, on which it depends, ends at 17",
+    ),
+    "compares starts alone": (
+        lambda t: starts_alone(t),
+        "for a backward that starts before the next stage's has ended, your function does not list 0B0",
     ),
     "an end that is the start": (
         lambda t: too_early(t, lambda end, start: end >= start),

@@ -129,14 +129,21 @@ WRONG = {
     "the same warm-up everywhere": (
         with_warmup(lambda r, p, m: min(p - 1, m)),
         "your schedule is legal, but takes 46 slots instead of 22: rank 1 runs 4 forwards before its first "
-        "backward, and holds 4 activations instead of 3. Its warm-up is too long.",
+        "backward, and holds 4 activations instead of 3. Its warm-up is too long: it waits for",
     ),
-    "the newest first": (newest_first, "with peaks 4, 3, 2, 1 instead of 4, 3, 2, 1: the warm-up is right"),
+    "the newest first": (
+        newest_first,
+        "takes 55 slots instead of 22: the warm-up is right, so look at the order that follows it. "
+        "Rank 0 runs 0B3 before 0B0; run the oldest backward first.",
+    ),
     "warm-up longer than the batch": (
         with_warmup(lambda r, p, m: p - r - 1),
         "with 4 ranks and 2 microbatches, rank 0, position 2: 0F2: there is no microbatch 2",
     ),
-    "no cooldown": (no_cooldown, "rank 0: 0B5 is never run (and 5 more)"),
+    "no cooldown": (
+        no_cooldown,
+        "rank 0: 0B5 is never run (and 5 more problems). The cooldown runs the remaining backwards.",
+    ),
     "backward first": (backward_first, "rank 0, position 0: 0B0 needs 0F0, which only comes at position 1"),
     "another rank's stage": (lambda r, p, m: right(0, p, m), "stage 0 is held by rank 0"),
     "nothing": (nothing, "yields nothing. Start with the warm-up"),
@@ -266,7 +273,10 @@ TOO_SLOW_OR_TOO_LARGE = {
         right,
         "your schedule takes 30 slots, and GPipe 25. That is 1F1B: its microbatches in flight just fill the round trip",
     ),
-    "one more": (eager(lambda rank, ranks: ranks - rank + 1), "Rank 0 is idle for 13 of them. Point at its gaps in"),
+    "one more": (
+        eager(lambda rank, ranks: ranks - rank + 1),
+        "Rank 0 is idle for 13 of them. Look at the longest wait: rank 0 waits 5–11: 0B0 needs",
+    ),
     "as much as rank 0": (eager(lambda rank, ranks: 2 * ranks), "rank 1 holds 8 activations at its peak"),
     "within rank 0's 1F1B": (
         eager(lambda rank, ranks: min(ranks + 1, 2 * (ranks - rank))),

@@ -170,6 +170,17 @@ def newest_first_on_the_last(me, microbatches):
     return range(microbatches) if me.rank < me.ranks - 1 else newest_first(me, microbatches)
 
 
+def forwards_in_that_order_too(me, microbatches):
+    for m in newest_first_on_the_last(me, microbatches):
+        x = me.communicate("recv_forward")
+        y = me.forward(m, x)
+        me.communicate("send_forward", y)
+    for m in newest_first_on_the_last(me, microbatches):
+        dy = me.communicate("recv_backward")
+        dx = me.backward(m, dy)
+        me.communicate("send_backward", dx)
+
+
 def up_and_back(me, value):
     if me.rank > 0:
         value += me.recv(me.rank - 1)
@@ -264,6 +275,23 @@ def drops_the_sum(me, steps, target):
             break
 
 
+def stops_before_the_sum(me, steps, target):
+    for _ in range(steps):
+        loss = me.step()
+        if loss < target:
+            break
+        me.all_reduce(loss)
+
+
+def gradient_unsent(me, microbatches):
+    for m in range(microbatches):
+        x = me.communicate("recv_forward")
+        y = me.forward(m, x)
+        me.communicate("send_forward", y)
+        dy = me.communicate("recv_backward")
+        me.backward(m, dy)
+
+
 def star(me, value):
     if me.rank:
         me.send(value, 0)
@@ -326,6 +354,11 @@ def passes_on(me, microbatches):
 
 WRONG = {
     "both receive first": ("06.1", receives_first, "rank 1 waits for rank 0. All of them receive, and none sends."),
+    "a gradient is not sent": (
+        "06.1",
+        gradient_unsent,
+        "none sends. Rank 1 has computed the gradient that rank 0 waits for, but not sent it.",
+    ),
     "both send first": ("06.2", sends_first, "rank 1 waits for rank 0. All of them send, and none receives."),
     "the place": ("06.2", sends_first, 'me.communicate("send_backward", dx), rank 1 waits for rank 0'),
     "one side swaps": ("06.2", swaps_alone, "A swap needs two ranks that swap with each other."),
@@ -342,8 +375,18 @@ WRONG = {
         "loss = me.all_reduce(loss), rank 1 waits for rank 0. A collective must be called by all ranks, and "
         "equally often.",
     ),
-    "no sum": ("06.3", no_sum, "rank 1 waits for rank 0, which has ended"),
-    "only the last stops": ("06.3", only_the_last_stops, "rank 0 waits for rank 1, which has ended"),
+    "no sum": ("06.3", no_sum, "rank 1 waits for rank 0, which has ended. No rank asks for the sum. me.step() gives"),
+    "only the last stops": (
+        "06.3",
+        only_the_last_stops,
+        "rank 0 waits for rank 1, which has ended. all_reduce gave rank 0 1.5, which is below the target, and still it "
+        "went on: the break must not depend on the rank. Move it out of the if that asks for me.rank.",
+    ),
+    "stops before the sum": (
+        "06.3",
+        stops_before_the_sum,
+        "for rank 0, which has ended. Rank 0's own loss is 0, which is below any target: it stopped before the sum.",
+    ),
     "never stops": ("06.3", never_stops, "training should end after 3 steps, but takes 6"),
     "the sum divided": (
         "06.3",
@@ -376,6 +419,11 @@ WRONG = {
         "rank 0 runs the backward of microbatch 0 with the gradient of microbatch 1. Messages are not "
         "labeled: the first one that rank 1 sends is the first one that rank 0 receives. The shapes "
         "match, so nothing raises an error.",
+    ),
+    "forwards in another order, too": (
+        "06.4",
+        forwards_in_that_order_too,
+        "rank 1 runs the forward of microbatch 1 with the activation of microbatch 0. Messages are not labeled:",
     ),
     "backward on the activation": (
         "06.4",
@@ -422,6 +470,10 @@ def test_an_error_in_the_learners_code_is_reported_with_its_line_and_rank(refuse
     refused("06.1", receives_too_late, reason)
     reason = "with 2 ranks and a target of 2, on rank 1, your function fails at line"
     refused("06.3", lambda me, steps, target: 1 // (1 - me.rank), reason)
+
+
+def test_a_sum_on_one_rank_is_not_called_no_sum(refused):
+    assert "No rank asks" not in refused("06.3", sum_on_one, "A collective must be called by all ranks")
 
 
 def test_exercises_can_be_imported_without_torch():

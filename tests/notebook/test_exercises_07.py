@@ -192,6 +192,13 @@ def by(factors):
     return clipped
 
 
+def tensor_norms(stages, most):
+    norm = sum(gradient.norm() for gradients in stages for gradient in gradients)
+    for gradients in stages:
+        for gradient in gradients:
+            gradient.mul_(min(1, most / norm))
+
+
 def all_by(factor):
     return by(lambda norms, most: [factor(norms, most)] * len(norms))
 
@@ -225,6 +232,7 @@ CLIPPED = {
         by(lambda norms, most: (most / norms).clamp(max=1)),
         "by 1, 0.75, 0.6 and 0.5. Each stage is scaled by its own norm:",
     ),
+    "sum of all tensors' norms": (tensor_norms, "You add up the norms of all tensors. As with the sides of"),
     "sum of norms": (
         all_by(lambda norms, most: min(1, most / norms.sum())),
         "all is 9. The limit is 3, so the gradients should be multiplied by 0.3333; you multiply them by "
@@ -306,14 +314,14 @@ ADDED = {
     ),
     "both add": (
         both_add,
-        "has 2 times its own plus 1 times the embedding's. The second line adds a gradient that the first "
-        "one has changed:",
+        "has 2 times its own plus 1 times the embedding's. One gradient had already changed when it was added to "
+        "the other.",
     ),
     "another name": (
         another_name,
-        "second name for it, as in t = embedding.grad, is not a copy. Compute the sum first, and",
+        "(A second name for a tensor, as in t = embedding.grad, is not a copy of it)",
     ),
-    "head first": (head_first, "The second line adds a gradient that the first one has changed: += changes"),
+    "head first": (head_first, "One gradient had already changed when it was added to the other."),
     "embedding alone": (giving(lambda e, h: e + h, lambda e, h: h), "Only the embedding has the sum"),
     "head alone": (giving(lambda e, h: e, lambda e, h: e + h), "Only the head has the sum"),
     "swapped": (giving(lambda e, h: h, lambda e, h: e), "The gradients are swapped, so the copies drift"),
@@ -354,6 +362,16 @@ MISDIAGNOSED = {
     "no rounding": (
         lambda off, m: diagnose(off, m) if any(number > 1e-4 for number in off.values()) else "mean of means",
         "It is 'correct'; with 'mean of means', the weights start right, the copies stay together, and the gradients",
+    ),
+    "compared with 0": (
+        lambda off, m: "own norm" if off["gradients"] < 1e-4 and off["after clipping"] > 0 else diagnose(off, m),
+        "says 'own norm'. It is 'correct'. 3e-07 is 0 up to rounding: compare with a small threshold, such as 1e-4.",
+    ),
+    "compared with m - 1": (
+        lambda off, m: (
+            "mean of means" if diagnose(off, m) == "no 1/m" and off["gradients"] != m - 1 else diagnose(off, m)
+        ),
+        "7.0000004 is 7 up to rounding: compare with a small threshold",
     ),
     "one m only": (
         lambda off, m: diagnose(off, 4),

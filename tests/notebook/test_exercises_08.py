@@ -143,7 +143,15 @@ WRONG_FITS = {
         lambda timeline: replace(right(timeline), latency=in_milliseconds(timeline).latency),
         "a message takes 5 ms; your costs say 5.089 s. The timeline is in seconds; give seconds, too.",
     ),
-    "no latency": (Costs.fit, "a message takes 5 ms; your costs say 0 ms: they have no latency yet."),
+    "Costs.fit": (
+        Costs.fit,
+        "in a run of 1f1b with 4 ranks and 8 microbatches your costs have a latency for each link, like those of "
+        "pp.Costs.fit. Here all links are alike, and few messages travel on each: give one number",
+    ),
+    "no latency": (
+        lambda timeline: replace(Costs.fit(timeline), latency=0),
+        "a message takes 5 ms; your costs say 0 ms: they have no latency yet.",
+    ),
     "busy ranks, too": (
         fitted(counts=everything),
         "a message takes 5 ms; your costs say 7.136 ms. You count messages for which no rank was waiting: "
@@ -283,7 +291,28 @@ WRONG_PARTS = {
                 - simulated.makespan
             )
         ),
-        "You simulate with the median of each stage. But its actions had different durations, and each",
+        "You replay with one time per stage; each action has its own length, and a slow one delays what comes after",
+    ),
+    "with the answer to exercise 1": (
+        the_rest(
+            lambda measured, costs, simulated: (
+                simulate(measured.schedule, right(measured)).makespan - simulated.makespan
+            )
+        ),
+        "You replay with one time per stage",
+    ),
+    "with means": (
+        the_rest(
+            lambda measured, costs, simulated: (
+                simulate(measured.schedule, replace(fitted(mean)(measured), latency=costs.latency)).makespan
+                - simulated.makespan
+            )
+        ),
+        "You replay with one time per stage",
+    ),
+    "all idle time": (
+        lambda measured, costs: (explain(measured, costs)[0], sum(measured.idle)),
+        "The idle times of all ranks add up, as work does; the ranks wait at the same time.",
     ),
     "without latency": (
         the_rest(lambda measured, costs, simulated: again(measured, 0) - simulated.makespan),
@@ -328,12 +357,12 @@ def test_wrong_parts_are_explained(told):
 # Exercise 3: how much longer a run takes because of each rank
 
 
-def replay(measured, costs, planned=()):
-    """Replay a run, with the costs' durations on the ranks `planned`; return the makespan."""
+def replay(measured, costs, planned=(), ops="FB"):
+    """Replay a run, with the costs' durations of `ops` on the ranks `planned`; return the makespan."""
     simulated = {span.action: span for _, span in spans_of(simulate(measured.schedule, costs))}
     free, ended = [0] * measured.schedule.ranks, {}
     for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
-        lasts = simulated[action].end - simulated[action].start if rank in planned else end - start
+        lasts = simulated[action].end - simulated[action].start if rank in planned and action.op in ops else end - start
         needed = ended.get(source(action))
         begins = free[rank] if needed is None else max(free[rank], needed + costs.latency)
         free[rank] = ended[action] = begins + lasts
@@ -366,6 +395,12 @@ WRONG_BLAME = {
     ),
     "one slow rank": (from_the_other_side, "You slow down one rank of the simulation. Ask the other way round"),
     "the run": (from_the_run, "You compare with the run, which also waited. Compare with a replay"),
+    "forwards only": (
+        lambda measured, costs: [
+            replay(measured, costs) - replay(measured, costs, {rank}, "F") for rank in range(measured.schedule.ranks)
+        ],
+        "You changed only its forwards.",
+    ),
     "negative": (lambda *given: [-each for each in blame(*given)], "The sign is wrong: time saved is positive."),
     "milliseconds": (
         lambda *given: [1000 * each for each in blame(*given)],
@@ -393,6 +428,21 @@ def test_the_lessons_own_run_has_two_slow_ranks_of_which_one_costs_time():
     fitted = Costs.fit(measured).forward
     slow = {rank for rank, time in enumerate(fitted) if time > 1.02 * planned.costs.forward}
     assert slow == set(SLOW_RANKS) and max(range(8), key=saved.__getitem__) == 5 and saved[2] < saved[5] / 10
+
+
+def own_costs(measured, costs):
+    """Take the durations from the costs as if they were lists."""
+    times = {"F": costs.forward, "B": costs.backward}
+    planned = {action: times[action.op][action.stage] for row in measured.rows for action, *_ in row}
+    return [sum(planned.values())] * measured.schedule.ranks
+
+
+def test_costs_without_a_number_for_each_stage_are_explained(told):
+    message = told("08.3", own_costs)
+    assert "your function fails at line" in message and "'float' object is not subscriptable" in message
+    assert "In costs, one number stands for all stages, and None as backward for twice the forward." in message
+    elsewhere = told("08.3", lambda measured, costs: [][0])
+    assert "IndexError" in elsewhere and "one number stands for" not in elsewhere
 
 
 ERRORS = [("08.1", lambda run: 1 // 0), ("08.2", lambda run, costs: 1 // 0), ("08.3", lambda run, costs: 1 // 0)]

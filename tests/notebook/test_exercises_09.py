@@ -4,7 +4,8 @@ import matplotlib
 import pytest
 import stepper
 
-from ppedu import B, F, schedule
+from ppedu import B, Costs, F, schedule, simulate
+from ppedu.notebook.exercises.lesson_09 import shorter_warmup
 from ppedu.zoo.registry import Entry, build
 
 
@@ -52,9 +53,37 @@ def test_any_complete_interleaved_schedule_is_accepted(told, answer):
 
     matplotlib.use("Agg")
     pyplot.close("all")
-    assert told("09.3", answer).startswith("Right. That's interleaved 1F1B, complete")
+    assert told("09.3", answer).startswith("Right. That's interleaved 1F1B, complete, as Megatron-LM runs it.")
     assert len(pyplot.get_fignums()) == 1, "the learner is shown what was built"
     pyplot.close("all")
+
+
+def test_another_order_that_is_as_fast_is_not_called_megatrons(told):
+    matplotlib.use("Agg")
+    said = told("09.3", interleaved(lambda r, p, v: enough(r, p, v) + (r > 0)))
+    matplotlib.pyplot.close("all")
+    assert said.startswith("Right. That's as fast as Megatron-LM's interleaved 1F1B, in no more memory.")
+
+
+def test_a_shorter_warmup_is_praised_for_its_memory_and_told_its_price(told):
+    matplotlib.use("Agg")
+    said = told("09.3", interleaved(lambda r, p, v: p * (v - 1) + p - 1 - r))
+    matplotlib.pyplot.close("all")
+    assert "with less memory than Megatron-LM's: 4 instead of 5.5 microbatches on rank 0." in said
+    assert "at a latency of 0.5, yours takes 43.5, and Megatron-LM's 35.5." in said
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_the_shorter_warmup_is_as_fast_if_messages_take_no_time_and_holds_no_more_than_1f1b(chunks):
+    timeline, built_in = (simulate(each) for each in (shorter_warmup(4, 8, chunks), schedule("1f1b", 4, 8)))
+    assert timeline.makespan == simulate(schedule("interleaved", 4, 8, chunks=chunks)).makespan
+    assert max(timeline.peak_activations) == max(built_in.peak_activations) == 4
+
+
+def test_the_longer_warmup_hides_messages():
+    slow = Costs(latency=0.1)
+    longer, shorter = (simulate(s, slow) for s in (schedule("interleaved", 4, 8, chunks=2), shorter_warmup(4, 8, 2)))
+    assert (longer.makespan, shorter.makespan) == (pytest.approx(29.9), pytest.approx(31.5))
 
 
 def test_an_independent_simulation_confirms_makespan_and_peak():
@@ -84,7 +113,7 @@ WRONG = {
     ),
     "1F1B's warm-up": (
         interleaved(lambda r, p, v: p - 1 - r),
-        "rank 0, position 4: 4B0 needs 4F0, which only comes at position 5",
+        ". Rank 0 runs 4 forwards before its first backward, too short a warm-up: a group must pass all chunks before",
     ),
     "one short": (
         interleaved(lambda r, p, v: enough(r, p, v) - (v > 1)),
@@ -103,6 +132,10 @@ WRONG = {
         "your schedule is legal, but takes 51, where 28.5 is possible. Look at the longest wait: rank 0 waits 5.5–10: "
         "4B0 needs 5B0 from rank 1.",
     ),
+    "for four ranks": (
+        lambda rank, *sizes: right(rank, 4, 8, 2),
+        "; use ranks, microbatches and chunks instead of 4, 8 and 2.",
+    ),
     "stages next to each other": (
         lambda r, p, m, v: [F(r * v, k) for k in range(m)],
         "rank 1, position 0: 2F0: stage 2 is held by rank 2",
@@ -116,3 +149,21 @@ WRONG = {
 def test_an_incomplete_slow_or_large_schedule_is_rejected_with_the_reason(refused):
     for answer, reason in WRONG.values():
         refused("09.3", answer, reason)
+
+
+def fixed(rank, ranks, microbatches, chunks):
+    return chunk_by_chunk(F, range(2), rank, 4, 8)
+
+
+FORWARDS = {
+    "for four ranks": (fixed, "use ranks, microbatches and chunks instead of 4, 8 and 2."),
+    "the same stage in each chunk": (
+        lambda r, p, m, v: [F(r, k) for _ in range(v) for k in range(m)],
+        "rank 0 yields 0F0 2 times, and stage 4 never runs: chunk c of a rank is stage c · ranks + rank.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), FORWARDS.values(), ids=FORWARDS)
+def test_wrong_forwards_are_explained(refused, answer, reason):
+    refused("09.1", answer, reason)

@@ -120,7 +120,10 @@ WRONG = {
         delayed(lambda r, p: p - 1),
         "rank 0 holds 7 activations at its peak, and no rank of 1F1B holds more than 4. Activations are held",
     ),
-    "the wrong way round": (delayed(lambda r, p: p - 1 - r), "rank 0 holds 7 activations at its peak"),
+    "the wrong way round": (
+        delayed(lambda r, p: p - 1 - r),
+        "rank 0 holds 7 activations at its peak, and no rank of 1F1B holds more than 4. Upside down: rank 0 is full",
+    ),
     "one microbatch too late": (delayed(lambda r, p: r + 1), "rank 0 holds 5 activations at its peak"),
     "all Ws at the end": (delayed(lambda r, p: 10**6), "rank 0 holds 8 activations at its peak"),
     "ZB-H2": (
@@ -153,15 +156,15 @@ WRONG = {
         "takes 30, where 27 is possible. Look at the longest wait: rank 0 waits 4–9: 0I1 needs 1I1 from rank 1.",
     ),
     "the newest first": (newest_first, "takes 66, where 27 is possible."),
-    "W forgotten": (without("W"), "rank 0: 0W0 is never run (and 31 more)"),
+    "W forgotten": (without("W"), "rank 0: 0W0 is never run (and 31 more problems)"),
     "the last Ws forgotten": (
         lambda r, p, m: [action for action in right(r, p, m) if (action.op, action.microbatch) != ("W", m - 1)],
-        "rank 0: 0W7 is never run (and 3 more)",
+        "rank 0: 0W7 is never run (and 3 more problems)",
     ),
     "I forgotten": (without("I"), "rank 0: 0I0 is never run"),
     "backwards forgotten": (
         lambda r, p, m: [F(r, k) for k in range(m)],
-        "with 4 ranks and 8 microbatches, rank 0: 0I0 and 0W0 are never run (and 31 more)",
+        "with 4 ranks and 8 microbatches, rank 0: 0I0 and 0W0 are never run (and 31 more problems)",
     ),
     "W before its I": (weights_first, "rank 0, position 4: 0W0 needs 0I0, which only comes at position 5"),
     "both B and I": (
@@ -233,8 +236,20 @@ WRONG_TIMES = {
         lambda p, f, i, w: (p - 1) * (f + i),
         "your formula gives 6. That is the idle time if the backward is split, but no W",
     ),
+    "all waits added": (
+        lambda p, f, i, w: (p - 1) * (f + i + max(0, f + i - w)),
+        "your formula gives 9. You add the waits; only the longest counts.",
+    ),
     "the first wait alone": (lambda p, f, i, w: (p - 1) * f, "That is the last rank's wait for its"),
     "the long Ws' alone": (lambda p, f, i, w: (p - 1) * max(f, i), "but a short W leaves more"),
+    "one I too many": (
+        lambda p, f, i, w: max((p - 1) * f, p * i, (p - 1) * (f + i - w)),
+        "idle for 3; your formula gives 4. A wait of p times I for the first gradient is too long.",
+    ),
+    "one I too many, and nothing else": (
+        lambda p, f, i, w: max(p * i, (p - 1) * (f + i - w)),
+        "how many Is lie between then and rank 0's first?",
+    ),
     "the ranks' number": (lambda p, f, i, w: p * max(f, i, f + i - w), "idle for 3; your formula gives 4."),
     "one time for all": (lambda p, f, i, w: p - 1, "with 4 ranks, F = 2, I = 3 and W = 1 each rank is idle for 12"),
     "forgets return": (lambda p, f, i, w: None, "is a return missing?"),
@@ -295,11 +310,13 @@ WAITING = {
     "backwards in one piece": (whole, "Rank 1 runs 1B0 in one piece, so rank 0 waits for all of it"),
     "no W delayed": (
         longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 0),
-        "Look at the longest wait: rank 0 waits",
+        "Each W runs right after its I, on some ranks too early: no W is left for the gaps. Look at the longest wait: "
+        "rank 0 waits",
     ),
     "delayed as in ZB-H1": (
         longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: r),
-        "Look at the longest wait: rank ",
+        "Look at the longest wait: rank 0 waits 14–15: 0I3 needs 1I3 from rank 1. Rank 3 never holds more than 4 "
+        "activations; it may hold 7: delay its Ws further.",
     ),
     "delayed by one more": (
         longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 2 * r + 1),

@@ -51,6 +51,10 @@ WRONG_COPIES = {
         "for 1f1b on 4 ranks the model is cut into 4 stages, and together the ranks hold 4: 1 of each; your "
         "function returns 0.25. That is the fraction of the model that one rank holds; add up all ranks.",
     ),
+    "each stage once": (
+        lambda s: len({stage for rank in range(s.ranks) for stage in s.placement.stages_of(rank)}) / s.stages,
+        "your function returns 1. Do you count each stage once? Count a stage twice if two ranks hold it.",
+    ),
     "one": (lambda schedule: 1, "for dualpipe on 4 ranks"),
     "two for both": (lambda schedule: 1 + schedule.name.startswith("dualpipe"), "for dualpipev on 4 ranks"),
     "by name": (lambda schedule: 1 + (schedule.name == "dualpipe"), "for chimera on 6 ranks"),
@@ -107,6 +111,7 @@ WRONG_ROWS = {
         lambda p, f, b, w: (p - 1) * (2 * b - 3 * w) / 2,
         "gives 1.5. You let the shorter half of a pair take no time; without overlap F&B is F+B.",
     ),
+    "doubled times": (lambda p, f, b, w: (p - 2) * (f + 2 * b - 3 * w), "gives 4. You double the times. A rank has"),
     "1F1B's": (
         lambda p, f, b, w: (p - 1) * (f + b),
         "each rank is idle for 3; your formula gives 9. That is the idle time of 1F1B.",
@@ -155,7 +160,7 @@ WRONG_STREAMS = {
     ),
     "of one layer": (
         lambda layers: streams(1),
-        "with 2 layers, F attention 1 is never run (and 7 more)",
+        "with 2 layers, F attention 1 is never run (and 7 more parts)",
     ),
     "missing": (changed(lambda compute, network: compute.pop()), "with 1 layer, B attention 0 is never run"),
     "twice": (changed(lambda compute, network: compute.append("F attention 0")), "F attention 0 runs twice"),
@@ -196,5 +201,5 @@ def test_the_streams_are_drawn():
     matplotlib.use("Agg")
     _, ax = pyplot.subplots()
     draw_streams(ax, simulate_streams(paired(), parts()), "a pair")
-    assert ax.get_title("right") == "takes 2.00" and len(ax.patches) == 8
+    assert ax.get_title("right") == "takes 2.00" and ax.get_xlabel() == "time" and len(ax.patches) == 8
     pyplot.close("all")

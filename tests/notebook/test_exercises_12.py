@@ -1,10 +1,14 @@
 """Lesson 12: schedules that beat the built-in ones are accepted, others rejected with the reason."""
 
+import itertools
+from dataclasses import replace
+
 import matplotlib
 import pytest
 import stepper
 
-from ppedu import B, F, I, W, schedule, schedules
+from ppedu import B, F, I, W, schedule, schedules, simulate
+from ppedu.notebook import heron
 from ppedu.zoo.registry import Entry, build
 
 
@@ -59,6 +63,24 @@ def more_at_the_top(r, p):
 
 def evenly(r, p):
     return 1 + -(-(p - 1 - r) * (room(p) - 1) // (p - 1))
+
+
+def full_at_once(rank, ranks, microbatches):
+    """Run the right number of forwards, then a W where memory is full, and one in place of each F that is missing."""
+    started, last = more_at_the_top(rank, ranks), 0
+    yield from (F(rank, m) for m in range(started))
+    for m in range(microbatches):
+        yield I(rank, m)
+        if started - last >= room(ranks):
+            yield W(rank, last)
+            last += 1
+        if started < microbatches:
+            yield F(rank, started)
+            started += 1
+        elif last <= m:
+            yield W(rank, last)
+            last += 1
+    yield from (W(rank, m) for m in range(last, microbatches))
 
 
 def in_whole_pieces(rank, ranks, microbatches):
@@ -141,8 +163,18 @@ WRONG = {
     "more on the first ranks": (
         filled(lambda r, p: 1 + (p - 1 - r) * (room(p) - 1) // (p - 1)),
         "takes 29.5, 0.75 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank "
-        "2, which ends at 8. Before their first I the ranks run 6, 4, 2, 1 forwards. If a rank runs 2 more "
-        "than the next one, a microbatch is always in flight",
+        "2, which ends at 8. Before their first I the ranks run 6, 4, 2, 1 forwards. You have the large "
+        "steps at the top, but rank 3 runs only 1 fewer than rank 2. Start the steps of 2 from the last rank up.",
+    ),
+    "too few on the first ranks": (
+        filled(lambda r, p: p - r + (r < p - 1)),
+        "If a rank runs 2 more than the next one, a microbatch is always in flight between them.",
+    ),
+    "Ws only where memory is full": (
+        full_at_once,
+        "with 3 ranks and 7 microbatches your schedule is legal and fits, but takes 24.5, 0.5 more than zb-v. Time is "
+        "lost here: rank 0 waits 19.5–20.5: 0I5 needs 1I5 from rank 1, which ends at 20.25. Before their first I the "
+        "ranks run 4, 3, 1 forwards, so the forwards are fine. Look at the Ws",
     ),
     "right for four ranks": (
         filled(lambda r, p: p - r + min(1, p - r - 1)),
@@ -180,6 +212,92 @@ WRONG = {
     "nothing": (lambda r, p, m: [], "with 4 ranks and 8 microbatches your generator yields nothing."),
     "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours takes"),
 }
+
+
+def backtracked(rank, ranks, microbatches):
+    """Return a rank's part of a schedule that a search of all states finds, with memory for three."""
+    start, end = ((0, 0, 0),) * ranks, ((microbatches,) * 3,) * ranks
+
+    def after(state, r):
+        f, i, w = state[r]
+        if f < microbatches and f - w < 3 and (r == 0 or state[r - 1][0] > f):
+            yield f + 1, i, w
+        if i < f and (r == ranks - 1 or state[r + 1][1] > i):
+            yield f, i + 1, w
+        if w < i:
+            yield f, i, w + 1
+        yield state[r]
+
+    came, states = {start: None}, [start]
+    while end not in came:
+        following = {}
+        for state in states:
+            for new in itertools.product(*(after(state, r) for r in range(ranks))):
+                if new not in came:
+                    came[new] = following[new] = state
+        states = list(following)
+    steps, state = [], end
+    while came[state]:
+        before = came[state]
+        steps += [op(rank, old) for op, old, new in zip((F, I, W), before[rank], state[rank], strict=True) if new > old]
+        state = before
+    return steps[::-1]
+
+
+def test_a_schedule_as_fast_as_a_search_of_all_states_finds_is_accepted(told):
+    assert told("12.2", backtracked).startswith("Right. That's the least time there is in this memory")
+    makespan, peak = measured_instantly(build("tight", Entry(backtracked, "loop"), 4, 8, {}))
+    assert (makespan, peak) == (31, 3)
+
+
+def measured_instantly(each):
+    rows = stepper.run(each, lambda action: 1, 0)
+    held = [
+        itertools.accumulate((op == "F") - (op == "W") for action, *_ in row for _, op, _, _ in action.singles)
+        for row in rows
+    ]
+    return max(end for row in rows for *_, end in row), max(map(max, held))
+
+
+def test_the_bills_that_the_lesson_states_without_computing_them():
+    moved = replace(heron, sequence=16_384, link=12.5e9 / 8)
+    costs = moved.costs(8)
+    shorter = replace(costs, backward=2 * costs.forward, weight=0.75 * costs.forward)  # 1 / (1 + T / (6 w))
+
+    def bill(each, costs):
+        return round(moved.dollars(8, 24 * 3600 * simulate(each, costs).bubble))
+
+    yours = build("yours", Entry(right, "loop"), 8, 32, {})
+    assert (bill(yours, costs), bill(schedule("zb-v", 8, 32), costs)) == (8386, 8386 + 3152)
+    assert (bill(yours, shorter), bill(schedule("zb-v", 8, 32), shorter)) == (10440, 13164)
+    assert bill(schedule("zb-h2", 8, 32), shorter) == 8560
+    assert moved.peak(simulate(yours, costs)) == pytest.approx(69.8, abs=0.05)
+
+
+NOT_LEAST = {
+    "what the lesson starts with": (
+        ahead(lambda r, p: min(3, p - r), lambda r, p: 0),
+        "with 4 ranks and 8 microbatches your schedule is legal and fits, but takes 38, 7 more than the least. Time is "
+        "lost here: rank 3 waits 15–17: 3F4 needs 2F4 from rank 2",
+    ),
+    "Ws delayed as long as memory allows": (
+        ahead(lambda r, p: min(3, p - r), lambda r, p: max(0, 3 - (p - r))),
+        "takes 38, 7 more than the least. Time is lost here: rank 3 waits 10–12: 3F3 needs 2F3 from rank 2",
+    ),
+    "whole backwards": (
+        lambda rank, *sizes: schedule("1f1b", *sizes).orders[rank],
+        "rank 0 holds 4 microbatches from 3 on, when it starts 0F3, and there is memory for only 3: none of them",
+    ),
+    "ZB-H1": (lambda rank, *sizes: schedule("zb-h1", *sizes).orders[rank], "rank 0 holds 4 microbatches from 3 on"),
+    "W forgotten": (lambda *sizes: [each for each in right(*sizes) if each.op != "W"], "0W0 is never run"),
+    "nothing": (lambda r, p, m: [], "with 4 ranks and 8 microbatches your generator yields nothing."),
+    "of two arguments": (lambda r, p: [], "give a function of rank, ranks and microbatches; yours takes"),
+}
+
+
+def test_a_schedule_that_is_not_the_fastest_in_memory_for_three_is_rejected_with_the_reason(refused):
+    for answer, reason in NOT_LEAST.values():
+        refused("12.2", answer, reason)
 
 
 def test_a_schedule_that_does_not_beat_par_is_rejected_with_the_reason(refused):

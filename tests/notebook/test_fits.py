@@ -8,6 +8,7 @@ from ppedu.core.errors import SettingError
 from ppedu.notebook import heron, what_fits
 from ppedu.notebook.fits import FITS, OVER
 from ppedu.notebook.project import GB
+from ppedu.view.theme import GREY
 
 
 def test_a_model_that_fits_is_told_apart_from_one_over_the_limit():
@@ -17,9 +18,9 @@ def test_a_model_that_fits_is_told_apart_from_one_over_the_limit():
     assert [shown.html().count(f"background:{color}") for color in (FITS, OVER)] == [1, 1]
 
 
-def test_an_equal_share_is_the_state_of_the_running_example():
+def test_an_equal_share_is_the_mean_state_of_the_running_example():
     [_, (_, share)] = what_fits(heron.weights / GB, heron.gpus(8) // heron.replicas).rows()
-    assert share == pytest.approx(heron.state(8) / GB)
+    assert share == pytest.approx(sum(heron.stage_state(stage, 8) for stage in range(8)) / 8 / GB)
 
 
 def test_a_gpu_that_is_full_to_the_last_byte_fits():
@@ -35,7 +36,7 @@ def test_it_is_a_picture_without_a_kernel_and_text_in_a_terminal():
 
 def test_the_bars_follow_the_controls():
     shown = what_fits(54, gpus=8)
-    billions, gpus, bytes_each, bars = shown.controls().children
+    billions, gpus, bytes_each, bars, _ = shown.controls().children
     assert "108 GB" in bars.value
     gpus.value = 64
     assert "1/64 of the model</b>" in bars.value and "13.5 GB · fits" in bars.value
@@ -49,6 +50,14 @@ def test_a_kernel_shows_controls_and_keeps_the_picture(kernel):
     assert not cell.error
     [shown] = cell.shown
     assert {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"} <= set(shown)
+
+
+def test_no_page_puts_a_white_block_behind_a_picture_unless_the_learner_has_set_its_colors(kernel):
+    kernel("from matplotlib import pyplot as plt")
+    drawn = "plt.rcParams['xtick.color'] = {!r}\nplt.plot([1, 2])\nplt.show()"
+    [metadata], [own] = (kernel(drawn.format(color)).metadata for color in (GREY, "black"))
+    assert "needs_background" not in metadata
+    assert own["needs_background"] == "light"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def names(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-OURS = {"GLOO_SOCKET_IFNAME", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"}  # which torchrun does not set
+# Which torchrun does not set.
+OURS = {"GLOO_SOCKET_IFNAME", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCH_DIST_INIT_BARRIER"}
 DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}  # differ between runs
 DIFFERENT |= {"TORCHELASTIC_SIGNALS_TO_HANDLE", "LINES", "COLUMNS"}  # set by torchrun only
 THE_SAME = {"RANK", "LOCAL_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK"}
@@ -70,6 +71,34 @@ def test_ranks_rendezvous_at_master_addr_and_port(ranks):
         print(x.item())
         """
     assert ranks(program, 4) == ["1111\n"] * 4
+
+
+def test_a_rank_can_end_before_the_others_have_connected(ranks):
+    """Rank 0 leaves `init_process_group` only after rank 1 has made its connections, which takes it a while."""
+    output = ranks(
+        """
+        import os, time
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d
+
+        connect = distributed_c10d._new_process_group_helper
+
+        def connect_slowly(*arguments, **keywords):
+            group = connect(*arguments, **keywords)
+            time.sleep(0.5)
+            print(time.monotonic())
+            return group
+
+        if os.environ["RANK"] == "1":
+            distributed_c10d._new_process_group_helper = connect_slowly
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            print(time.monotonic(), flush=True)
+            os._exit(0)
+        """,
+        2,
+    )
+    assert float(output[0]) > float(output[1])
 
 
 def test_a_rank_has_one_thread(ranks):

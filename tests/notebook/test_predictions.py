@@ -60,6 +60,9 @@ def test_without_a_page_the_question_is_printed_and_nothing_is_predicted(capsys,
         ([],),
         (["one"],),
         (["a"], 2),
+        (),
+        (12,),
+        (...,),
     ],
 )
 def test_wrong_arguments_raise_with_what_is_allowed(given):
@@ -181,7 +184,7 @@ def test_moving_a_slider_or_choosing_makes_the_prediction(page):
 
 def test_stops_with_equal_labels_are_different_predictions():
     asked = prediction._asked("it", 1, 1.01, 1e-5)
-    [_, slider] = prediction._control("it", asked).children
+    [_, slider, _] = prediction._control("it", asked).children
     for place, value in ((1, 1), (2, 1.00001), (0, None)):
         slider.index = place
         assert asked.value == value

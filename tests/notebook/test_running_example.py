@@ -24,6 +24,17 @@ def test_the_weights_are_those_of_a_gpt_of_this_size(model):
     assert counted == pytest.approx(heron.weights, rel=0.002)  # biases, norms and positions
 
 
+@pytest.mark.parametrize("name", ["1f1b", "zb-v", "interleaved", "dualpipe"])
+def test_all_ranks_together_hold_the_state_of_all_weights(name):
+    timeline = pp.simulate(pp.schedule(name, RANKS, 32))
+    placement = timeline.schedule.placement
+    states = [heron.stage_state(stage, placement.stages) for stage in range(placement.stages)]
+    assert sum(states) * heron.node == pytest.approx(16 * heron.weights)
+    ends = {"1f1b": 1, "zb-v": 2, "interleaved": 1, "dualpipe": 2}[name]  # embedding and head meet on rank 0
+    weights = placement.copies * heron.layers // RANKS * heron.layer_weights + ends * heron.vocabulary * heron.width
+    assert heron.peak(timeline) - max(timeline.peak_activations) == pytest.approx(16 * weights / heron.node / GB)
+
+
 def test_a_layers_time_is_its_flops_over_the_speed_of_a_node(model):
     x = torch.empty(1, heron.sequence, heron.width, device="meta")
     with FlopCounterMode(display=False) as counter:
@@ -35,10 +46,7 @@ def test_a_layers_time_is_its_flops_over_the_speed_of_a_node(model):
 
 def test_gpipe_runs_out_of_memory_where_1f1b_fits():
     costs = heron.costs(RANKS)
-    peaks = {
-        name: max(pp.simulate(pp.schedule(name, RANKS, 32), costs).peak_activations) + heron.state(RANKS) / GB
-        for name in ("gpipe", "1f1b")
-    }
+    peaks = {name: heron.peak(pp.simulate(pp.schedule(name, RANKS, 32), costs)) for name in ("gpipe", "1f1b")}
     assert peaks["gpipe"] > heron.memory / GB > 2 * peaks["1f1b"]
 
 
@@ -53,8 +61,16 @@ def test_the_folded_answer_to_the_challenge_of_lesson_0():
     assert shown.timeline.bubble > 0.1
     shown.set(microbatches=64)
     assert shown.timeline.bubble < 0.1
-    needed = max(shown.timeline.peak_activations) + heron.state(RANKS) / GB
-    assert needed == pytest.approx(2 * heron.memory / GB, rel=0.1)
+    assert heron.peak(shown.timeline) == pytest.approx(2 * heron.memory / GB, rel=0.1)
     shown.set(schedule="1f1b")
     assert shown.timeline.bubble < 0.11
-    assert max(shown.timeline.peak_activations) + heron.state(RANKS) / GB < heron.memory / GB / 2
+    assert heron.peak(shown.timeline) < heron.memory / GB / 2
+
+
+def test_the_heads_time_makes_the_bubble_as_large_as_lesson_0_says():
+    layer, head = heron.layer_time, 2 * heron.sequence * heron.vocabulary * heron.width / (heron.node * heron.speed)
+    layers = heron.layers // RANKS
+    stages = [layers * layer] * (RANKS - 1) + [layers * layer + head]
+    costs = pp.Costs(forward=stages, latency=heron.costs(RANKS).latency)
+    for name in ("gpipe", "1f1b"):
+        assert f"{pp.simulate(pp.schedule(name, RANKS, 32), costs).bubble:.1%}" == "25.8%"

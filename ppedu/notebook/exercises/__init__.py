@@ -49,12 +49,12 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
     if solution:
         say(f"Solution {exercise} is {f'not right: {wrong}' if wrong else 'right.'}", "wrong" if wrong else "right")
     elif wrong:
-        say(f"Not yet: {_shortened(wrong)}{'' if wrong[-1] in '.?!)' else '.'}", "wrong")
+        say(f"Not yet: {_shortened(wrong)}{'' if wrong.endswith(('.', '?', '!', '.)')) else '.'}", "wrong")
         if task.draw_wrong:
             task.draw_wrong(answer, wrong)
             show_pictures()
     else:
-        say(f"Right. {task.praise}", "right")
+        say(f"Right. {task.praise(answer) if callable(task.praise) else task.praise}", "right")
         hinted = any(event.startswith(f"{exercise} hint") for event in _recorded())
         record(f"{exercise} solved", stars=1 if hinted else 2)
         if task.reward:

@@ -24,7 +24,7 @@ class Exercise:
     """An exercise of a lesson.
 
     wrong: `wrong(answer)` explains what is wrong with an answer, or returns None if it is right.
-    praise: printed after "Right."
+    praise: printed after "Right."; or `praise(answer)` returns it.
     reward: `reward(answer)` returns the timeline to draw for a right answer.
     hints: further hints for learners who are stuck, from a nudge to almost the answer; `hint` shows them one by one.
     draw_wrong: `draw_wrong(answer, reason)` draws a wrong answer with its fault outlined, if it can be drawn; see
@@ -32,7 +32,7 @@ class Exercise:
     """
 
     wrong: Callable[[Any], str | None]
-    praise: str
+    praise: str | Callable[[Any], str]
     reward: Callable[[Any], Timeline] | None = None
     hints: tuple[str, ...] = ()
     draw_wrong: Callable[[Any, str], None] | None = None
@@ -159,7 +159,7 @@ def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
         return f"{case} your generator yields nothing{hint}"
     if yours.problems:
         more = len(yours.problems) - 1
-        return f"{case}, {yours.problems[0]}" + (f" (and {more} more)" if more else "")
+        return f"{case}, {yours.problems[0]}" + (f" (and {plural(more, 'more problem')})" if more else "")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Sentences in a cell's output: as HTML with an icon and a colour in a notebook, as plain text everywhere else."""
+"""Sentences in a cell's output: as HTML with an icon and a color in a notebook, as plain text everywhere else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from html import escape
 from typing import Any
 
-# By tone: the colour and the icon. Both differ, and the sentence begins with words that differ.
+# By tone: the color and the icon. Both differ, and the sentence begins with words that differ.
 TONES = {"right": ("#2f8f6b", "✓"), "wrong": ("#c2701c", "!"), "hint": ("#3b76b8", "?")}
 
 CODE = re.compile(r"`([^`\n]+)`")

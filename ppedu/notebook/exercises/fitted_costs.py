@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action, B, F, Op
 from ppedu.core.costs import Costs
+from ppedu.core.per_link import PerLink
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import call, missing_return, require_function
@@ -43,7 +44,7 @@ def _noisy(case: Schedule, costs: Costs, chance: Random) -> Timeline:
         return float(times[action.op][action.stage]) * chance.uniform(0.9, 1.1) * (SLOW if action in slow else 1)
 
     def travels() -> float:
-        return float(costs.latency) * chance.uniform(0.8, 1.2) * (LATE if chance.random() < 0.1 else 1)
+        return float(costs.delay(0, 1)) * chance.uniform(0.8, 1.2) * (LATE if chance.random() < 0.1 else 1)
 
     return synthetic_run(case, lasts, travels, pause=lambda: chance.uniform(0.0001, 0.0004))
 
@@ -62,9 +63,7 @@ def not_the_costs(fit: Any) -> str | None:
             return (
                 f"your costs have the unit {fitted.unit!r}, but the timeline is in seconds: give seconds, with unit='s'"
             )
-        fault = _not_the_times(run, fitted, hidden) or _not_the_latency(
-            run, float(fitted.latency), float(hidden.latency)
-        )
+        fault = _not_the_times(run, fitted, hidden) or _not_the_latency(run, fitted, float(hidden.delay(0, 1)))
         if fault:
             return f"{named(run)} {fault}"
     return None
@@ -160,7 +159,13 @@ def _messages(run: Timeline) -> list[Message]:
     return crossed
 
 
-def _not_the_latency(run: Timeline, value: float, time: float) -> str | None:
+def _not_the_latency(run: Timeline, fitted: Costs, time: float) -> str | None:
+    if isinstance(fitted.latency, PerLink):
+        return (
+            "your costs have a latency for each link, like those of pp.Costs.fit. Here all links are alike, and few "
+            "messages travel on each: give one number, from the messages of all links"
+        )
+    value = float(fitted.delay(0, 1))
     if isclose(value, time, rel_tol=0.1):
         return None
     fault = f"a message takes {in_seconds(time)}; your costs say {in_seconds(value)}"
@@ -180,6 +185,11 @@ def _not_the_latency(run: Timeline, value: float, time: float) -> str | None:
             "the rank's previous action with the end of the action that sends the message, not with its start"
         )
     return fault
+
+
+def latency_of(run: Timeline) -> float:
+    """Return the median time of the messages that a rank waited for."""
+    return median(_awaited(_messages(run)))
 
 
 def _awaited(crossed: Sequence[Message]) -> list[float]:

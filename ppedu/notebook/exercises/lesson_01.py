@@ -120,6 +120,11 @@ WRONG_COUNTS: Mistakes = [
         lambda model, budget: int(sum(_held(model, 1)) // budget),
         "That is the size of the whole model divided by the budget, rounded down; the remainder has to fit too",
     ),
+    (
+        lambda model, budget: ceil(PER_WEIGHT * model.layers * model.layer_weights / budget),
+        "That is the size of all layers divided by the budget, as if they could be cut anywhere, and without the "
+        "embedding and the head. Look at the fullest rank",
+    ),
     *[(lambda model, budget, each=each: _fewest(model, budget, each), why) for each, why in TOO_FEW_BYTES.items()],
     (
         lambda model, budget: _first(model, lambda weights: 16 * min(weights) <= budget),
@@ -278,7 +283,9 @@ WRONG_TRAININGS: Mistakes = [
     ),
     (
         lambda model, kept: _fitting(model, kept / model.node),
-        "layer_activation is already the share of one GPU; do not divide it again",
+        "That counts only a part of the activations. `layer_activation` is already one GPU's share: do not divide it "
+        "again, nor add it to a whole node's weights. Add it to a GPU's share of the 16 bytes per weight, and compare "
+        "the sum with `model.memory`",
     ),
     (
         lambda model, kept: _fitting(model, kept, fullest=min),
@@ -303,8 +310,8 @@ WRONG_TRAININGS: Mistakes = [
 EXERCISES = {
     "01.1": Exercise(
         _not_the_fewest,
-        "The fullest rank decides. This is your pipeline with one microbatch: forward goes down, backward comes back "
-        "up. In the empty space ranks wait; lesson 3 is about that.",
+        "The fullest rank decides. This is your pipeline with one microbatch (a slice of the batch, here one "
+        "sequence): forward goes down, backward comes back up. In the empty space ranks wait; lesson 3 is about that.",
         lambda fewest: simulate(schedule("naive", int(fewest(*BUDGETS[0])), 1)),
         hints=(
             "What has to be at most the budget: the sum over the ranks, or the largest of them?",

@@ -109,7 +109,10 @@ def _not_the_bubble(formula: Any) -> str | None:
 
 
 # (forward times of the stages, microbatches): the lesson's own case first.
-UNEVEN = [([2, 1, 1, 1], 8), ([1, 1, 1, 1], 8), ([1, 2, 1, 3], 1), ([5, 1, 1], 2), ([1, 4, 4, 2, 1], 7), ([3], 4)]
+UNEVEN = [
+    *[([2, 1, 1, 1], 8), ([1, 1, 1, 1], 8), ([1, 2, 1, 3], 1), ([5, 1, 1], 2), ([1, 4, 4, 2, 1], 7)],
+    *[([1, 3, 2], 5), ([3], 4)],
+]
 
 # Common wrong answers for GPipe's makespan with uneven stages, whose backwards take twice as long as their forwards.
 WRONG_MAKESPANS: list[tuple[Callable[[Sequence[int], int], float], str]] = [
@@ -141,6 +144,10 @@ WRONG_MAKESPANS: list[tuple[Callable[[Sequence[int], int], float], str]] = [
     (
         lambda f, m: 3 * (sum(f) + (m - 1) * f[0]),
         "That is right if stage 0 is the slowest; it need not be",
+    ),
+    (
+        lambda f, m: 3 * (sum(f) + (m - 1) * f[-1]),
+        "That is right if the last stage is the slowest; it need not be",
     ),
 ]
 

@@ -7,7 +7,7 @@ from itertools import product
 from operator import eq
 from typing import Any
 
-from ppedu.core.actions import Action, Op
+from ppedu.core.actions import Action, B, F, Op
 from ppedu.core.costs import Costs
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import ParseError, PipelineError, SettingError
@@ -214,7 +214,7 @@ def _stages(own: Schedule, rank: int) -> str:
 
 
 # (ranks, microbatches); with many microbatches, both the formula and the bubble are small.
-SIZES = [(4, 8), (4, 1), (2, 2), (1, 8), (3, 2), (1, 1), (2, 1), (2, 200), (8, 1), (5, 4), (3, 150)]
+SIZES = [(4, 8), (4, 1), (2, 2), (1, 8), (3, 2), (1, 1), (2, 1), (2, 200), (8, 1), (5, 4), (3, 150), (2, 3000)]
 
 
 def published(ranks: int, microbatches: int) -> float:
@@ -276,16 +276,28 @@ def _to_judge() -> dict[str, Timeline]:
         "E": drawn(TIMELINES["E"], "E"),
         "a backward before its own forward": drawn("0F0 ·   ·   0B0\n·   1B0 1F0 ·"),
         "a forward too early": drawn("0F0 0F1 ·   ·   0B0 0B1\n1F0 ·   1F1 1B0 1B1 ·"),
+        "a backward that starts before the next stage's has ended": _overlapping(),
         "two stages on each rank": simulate(schedule("interleaved", 2, 4), SLOTS),
         "a timeline with uneven times": simulate(schedule("gpipe", 4, 5), uneven),
     }
+
+
+def _overlapping() -> Timeline:
+    """Return a timeline in which 0B0 starts after 1B0 has started, but before it has ended."""
+    orders = ((F(0, 0), B(0, 0)), (F(1, 0), B(1, 0)))
+    times = (((0, 1), (4, 6)), ((1, 2), (2, 5)))
+    rows = tuple(
+        tuple(Span(action, *when) for action, when in zip(order, row, strict=True))
+        for order, row in zip(orders, times, strict=True)
+    )
+    return Timeline(Schedule("overlapping", Placement.make("loop", 2), 1, orders), rows, SLOTS, "drawn")
 
 
 def _misses_early_actions(function: Any) -> str | None:
     require_function(function, "timeline")
     for name, timeline in _to_judge().items():
         case = f"for {name}"
-        listed_ = _actions(call(function, case, timeline), case)
+        listed_ = _actions(_call_with_stages(function, case, timeline), case)
         early = premature(timeline)
         spans = {span.action: span for row in timeline.rows for span in row}
         for action, span in spans.items():
@@ -304,6 +316,20 @@ def _misses_early_actions(function: Any) -> str | None:
         if others := listed_ - spans.keys():
             return f"{case}, your function lists {next(iter(others))}, which does not run there"
     return None
+
+
+def _call_with_stages(function: Any, case: str, timeline: Timeline) -> Any:
+    """Call the learner's function; explain the error if it looks up an action of a stage that does not exist."""
+    try:
+        return call(function, case, timeline)
+    except SettingError as error:
+        key = error.__context__.args[0] if isinstance(error.__context__, KeyError) else None
+        if not isinstance(key, Action) or key.stage in range(timeline.schedule.stages):
+            raise
+        raise SettingError(
+            f"{error}. There is no stage {key.stage}: a forward of the first stage depends on no other action, and a "
+            "backward of the last stage only on its own forward"
+        ) from None
 
 
 def _actions(found: Any, case: str) -> set[Action]:

@@ -23,6 +23,7 @@ from ppedu.notebook.exercises.common import (
     unlike,
     with_sizes,
 )
+from ppedu.notebook.exercises.reasons import longest_wait
 from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
 
@@ -35,13 +36,35 @@ def _before_the_first_backward(yours: Schedule, rank: int) -> int:
     return next(place for place, action in enumerate(yours.orders[rank]) if action.op != "F")
 
 
+def _not_the_oldest(yours: Schedule) -> str:
+    """Explain, as a new sentence, where a rank runs the backward of a microbatch before that of an older one."""
+    for rank, order in enumerate(yours.orders):
+        waiting: list[Action] = []  # backwards whose forward has run
+        for action in order:
+            if action.op == "F":
+                waiting.append(B(action.stage, action.microbatch))
+            elif action.op in ("B", "I"):
+                backward = B(action.stage, action.microbatch)
+                if backward != min(waiting):
+                    return f". Rank {rank} runs {action} before {min(waiting)}; run the oldest backward first"
+                waiting.remove(backward)
+    return ""
+
+
+def _no_cooldown(yours: Schedule) -> str:
+    """Explain, as a new sentence, that only backwards are missing."""
+    if yours.problems and all(each.kind == "missing" and each.action.op == "B" for each in yours.problems):
+        return ". The cooldown runs the remaining backwards"
+    return ""
+
+
 def _not_1f1b(generator: Any) -> str | None:
     require_function(generator, "rank", "ranks", "microbatches")
     for ranks, microbatches in CASES:
         case = with_sizes(ranks, microbatches)
         yours = learner_schedule(generator, ranks, microbatches)
         if fault := not_legal(yours, case, ". Start with the warm-up: which forwards come first?"):
-            return fault
+            return fault + _no_cooldown(yours)
         best = simulate(schedule("1f1b", ranks, microbatches), UNIT)
         timeline = simulate(yours, UNIT)
         slower = timeline.makespan > best.makespan
@@ -60,6 +83,7 @@ def _not_1f1b(generator: Any) -> str | None:
                 return (
                     f"{fault}{':' if slower else ', but'} rank {rank} runs {plural(first, 'forward')} before its first "
                     f"backward, and holds {held} activations instead of {enough}. Its warm-up is too long"
+                    + (": it waits for microbatches that it needs only later" if slower else "")
                 )
             if first < min(ranks - rank, microbatches):
                 return (
@@ -67,10 +91,9 @@ def _not_1f1b(generator: Any) -> str | None:
                     "first backward, and then waits for that backward's gradient. It could run more forwards in the "
                     "meantime"
                 )
-        return (
-            f"{fault}, with peaks {listed(timeline.peak_activations)} instead of {listed(best.peak_activations)}: "
-            "the warm-up is right, so look at the order that follows it"
-        )
+        if timeline.peak_activations != best.peak_activations:
+            fault += f", with peaks {listed(timeline.peak_activations)} instead of {listed(best.peak_activations)}"
+        return f"{fault}: the warm-up is right, so look at the order that follows it{_not_the_oldest(yours)}"
     return None
 
 
@@ -155,10 +178,7 @@ def _too_slow_or_too_large(generator: Any) -> str | None:
                     "messages make that trip longer. Which ranks have the memory to start more?"
                 )
             rank = max(range(ranks), key=lambda rank: timeline.idle[rank])
-            return fault + (
-                f"Rank {rank} is idle for {pretty(timeline.idle[rank])} of them. Point at its gaps in the picture, or "
-                "ask timeline.why_idle(rank, time), what it waits for"
-            )
+            return f"{fault}Rank {rank} is idle for {pretty(timeline.idle[rank])} of them. {longest_wait(timeline)}"
     return None
 
 

@@ -37,10 +37,22 @@ def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
         if late:
             each += f". After its last microbatch, rank {late[0]} has nothing left to receive, so it should only send"
     elif kinds == {"receive"}:
-        each += ". All of them receive, and none sends"
+        each += f". All of them receive, and none sends{_unsent(rehearsal, [at[rank] for rank in cycle])}"
     elif kinds == {"send"}:
         each += ". All of them send, and none receives"
     return f"{case} it {'deadlocks' if cycle else 'hangs'}: {each}"
+
+
+def _unsent(rehearsal: Rehearsal, cycle: list[Wait]) -> str:
+    """Explain, as a new sentence, which rank has computed a gradient that another one waits for, and not sent it."""
+    for wait in cycle:
+        [peer] = wait.peers
+        complete = [each for moment in rehearsal.moments for each in moment.matched]
+        received = sum(each.rank == wait.rank and each.doing == wait.doing for each in complete)
+        computed = sum(action.op == "B" for action in rehearsal.ranks[peer].actions)
+        if wait.doing == "recv_backward" and computed > received:
+            return f". Rank {peer} has computed the gradient that rank {wait.rank} waits for, but not sent it"
+    return ""
 
 
 def _description(wait: Wait, at: dict[int, Wait]) -> str:
@@ -49,20 +61,24 @@ def _description(wait: Wait, at: dict[int, Wait]) -> str:
 
 
 def _mixed_up(rehearsal: Rehearsal, case: str) -> str | None:
-    """Explain which action ran with the wrong input; return None if every input was right."""
-    for rank in rehearsal.ranks:
-        for action, given, own in rank.mixed:
-            kind, what = ("forward", "an activation") if action.op == "F" else ("backward", "a gradient")
-            runs = f"{case} nothing hangs, but rank {rank.rank} runs the {kind} of microbatch {action.microbatch}"
-            if not isinstance(given, Tensor):
-                return f"{runs} with {given!r}, where it needs {what}"
-            if given != own._replace(microbatch=given.microbatch):
-                return f"{runs} with {given} of stage {given.stage}, where it needs {own} of stage {own.stage}"
-            return (
-                f"{runs} with {given}. Messages are not labeled: the first one that rank {given.stage} sends is the "
-                f"first one that rank {rank.rank} receives. The shapes match, so nothing raises an error"
-            )
-    return None
+    """Explain which action ran with the wrong input; return None if every input was right.
+
+    A forward comes before a backward: wrong activations may be the reason for wrong gradients.
+    """
+    mixed = [(rank.rank, *each) for rank in rehearsal.ranks for each in rank.mixed]
+    if not mixed:
+        return None
+    rank, action, given, own = min(mixed, key=lambda each: each[1].op != "F")
+    kind, what = ("forward", "an activation") if action.op == "F" else ("backward", "a gradient")
+    runs = f"{case} nothing hangs, but rank {rank} runs the {kind} of microbatch {action.microbatch}"
+    if not isinstance(given, Tensor):
+        return f"{runs} with {given!r}, where it needs {what}"
+    if given != own._replace(microbatch=given.microbatch):
+        return f"{runs} with {given} of stage {given.stage}, where it needs {own} of stage {own.stage}"
+    return (
+        f"{runs} with {given}. Messages are not labeled: the first one that rank {given.stage} sends is the first one "
+        f"that rank {rank} receives. The shapes match, so nothing raises an error"
+    )
 
 
 # (ranks, microbatches): the smallest case that can go wrong comes first, because it is the easiest to understand.
@@ -125,9 +141,25 @@ def _trained(train: Any, ranks: int, target: float, losses: tuple[float, ...]) -
 
 
 def _sum_ignored(rehearsal: Rehearsal, target: float) -> str:
-    """Explain, as a new sentence, that a rank has stopped although the sum of the losses was above the target."""
+    """Explain, as a new sentence, that a rank has not acted on the sum of the losses: it stopped above the target, or
+    went on below it.
+    """
     waiting = {wait.rank for wait in rehearsal.waits}
+    if not any(rank.sums for rank in rehearsal.ranks) and "all_reduce" not in {wait.doing for wait in rehearsal.waits}:
+        return (
+            ". No rank asks for the sum. me.step() gives every rank but the last a 0, which is below the target: only "
+            "the last rank knows the loss"
+        )
+    if rehearsal.waits and rehearsal.waits[-1].doing == "all_reduce":
+        for rank in rehearsal.ranks:
+            if rank.rank not in waiting and rank.steps and not rank.sums:
+                return f". Rank {rank.rank}'s own loss is 0, which is below any target: it stopped before the sum"
     for rank in rehearsal.ranks:
+        if rank.rank in waiting and rank.sums and rank.sums[-1] < target:
+            return (
+                f". all_reduce gave rank {rank.rank} {rank.sums[-1]:g}, which is below the target, and still it went "
+                "on: the break must not depend on the rank. Move it out of the if that asks for me.rank"
+            )
         if rank.rank not in waiting and rank.sums and rank.sums[-1] >= target:
             return (
                 f". all_reduce gave rank {rank.rank} {rank.sums[-1]:g}, which is not below the target, and still it "

@@ -145,6 +145,10 @@ WRONG_FACTORS: list[tuple[Callable[[Sequence[float], float], Sequence[float]], s
         "You add up the norms. As with the sides of a right triangle, you have to add up their squares",
     ),
     (
+        lambda norms, most: [min(1, most / (1.4 * sum(norms)))] * len(norms),  # 1.4: of the parts of each stage
+        "You add up the norms of all tensors. As with the sides of a right triangle, you have to add up their squares",
+    ),
+    (
         lambda norms, most: [min(1, most / hypot(*norms) ** 2)] * len(norms),
         "The sum of the squares is right; the norm is its square root",
     ),
@@ -225,8 +229,8 @@ def _whose(norms: Sequence[float]) -> str:
 
 
 CHANGED = (
-    "The second line adds a gradient that the first one has changed: += changes the tensor itself, and a second name "
-    "for it, as in t = embedding.grad, is not a copy. Compute the sum first, and then give it to both"
+    "One gradient had already changed when it was added to the other. (A second name for a tensor, as in "
+    "t = embedding.grad, is not a copy of it)"
 )
 
 # Common wrong results: how often the final gradient of the embedding, and then that of the head, contains the original
@@ -340,7 +344,15 @@ def _not_the_diagnosis(function: Any) -> str | None:
             names = ", ".join(map(repr, SYMPTOMS))
             return f"{case} your function returns {answer!r}{missing_return(answer)}; the names are {names}"
         if answer != name:
-            return f"{case} your function says {answer!r}. It is {name!r}; with {answer!r}, {SYMPTOMS[answer]}"
+            fault = f"{case} your function says {answer!r}. It is {name!r}"
+            exact = {column: round(number, 4) for column, number in off.items()}
+            if exact != off and call(function, case, exact, microbatches) == name:
+                near = next(column for column in OFF if exact[column] != off[column])
+                return (
+                    f"{fault}. {off[near]:.9g} is {exact[near]:g} up to rounding: compare with a small threshold, such "
+                    "as 1e-4"
+                )
+            return f"{fault}; with {answer!r}, {SYMPTOMS[answer]}"
     return None
 
 

@@ -6,19 +6,20 @@ Answers are checked with synthetic runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from numbers import Real
 from random import Random
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
-from ppedu.core.actions import Action
+from ppedu.core.actions import Action, Op
 from ppedu.core.costs import Costs
+from ppedu.core.errors import SettingError
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import Exercise, call, equal, missing_return, require_function, too_large
-from ppedu.notebook.exercises.fitted_costs import not_the_costs
+from ppedu.notebook.exercises.fitted_costs import latency_of, not_the_costs
 from ppedu.notebook.exercises.synthetic import IN_SECONDS, in_seconds, named, synthetic_run
 from ppedu.zoo import schedule
 
@@ -28,7 +29,7 @@ from ppedu.zoo import schedule
 @cache
 def _longer_runs() -> list[tuple[Timeline, Costs]]:
     """Return synthetic runs, each with the costs of its simulation; the lesson's own case first."""
-    even, uneven = Costs(0.020, 0.040), Costs([0.012, 0.020, 0.016], [0.030, 0.030, 0.044], latency=0.004)
+    even, uneven = Costs(0.020), Costs([0.012, 0.020, 0.016], [0.030, 0.030, 0.044], latency=0.004)
     cases = [  # schedule, costs, the most by which an action is slowed down, the most by which a message is late
         (schedule("1f1b", 4, 8), even, 2.5, 0.010),
         (schedule("interleaved", 3, 6, chunks=2), Costs(0.020, 0.040, latency=0.005), 2, 0.020),
@@ -44,7 +45,7 @@ def _stretched(case: Schedule, costs: Costs, most: float, late: float, chance: R
     def lasts(action: Action) -> float:
         return float(times[action.op][action.stage]) * chance.uniform(1, most)
 
-    return synthetic_run(case, lasts, travels=lambda: float(costs.latency) + chance.uniform(0, late))
+    return synthetic_run(case, lasts, travels=lambda: float(costs.delay(0, 1)) + chance.uniform(0, late))
 
 
 def _not_the_parts(function: Any) -> str | None:
@@ -65,6 +66,9 @@ def _not_the_parts(function: Any) -> str | None:
             for other, why in WRONG_PARTS:
                 if equal(parts[0], other(measured, costs)):
                     return f"{fault}. {why}"
+        idle = sum(measured.idle)
+        if any(map(partial(equal, parts[1]), (idle, idle - sum(simulate(measured.schedule, costs).idle)))):
+            return f"{fault}. The idle times of all ranks add up, as work does; the ranks wait at the same time"
         if not equal(sum(parts), sum(right)):
             return f"{fault}. Together they must add up to the whole difference, {in_seconds(sum(right))}"
         return fault
@@ -77,7 +81,7 @@ def _number(value: Any) -> bool:
 
 def _parts(measured: Timeline, costs: Costs) -> tuple[float, float]:
     """Split the difference between a run and its simulation: due to slower actions, and due to waiting."""
-    replayed = _replayed(measured, float(costs.latency))
+    replayed = _replayed(measured, float(costs.delay(0, 1)))
     return replayed - _simulated(measured, costs), measured.makespan - replayed
 
 
@@ -91,9 +95,13 @@ def _simulated(measured: Timeline, costs: Costs) -> float:
     return float(simulate(measured.schedule, costs).makespan)
 
 
-def _with_medians(measured: Timeline, latency: Any) -> float:
-    medians = Costs.fit(measured)
-    return _simulated(measured, Costs(medians.forward, medians.backward, latency=latency))
+def _with_one_time_per_stage(measured: Timeline, average: Callable[[list[float]], float], latency: Any) -> float:
+    lasted: dict[tuple[str, int], list[float]] = {}
+    for row in measured.rows:
+        for action, start, end in row:
+            lasted.setdefault((action.op, action.stage), []).append(end - start)
+    forward, backward = ([average(lasted[op, stage]) for stage in range(measured.schedule.stages)] for op in "FB")
+    return _simulated(measured, Costs(forward, backward, latency=latency))
 
 
 def _worked_longer(measured: Timeline, costs: Costs) -> list[float]:
@@ -101,9 +109,9 @@ def _worked_longer(measured: Timeline, costs: Costs) -> list[float]:
     return [one - other for one, other in zip(measured.busy, simulate(measured.schedule, costs).busy, strict=True)]
 
 
-MEDIANS = (
-    "You simulate with the median of each stage. But its actions had different durations, and each delays other "
-    "actions by its own: replay the run, action by action"
+ONE_TIME = (
+    "You replay with one time per stage; each action has its own length, and a slow one delays what comes after it: "
+    "replay the run, action by action"
 )
 OTHERS = "But a rank also waits for the slower actions of the other ranks"
 
@@ -122,8 +130,16 @@ WRONG_PARTS: list[tuple[Callable[[Timeline, Costs], float], str]] = [
         lambda measured, costs: max(_worked_longer(measured, costs)),
         f"That is how much longer one rank worked. {OTHERS}",
     ),
-    (lambda measured, costs: _with_medians(measured, costs.latency) - _simulated(measured, costs), MEDIANS),
-    (lambda measured, costs: _with_medians(measured, 0) - _simulated(measured, costs), MEDIANS),
+    *(
+        (
+            lambda measured, costs, average=average, latency=latency: (
+                _with_one_time_per_stage(measured, average, latency(measured, costs)) - _simulated(measured, costs)
+            ),
+            ONE_TIME,
+        )
+        for average in (median, mean)
+        for latency in (lambda _, costs: costs.latency, lambda measured, _: latency_of(measured), lambda *_: 0)
+    ),
     (
         lambda measured, costs: _replayed(measured, 0) - _simulated(measured, costs),
         "In your replay, messages take no time; let each take the latency of the costs",
@@ -149,7 +165,7 @@ def _not_the_blame(function: Any) -> str | None:
     require_function(function, "measured", "costs")
     for measured, costs in _longer_runs():
         ranks, right = measured.schedule.ranks, _blame(measured, costs)
-        given = call(function, named(measured), measured, costs)
+        given = _with_costs(function, measured, costs)
         if not (isinstance(given, Sequence) and len(given) == ranks and all(map(_number, given))):
             return (
                 f"{named(measured)} your function returns {given!r} instead of {ranks} numbers, one for each rank"
@@ -169,16 +185,37 @@ def _not_the_blame(function: Any) -> str | None:
     return None
 
 
-def _blame(measured: Timeline, costs: Costs) -> list[float]:
-    """Return by rank how much shorter the replay is if that rank's actions last as long as in the simulation."""
+def _with_costs(function: Any, measured: Timeline, costs: Costs) -> Any:
+    """Call the learner's function; explain an error that it does not raise if the costs name each stage's times."""
+    try:
+        return call(function, named(measured), measured, costs)
+    except SettingError as error:
+        times = costs.durations(measured.schedule.stages, measured.schedule.ranks)
+        try:
+            call(function, named(measured), measured, Costs(times[Op.F], times[Op.B], latency=costs.latency))
+        except SettingError:
+            raise error from None
+        raise SettingError(
+            f"{error}. In costs, one number stands for all stages, and None as backward for twice the forward. Take "
+            "the durations from pp.simulate(measured.schedule, costs)"
+        ) from None
+
+
+def _blame(measured: Timeline, costs: Costs, ops: str = "FB") -> list[float]:
+    """Return by rank how much shorter the replay is if that rank's actions last as long as in the simulation.
+
+    ops: the kinds of the actions that do.
+    """
     times = costs.durations(measured.schedule.stages, measured.schedule.ranks)
     own = {span.action: span.end - span.start for row in measured.rows for span in row}
-    longest = _replayed(measured, float(costs.latency))
+    longest = _replayed(measured, float(costs.delay(0, 1)))
     found = []
     for row in measured.rows:
-        planned = {span.action: float(times[span.action.op][span.action.stage]) for span in row}
+        planned = {
+            span.action: float(times[span.action.op][span.action.stage]) for span in row if span.action.op in ops
+        }
         lasted = own | planned
-        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.latency))
+        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.delay(0, 1)))
         found.append(longest - float(run.makespan))
     return found
 
@@ -190,14 +227,14 @@ def _blame_of_the_rest(measured: Timeline, costs: Costs) -> list[float]:
     found = []
     for row in measured.rows:
         lasted = planned | {span.action: span.end - span.start for span in row}
-        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.latency))
+        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.delay(0, 1)))
         found.append(float(run.makespan) - _simulated(measured, costs))
     return found
 
 
 def _from_the_run(measured: Timeline, costs: Costs) -> list[float]:
     """Return the blame, with the makespan of the run in place of that of its replay."""
-    more = float(measured.makespan) - _replayed(measured, float(costs.latency))
+    more = float(measured.makespan) - _replayed(measured, float(costs.delay(0, 1)))
     return [one + more for one in _blame(measured, costs)]
 
 
@@ -216,6 +253,8 @@ WRONG_BLAME: list[tuple[Callable[[Timeline, Costs], Sequence[float]], str]] = [
         _from_the_run,
         "You compare with the run, which also waited. Compare with a replay, in which nothing else is in the way",
     ),
+    (lambda measured, costs: _blame(measured, costs, "F"), "You changed only its forwards"),
+    (lambda measured, costs: _blame(measured, costs, "B"), "You changed only its backwards"),
     (lambda measured, costs: [-one for one in _blame(measured, costs)], "The sign is wrong: time saved is positive"),
     (lambda measured, costs: [1000 * one for one in _blame(measured, costs)], IN_SECONDS),
 ]

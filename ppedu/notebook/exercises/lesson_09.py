@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from ppedu.core.actions import F
@@ -24,11 +25,27 @@ from ppedu.notebook.exercises.common import (
 from ppedu.notebook.exercises.reasons import longest_wait, warmup
 from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
+from ppedu.zoo.interleaved import depth_first, equal_groups
 from ppedu.zoo.registry import Entry, build
 
 # (ranks, microbatches, chunks), with the microbatches a multiple of the ranks; the lesson's own case first.
 DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
 PARAMETERS = ("rank", "ranks", "microbatches", "chunks")
+FIXED = "use ranks, microbatches and chunks instead of 4, 8 and 2"
+
+
+def shorter_warmup(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Return interleaved 1F1B with a shorter warm-up: rank r runs p-1-r + (v-1)p forwards before the first pair.
+
+    Megatron-LM's warm-up is p-1-r forwards longer. The makespan is the same if messages take no time, and the fullest
+    rank holds as much as in 1F1B.
+    """
+    groups = equal_groups(ranks, microbatches)
+
+    def order(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
+        return chain.from_iterable(depth_first(rank, ranks, chunks, groups, warmup=ranks - 1 - rank))
+
+    return build("shorter-warmup", Entry(order, "loop"), ranks, microbatches, {"chunks": chunks})
 
 
 def _dealt(generator: Any, ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -67,12 +84,14 @@ def _not_forwards(order: Any, wanted: Any, rank: int, best: Schedule) -> str | N
             held = f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}"
             return f"rank {rank} yields {action}, but holds {held}: the stages are dealt out to the ranks in turn"
         if action not in wanted:
-            return f"rank {rank} yields {action}, but the microbatches are 0 to {best.microbatches - 1}"
+            return f"rank {rank} yields {action}, but the microbatches are 0 to {best.microbatches - 1}; {FIXED}"
         if order.count(action) > 1:
-            return f"rank {rank} yields {action} {order.count(action)} times"
+            never = set(stages) - {each.stage for each in order}
+            why = f", and stage {min(never)} never runs: chunk c of a rank is stage c · ranks + rank" if never else ""
+            return f"rank {rank} yields {action} {order.count(action)} times{why}"
     missing = [action for action in wanted if action not in order]
     if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        more = f" (and {plural(len(missing) - 1, 'more action')})" if len(missing) > 1 else ""
         return f"rank {rank} never yields {missing[0]}{more}"
     return None
 
@@ -142,7 +161,9 @@ def _not_interleaved(generator: Any) -> str | None:
         case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
         yours = _dealt(generator, ranks, microbatches, chunks)
         if fault := not_legal(yours, case):
-            return fault + _first_backward(yours)
+            if any(action.microbatch >= microbatches for order in yours.orders for action in order):
+                return f"{fault}; {FIXED}"
+            return fault + (_first_backward(yours) or _short_warmup(yours))
         timeline = simulate(yours)
         best = simulate(schedule("interleaved", ranks, microbatches, chunks=chunks))
         held, allowed = max(timeline.peak_activations), max(best.peak_activations)
@@ -173,6 +194,36 @@ def _first_backward(yours: Schedule) -> str:
     return ""
 
 
+def _short_warmup(yours: Schedule) -> str:
+    """Explain why a schedule with a shorter warm-up than `shorter_warmup` cannot run, as a new sentence; else ""."""
+    enough = shorter_warmup(yours.ranks, yours.microbatches, yours.chunks)
+    for rank, (order, long) in enumerate(zip(yours.orders, enough.orders, strict=True)):
+        first, least = (next((k for k, each in enumerate(row) if each.op == "B"), None) for row in (order, long))
+        if first is not None and least is not None and first < least:
+            return (
+                f". Rank {rank} runs {plural(first, 'forward')} before its first backward, too short a warm-up: a "
+                "group must pass all chunks before its gradients can come back"
+            )
+    return ""
+
+
+def _praise(generator: Any) -> str:
+    """Describe a complete schedule, and what its memory costs if it holds less than Megatron-LM's."""
+    yours, theirs = _dealt(generator, 4, 8, 2), schedule("interleaved", 4, 8, chunks=2)
+    held, held_there = (simulate(each).peak_activations[0] for each in (yours, theirs))
+    if yours.orders == theirs.orders:
+        return "That's interleaved 1F1B, complete, as Megatron-LM runs it. This is what you built."
+    if held >= held_there:
+        return "That's as fast as Megatron-LM's interleaved 1F1B, in no more memory. This is what you built."
+    slow = Costs(latency=0.5)
+    return (
+        "That's interleaved 1F1B, complete, and with less memory than Megatron-LM's: "
+        f"{pretty(held)} instead of {pretty(held_there)} microbatches on rank 0. The price comes with slow messages: "
+        f"at a latency of 0.5, yours takes {pretty(simulate(yours, slow).makespan)}, and Megatron-LM's "
+        f"{pretty(simulate(theirs, slow).makespan)}. This is what you built."
+    )
+
+
 EXERCISES = {
     "09.1": Exercise(
         _not_depth_first,
@@ -198,7 +249,7 @@ EXERCISES = {
     ),
     "09.3": Exercise(
         _not_interleaved,
-        "That's interleaved 1F1B, complete, as Megatron-LM runs it. This is what you built.",
+        _praise,
         lambda generator: simulate(_dealt(generator, 4, 8, 2)),
         draw_wrong=wrong_schedule(DEALT, made=_dealt),
         hints=(
@@ -206,7 +257,7 @@ EXERCISES = {
             "After the warm-up, one forward and one backward alternate, as in 1F1B. The remaining backwards come last. "
             "Only the length of the warm-up is new.",
             "How many forwards come before the first pair? A whole group goes through all chunks but the last: "
-            "ranks · (chunks - 1). Then a rank runs two more for each rank between it and the last one.",
+            "ranks · (chunks - 1). Then a rank runs one more for each rank after it, or, as Megatron-LM does, two.",
         ),
     ),
 }

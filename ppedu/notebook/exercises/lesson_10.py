@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core.actions import Action
+from ppedu.core.actions import Action, Op
 from ppedu.core.costs import Costs
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
@@ -59,7 +59,16 @@ def _too_much(timeline: Timeline, room: int) -> str:
     first = warmup(timeline.schedule.orders[rank])
     if first > room:
         return f"{fault}: it runs {first} forwards before its first backward"
+    delays = [_delay(order) for order in (timeline.schedule.orders[0], timeline.schedule.orders[-1])]
+    if delays[0] > delays[1]:
+        return f"{fault}. Upside down: rank 0 is full, so it can't delay a W; which rank has the most memory left?"
     return f"{fault}. Activations are held until their W, and this rank's Ws run too late"
+
+
+def _delay(order: Sequence[Action]) -> int:
+    """Return by how many microbatches a rank delays its first W."""
+    ops = [action.op for action in order]
+    return ops[: ops.index(Op.W)].count(Op.I) - 1 if Op.W in ops else 0
 
 
 def _early_start(timeline: Timeline) -> str | None:
@@ -124,6 +133,16 @@ def _needless(timeline: Timeline, room: int) -> str | None:
 # (ranks, time of F, time of I, time of W); the lesson's own case first.
 TIMES = [(4, 1, 1, 1), (8, 1, 1, 1), (1, 1, 1, 1), (4, 2, 3, 1), (4, 2, 1, 2), (4, 1, 1, 2), (4, 1, 2, 2), (6, 2, 3, 7)]
 
+WRONG_WAIT = (
+    "A wait of p times I for the first gradient is too long. The last rank's I starts as soon as its F has ended, at p "
+    "times F; how many Is lie between then and rank 0's first?"
+)
+
+
+def _one_too_many(p: int, f: Any, i: Any, w: Any) -> Any:
+    return max(p * i, (p - 1) * (f + i - w))
+
+
 # Common wrong answers for the idle time with p ranks.
 WRONG_IDLE_TIMES: list[tuple[Callable[..., Any], str]] = [
     (
@@ -145,8 +164,21 @@ WRONG_IDLE_TIMES: list[tuple[Callable[..., Any], str]] = [
         "Rank 0's wait for its first gradient is included. There is another wait without a W: the last rank's for its "
         "first microbatch",
     ),
+    *[(wrong, WRONG_WAIT) for wrong in (_one_too_many, lambda p, f, i, w: max(_one_too_many(p, f, i, w), (p - 1) * f))],
     (lambda p, f, i, w: (p - 1) * (f + i + w), "That is the idle time of 1F1B"),
-    (lambda p, f, i, w: (p - 1) * (f + i), "That is the idle time if the backward is split, but no W is delayed"),
+    (
+        lambda p, f, i, w: (p - 1) * (f + i),
+        "That is the idle time if the backward is split, but no W is delayed. If you add the two waits: only the "
+        "longest counts",
+    ),
+    (
+        lambda p, f, i, w: (p - 1) * (f + i + max(0, f + i - w)),
+        "You add the waits; only the longest counts",
+    ),
+    (
+        lambda p, f, i, w: (p - 1) * (f + i + f + i - w),
+        "You add the waits; only the longest counts",
+    ),
     (lambda p, f, i, w: (p - 1) * f, "That is the last rank's wait for its first microbatch; there is more"),
     (lambda p, f, i, w: (p - 1) * max(f, i), "No W can fill these two waits; but a short W leaves more"),
 ]
@@ -179,7 +211,7 @@ def _waits_in_between(generator: Any) -> str | None:
             held = pretty(timeline.peak_activations[rank])
             return f"{case} rank {rank} holds {held} activations at its peak; at most {most} are allowed"
         if microbatches >= most and any(_waits(timeline)):
-            why = _whole(yours) or _short_of_work(timeline, most) or longest_wait(timeline)
+            why = _whole(yours) or _short_of_work(timeline, most) or _early_weights(timeline, most)
             return f"{case} a rank waits between its own first and last action. {why}"
     return None
 
@@ -199,9 +231,15 @@ def _short_of_work(timeline: Timeline, most: int) -> str | None:
     return None
 
 
-def _long(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Yield ZB-H2."""
-    yield from schedule("zb-h2", ranks, microbatches).orders[rank]
+def _early_weights(timeline: Timeline, most: int) -> str:
+    """Describe a schedule whose Ws run too early to fill all gaps, and a rank with memory to delay them."""
+    late, peaks = longest_wait(timeline), timeline.peak_activations
+    if _nothing_delayed(timeline.schedule):
+        return f"Each W runs right after its I, on some ranks too early: no W is left for the gaps. {late}"
+    if min(peaks) == most:
+        return late
+    rank, held = peaks.index(min(peaks)), pretty(min(peaks))
+    return f"{late}. Rank {rank} never holds more than {held} activations; it may hold {most}: delay its Ws further"
 
 
 EXERCISES = {
@@ -228,8 +266,8 @@ EXERCISES = {
             "The starting formula holds if W is short. For a long W, find two waits in the picture of ZB-H1: before "
             "rank 3's first action, and before rank 0's first I.",
             "The first microbatch reaches the last rank after p-1 forwards. Rank 0's first gradient is back after p "
-            "forwards and then p-1 Is. So the waits are (p-1) times F, and (p-1) times I. The longest of the three "
-            "counts.",
+            "forwards and then p-1 Is. So the waits are (p-1) times F, and (p-1) times I. With the starting "
+            "formula that makes three, and the longest counts.",
         ),
     ),
     "10.3": Exercise(
@@ -245,11 +283,6 @@ EXERCISES = {
             "Rank r runs 2(p-r)-1 forwards first (or all, if there are fewer), and then in turn I, W, F. It runs "
             "each W 2r microbatches after its I.",
         ),
-        draw_wrong=wrong_schedule(
-            LONG_CASES,
-            None,
-            lambda *case: simulate(learner_schedule(_long, *case)),
-            lambda ranks, microbatches: 2 * ranks - 1,
-        ),
+        draw_wrong=wrong_schedule(LONG_CASES, room=lambda ranks, microbatches: 2 * ranks - 1),
     ),
 }

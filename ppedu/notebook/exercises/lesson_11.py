@@ -8,6 +8,7 @@ from itertools import pairwise
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
+from ppedu.core.actions import Op
 from ppedu.core.costs import Costs
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import plural, pretty
@@ -22,6 +23,7 @@ from ppedu.notebook.exercises.common import (
     not_the_idle_time,
     require_function,
 )
+from ppedu.view.look import COLORS
 from ppedu.zoo import schedule
 
 
@@ -57,6 +59,13 @@ WRONG_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
         lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
         "That is the fraction of the model that one rank holds; add up all ranks",
     ),
+    (
+        lambda schedule: (
+            len({stage for rank in range(schedule.ranks) for stage in schedule.placement.stages_of(rank)})
+            / schedule.stages
+        ),
+        "Do you count each stage once? Count a stage twice if two ranks hold it",
+    ),
 ]
 
 
@@ -84,6 +93,7 @@ def _named(schedule: Schedule) -> str:
 # longer. The lesson's own case first.
 TIMES = [(4, 1, 2, 1), (8, 1, 2, 1), (3, 2, 4, 2), (5, 4, 6, 2), (1, 1, 2, 1), (6, 3, 4, 1)]
 
+DOUBLED = "You double the times. A rank has two stages, so a stage's times are half of those of its share"
 # Common wrong readings of the published (PP/2-1)(F&B+B-3W), with p ranks.
 WRONG_ROWS: list[tuple[Callable[..., Any], str]] = [
     (
@@ -104,6 +114,8 @@ WRONG_ROWS: list[tuple[Callable[..., Any], str]] = [
         lambda p, f, b, w: (p - 1) * (max(f, b) + b - 3 * w) / 2,
         "You let the shorter half of a pair take no time; without overlap F&B is F+B",
     ),
+    (lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
+    (lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
     (lambda p, f, b, w: (p - 1) * (f + b), "That is the idle time of 1F1B"),
     (lambda p, f, b, w: (p - 1) * (f + b - 2 * w), "That is the idle time of ZB-H1, which the table calls ZB1P"),
 ]
@@ -220,13 +232,15 @@ def draw_streams(ax: Any, spans: Spans, title: str) -> None:
     """Draw what the processor and the network do: forwards blue, backwards green."""
     for stream, name, start, end in spans:
         row = [COMPUTE, NETWORK].index(stream)
-        color = "#3b76b8" if name[0] == "F" else "#2e8f68"
+        color = COLORS[Op.F if name[0] == "F" else Op.B]
         ax.barh(row, end - start, left=start, height=0.8, color=color, edgecolor="white")
         words = name.rsplit(" ", 1)[0].replace(" ", "\n")
         ax.text((start + end) / 2, row, words, ha="center", va="center", color="white", fontsize=9)
     ax.set(yticks=[0, 1], yticklabels=[COMPUTE, NETWORK], ylim=(1.5, -0.5))
     ax.set_title(title, loc="left", fontsize=11, weight="bold")
     ax.set_title(f"takes {max(end for *_, end in spans):.2f}", loc="right", fontsize=10)
+    ax.set_xlabel("time", fontsize=9, loc="right")
+    ax.label_outer()
     ax.tick_params(length=0)
     ax.spines[["top", "right", "left"]].set_visible(False)
 
@@ -257,7 +271,7 @@ def _not_a_pair(orders: dict[str, list[Any]], layers: int) -> str | None:
                 return f"{name} runs twice"
     missing = [name for name, part in known.items() if name not in orders[part.stream]]
     if missing:
-        return f"{missing[0]} is never run" + (f" (and {len(missing) - 1} more)" if missing[1:] else "")
+        return f"{missing[0]} is never run" + (f" (and {plural(len(missing) - 1, 'more part')})" if missing[1:] else "")
     spans = simulate_streams(orders, known)
     ran = {name for _, name, *_ in spans}
     stuck = [next(name for name in names if name not in ran) for names in orders.values() if set(names) - ran]

@@ -1,4 +1,4 @@
-"""Lesson 12: the learner's own schedule, faster than every built-in one that fits in the memory."""
+"""Lesson 12: the learner's own schedule, faster than every built-in one that fits, and the fastest in less memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def _too_much(timeline: Timeline, room: int) -> str:
     action = next(span.action for span in timeline.spans(rank) if span.start == time)
     fault = f"rank {rank} holds {pretty(held)} microbatches from {pretty(time)} on, when it starts {action}"
     waiting = before.count(Op.I) - before.count(Op.W)
-    why = f"{waiting} of them only wait for their W" if waiting else "none of them has started its backward"
+    wait = "waits for its W" if waiting == 1 else "wait for their W"
+    why = f"{waiting} of them only {wait}" if waiting else "none of them has started its backward"
     return f"{fault}, and there is memory for only {room}: {why}"
 
 
@@ -78,7 +79,33 @@ def _slower(timeline: Timeline, par: Timeline) -> str:
     """Describe by how much a schedule is too slow, and where it loses time."""
     more = timeline.makespan - par.makespan
     than = f"{pretty(more)} more than {par.schedule.name}" if more else f"as much as {par.schedule.name}"
-    return f"takes {pretty(timeline.makespan)}, {than}. Time is lost here: {timeline.why_idle(*_loss(timeline))}"
+    return f"takes {pretty(timeline.makespan)}, {than}. {_lost(timeline)}"
+
+
+def _lost(timeline: Timeline) -> str:
+    return f"Time is lost here: {timeline.why_idle(*_loss(timeline))}"
+
+
+TIGHT = (4, 8)  # ranks and microbatches
+TIGHT_ROOM = 3  # microbatches that a rank may hold
+LEAST = 31  # makespan if F, I and W take 1 and messages no time; the lesson proves it by trying everything
+
+
+def _not_the_least(generator: Any) -> str | None:
+    require_function(generator, "rank", "ranks", "microbatches")
+    case, yours = with_sizes(*TIGHT), learner_schedule(generator, *TIGHT)
+    if fault := not_legal(yours, case):
+        return fault
+    timeline = simulate(yours)
+    if max(timeline.peak_activations) > TIGHT_ROOM:
+        return f"{case} your schedule is legal, but {_too_much(timeline, TIGHT_ROOM)}"
+    if timeline.makespan > LEAST:
+        more = pretty(timeline.makespan - LEAST)
+        return (
+            f"{case} your schedule is legal and fits, but takes {pretty(timeline.makespan)}, {more} more than the "
+            f"least. {_lost(timeline)}. The lesson's search has seen a faster one: what must it remember to tell you?"
+        )
+    return None
 
 
 def _loss(timeline: Timeline) -> tuple[int, Any]:
@@ -133,9 +160,21 @@ def _advice(timeline: Timeline, room: int) -> str:
             f"Rank {rank} never holds more than {plural(least, 'microbatch')}, but there is memory for {room}: use "
             "it for more forwards at the start, or to delay Ws"
         )
+    fewer = [lead - after for lead, after in pairwise(leads)]
+    if fewer[-1] < 2 <= max(fewer):
+        last = len(leads) - 1
+        return (
+            f"Before their first I the ranks run {listed(leads)} forwards. You have the large steps at the top, but "
+            f"rank {last} runs only 1 fewer than rank {last - 1}. Start the steps of 2 from the last rank up"
+        )
+    if leads[0] < room or fewer != sorted(fewer):
+        return (
+            f"Before their first I the ranks run {listed(leads)} forwards. If a rank runs 2 more than the next one, a "
+            "microbatch is always in flight between them. Where is that needed most?"
+        )
     return (
-        f"Before their first I the ranks run {listed(leads)} forwards. If a rank runs 2 more than the next one, a "
-        "microbatch is always in flight between them. Where is that needed most?"
+        f"Before their first I the ranks run {listed(leads)} forwards, so the forwards are fine. Look at the Ws: which "
+        "of them run where no rank would have waited, and are missing where time is lost?"
     )
 
 
@@ -145,5 +184,26 @@ EXERCISES = {
         "No built-in schedule with one copy of the model is as fast in this memory. This is what you built.",
         lambda generator: simulate(learner_schedule(generator, 4, 8), COSTS),
         draw_wrong=wrong_schedule(SIZES, COSTS, lambda *case: _fastest_known(*case, _room(*case)), _room),
+        hints=(
+            "Begin with ZB-H1: split each B into I and W, and delay the Ws by as many microbatches as memory allows.",
+            "While a message travels, a rank needs another microbatch to work on. Give the first ranks more forwards "
+            "before their first I. The last rank needs no more than one.",
+            "If a rank runs two forwards more than the next one, a message is always on its way between them. There is "
+            "memory for ranks // 2 forwards more than in 1F1B; rank r can use at most ranks - r - 1 of them. What is "
+            "left of the memory delays Ws.",
+        ),
+    ),
+    "12.2": Exercise(
+        _not_the_least,
+        "That's the least time there is in this memory: 2 less than 1F1B takes, with one microbatch less. This is what "
+        "you built.",
+        lambda generator: simulate(learner_schedule(generator, *TIGHT)),
+        draw_wrong=wrong_schedule([TIGHT], room=lambda *_: TIGHT_ROOM),
+        hints=(
+            "Keep a dictionary instead of a set: for each state, the state from which it was first reached. From the "
+            "state with everything done, walk back to the start.",
+            "Between two states in a row, a rank has done one action or none: the count that grew says which. "
+            "If (3, 1, 0) becomes (3, 2, 0), it was I of microbatch 1.",
+        ),
     ),
 }

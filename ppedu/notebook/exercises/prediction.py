@@ -52,9 +52,6 @@ def predict(name: str, *given: Any) -> None:
     Raises:
         SettingError: the arguments are neither of these.
     """
-    if len(given) < 2 and not (given and isinstance(given[0], list)):
-        _typed(name, *given)
-        return
     asked = _asked(name, *given)
     before = _predictions.get(name)
     if before and (before.options, before.step) == (asked.options, asked.step):
@@ -75,10 +72,10 @@ def predict(name: str, *given: Any) -> None:
 
 def _asked(name: str, *given: Any) -> Prediction:
     wanted = f"predict({name!r}, …) takes the ends of a slider, as in 20, 120, or a list of at least two choices"
-    if len(given) == 1 and len(given[0]) > 1:
+    if len(given) == 1 and isinstance(given[0], list) and len(given[0]) > 1:
         return Prediction([str(choice) for choice in given[0]])
     if len(given) not in (2, 3) or not all(isinstance(number, Real) for number in given):
-        raise SettingError(f"{wanted}; got {', '.join(map(repr, given))}")
+        raise SettingError(f"{wanted}; got {', '.join(map(repr, given)) or 'neither'}")
     low, high, step = given if len(given) == 3 else (*given, 1)
     if not low < high or not 0 < step <= high - low or (high - low) / step > MOST_STOPS:
         raise SettingError(f"{wanted}; got {low!r}, {high!r} and a step of {step!r}")
@@ -97,6 +94,8 @@ def _control(name: str, asked: Prediction) -> Any:
     """Return a widget that sets the value of a prediction."""
     import ipywidgets
 
+    from ppedu.notebook.named import named
+
     values = [None, *asked.options] if asked.step else asked.options
     if asked.step:
         labels = [EMPTY, *map(pretty, asked.options)]
@@ -111,16 +110,8 @@ def _control(name: str, asked: Prediction) -> Any:
 
     control.observe(keep, "index")
     rest = _question(name, asked).removeprefix(name) if asked.step else ": your prediction?"
-    return ipywidgets.VBox([ipywidgets.HTML(f"<b>{escape(name)}</b>{rest}"), control])
-
-
-def _typed(name: str, value: Any = ...) -> None:
-    """Record a prediction that is written in the cell; `...` asks for one."""
-    _predictions[name] = Prediction([], None, None if value is ... else value)
-    if value is ...:
-        print(f"{name}: what is your prediction? Put it in place of the three dots and run this cell again.")
-    else:
-        print(f"Noted: {name} = {_readable(value)}. Now run it.")
+    question = ipywidgets.HTML(f"<b>{escape(name)}</b>{rest}")
+    return named([question, control], dict.fromkeys((".noUi-handle", ".widget-radio-box"), name + rest))
 
 
 def outcome(name: str, value: Any) -> None:

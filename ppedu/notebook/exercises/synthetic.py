@@ -9,12 +9,15 @@ from random import Random
 from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
 from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.files import write_text
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Span, Timeline
 from ppedu.notebook.exercises.common import with_sizes
 from ppedu.notebook.project import heron
+from ppedu.trace import table
+from ppedu.trace.drawn import CLUSTER
 from ppedu.zoo import schedule
 
 SLOW_RANKS = {2: 1.04, 5: 1.07}  # by rank, how many times as long its actions take
@@ -60,9 +63,18 @@ def profiled() -> tuple[Timeline, Timeline]:
         return float(times[action.op][action.stage]) * slow * chance.uniform(0.99, 1.01)
 
     def travels() -> float:
-        return float(costs.latency) * (6 if chance.random() < 0.1 else 1)
+        return float(costs.delay(0, 1)) * (6 if chance.random() < 0.1 else 1)
 
     return replace(synthetic_run(case, lasts, travels), costs=costs), simulate(case, costs)
+
+
+def cluster() -> str:
+    """Write the table of operations of a drawn job to the file cluster.csv, and return its name.
+
+    The times are those of a published trace; see `ppedu.trace.drawn.CLUSTER`.
+    """
+    write_text("cluster.csv", table.write(CLUSTER.records()))
+    return "cluster.csv"
 
 
 def named(run: Timeline) -> str:

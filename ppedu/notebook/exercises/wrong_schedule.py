@@ -17,7 +17,7 @@ from ppedu.view.look import MARK, ROW
 
 ACTION = re.compile(r"\b\d+[FBIW]\d+\b")
 RANK = re.compile(r"\b[Rr]ank (\d+)")
-WAIT = re.compile(r"\brank (\d+) waits ([\d.]+)–([\d.]+)")
+WAIT = re.compile(r"\b[Rr]ank (\d+) waits ([\d.]+)–([\d.]+)")
 Draw = Callable[[Any, str], None]  # of a learner's answer, and the sentence that explains what is wrong with it
 
 
