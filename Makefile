@@ -17,8 +17,8 @@ TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
-.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons lint $(LINTERS) bench lessons \
-  pictures hooks dist chromium clean
+.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons gpu lint $(LINTERS) bench \
+  lessons pictures hooks dist chromium clean
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
@@ -64,6 +64,13 @@ test-pythons: .venv/.test
 	done; \
 	echo "Python versions that ran:$${ran:- none}"
 
+# What needs a GPU: its tests, and the engine beside torch's with a GPU for each rank.
+gpu: .venv/.test
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+	  || { echo "make gpu needs a GPU that PyTorch can use, and PyTorch with CUDA: remove .venv and install it again."; exit 1; }
+	$(BIN)/pytest -m gpu tests $(PYTEST)
+	$(BIN)/python tests/bench_engine.py --gpu
+
 # The linters run side by side. The output of each is printed when it has ended.
 lint: .venv/.test
 	@$(MAKE) --no-print-directory --jobs=$(words $(LINTERS)) --keep-going --output-sync=target $(LINTERS)
@@ -99,6 +106,8 @@ hooks: .venv/.test
 bench: .venv/.bench
 	$(BIN)/python tests/bench.py
 	$(BIN)/python tests/bench_engine.py
+	$(BIN)/python tests/bench_trace.py
+	$(BIN)/python tests/bench_plan.py
 	$(BIN)/python tests/bench_ranks.py
 	PYTHONPATH=tests/browser $(BIN)/python tests/bench_view.py
 	$(BIN)/python tests/bench_lessons.py

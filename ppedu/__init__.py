@@ -31,7 +31,7 @@ __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "S
 __all__ += ["align", "check", "label", "lower", "merge_backward", "simulate", "strip"]
 __all__ += ["register", "schedule", "schedules"]
 __all__ += ["compare", "differences", "doctor", "explore", "export", "give_back", "partition", "puzzle", "show_live"]
-__all__ += ["theory"]
+__all__ += ["Machine", "Model", "Run", "plan", "theory"]
 
 # Names that are imported when first used, each with the module that defines it or that it stands for.
 LAZY = {
@@ -41,10 +41,14 @@ LAZY = {
     "explore": "ppedu.view.explore",
     "export": "ppedu.core.export",
     "give_back": "ppedu.notebook.exchange",
+    "Machine": "ppedu.planning.machine",
+    "Model": "ppedu.planning.model",
     "notebook": "ppedu.notebook",
     "partition": "ppedu.core.partition",
+    "plan": "ppedu.planning.plan",
     "puzzle": "ppedu.view.puzzle",
     "run": "ppedu.run",
+    "Run": "ppedu.trace.run",
     "show_live": "ppedu.notebook.exchange",
     "theory": "ppedu.zoo.theory",
     "view": "ppedu.view",
@@ -65,14 +69,16 @@ def __dir__() -> list[str]:
 def load_ipython_extension(ipython: Any) -> None:
     """Register the `%%torchrun` magic, when a notebook runs `%load_ext ppedu`.
 
-    Where matplotlib's colours are its defaults, also make pictures legible on light and dark pages: no background, grey
-    text and axes. Colours that a learner sets before or after it stay.
+    Where matplotlib's colors are its defaults, also make pictures legible on light and dark pages: no background, gray
+    text and axes. Colors that a learner sets before or after it stay.
     """
     from ppedu.notebook.magic import load
 
     with suppress(ImportError):  # matplotlib is optional
-        from ppedu.view.theme import use_notebook_colors
+        from ppedu.view.theme import use_notebook_colors, without_white_behind
 
         use_notebook_colors()
+        if hasattr(ipython.display_pub, "register_hook"):  # a kernel's, not a terminal's
+            ipython.display_pub.register_hook(without_white_behind)
 
     load(ipython)

@@ -1,13 +1,21 @@
-"""The engine beside torch's own runtime: the same GPT, schedule and ranks, a step of each in turn. `make bench`."""
+"""The engine beside torch's own runtime: the same GPT, schedule and ranks, a step of each in turn. `make bench`.
+
+With --gpu, on as many GPUs as there are, up to four: torch's runtime needs one for each rank. `make gpu`.
+"""
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
+import torch
+
 from ppedu.notebook.pool import RankPool
 
-RANKS, MICROBATCHES, ROUNDS = 4, 8, 45
+GPU = "--gpu" in sys.argv
+RANKS = min(4, torch.cuda.device_count()) if GPU else 4
+MICROBATCHES, ROUNDS = 8, 45
 SCHEDULES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
@@ -23,18 +31,19 @@ import torch, torch.distributed as dist
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage, schedules
 import ppedu as pp
-from ppedu.run import GPT, GPTConfig, Pipeline, local_stages, next_token_loss
+from ppedu.run import GPT, GPTConfig, Pipeline, local_stages, next_token_loss, place
 
-name, theirs, who, rounds, microbatches = json.loads(sys.argv[1])
-dist.init_process_group("gloo")
+name, theirs, who, rounds, microbatches, gpu = json.loads(sys.argv[1])
+device, backend = place() if gpu else (torch.device("cpu"), "gloo")
+dist.init_process_group(backend)
 rank, size = dist.get_rank(), dist.get_world_size()
 config = GPTConfig(vocabulary=97, context=64, layers=8, heads=4, width=96)
 schedule = pp.schedule(name, size, microbatches)
 tokens = torch.randint(97, (4 * microbatches, 65), generator=torch.Generator().manual_seed(3))
-inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+inputs, targets = tokens[:, :-1].to(device).contiguous(), tokens[:, 1:].to(device).contiguous()
 
 def made():
-    return {stage: GPT.stage(config, stage, schedule.stages) for stage in local_stages(schedule, rank)}
+    return {stage: GPT.stage(config, stage, schedule.stages).to(device) for stage in local_stages(schedule, rank)}
 
 def ours():
     modules = made()
@@ -43,7 +52,7 @@ def ours():
 
 def torchs():
     modules = made()
-    stages = [PipelineStage(module, stage, schedule.stages, torch.device("cpu")) for stage, module in modules.items()]
+    stages = [PipelineStage(module, stage, schedule.stages, device) for stage, module in modules.items()]
     kind = getattr(schedules, theirs)
     single = issubclass(kind, schedules.PipelineScheduleSingle)
     runtime = kind(stages[0] if single else stages, microbatches, loss_fn=next_token_loss)
@@ -51,6 +60,9 @@ def torchs():
     return modules, lambda: runtime.step(*[inputs] * first, target=targets if last else None)
 
 def peak():
+    "Return the most memory so far, in KB."
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) // 1024
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 
 made_by = {"ours": ours, "torch": torchs}
@@ -67,6 +79,8 @@ def step(each):
     dist.barrier()
     start, cpu = time.perf_counter(), time.process_time()
     run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     dist.barrier()
     return time.perf_counter() - start, time.process_time() - cpu
 
@@ -101,11 +115,12 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "program.py")
         program.write_text(PROGRAM)
-        print(f"the engine over torch, {RANKS} ranks, {MICROBATCHES} microbatches, {ROUNDS} rounds: median [80 %]")
+        where = "GPUs" if GPU else "ranks"
+        print(f"the engine over torch, {RANKS} {where}, {MICROBATCHES} microbatches, {ROUNDS} rounds: median [80 %]")
         print(f"  {'':<16} {'step time':<20} {'CPU time':<20} peak memory of each rank, ours/torch's")
         for name, theirs in SCHEDULES.items():
-            both = run(pool, program, name, theirs, ["ours", "torch"], ROUNDS, MICROBATCHES)
-            alone = {each: run(pool, program, name, theirs, [each], 4, MICROBATCHES) for each in ("ours", "torch")}
+            both = run(pool, program, name, theirs, ["ours", "torch"], ROUNDS, MICROBATCHES, GPU)
+            alone = {each: run(pool, program, name, theirs, [each], 4, MICROBATCHES, GPU) for each in ("ours", "torch")}
             ratios = []
             for kind in (0, 1):
                 total = {

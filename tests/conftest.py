@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 # A shell starts background commands with interrupts ignored, and so are they in all processes these start. Restore the
-# behaviour of a terminal, which the tests of interrupts expect.
+# behavior of a terminal, which the tests of interrupts expect.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # tests/core/strategies.py scales the examples of properties and the cases of loops by these percentages.
@@ -46,6 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         functions = [item.function, *(each[-1].func for each in fixtures.values() if each)]
         for name in set().union(*(_names(function) for function in functions)) & set(MARKERS):
             item.add_marker(MARKERS[name])
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        torch = pytest.importorskip("torch")
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU that PyTorch can use; on a machine with one, `make gpu` runs this test")
 
 
 @functools.cache

@@ -26,6 +26,7 @@ TIMELINE = pp.simulate(SCHEDULE)
 PLACEMENT = Placement.make("v", 2, 2)
 GRID = pp.align(SCHEDULE)
 SEND = Action(0, Op.SEND_F, 0)
+MODEL = pp.Model.measured([1, 2, 2, 3], activation=1, weights=1)
 
 WRONG = [
     *[None, True, -1, 0, 1, 2.0, 2.5, math.nan, math.inf, Fraction(5, 2), 1j, 10**30],
@@ -59,6 +60,12 @@ def register(name, placement, chunks, generator):
 
 def costs(**given):
     return pp.simulate(SCHEDULE, Costs(**given))
+
+
+def measured():
+    """Return the run of a saved timeline."""
+    pp.simulate(SCHEDULE, Costs(1.0)).save("run.json")
+    return pp.Run.load("run.json")
 
 
 # Functions, each with valid arguments.
@@ -96,9 +103,15 @@ CALLS = {
     **{
         f"Costs.{name}": (lambda value, name=name: costs(**{name: value}), 1)
         for name in inspect.signature(Costs).parameters
-        if name != "unit"
+        if name not in ("unit", "recompute", "links")
     },
     "Costs.unit": (lambda unit: str(costs(unit=unit)), "s"),
+    "Costs.links": (lambda links: Costs(links=links), "pair"),
+    "check, links": (lambda links: pp.check(pp.lower(SCHEDULE), links=links), "pair"),
+    "Costs.recompute": (lambda recompute: costs(recompute=recompute), True),
+    "simulate, steps": (lambda steps: pp.simulate(SCHEDULE, steps=steps), 2),
+    "simulate, barrier": (lambda barrier: pp.simulate(SCHEDULE, steps=2, barrier=barrier).steps, True),
+    "Schedule.forward_only": (lambda only: Schedule("x", PLACEMENT, 1, [[], []], only), True),
     "Costs.fit": (Costs.fit, TIMELINE),
     "Timeline": (lambda *given: Timeline(*given, Costs()).makespan, SCHEDULE, TIMELINE.rows),
     "Timeline.spans": (TIMELINE.spans, 1),
@@ -137,6 +150,57 @@ CALLS = {
     "theory.least_makespan": (pp.theory.least_makespan, 2, 3, Costs()),
     "theory.least_span": (pp.theory.least_span, 2, 3, Costs(), 2),
     "theory.most_activations": (pp.theory.most_activations, 3, 2),
+    "Run.load": (lambda paths: (measured(), pp.Run.load(paths)), "run.json"),
+    "Run.timeline": (lambda *given: measured().timeline(*given), 0, 0),
+    "Run.only": (lambda *given: measured().only(*given), [0], [0]),
+    "Run.predict": (lambda *given: str(measured().predict(*given)), "gpipe", Costs(), ([4, 4], [3, 5])),
+    "Machine": (lambda *given: str(pp.Machine(*given)), 80e9, 4e14, 1e15, 1e-5, 5e10, 8, 5e-6, 4e11, 3e12, "s"),
+    "Model": (lambda *given: pp.Model(*given).pieces(8), 2, 64, 8, 97, 4, 256, 8, True, "rms", "none", True, 16, True),
+    "Model, experts": (
+        lambda *given: pp.Model(2, 64, 8, 97, experts=given[0], active=given[1], shared=given[2]),
+        4,
+        2,
+        1,
+    ),
+    "Model.pieces": (pp.Model(2, 64, 8, 97).pieces, 8, 1, 2, True, "selective", 16, 2),
+    "Model.layer_activation": (pp.Model(2, 64, 8, 97).layer_activation, 8, 2, True, "full", 2),
+    "Model.measured": (
+        pp.Model.measured,
+        [1, 2, 3],
+        [2, 4, 6],
+        [1, 2, 3],
+        [1, 2, 3],
+        [1, 2, 3],
+        [1, 2, 3],
+        16,
+        "ms",
+        1,
+        1,
+        1,
+    ),
+    "plan": (lambda *given: str(pp.plan(*given, schedules=["1f1b"])), MODEL, pp.Machine(1000), 2, 4),
+    "plan, options": (
+        lambda *given: pp.plan(
+            MODEL,
+            pp.Machine(1000),
+            2,
+            4,
+            sequence=given[0],
+            batch=given[1],
+            replicas=given[2],
+            schedules=given[3],
+            recompute=given[4],
+            seconds=given[5],
+        ),
+        *[8, 1, 2, ["1f1b"], None, 1],
+    ),
+    "plan, tensor": (lambda tensor: pp.plan("gpt2", "h100", 2, 4, sequence=8, tensor=tensor, schedules="1f1b"), 2),
+    "compare, model": (
+        lambda *given: pp.compare("1f1b", ranks=2, model=given[0], machine=given[1]),
+        MODEL,
+        pp.Machine(1),
+    ),
+    "explore, model": (lambda model: pp.explore("1f1b", 2, 4, model=model), MODEL),
     "theory.microbatches_for": (pp.theory.microbatches_for, 0.1, 4, 1),
 }
 

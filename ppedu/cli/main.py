@@ -9,7 +9,9 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
+from ppedu.cli.autopsy import autopsy
 from ppedu.cli.lessons import FOLDER, open_lessons
+from ppedu.cli.plan import plan
 from ppedu.cli.train import train_on_ranks
 from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
@@ -32,6 +34,7 @@ COSTS = {
     "weight": "time of W, the backward for the weights (default: the backward minus I)",
     "overlap": "time of an overlapped pair (default: the sum of its parts)",
     "latency": "time of a message from one rank to another (default: 0)",
+    "transfer": "time for which a message occupies its link, on top of the latency (default: 0)",
 }
 
 
@@ -79,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     of_schedule.add_argument("--placement", help="placement of a .csv file: loop, v or bidirectional (default: loop)")
 
+    of_schedule.add_argument(
+        "--forward-only", action="store_true", help="forwards alone, for inference; a .csv file must have no others"
+    )
+
     costs = argparse.ArgumentParser(add_help=False)
     times = costs.add_argument_group("times", "whole numbers, decimals or fractions such as 1/3, all computed exactly")
     for name, meaning in COSTS.items():
@@ -106,6 +113,17 @@ def _parser() -> argparse.ArgumentParser:
     lessons.add_argument("--no-open", action="store_true", help="only copy them")
     text = 'options for JupyterLab, such as --lab="--port=9999"'
     lessons.add_argument("--lab", type=shlex.split, default=[], metavar="OPTIONS", help=text)
+    read = add("autopsy", autopsy)
+    text = "the files of torch.profiler, one a rank; a CSV table of operations; or a trace saved by ppedu"
+    read.add_argument("trace", metavar="TRACE", nargs="+", help=text)
+    text = "also predict a step with this schedule, such as zb-h1; may be repeated"
+    read.add_argument("--predict", metavar="SCHEDULE", action="append", default=[], help=text)
+    read.add_argument("--html", metavar="FILE", help="also write a page to send to a colleague")
+    ask = add("plan", plan)
+    text = "a TOML file with the tables model, machine and plan: the arguments of ppedu.plan"
+    ask.add_argument("question", metavar="FILE", help=text)
+    ask.add_argument("--torch", metavar="FILE", help="also write the best schedule as CSV for torch")
+    ask.add_argument("--html", metavar="FILE", help="also write its timeline as a page")
     add("doctor", _doctor)
     commands.add_parser("train", help=train_on_ranks.__doc__, add_help=False)
     return parser
@@ -117,12 +135,13 @@ def _schedule(options: Options) -> Schedule:
     if name.lower().endswith(".csv"):
         if ranks is not None or options.option:
             raise SettingError(f"the ranks and options of {name!r} are those of the file; leave out -r and -o")
-        return Schedule.from_csv(name, options.placement or "loop", microbatches)
+        return Schedule.from_csv(name, options.placement or "loop", microbatches, forward_only=options.forward_only)
     if options.placement is not None:
         raise SettingError(f"the placement of {name!r} is fixed; leave out --placement, which is for .csv files")
     ranks = RANKS if ranks is None else ranks
     microbatches = MICROBATCHES if microbatches is None else microbatches
-    return schedule(name, ranks, microbatches, **dict(options.option))
+    made = schedule(name, ranks, microbatches, **dict(options.option))
+    return made.forwards if options.forward_only else made
 
 
 def _costs(options: Options) -> Costs:
