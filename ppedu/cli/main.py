@@ -122,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     ask = add("plan", plan)
     text = "a TOML file with the tables model, machine and plan: the arguments of ppedu.plan"
     ask.add_argument("question", metavar="FILE", help=text)
+    ask.add_argument("--save", metavar="FILE", help="also write the best schedule and partition for `train --plan`")
     ask.add_argument("--torch", metavar="FILE", help="also write the best schedule as CSV for torch")
     ask.add_argument("--html", metavar="FILE", help="also write its timeline as a page")
     add("doctor", _doctor)

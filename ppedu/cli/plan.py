@@ -24,6 +24,8 @@ def plan(options: Namespace) -> int:
     if draw:
         draw(1)
     print(found)
+    if options.save:
+        found.best.save(options.save)
     if options.torch:
         to_torch(found.best.schedule, options.torch)
     if options.html:

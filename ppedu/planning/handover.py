@@ -1,12 +1,58 @@
-"""A plan's partition in the words of other libraries."""
+"""A plan's schedule and partition in a file, and in the words of other libraries."""
 
 from __future__ import annotations
 
+import inspect
+import json
+import os
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core.files import named, write_text
 from ppedu.core.schedule import Schedule
+from ppedu.zoo.registry import require_registered
+
+KEYS = {"schedule": str, "options": dict, "ranks": int, "microbatches": int, "recompute": bool, "cut": list}
+
+
+def save(path: str | os.PathLike[str], schedule: Schedule, partition: Sequence[range], recompute: bool) -> None:
+    """Write a choice to a file, which `python -m ppedu train --plan` reads: JSON, with the pieces of each stage.
+
+    Raises:
+        PipelineError: The file cannot be written.
+    """
+    takes_chunks = "chunks" in inspect.signature(require_registered(schedule.name).generator).parameters
+    values = (
+        schedule.name,
+        {"chunks": schedule.chunks} if takes_chunks else {},
+        schedule.ranks,
+        schedule.microbatches,
+        recompute,
+        [len(each) for each in partition],
+    )
+    write_text(path, json.dumps(dict(zip(KEYS, values, strict=True))) + "\n")
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what `save` wrote.
+
+    Raises:
+        PipelineError: The file cannot be read.
+        ParseError: It is not such a file.
+    """
+    try:
+        found = json.loads(named(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or any(type(found.get(key)) is not kind for key, kind in KEYS.items()):
+        raise ParseError(
+            f"{str(path)!r} is not a plan that `python -m ppedu plan QUESTION.toml --save FILE` has written"
+        )
+    return {key: found[key] for key in KEYS}
 
 
 def torchtitan(partition: Sequence[range]) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance, require_number
-from ppedu.planning.handover import megatron, torchtitan
+from ppedu.planning.handover import megatron, save, torchtitan
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.partition import Cutting
@@ -87,6 +88,14 @@ class Choice:
     def timeline(self) -> Timeline:
         """Return the simulation of the step."""
         return simulate(self.schedule, self.costs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the schedule and the partition to a file, for `python -m ppedu train --plan`.
+
+        Raises:
+            PipelineError: The file cannot be written.
+        """
+        save(path, self.schedule, self.partition, self.recompute)
 
     def torchtitan(self) -> list[list[str]]:
         """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part` has them."""
@@ -340,6 +349,9 @@ def _explained(choices: Sequence[Choice], unit: str) -> Iterator[Choice]:
             works = each.busiest * scale - best.busiest
             waits = (each.step_time - each.busiest) * scale - (best.step_time - best.busiest)
             tiny = best.step_time / 5000
+            if each.longer(best) < 0.0005:
+                yield replace(each, why="takes as long")
+                continue
             more = f"works {_more(works, unit, tiny)} and waits {_more(waits, unit, tiny)}"
             yield replace(each, why=f"takes {float(each.longer(best)):.1%} longer: its busiest rank {more}")
 

@@ -62,7 +62,8 @@ class Plan:
         parts = ", ".join(
             f"{kind} {best.kinds[rank][kind] / GB:.1f}" for kind in KINDS if best.kinds[rank][kind] >= GB / 20
         )
-        yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
+        if parts:
+            yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
         if best.schedule.placement.copies > 1:
             sent = max(float(kinds["gradients"]) for kinds in best.kinds) / GB
             yield f"{best.schedule.name} has two copies of the model, which add up their gradients after the step: " + (

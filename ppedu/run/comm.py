@@ -286,3 +286,20 @@ def decode_layout(numbers: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...]]
     """Return the dtype and shape that `encode_layout` wrote."""
     dtype, dimensions, *shape = numbers
     return DTYPES[dtype], tuple(shape[:dimensions])
+
+
+def side_by_side(group: PipelineGroup, replicas: int) -> tuple[PipelineGroup, dist.ProcessGroup | None]:
+    """Divide a group into `replicas` pipelines of consecutive ranks.
+
+    Returns this rank's pipeline, and the process group of the ranks with the same stages in all replicas (None if there
+    is one replica).
+    """
+    if replicas == 1:
+        return group, None
+    size = group.size // replicas
+    replica, rank = divmod(group.rank, size)
+    pipeline = [group.peer(replica * size + each) for each in range(size)]
+    same_stages = [group.peer(each * size + rank) for each in range(replicas)]
+    # Only the members take part in creating each group, because ranks outside `group` do not call this.
+    groups = [dist.new_group(ranks, use_local_synchronization=True) for ranks in (pipeline, same_stages)]
+    return PipelineGroup(rank, size, groups[0]), groups[1]

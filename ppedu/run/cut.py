@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
+from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -17,7 +19,8 @@ from ppedu.core.numeric import plural
 from ppedu.core.partition import by_cost, evenly
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance
-from ppedu.run.gpt import GPT
+from ppedu.run.comm import PipelineGroup
+from ppedu.run.gpt import GPT, Block, Embedding, GPTConfig, Head, with_ends
 from ppedu.run.stage import local_stages
 
 BY_HAND = "write the stages by hand, each an nn.Module that takes what the one before returns"
@@ -117,6 +120,34 @@ def cut(
     return {stage: whole.stage(partition[stage]) for stage in mine}
 
 
+def costs_of_gpt(config: GPTConfig, sequences: int, group: PipelineGroup, device: torch.device) -> list[float]:
+    """Return the seconds of each piece of a GPT for a microbatch, as measured on the first rank of `group`."""
+    times: list[Any] = [None]
+    if group.is_first:
+        tokens = torch.zeros(sequences, config.context, dtype=torch.long, device=device)
+        x = torch.randn(sequences, config.context, config.width, device=device, requires_grad=True)
+        parts = ((Embedding(config), tokens), (Block(config), x), (Head(config), x))
+        times = [[_time(part.to(device), given) for part, given in parts]]
+    if group.size > 1:
+        dist.broadcast_object_list(times, group.peer(0), group.process_group)
+    first, layer, last = times[0]
+    return [first, *[layer] * config.layers, last]
+
+
+def _time(part: nn.Module, x: torch.Tensor, repeats: int = 5) -> float:
+    """Return the least time of several forwards and backwards, in seconds."""
+    found = []
+    for _ in range(repeats):
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        begin = perf_counter()
+        part(x).sum().backward()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        found.append(perf_counter() - begin)
+    return min(found)
+
+
 def find_chain(module: nn.Module) -> Chain:
     """Return the chain of a model; raise SettingError if it does not have one, or its head is tied."""
     if isinstance(module, nn.Sequential):
@@ -162,11 +193,7 @@ def _partition(whole: Chain, stages: int, costs: Any) -> list[range]:
     ends = bool(whole.begin or whole.end)
     if costs is None:
         pieces = evenly(len(whole.layers), stages)
-        if not ends:
-            return pieces
-        return [
-            range(each.start + (stage > 0), each.stop + 1 + (stage == stages - 1)) for stage, each in enumerate(pieces)
-        ]
+        return with_ends(pieces) if ends else pieces
     if hasattr(costs, "tolist"):
         costs = costs.tolist()
     given = [*costs] if isinstance(costs, Iterable) else []

@@ -52,29 +52,31 @@ class GPTConfig:
 
 
 class GPT(nn.Module):
-    """A GPT, or the stage of a GPT that holds the blocks `layers`.
+    """A GPT, or the stage of a GPT that holds some of its pieces: 0 is the embedding, then come the blocks, the head.
 
-    The stage with the first block also holds the embedding, the stage with the last block the head. Blocks keep their
-    number in the whole model, so `layers.2.…` names the same weight on every rank. Each part is initialized from `seed`
-    and its position, so that a stage starts with exactly the weights of its slice of the whole model.
+    Blocks keep their number in the whole model, so `layers.2.…` names the same weight on every rank. Each piece is
+    initialized from `seed` and its position, so that a stage starts with exactly the weights of its slice of the whole
+    model.
 
     The first stage takes tokens, int64 of shape (batch, length); later stages take activations of shape (batch, length,
-    width). The last stage returns logits of shape (batch, length, vocabulary), earlier ones activations.
+    width). The last stage returns logits of shape (batch, length, vocabulary), earlier ones activations. A stage
+    without pieces returns what it takes.
     """
 
-    def __init__(self, config: GPTConfig, layers: range | None = None, seed: int = 0):
+    def __init__(self, config: GPTConfig, pieces: range | None = None, seed: int = 0):
         super().__init__()
         require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
-        layers = range(config.layers) if layers is None else layers
+        head = config.layers + 1
+        pieces = range(head + 1) if pieces is None else pieces
 
         def part(position: int, make: Callable[[GPTConfig], nn.Module]) -> Any:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed * 100_003 + position)
                 return make(config)
 
-        self.embedding = part(0, Embedding) if layers.start == 0 else None
-        self.layers = nn.ModuleDict({str(layer): part(1 + layer, Block) for layer in layers})
-        self.head = part(1 + config.layers, Head) if layers.stop == config.layers else None
+        self.embedding = part(0, Embedding) if 0 in pieces else None
+        self.layers = nn.ModuleDict({str(piece - 1): part(piece, Block) for piece in pieces if 0 < piece < head})
+        self.head = part(head, Head) if head in pieces else None
         if config.tied and self.head:
             # On a stage without the embedding, the head gets an equal copy, and `Pipeline(tied=…)` keeps both equal.
             embedding = self.embedding or part(0, Embedding)
@@ -84,24 +86,31 @@ class GPT(nn.Module):
     def stage(
         cls, config: GPTConfig, stage: int, stages: int, seed: int = 0, pieces: Sequence[range] | None = None
     ) -> GPT:
-        """Return stage number `stage` of a GPT whose blocks are divided among `stages` stages.
+        """Return stage number `stage` of a GPT that is divided among `stages` stages.
 
-        pieces: The blocks of each stage; by default, they are divided evenly.
+        pieces: Of each stage; by default, the blocks are divided evenly.
 
         Raises:
             SettingError: `stages` exceeds the number of blocks, or `stage` is not below `stages`.
         """
         require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
-        pieces = evenly(config.layers, stages) if pieces is None else pieces
+        pieces = with_ends(evenly(config.layers, stages)) if pieces is None else pieces
         if require_count("stage", stage, least=0) >= stages:
             raise SettingError(f"stage must be from 0 to {stages - 1}; got {stage}")
         return cls(config, pieces[stage], seed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x if self.embedding is None else self.embedding(x)
+        out = x if self.embedding is None else self.embedding(x)
         for layer in self.layers.values():
-            x = layer(x)
-        return x if self.head is None else self.head(x)
+            out = layer(out)
+        out = out if self.head is None else self.head(out)
+        return x.view_as(x) if out is x else out
+
+
+def with_ends(layers: Sequence[range]) -> list[range]:
+    """Return the pieces of each stage, given its layers: piece 0 is the embedding, the last one is the head."""
+    last = len(layers) - 1
+    return [range(each.start + (stage > 0), each.stop + 1 + (stage == last)) for stage, each in enumerate(layers)]
 
 
 class Embedding(nn.Module):

@@ -21,7 +21,7 @@ from ppedu.run.split_backward import as_saved
 
 
 class Memory:
-    """The bytes that a rank holds for backwards, measured in every step of a pipeline from now on.
+    """The bytes that a rank holds for backwards, measured in every step of a pipeline from now on, until `close`.
 
     pipeline: this rank's. Its steps become slower, since every tensor that autograd saves is looked at.
 
@@ -44,6 +44,7 @@ class Memory:
         self._pipeline = pipeline
         self._meter = Allocated(pipeline.device) if pipeline.device.type == "cuda" else Saved()
         self._step: weakref.ref[Step] | None = None
+        self._before = dict(pipeline.handlers)
         for op in (Op.F, Op.B, Op.I, Op.W):
             pipeline.on(op, partial(self._measure, inner=pipeline.handlers.get(op, _default)))
 
@@ -60,6 +61,11 @@ class Memory:
         timeline = self._pipeline.timeline
         row = timeline.spans(self._pipeline.group.rank)
         return [(timeline.start, 0), *((span.end, self.after[span.action.singles[-1]]) for span in row)]
+
+    def close(self) -> None:
+        """Stop measuring. What was measured stays."""
+        self._pipeline.handlers.clear()
+        self._pipeline.handlers.update(self._before)
 
     def _measure(self, action: Action, step: Step, inner: Handler) -> None:
         """Run an action, and note the bytes after it."""

@@ -6,10 +6,10 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields
-from time import perf_counter
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -19,15 +19,19 @@ from tqdm import tqdm
 from ppedu.core.display import require_savable
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.files import named
-from ppedu.core.partition import by_cost, evenly
+from ppedu.core.numeric import plural
+from ppedu.core.partition import by_cost
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance
-from ppedu.run.comm import PipelineGroup, place
+from ppedu.planning.handover import load
+from ppedu.run.comm import PipelineGroup, place, side_by_side
+from ppedu.run.cut import costs_of_gpt
 from ppedu.run.data import Text
-from ppedu.run.gpt import GPT, Block, Embedding, GPTConfig, Head, next_token_loss
+from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
 from ppedu.run.pipeline import Pipeline
 from ppedu.run.precision import LossScale, MasterWeights
+from ppedu.run.report import Report
 from ppedu.run.stage import Stage, local_stages
 from ppedu.zoo import schedule
 from ppedu.zoo.options import option
@@ -53,7 +57,8 @@ class TrainConfig:
     microbatches: into how many microbatches each pipeline cuts its part of the batch.
     context, layers, heads, width, tied: of the model; see `GPTConfig`.
     cut: "even" divides the blocks evenly among the stages; "cost" so that the slowest stage is as fast as possible, by
-        the times of a block, the embedding and the head that the first rank measures.
+        the times of a block, the embedding and the head that the first rank measures. Or the number of pieces in each
+        stage, as in `Choice.partition` of a plan: embedding and head are pieces, too.
     recompute: keep only the stages' inputs, and compute activations again for the backwards.
     lr: the learning rate of AdamW.
     clip: the maximum norm of all gradients; None for no clipping.
@@ -84,7 +89,9 @@ class TrainConfig:
     text: str | None = setting(None, FILES, "FILE", "train on this text instead of Python's documentation")
     options: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = False
-    cut: str = setting("even", PIPELINE, "HOW", "even, or cost: by the measured times of blocks, embedding and head")
+    cut: str | Sequence[int] = setting(
+        "even", PIPELINE, "HOW", "even, or cost: by the measured times of blocks, embedding and head"
+    )
     recompute: bool = False
     clip: float | None = setting(None, TRAINING, "NORM", "maximum norm of all gradients")
     dtype: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 or float16 for mixed precision")
@@ -116,8 +123,7 @@ class TrainConfig:
                 raise SettingError(f"{name} must be a number above 0; got {value!r}")
         if self.dtype not in list(DTYPES):  # a list, because `in` would raise TypeError for an unhashable value
             raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
-        if self.cut not in ["even", "cost"]:
-            raise SettingError(f'cut must be "even" or "cost"; got {self.cut!r}')
+        self._require_cut()
         if self.weights not in ["float32", "bfloat16"]:
             raise SettingError(f"weights must be float32 or bfloat16; got {self.weights!r}")
         if self.weights != "float32" and (self.dtype != "float32" or self.save is not None):
@@ -130,6 +136,18 @@ class TrainConfig:
             if file is not None:
                 named(file)
         self.gpt(vocabulary=1)
+
+    def _require_cut(self) -> None:
+        if isinstance(self.cut, list | tuple):
+            if self.tied:
+                raise SettingError("tied weights need the embedding in the first stage; leave out tied or the cut")
+            if sum(require_count("the pieces of a stage", each, least=0) for each in self.cut) != self.layers + 2:
+                raise SettingError(
+                    f"the stages hold {sum(self.cut)} pieces, and {plural(self.layers, 'layer')}, the embedding and "
+                    f"the head are {self.layers + 2}; take {sum(self.cut) - 2} layers, or another cut"
+                )
+        elif self.cut not in ("even", "cost"):
+            raise SettingError(f'cut must be "even" or "cost"; got {self.cut!r}')
 
     def _require_divisible(self, number: int, in_words: str) -> None:
         if number % self.replicas:
@@ -156,7 +174,16 @@ class TrainConfig:
         """
         self._require_divisible(ranks, f"{ranks} ranks")
         made = schedule(self.schedule, ranks // self.replicas, self.microbatches, **self.options)
-        if made.stages > self.layers:
+        if isinstance(self.cut, list | tuple):
+            if len(self.cut) != made.stages:
+                raise SettingError(
+                    f"the cut is for {plural(len(self.cut), 'stage')}; {made.name} has {made.stages} on "
+                    f"{plural(made.ranks, 'rank')}"
+                )
+            for rank in range(made.ranks):
+                if not any(self.cut[stage] for stage in made.placement.stages_of(rank)):
+                    raise SettingError(f"rank {rank} has nothing to train in the cut {[*self.cut]}; take fewer ranks")
+        elif made.stages > self.layers:
             raise SettingError(
                 f"{self.layers} layers cannot be cut into the {made.stages} stages that {made.name} has "
                 f"on {made.ranks} ranks; take at least {made.stages} layers"
@@ -204,10 +231,13 @@ def train_gpt(
     model = config.gpt(len(text.characters))
     device = torch.device(device or group.device)
     own, beside = side_by_side(group, config.replicas)
-    pieces = evenly(model.layers, made.stages)
+    pieces = None
     if config.cut == "cost":
-        microbatch = config.batch // config.replicas // config.microbatches
-        pieces = cut_by_cost(model, made.stages, microbatch, group, device)
+        sequences = config.batch // config.replicas // config.microbatches
+        pieces = by_cost(costs_of_gpt(model, sequences, group, device), made.stages)
+    elif isinstance(config.cut, list | tuple):
+        ends = [*accumulate(config.cut, initial=0)]
+        pieces = [range(begin, end) for begin, end in pairwise(ends)]
     modules = {
         stage: GPT.stage(model, stage, made.stages, config.seed, pieces).to(device, getattr(torch, config.weights))
         for stage in local_stages(made, own.rank)
@@ -253,56 +283,6 @@ def train_gpt(
     return TrainResult(losses, pipeline)
 
 
-def cut_by_cost(
-    model: GPTConfig, stages: int, microbatch: int, group: PipelineGroup, device: torch.device
-) -> list[range]:
-    """Return the blocks of each stage, such that the slowest stage is as fast as possible.
-
-    The first rank of `group` measures a block, the embedding and the head, with a microbatch of `microbatch` sequences.
-    """
-    times: list[Any] = [None]
-    if group.is_first:
-        tokens = torch.zeros(microbatch, model.context, dtype=torch.long, device=device)
-        x = torch.randn(microbatch, model.context, model.width, device=device, requires_grad=True)
-        parts = ((Block(model), x), (Embedding(model), tokens), (Head(model), x))
-        times = [[_time(part.to(device), given) for part, given in parts]]
-    if group.size > 1:
-        dist.broadcast_object_list(times, group.peer(0), group.process_group)
-    layer, first, last = times[0]
-    return by_cost([layer] * model.layers, stages, first, last)
-
-
-def _time(part: torch.nn.Module, x: torch.Tensor, repeats: int = 5) -> float:
-    """Return the least time of several forwards and backwards, in seconds."""
-    found = []
-    for _ in range(repeats):
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        begin = perf_counter()
-        part(x).sum().backward()
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        found.append(perf_counter() - begin)
-    return min(found)
-
-
-def side_by_side(group: PipelineGroup, replicas: int) -> tuple[PipelineGroup, dist.ProcessGroup | None]:
-    """Divide a group into `replicas` pipelines of consecutive ranks.
-
-    Returns this rank's pipeline, and the process group of the ranks with the same stages in all replicas (None if there
-    is one replica).
-    """
-    if replicas == 1:
-        return group, None
-    size = group.size // replicas
-    replica, rank = divmod(group.rank, size)
-    pipeline = [group.peer(replica * size + each) for each in range(size)]
-    same_stages = [group.peer(each * size + rank) for each in range(replicas)]
-    # Only the members take part in creating each group, because ranks outside `group` do not call this.
-    groups = [dist.new_group(ranks, use_local_synchronization=True) for ranks in (pipeline, same_stages)]
-    return PipelineGroup(rank, size, groups[0]), groups[1]
-
-
 def parser(**options: Any) -> argparse.ArgumentParser:
     """Return the parser of the command line: the settings of `TrainConfig`, and `--out`. options: of ArgumentParser."""
     made = argparse.ArgumentParser(description="Train a toy GPT with pipeline parallelism.", **options)
@@ -321,6 +301,8 @@ def parser(**options: Any) -> argparse.ArgumentParser:
     groups[MODEL].add_argument("--tied", action="store_true", help="use the token embedding's weights in the head")
     text = "keep only the stages' inputs, and compute activations again for the backwards"
     groups[TRAINING].add_argument("--recompute", action="store_true", help=text)
+    text = "train with the schedule, partition, microbatches and ranks of a plan: a file of `ppedu plan --save`"
+    groups[PIPELINE].add_argument("--plan", metavar="FILE", help=text)
     groups[FILES].add_argument(
         "--out", metavar="FILE", default="timeline.json", help="for the timeline (default: timeline.json)"
     )
@@ -337,11 +319,27 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
         PipelineError: `options.out` cannot be written, or the text cannot be read.
     """
     settings = {each.name: getattr(options, each.name) for each in fields(TrainConfig)}
-    config = TrainConfig(**settings | {"options": dict(options.options)})
+    settings["options"] = dict(options.options)
+    if options.plan is not None:
+        settings |= _planned(options.plan, settings, ranks)
+    config = TrainConfig(**settings)
     config.schedule_on(ranks)
     require_savable(options.out)
     Text(config.text).batch(1, config.context, seed=0)
     return config
+
+
+def _planned(path: str, settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Return the settings that a saved plan decides."""
+    plan = load(path)
+    wanted = plan.pop("ranks") * settings["replicas"]
+    if ranks != wanted:
+        raise SettingError(f"{path!r} is a plan for {plural(wanted, 'rank')}, replicas included; got {ranks}")
+    given = {each.name: settings[each.name] for each in fields(TrainConfig) if each.name in plan}
+    usual = {name: getattr(TrainConfig(), name) for name in given}
+    if several := [f"--{name}" for name in given if given[name] != usual[name]]:
+        raise SettingError(f"the plan decides {', '.join(plan)}; leave out {' and '.join(several)}")
+    return plan
 
 
 def require_saved(config: TrainConfig) -> None:
@@ -362,15 +360,16 @@ def main() -> None:
     if ranks > 1:
         dist.init_process_group(backend)
     try:
-        result = train_gpt(config, progress=True, device=device)
+        report = Report()
+        result = train_gpt(config, progress=True, device=device, each=report)
+        found = report.lines(config, result, len(Text(config.text).characters)) if result.timeline else []
         if rank == 0:
             print(f"loss {result.losses[0]:.3f} → {result.losses[-1]:.3f}")
             if result.timeline is None:
                 print(f"{config.save} holds {len(result.losses)} steps already; take more --steps to continue")
             else:
                 result.timeline.save(options.out)
-                speed = config.batch * config.context / result.timeline.makespan
-                print(f"last step: {speed:,.0f} tokens/s, without the optimizer")
+                print(*found, sep="\n")
                 print(f"{result.timeline.summary()}; saved to {options.out}")
     finally:
         if dist.is_initialized():

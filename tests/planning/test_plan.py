@@ -2,7 +2,6 @@
 
 import random
 import re
-from time import monotonic
 
 import pytest
 from test_partition_by_rank import drawn, every
@@ -24,9 +23,7 @@ MACHINE = pp.Machine(memory=80e9, latency=0.5)
 
 
 def test_the_best_schedule_of_an_eight_billion_model():
-    begin = monotonic()
     plan = pp.plan(EIGHT_BILLION, MACHINE, ranks=8, microbatches=32, sequence=SEQUENCE, replicas=2)
-    assert monotonic() - begin < 30  # 7 s, and more on busy cores
     by_name = {choice.name: choice for choice in plan.choices}
     assert plan.best.step_time <= by_name["zb-v, 2 chunks"].step_time <= 5950
     assert max(plan.best.memory) <= 80e9

@@ -57,6 +57,14 @@ for name in ["zb-h1", "zb-interleaved"]:
                 held += in_flight[stage] * alive + halves[stage] * 256
             assert memory.after[action] == held, (name, recompute, action)
 """,
+    "closed": """
+pipeline, memory = measured("1f1b")
+peak, after = memory.peak, dict(memory.after)
+memory.close()
+assert not pipeline.handlers
+pipeline.step(numbers(32, 16), numbers(32, 16))
+assert memory.peak == peak and memory.after == after
+""",
     "gradients are the same as without measuring": """
 for name in ["1f1b", "zb-v", "dualpipe"]:
     schedule = pp.schedule(name, 4, 8)

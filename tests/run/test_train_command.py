@@ -16,7 +16,8 @@ import torch
 
 import ppedu as pp
 from ppedu.cli.main import main
-from ppedu.run import TrainConfig, train_gpt
+from ppedu.run import GPT, TrainConfig, train_gpt
+from ppedu.run.data import Text
 from ppedu.run.train import parser, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,31 @@ def test_the_command_trains_and_prints_the_loss_once(four):
     ended, out = four
     assert ended.returncode == 0 and ended.stderr == ""
     assert len(loss_lines(ended.stdout)) == 1 and f"saved to {out}" in ended.stdout
+
+
+def test_a_plan_is_trained(four, tmp_path):
+    (tmp_path / "model.toml").write_text(
+        "[model]\nlayers = 4\nforward = [0.5, 2, 5]\n[machine]\nmemory = 1e9\n"
+        '[plan]\nranks = 2\nmicrobatches = 4\nschedules = ["interleaved"]\n'
+    )
+    assert main(["plan", str(tmp_path / "model.toml"), "--save", str(tmp_path / "best.json")]) == 0
+    out = tmp_path / "timeline.json"
+    small = [*SMALL[:2], *SMALL[4:]]  # without the microbatches, which are the plan's
+    ended = command("-n", 2, *small, "--plan", tmp_path / "best.json", "--out", out)
+    assert ended.returncode == 0
+    assert loss_lines(ended.stdout) == loss_lines(four[0].stdout)
+    assert pp.Timeline.load(out).schedule == pp.schedule("interleaved", 2, 4)
+
+
+def test_the_command_reports_speed_and_memory(four):
+    told = four[0].stdout
+    assert re.search(r"^last step: [0-9,]+ tokens/s, without the optimizer$", told, re.MULTILINE)
+    sizes = re.search(
+        r"^memory: rank ([0-3]) is the fullest, with .*: weights ([0-9.]+) kB, gradients ([0-9.]+) kB, ", told, re.M
+    )
+    model = config(*SMALL).gpt(len(Text(None).characters))
+    held = [sum(4 * each.numel() for each in GPT.stage(model, stage, 4).parameters()) for stage in range(4)]
+    assert sizes[2] == sizes[3] == f"{held[int(sizes[1])] / 1000:.1f}"
 
 
 def test_the_command_saves_the_timeline(four):
@@ -121,6 +147,14 @@ REFUSED = {
     "unknown option": (["-o", "chunks=2"], "'1f1b' takes"),
     "65 ranks": (["-n", "65", "--layers", "65"], "at most 64 ranks"),
     "unknown schedule": (["--schedule", "zigzag"], "unknown schedule 'zigzag'"),
+    "no plan": (["--plan", "nowhere.json"], "cannot read 'nowhere.json': No such file or directory"),
+    "not a plan": (
+        ["--plan", "short.txt"],
+        "'short.txt' is not a plan that `python -m ppedu plan QUESTION.toml --save",
+    ),
+    "a plan and a schedule": (["--plan", "plan.json", "--schedule", "gpipe"], "leave out --schedule"),
+    "a plan for other ranks": (["--plan", "plan.json", "--replicas", "2"], "is a plan for 4 ranks, replicas included"),
+    "a plan for more layers": (["--plan", "plan.json", "--layers", "3"], "the stages hold 6 pieces, and 3 layers"),
     "an unknown cut": (["--cut", "thin"], 'cut must be "even" or "cost"'),
     "few sequences": (["--batch", "7"], "7 sequences per pipeline cannot be cut into 8 microbatches"),
     "half": (["--dtype", "float8"], "dtype must be float32 or bfloat16 or float16"),
@@ -139,6 +173,8 @@ REFUSED = {
 def folder(tmp_path, monkeypatch):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "short.txt").write_text("brief")
+    plan = pp.plan(pp.Model.measured([1] * 6), pp.Machine(1e9), 2, 8, schedules=["zb-v"])
+    plan.best.save(tmp_path / "plan.json")
     monkeypatch.chdir(tmp_path)
 
 
