@@ -156,8 +156,8 @@ def records(files: Sequence[File]) -> list[Record]:
         worker = _worker(file, index, len(files))
         if worker in counted:
             raise ParseError(
-                f"{str(file.path)!r} and {counted[worker]!r} are both of rank {worker}; give one file of each rank, from "
-                "the same cycle of the profiler"
+                f"{str(file.path)!r} and {counted[worker]!r} are both of rank {worker}; give one file of each rank, "
+                "from the same cycle of the profiler"
             )
         counted[worker] = str(file.path)
         shift = (file.base - base) / 1e9
