@@ -17,7 +17,7 @@ TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
-.PHONY: lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons gpu lint $(LINTERS) bench \
+.PHONY: atlas lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons gpu lint $(LINTERS) bench \
   lessons pictures hooks dist chromium clean
 
 lab: .venv/.lab
@@ -63,6 +63,11 @@ test-pythons: .venv/.test
 	  ran="$$ran $$version"; \
 	done; \
 	echo "Python versions that ran:$${ran:- none}"
+
+# Search for better schedules, and proofs, where the atlas has gaps. SECONDS is for each entry and formulation.
+SECONDS ?= 60
+atlas: .venv/.test
+	PYTHONPATH=. $(BIN)/python tools/atlas.py --seconds $(SECONDS)
 
 # What needs a GPU: its tests, and the engine beside torch's with a GPU for each rank.
 gpu: .venv/.test

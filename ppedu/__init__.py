@@ -49,6 +49,7 @@ LAZY = {
     "puzzle": "ppedu.view.puzzle",
     "run": "ppedu.run",
     "Run": "ppedu.trace.run",
+    "search": "ppedu.search",
     "show_live": "ppedu.notebook.exchange",
     "theory": "ppedu.zoo.theory",
     "view": "ppedu.view",

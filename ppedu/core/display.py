@@ -30,6 +30,20 @@ def plot_causes(causes: Mapping[str, float], ax: Axes | None) -> Axes:
     return plot(causes, ax)
 
 
+def plot_frontier(frontier: Any, ax: Axes | None) -> Axes:
+    """Draw a frontier with matplotlib. See `Frontier.plot`."""
+    from ppedu.view.frontier import plot
+
+    return plot(frontier, ax)
+
+
+def frontier_bundle(frontier: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the MIME bundle with which a notebook displays a frontier."""
+    from ppedu.view.frontier import Chart
+
+    return Chart(frontier)._repr_mimebundle_()
+
+
 def show(timeline: Timeline, outline: Timeline | None, lanes: bool) -> Any:
     """Return the interactive widget of a timeline. See `Timeline.show`."""
     from ppedu.view.interactive import display

@@ -31,6 +31,7 @@ import { Layout, Palette, SvgContext, assemble, chart, paint, paintOver, svgElem
  * @property {string} [step]
  *
  * @typedef {Stack & { table: string[][], points: [string, number, number][] }} CompareState
+ * @typedef {Stack & { points: [string, number, number, string][], axis: string, note: string }} FrontierState
  * @typedef {Stack & { losses: (number | null)[], steps: number }} LiveState
  *
  * @typedef {object} Settings
@@ -765,6 +766,33 @@ function compare(root, look) {
 }
 
 /**
+ * A chart of the best schedules for each memory, and the timeline of the one that is chosen.
+ * @param {HTMLElement} root
+ * @param {Look} look
+ * @param {Send} send
+ * @returns {Widget}
+ */
+function frontier(root, look, send) {
+  const above = element("div", { class: "ppedu-numbers" });
+  const note = element("p", { class: "ppedu-note", role: "status" });
+  root.append(above, note);
+  const figure = new Figure(root, look);
+
+  /** @param {FrontierState} state */
+  function update(state) {
+    figure.update(state);
+    const points = state.points.map(([name, memory, value, kind]) => ({ name, x: memory, y: value, kind }));
+    const axes = { x: { label: "peak memory", format: pretty }, y: { label: state.axis, format: pretty } };
+    const focused = [...above.querySelectorAll("circle")].findIndex((each) => each === document.activeElement);
+    const pick = (/** @type {number} */ point) => send({ point });
+    above.replaceChildren(chart(points, { ...axes, pick, width: 820, height: 300 }));
+    above.querySelectorAll("circle")[focused]?.focus();
+    note.textContent = state.note;
+  }
+  return { figure, update };
+}
+
+/**
  * Append code with a button that copies it.
  * @param {HTMLElement} root
  * @param {string} label
@@ -960,7 +988,7 @@ function live(root, look) {
  * The kinds of widgets; play.js adds its own.
  * @type {Record<string, (root: HTMLElement, look: Look, send: Send) => Widget>}
  */
-export const KINDS = { show, compare, explore, live };
+export const KINDS = { show, compare, frontier, explore, live };
 
 /**
  * Build the widget that a state describes below an element. Python receives what `send` is called with.

@@ -830,16 +830,16 @@ export const svgElement = (tag, attributes, ...children) =>
   assemble(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 /**
- * @typedef {{ x: number, y: number, name?: string }} Point
+ * @typedef {{ x: number, y: number, name?: string, kind?: string }} Point
  * @typedef {{ label: string, format: (value: number) => string, whole?: boolean }} Axis
  */
 
 /**
- * A small chart: points with names, or a line through them.
+ * A small chart: points with names, or a line through them. With `pick`, points are buttons.
  * @param {Point[]} points
- * @param {{ x: Axis, y: Axis, line?: boolean, width?: number, height?: number }} options
+ * @param {{ x: Axis, y: Axis, line?: boolean, pick?: (point: number) => void, width?: number, height?: number }} options
  */
-export function chart(points, { x, y, line = false, width = 420, height = 220 }) {
+export function chart(points, { x, y, line = false, pick, width = 420, height = 220 }) {
   const [left, right, top, bottom] = [58, 14, 12, 36];
   const most = { x: largest(points.map((p) => p.x)) * (line ? 1.12 : 1.3) || 1, y: largest(points.map((p) => p.y)) * 1.15 || 1 };
   /** @param {number} value */
@@ -848,7 +848,7 @@ export function chart(points, { x, y, line = false, width = 420, height = 220 })
   const up = (value) => height - bottom - (value / most.y) * (height - top - bottom);
   const values = points.map((p) => `${p.name ? `${p.name}: ` : ""}${x.format(p.x)}, ${y.format(p.y)}`).join("; ");
   const name = `${y.label} against ${x.label}. ${values}`;
-  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, class: "ppedu-chart", role: "img", "aria-label": name });
+  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, class: "ppedu-chart", role: pick ? "group" : "img", "aria-label": name });
   svg.style.maxWidth = `${width}px`;
   /**
    * @param {number} from
@@ -886,7 +886,14 @@ export function chart(points, { x, y, line = false, width = 420, height = 220 })
   taken.push({ left: 0, top: height - bottom + 6, right: width, bottom: height });
   for (const group of groups.values()) {
     const [cx, cy] = [across(group[0].x), up(group[0].y)];
-    svg.append(svgElement("circle", { cx, cy, r: 4.5, class: "ppedu-point" }));
+    const circle = svgElement("circle", { cx, cy, r: 4.5, class: `ppedu-point ${group.map((p) => p.kind ?? "").join(" ")}` });
+    svg.append(circle);
+    if (pick) {
+      const choose = () => pick(points.indexOf(group[0]));
+      const enter = (/** @type {KeyboardEvent} */ { key }) => (key === "Enter" || key === " ") && choose();
+      const label = group.map((p) => `${p.name}: ${x.format(p.x)}, ${y.format(p.y)}`).join("; ");
+      assemble(circle, { tabindex: 0, role: "button", "aria-label": label, onclick: choose, onkeydown: enter }, []);
+    }
     const names = group.map((p) => p.name).join(", ");
     const size = names.length * 6.6;
     // The label goes to the right or the left of its point, or above or below, where it covers nothing.

@@ -1,0 +1,132 @@
+"""The frontier: the best makespan for every memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core import display
+from ppedu.core.costs import Costs
+from ppedu.core.errors import PipelineError
+from ppedu.core.numeric import Number, plain, pretty
+from ppedu.core.placement import Placement
+from ppedu.core.simulate import simulate
+from ppedu.core.tables import in_text
+from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_count, require_number
+from ppedu.search.instance import Instance
+from ppedu.search.optimal import Found, named, require_solver, search
+from ppedu.zoo import schedule, schedules
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The best schedule for each memory, and the published schedules of this size.
+
+    found: By memory, the least first. From the last one on, more memory does not help.
+    published: The simulations of the registered schedules, of any placement.
+    """
+
+    found: tuple[Found, ...]
+    published: tuple[Timeline, ...]
+
+    @property
+    def points(self) -> list[tuple[str, Number, Number, Timeline]]:
+        """The name, memory, makespan (or span) and timeline of all schedules, those that were found first."""
+        value = self.found[0].instance.value
+        own = [(each.status, max(each.timeline.peak_activations), each.value, each.timeline) for each in self.found]
+        others = [(each.schedule.name, max(each.peak_activations), value(each), each) for each in self.published]
+        return own + others
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the frontier, its bounds and the published schedules with matplotlib.
+
+        ax: Axes to draw into; by default those of a new figure.
+        """
+        return display.plot_frontier(self, ax)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        return display.frontier_bundle(self)
+
+    def __str__(self) -> str:
+        instance = self.found[0].instance
+        rows = [["memory", instance.objective, "at least", "shown by", "published, at most this memory"]]
+        for each in self.found:
+            limit, unit = instance_memory(each), instance.costs.unit
+            fitting = [timeline for timeline in self.published if max(timeline.peak_activations) <= limit]
+            best = min(fitting, key=instance.value, default=None)
+            beside = f"{best.schedule.name}: {pretty(instance.value(best), unit)}" if best else ""
+            proofs = " and ".join(each.proofs)
+            rows.append([pretty(limit), pretty(each.value, unit), pretty(each.bound, unit), proofs, beside])
+        return "\n".join(chain.from_iterable(in_text(rows, 40)))
+
+    __repr__ = __str__
+
+
+def instance_memory(found: Found) -> Any:
+    """Return the memory that a search was given, or if it was given none, what its schedule needs."""
+    memory = found.instance.memory
+    return max(found.timeline.peak_activations) if memory is None else memory
+
+
+def frontier(
+    ranks: int,
+    microbatches: int,
+    costs: Costs | None = None,
+    *,
+    placement: Placement | str = "loop",
+    chunks: int | None = None,
+    split: bool | None = True,
+    pairs: bool = False,
+    objective: str = "makespan",
+    time_limit: float = 10,
+    workers: int = 2,
+    progress: Callable[[Found], object] | None = None,
+) -> Frontier:
+    """Return the best schedule for each memory, from that of a single microbatch on.
+
+    The arguments are those of `optimal`; `time_limit` is for each memory, and `progress` is called after each. Ctrl+C
+    ends it with what it has.
+
+    Raises:
+        SettingError, PipelineError: As `optimal`.
+    """
+    require_count("workers", workers)
+    require_number("time_limit", time_limit, lambda each: each >= 0, "a number of seconds, at least 0")
+    place = named(placement, ranks, chunks, microbatches)
+
+    def instance(memory: Number | None) -> Instance:
+        return Instance.of(place, microbatches, costs, split, pairs, memory, objective)
+
+    require_solver()
+    free = search(instance(None), time_limit, workers)
+    found: list[Found] = []
+    with suppress(KeyboardInterrupt):
+        for memory in _memories(free.instance):
+            starts = [each.schedule for each in found[-1:]]
+            found.append(search(instance(memory), time_limit, workers, None, starts, free.ticks))
+            if progress:
+                progress(found[-1])
+            if found[-1].value <= free.value:
+                break
+    return Frontier(tuple(found or [free]), tuple(_published(free.instance)))
+
+
+def _memories(instance: Instance) -> Iterator[Number]:
+    """Yield memories: that of a microbatch on the fullest rank, then more by the smallest activation of a stage."""
+    step = min((each for each in instance.activations if each), default=1)
+    yield from (plain(memory) for memory in count(instance.least_memory or step, step))
+
+
+def _published(instance: Instance) -> Iterator[Timeline]:
+    for name in schedules():
+        with suppress(PipelineError):  # it does not exist for this size, or the costs are for other stages
+            timeline = simulate(schedule(name, instance.placement.ranks, instance.microbatches), instance.costs)
+            if not timeline.schedule.forward_only:
+                yield timeline

@@ -1,0 +1,87 @@
+"""A frontier as a chart: the best makespan for each memory, beside the published schedules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core.numeric import pretty
+from ppedu.search.frontier import Frontier
+from ppedu.view.interactive import Interactive
+from ppedu.view.model import Data, Panel
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PUBLISHED, PROVEN, OPEN = "#8a8a8a", "#3b76b8", "#c2701c"
+
+
+class Chart(Interactive):
+    """The chart of a frontier, and the timeline of the schedule that was clicked last."""
+
+    kind = "frontier"
+
+    def __init__(self, frontier: Frontier):
+        super().__init__()
+        self.frontier = frontier
+        self.chosen = 0
+
+    def panels(self) -> list[Panel]:
+        return [Panel(self.frontier.points[self.chosen][-1])]
+
+    def handle(self, message: dict[str, Any]) -> None:
+        """Show the timeline of a point."""
+        match message:
+            case {"point": int(point)} if 0 <= point < len(self.frontier.points):
+                self.chosen = point
+                self.refresh()
+
+    def state(self) -> Data:
+        frontier = self.frontier
+        points = []
+        for index, (name, memory, value, _) in enumerate(frontier.points):
+            found = index < len(frontier.found)
+            kind = f"{name if found else 'published'}{' chosen' if index == self.chosen else ''}"
+            points.append(["" if found else name, float(memory), float(value), kind])
+        return {**super().state(), "points": points, "axis": frontier.found[0].instance.objective, "note": self._note()}
+
+    def _note(self) -> str:
+        frontier = self.frontier
+        if self.chosen < len(frontier.found):
+            return str(frontier.found[self.chosen])
+        name, memory, value, _ = frontier.points[self.chosen]
+        better = [each for each in frontier.found if max(each.timeline.peak_activations) <= memory]
+        best = min((each.value for each in better), default=None)
+        beside = "" if best is None else f"; the best in this memory takes {pretty(best)}"
+        return f"{name}: {pretty(value)} in a memory of {pretty(memory)}{beside}"
+
+    def text(self) -> str:
+        return str(self.frontier)
+
+
+def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
+    """Draw a frontier with matplotlib; see `Frontier.plot`."""
+    from matplotlib import pyplot
+
+    if ax is None:
+        _, ax = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    instance = frontier.found[0].instance
+    memories = [float(max(each.timeline.peak_activations)) for each in frontier.found]
+    values, bounds = ([float(each.value) for each in frontier.found], [float(each.bound) for each in frontier.found])
+    ax.step(memories, bounds, where="post", color=PROVEN, linewidth=1, linestyle=":", label="no schedule is below")
+    ax.step(memories, values, where="post", color=PROVEN, linewidth=1)
+    for status, color in (("optimal", PROVEN), ("feasible", OPEN)):
+        chosen = [at for at, each in enumerate(frontier.found) if each.status == status]
+        if chosen:
+            label = "proven best" if status == "optimal" else "best found"
+            ax.scatter(
+                [memories[at] for at in chosen], [values[at] for at in chosen], color=color, zorder=3, label=label
+            )
+    for name, memory, value, _ in frontier.points[len(frontier.found) :]:
+        ax.scatter(float(memory), float(value), color=PUBLISHED, s=16, zorder=2)
+        ax.annotate(name, (float(memory), float(value)), xytext=(4, 3), textcoords="offset points", fontsize=8)
+    unit = f" ({instance.costs.unit})" if instance.costs.unit else ""
+    ax.set_xlabel("peak activations of a rank")
+    ax.set_ylabel(f"{instance.objective}{unit}")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    return ax

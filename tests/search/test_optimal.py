@@ -1,0 +1,283 @@
+"""The best schedules: proven numbers, all orders tried for small sizes, and two formulations that must agree."""
+
+import sys
+from fractions import Fraction
+from itertools import permutations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ppedu as pp
+from ppedu.core.actions import Action, Op
+from ppedu.core.placement import Placement
+from ppedu.search.instance import Instance
+from ppedu.search.optimal import race, search
+
+UNIT, CHUNKS = pp.Costs(1, 2), pp.Costs(2, 4)  # F = I = W = 1 for stages of one and of two a rank
+
+
+def require_good(found):
+    """The schedule is legal, fits, and takes as long as is said."""
+    assert pp.check(found.schedule) == []
+    timeline = pp.simulate(found.schedule, found.instance.costs)
+    assert timeline.makespan == found.makespan
+    assert found.instance.memory is None or max(timeline.peak_activations) <= found.instance.memory
+    assert found.bound <= found.value
+
+
+# 4 ranks with one stage each and 8 microbatches, by memory; found and proven in other programs, too.
+@pytest.mark.parametrize(("memory", "makespan", "span"), [(1, 72, 72), (2, 41, 41), (3, 31, 31), (4, 27, 27)])
+def test_one_stage_on_each_rank(memory, makespan, span):
+    for objective, least in (("makespan", makespan), ("span", span)):
+        found = pp.search.optimal(4, 8, UNIT, memory=memory, objective=objective, time_limit=60)
+        require_good(found)
+        assert (found.status, found.value, found.bound) == ("optimal", least, least)
+
+
+@pytest.mark.parametrize(("memory", "span"), [(5, 26), (6, 25), (7, 24), (8, 24)])
+def test_more_memory_shortens_the_span_alone(memory, span):
+    found = pp.search.optimal(4, 8, UNIT, memory=memory, objective="span", time_limit=60)
+    assert (found.status, found.value) == ("optimal", span)
+    assert pp.search.optimal(4, 8, UNIT, memory=memory).value == 27
+
+
+def test_whole_backwards_make_1f1b_the_best():
+    for objective in ("makespan", "span"):
+        found = pp.search.optimal(4, 8, UNIT, memory=4, split=False, objective=objective, time_limit=60)
+        assert (found.status, found.value) == ("optimal", 33)
+    assert pp.simulate(pp.schedule("1f1b", 4, 8)).makespan == 33
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "memory", "least"),
+    [
+        *[(4, memory, least) for memory, least in zip(range(4, 9), (35, 32, 29, 28, 27), strict=True)],
+        *[(6, memory, least) for memory, least in zip(range(4, 9), (47, 44, 41, 40, 39), strict=True)],
+    ],
+)
+def test_two_chunks_in_a_v(microbatches, memory, least):
+    found = pp.search.optimal(4, microbatches, CHUNKS, memory=Fraction(memory, 2), placement="v", time_limit=60)
+    require_good(found)
+    assert (found.status, found.value) == ("optimal", least)
+
+
+def test_v_adaptive_is_not_the_best():
+    for microbatches in (4, 6):
+        adaptive = pp.simulate(pp.schedule("v-adaptive", 4, microbatches, memory=Fraction(5, 2)), CHUNKS)
+        found = pp.search.optimal(4, microbatches, CHUNKS, memory=Fraction(5, 2), placement="v", time_limit=60)
+        assert adaptive.makespan == found.makespan + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("microbatches", "span"), [(16, 55), (32, 103)])
+def test_eight_ranks(microbatches, span):
+    found = pp.search.optimal(8, microbatches, UNIT, memory=8, objective="span", time_limit=120)
+    require_good(found)
+    assert (found.status, found.value) == ("optimal", span)
+
+
+# --- all orders ---------------------------------------------------------------------------------------------------
+
+
+def merged(chains):
+    """Yield all orders of the actions of several chains, each chain in its own order."""
+    names = [index for index, chain in enumerate(chains) for _ in chain]
+    for order in set(permutations(names)):
+        left = [iter(chain) for chain in chains]
+        yield tuple(next(left[name]) for name in order)
+
+
+def with_pairs(order):
+    """Yield an order with any of its neighboring forwards and whole backwards as pairs."""
+    if len(order) < 2:
+        yield order
+        return
+    first, second, *rest = order
+    for more in with_pairs(order[1:]):
+        yield (first, *more)
+    ops = {first.op, second.op}
+    if ops == {Op.F, Op.B} and (first.stage, first.microbatch) != (second.stage, second.microbatch):
+        parts = (first, second) if first.op == "F" else (second, first)
+        for more in with_pairs(tuple(rest)):
+            yield (Action(-1, Op.OVERLAP_F_B, -1, parts), *more)
+
+
+def best_of_all(instance, split, pairs=False):
+    """Return the least objective of all schedules of an instance, in any order of the microbatches."""
+    placement, microbatches = instance.placement, instance.microbatches
+    halves = (Op.F, Op.I, Op.W) if split else (Op.F, Op.B)
+    orders = []
+    for rank in range(placement.ranks):
+        chains = [
+            [Action(stage, op, microbatch) for op in halves]
+            for stage in range(placement.stages)
+            for microbatch in range(microbatches)
+            if placement.rank(stage, microbatch) == rank
+        ]
+        mine = [*merged(chains)]
+        orders.append({each for order in mine for each in with_pairs(order)} if pairs else mine)
+    best = None
+    for rows in product(*orders):
+        schedule = pp.Schedule("any", placement, microbatches, rows)
+        if schedule.problems:
+            continue
+        timeline = pp.simulate(schedule, instance.costs)
+        if instance.memory is None or max(timeline.peak_activations) <= instance.memory:
+            value = instance.value(timeline)
+            best = value if best is None else min(best, value)
+    return best
+
+
+times = st.integers(1, 4)
+
+
+@given(st.lists(times, min_size=2, max_size=2), times, times, times, st.integers(0, 2), st.sampled_from([1, 2, None]))
+def test_nothing_is_better_than_what_is_called_optimal(forward, first, second, last, latency, memory):
+    costs = pp.Costs(forward=forward, input=[first, second], weight=[second, last], latency=latency)
+    for objective in ("makespan", "span"):
+        instance = Instance.of(Placement.make("loop", 2), 2, costs, True, False, memory, objective)
+        found = search(instance, 60)
+        require_good(found)
+        assert (found.status, found.value) == ("optimal", best_of_all(instance, True))
+
+
+@given(times, times, times, st.integers(0, 2), st.integers(2, 8))
+def test_pairs_and_whole_backwards(forward, first, second, latency, overlap):
+    costs = pp.Costs(forward, input=first, weight=second, latency=latency, overlap=overlap)
+    place = Placement.make("bidirectional", 2, 1, 2)
+    instance = Instance.of(place, 2, costs, False, True, None, "makespan")
+    found = search(instance, 60)
+    assert (found.status, found.value) == ("optimal", best_of_all(instance, False, pairs=True))
+
+
+@given(times, times, times, st.integers(0, 1))
+def test_free_backwards_are_as_good_as_the_better_kind(forward, first, second, more):
+    """A whole backward may be faster than both halves; the best mix is at least as good as either."""
+    whole = max(first, second, first + second - more)
+    costs = pp.Costs(forward, backward=whole, input=first, weight=second)
+    place = Placement.make("loop", 2)
+    values = {}
+    for split in (True, False, None):
+        found = search(Instance.of(place, 3, costs, split, False, 2, "makespan"), 60)
+        require_good(found)
+        assert found.status == "optimal"
+        values[split] = found.value
+    assert values[None] <= min(values[True], values[False])
+
+
+# --- two formulations ---------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from([("loop", 2, 1), ("loop", 3, 1), ("v", 2, 2), ("loop", 2, 2), ("bidirectional", 2, 1)]),
+    st.integers(2, 4),
+    st.lists(times, min_size=3, max_size=3),
+    st.integers(0, 2),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_both_formulations_agree(place, microbatches, lengths, latency, split, more):
+    kind, ranks, chunks = place
+    placement = Placement.make(kind, ranks, chunks, microbatches)
+    forward, first, second = (chunks * length for length in lengths)
+    costs = pp.Costs(forward, input=first, weight=second, latency=latency)
+    memory = 1 + Fraction(more, chunks)
+    instance = Instance.of(placement, microbatches, costs, split, False, memory, "makespan")
+    found = search(instance, 60)
+    require_good(found)
+    assert found.status == "optimal"
+    least = int(found.value / instance.tick)
+    for name in ("intervals", "counters"):
+        if least > instance.bound:
+            assert race(instance, least - 1, 60, 1, [name]) == (None, name)
+        schedule, how = race(instance, least, 60, 1, [name])
+        assert how == name and pp.check(schedule) == []
+        timeline = pp.simulate(schedule, costs)
+        assert timeline.makespan <= found.value and max(timeline.peak_activations) <= memory
+
+
+# --- what else is promised ----------------------------------------------------------------------------------------
+
+
+def test_times_that_are_no_multiples_of_a_tick_are_rounded_and_the_bound_stays_a_bound():
+    exact = pp.search.optimal(3, 4, pp.Costs(1, input=1, weight=1, latency=Fraction(1, 3)), memory=2, time_limit=60)
+    assert exact.instance.error == exact.gap == 0
+    odd = pp.Costs(1.0000013, input=0.9999991, weight=1.0000003, latency=0.3333331)
+    found = pp.search.optimal(3, 4, odd, memory=2, time_limit=60)
+    require_good(found)
+    assert 0 < found.instance.error < 0.01 and found.status == "optimal"
+    assert found.bound < found.value and 0 < found.gap < 0.01
+    assert found.bound <= exact.value * 1.0000013 and found.value == pytest.approx(exact.value, rel=1e-4)
+
+
+def test_stages_of_unlike_times():
+    costs = pp.Costs(forward=[1, 2, 1, 5], input=[1, 2, 1, 5], weight=[1, 2, 1, 5])
+    found = pp.search.optimal(2, 4, costs, placement="v", time_limit=60)
+    require_good(found)
+    assert found.bound >= 4 * 3 * 6  # the work of rank 0: its stages take 1 and 5
+
+
+def test_a_placement_of_ones_own():
+    found = pp.search.optimal(2, 3, pp.Costs(3, 6), placement=Placement.custom([0, 1, 1, 1, 0, 1]), time_limit=60)
+    require_good(found)
+    assert found.status == "optimal"
+
+
+def test_progress_is_told_and_an_interrupt_keeps_the_best():
+    told = []
+    size = {"memory": 2, "placement": "loop", "chunks": 2, "time_limit": 60}
+    found = pp.search.optimal(3, 4, CHUNKS, **size, progress=told.append)
+    values = [each.value for each in told]
+    assert found.status == "optimal" and values == sorted(values, reverse=True) and values[-1] == found.value
+
+    def interrupt(found):
+        raise KeyboardInterrupt
+
+    stopped = pp.search.optimal(3, 4, CHUNKS, **size, progress=interrupt)
+    require_good(stopped)
+    assert stopped.status == "feasible" and stopped.value == values[0] and "at most" in str(stopped)
+
+
+def test_no_time_gives_the_best_published_schedule():
+    found = pp.search.optimal(4, 8, UNIT, memory=3, time_limit=0)
+    assert found.status == "feasible" and found.proofs == ("bound",) and found.gap > 0
+
+
+def test_without_the_solver_a_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    for name in [name for name in sys.modules if name.startswith("ortools.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for call in (lambda: pp.search.optimal(2, 2), lambda: pp.search.steady(2), lambda: pp.search.frontier(2, 2)):
+        with pytest.raises(
+            pp.PipelineError, match=r'a search needs OR-tools; install it with: pip install "ppedu\[search\]"'
+        ):
+            call()
+    assert pp.search.atlas(4, 8, 4).makespan == 27
+
+
+REFUSED = {
+    "little memory": ({"memory": Fraction(1, 2)}, "a memory of 0.5 is too little: a rank holds up to 1 for a single"),
+    "no memory": ({"memory": 0}, "memory must be a number above 0; got 0"),
+    "a placement": ({"placement": "ring"}, "unknown placement 'ring'; available: loop, v, bidirectional"),
+    "no placement": ({"placement": 3}, 'placement must be a Placement, or "loop", "v" or "bidirectional"; got 3'),
+    "other ranks": ({"placement": Placement.make("loop", 3)}, "the placement is for 3 ranks; got ranks=2"),
+    "an objective": ({"objective": "bubble"}, 'objective must be "makespan" or "span"; got \'bubble\''),
+    "pairs of halves": ({"pairs": True}, "with pairs, take split=None"),
+    "time": ({"time_limit": -1}, "time_limit must be a number of seconds, at least 0; got -1"),
+    "workers": ({"workers": 0}, "workers must be at least 1"),
+    "links": ({"costs": pp.Costs(links="pair")}, "a search knows no occupied links and no recomputation"),
+    "recomputation": ({"costs": pp.Costs(recompute=True)}, "a search knows no occupied links and no recomputation"),
+    "a varying time": ({"costs": pp.Costs(forward=lambda stage, microbatch: 1)}, "vary by microbatch cannot be used"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_possible_is_refused(arguments, says):
+    with pytest.raises(pp.SettingError, match=says.replace("(", r"\(")):
+        pp.search.optimal(2, 4, **arguments)
+
+
+def test_too_large_a_size_is_refused():
+    with pytest.raises(pp.SettingError, match="are 12288 actions, more than a solver can order"):
+        pp.search.optimal(64, 64)

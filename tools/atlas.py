@@ -1,0 +1,102 @@
+"""Search for the best schedules of small sizes, and prove them twice: `make atlas`. A later run goes on."""
+
+import argparse
+import time
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+from ppedu.search.atlas import (
+    FILE,
+    MOST_MICROBATCHES,
+    MOST_RANKS,
+    PLACEMENTS,
+    Entry,
+    costs_of,
+    parse,
+    placement_of,
+    rows_of,
+    written,
+)
+from ppedu.search.instance import Instance
+from ppedu.search.optimal import FORMULATIONS, race, search
+
+ATLAS = Path(__file__).parents[1] / "ppedu" / "search" / FILE
+
+
+def instance_of(name: str, ranks: int, microbatches: int, memory: int | None) -> Instance:
+    placement = placement_of(name, ranks, microbatches)
+    limit = None if memory is None else Fraction(memory)
+    return Instance.of(placement, microbatches, costs_of(name), True, False, limit, "makespan")
+
+
+def improved(
+    entry: Entry | None,
+    name: str,
+    ranks: int,
+    microbatches: int,
+    memory: int,
+    seconds: float,
+    known: list[Entry],
+    fewer: dict[int, int],
+) -> Entry:
+    """Return the entry after a search, with a second proof if there is one."""
+    instance = instance_of(name, ranks, microbatches, memory)
+    least = max([instance.bound, *(each.bound for each in known if each.memory >= memory)])
+    smaller = [each for each in known if each.memory < memory]
+    starts = [each.schedule for each in ([entry] if entry else []) + smaller]
+    if not entry or entry.status != "optimal":
+        found = search(instance, seconds, starts=starts, least=least, fewer=fewer)
+        bound, proofs = int(found.bound), found.proofs
+        if bound == least and least > instance.bound:  # less memory cannot be faster
+            proofs = next(each.proofs for each in known if each.memory >= memory and each.bound == bound)
+        entry = Entry(name, ranks, microbatches, memory, int(found.makespan), bound, proofs, rows_of(found.schedule))
+    for formulation in FORMULATIONS:
+        if entry.status == "optimal" and len(entry.proofs) < 2 and formulation not in entry.proofs:
+            schedule, how = race(instance, entry.bound - 1, seconds, 2, [formulation], fewer)
+            assert schedule is None, f"{entry}: {formulation} finds a schedule below the proven bound"
+            if how:
+                entry = replace(entry, proofs=(*entry.proofs, how))
+    return entry
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="for each entry and formulation (default: 60)")
+    parser.add_argument("--ranks", type=int, default=MOST_RANKS)
+    parser.add_argument("--microbatches", type=int, default=MOST_MICROBATCHES)
+    options = parser.parse_args()
+    found = {each.key: each for each in parse(ATLAS.read_text())} if ATLAS.exists() else {}
+    sizes = [
+        (name, ranks, microbatches)
+        for microbatches in range(2, options.microbatches + 1)
+        for ranks in range(2, options.ranks + 1)
+        for name in PLACEMENTS
+    ]
+    for name, ranks, microbatches in sizes:
+        free = instance_of(name, ranks, microbatches, None).bound
+        least = 1 if PLACEMENTS[name][1] == 1 else 2
+        for memory in range(least, 2 * microbatches + 1):
+            key = name, ranks, microbatches, memory
+            known = [each for other, each in found.items() if other[:3] == key[:3] and other != key]
+            old = found.get(key)
+            if not old or old.status != "optimal" or len(old.proofs) < 2:
+                fewer = {}
+                for count in range(2, microbatches):
+                    smaller = [each for other, each in found.items() if other[:3] == (name, ranks, count)]
+                    fewer[count] = min(each.bound for each in smaller if each.memory <= memory)
+                begin = time.monotonic()
+                found[key] = improved(old, *key, options.seconds, known, fewer)
+                ATLAS.write_text(written(found.values()))
+                each = found[key]
+                gap = f"{each.makespan}" if each.status == "optimal" else f"{each.bound}–{each.makespan}"
+                print(*key, gap, *each.proofs, f"{time.monotonic() - begin:.1f} s", flush=True)
+            if found[key].makespan == free:
+                break  # more memory does not help
+    proven = [each for each in found.values() if each.status == "optimal"]
+    twice = sum(len(each.proofs) > 1 for each in proven)
+    print(f"{len(found)} entries, {len(proven) / len(found):.1%} optimal, {twice / len(found):.1%} proven twice")
+
+
+if __name__ == "__main__":
+    main()
