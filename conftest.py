@@ -5,8 +5,8 @@ import socket
 from contextlib import suppress
 
 # Jupyter chooses ports for a kernel that are free at that moment; before the kernel has started, ranks or another
-# kernel may get one of them from the system. The ports below are those that the system gives to nobody who does not
-# ask for them by number (net.ipv4.ip_local_port_range of Linux begins at 32768).
+# kernel may get one of them from the system. The ports below are those that the system gives only to a program that
+# asks for them by number (net.ipv4.ip_local_port_range of Linux begins at 32768).
 PORTS = range(10_000, 32_768)
 
 

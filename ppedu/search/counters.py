@@ -108,7 +108,7 @@ class Counters:
                     each for each in self.begins[copy, stage, op][first : tick + 1] if not isinstance(each, int)
                 ]
         self.model.add_at_most_one(running)
-        # What follows from this, and what the solver would not add up: the work that is left fits in the ticks left.
+        # This follows from the rest, but the solver would not add it up: the work that is left fits in the ticks left.
         left: Any = 0
         for copy, stage in held:
             for op in self.ops:

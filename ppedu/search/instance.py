@@ -1,4 +1,4 @@
-"""What a search is given: actions with whole-numbered times, who waits for whom, and how much fits in memory."""
+"""The instance of a search: actions with whole-numbered times, who waits for whom, and how much fits in memory."""
 
 from __future__ import annotations
 

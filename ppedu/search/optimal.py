@@ -110,11 +110,11 @@ def optimal(
     workers: Processor cores to use.
     progress: Is called with each better schedule.
 
-    The registered schedules that fit are where it starts. Then it asks a constraint solver for a better one, again and
-    again, until there is none. Where that is hard, it first does the same for fewer microbatches: any of them that
-    follow each other take at least as long as that many alone. Two formulations race: start times of all actions, and,
-    for short times, counters without microbatches. Times that are no multiples of one tick, or too many of them, are
-    rounded down; the bound stays a bound, and `Found.gap` says what that costs.
+    It starts from the registered schedules that fit. Then it asks a constraint solver for a better one, again and
+    again, until the solver proves that there are no better ones. Where that is hard, it first does the same for fewer
+    microbatches: any of them that follow each other take at least as long as that many alone. Two formulations race:
+    start times of all actions, and, for short times, counters without microbatches. Times are counted in ticks; where
+    these would be too many, times are rounded down. The bound stays a bound, and `Found.gap` says what that costs.
 
     Raises:
         SettingError: An argument is not possible, or the memory is too little for a single microbatch.

@@ -51,7 +51,7 @@ class Prediction:
         less = f"{change:.1%} less than" if change >= 0 else f"{-change:.1%} more than"
         lines = [
             f"{self.schedule.name}, {self.schedule.size}: {pretty(self.makespan, 's')} "
-            f"({pretty(self.low, 's')}–{pretty(self.high, 's')}), {less} now ({pretty(self.now, 's')})"
+            f"({pretty(self.low, 's')}–{pretty(self.high, 's')}), {less} now ({pretty(self.now, 's')} without the tail)"
         ]
         return "\n".join([*lines, *(f"assumed: {assumption}" for assumption in self.assumptions)])
 

@@ -200,7 +200,7 @@ def test_both_formulations_agree(place, microbatches, lengths, latency, split, m
 # --- what else is promised ----------------------------------------------------------------------------------------
 
 
-def test_times_that_are_no_multiples_of_a_tick_are_rounded_and_the_bound_stays_a_bound():
+def test_times_in_too_many_ticks_are_rounded_and_the_bound_stays_a_bound():
     exact = pp.search.optimal(3, 4, pp.Costs(1, input=1, weight=1, latency=Fraction(1, 3)), memory=2, time_limit=60)
     assert exact.instance.error == exact.gap == 0
     odd = pp.Costs(1.0000013, input=0.9999991, weight=1.0000003, latency=0.3333331)
@@ -224,7 +224,7 @@ def test_a_placement_of_ones_own():
     assert found.status == "optimal"
 
 
-def test_progress_is_told_and_an_interrupt_keeps_the_best():
+def test_progress_is_reported_and_an_interrupt_keeps_the_best():
     told = []
     size = {"memory": 2, "placement": "loop", "chunks": 2, "time_limit": 60}
     found = pp.search.optimal(3, 4, CHUNKS, **size, progress=told.append)

@@ -157,7 +157,8 @@ def progress() -> None:
     html, text = table(list(_in_columns(rows)))
     where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
     summary = (
-        f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one).{where}"
+        f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one; on the "
+        f"board {STAR} complete, {STAR * 2} in par, {STAR * 3} without a hint).{where}"
     )
     show(f"{html}<p>{rendered(summary)}</p>", f"{text}\n{summary}")
 
