@@ -2,10 +2,14 @@
 
 import argparse
 import time
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
 
+import ppedu as pp
 from ppedu.search.atlas import (
     FILE,
     MOST_MICROBATCHES,
@@ -30,6 +34,31 @@ def instance_of(name: str, ranks: int, microbatches: int, memory: int | None) ->
     return Instance.of(placement, microbatches, costs_of(name), True, False, limit, "makespan")
 
 
+def joined(first: Entry, second: Entry, memory: int) -> Entry:
+    """Return a schedule for the microbatches of two entries: the second begins as soon as it fits into the first."""
+    rows = [pp.simulate(each.schedule, each.costs).rows for each in (first, second)]
+    letters = [each.rows for each in (first, second)]
+    for later in range(first.makespan + 1):
+        merged = []
+        for rank in range(first.ranks):
+            events = [
+                (span.start + later * index, letter)
+                for index in (0, 1)
+                for span, letter in zip(rows[index][rank], letters[index][rank], strict=True)
+            ]
+            changes = Counter({start: 0 for start, _ in events})
+            for start, letter in events:  # an activation is freed at the end of W, which is the start of the next tick
+                changes[start + (letter in "Ww")] += {"F": 1, "W": -1}.get(letter.upper(), 0)
+            held = max(accumulate(change for _, change in sorted(changes.items())))
+            if len({start for start, _ in events}) < len(events) or held > memory:
+                break
+            merged.append("".join(letter for _, letter in sorted(events)))
+        else:
+            count = first.microbatches + second.microbatches
+            return replace(first, microbatches=count, memory=memory, rows=tuple(merged))
+    raise AssertionError("one after the other always fits")
+
+
 def improved(
     entry: Entry | None,
     name: str,
@@ -38,22 +67,26 @@ def improved(
     memory: int,
     seconds: float,
     known: list[Entry],
-    fewer: dict[int, int],
+    fewer: dict[int, Entry],
 ) -> Entry:
     """Return the entry after a search, with a second proof if there is one."""
     instance = instance_of(name, ranks, microbatches, memory)
     least = max([instance.bound, *(each.bound for each in known if each.memory >= memory)])
     smaller = [each for each in known if each.memory < memory]
     starts = [each.schedule for each in ([entry] if entry else []) + smaller]
+    for count, other in fewer.items():
+        if microbatches - count in fewer and (PLACEMENTS[name][0] != "bidirectional" or count % 2 == 0):
+            starts.append(joined(other, fewer[microbatches - count], memory).schedule)
+    bounds = {count: each.bound for count, each in fewer.items()}
     if not entry or entry.status != "optimal":
-        found = search(instance, seconds, starts=starts, least=least, fewer=fewer)
+        found = search(instance, seconds, starts=starts, least=least, fewer=bounds)
         bound, proofs = int(found.bound), found.proofs
         if bound == least and least > instance.bound:  # less memory cannot be faster
             proofs = next(each.proofs for each in known if each.memory >= memory and each.bound == bound)
         entry = Entry(name, ranks, microbatches, memory, int(found.makespan), bound, proofs, rows_of(found.schedule))
     for formulation in FORMULATIONS:
         if entry.status == "optimal" and len(entry.proofs) < 2 and formulation not in entry.proofs:
-            schedule, how = race(instance, entry.bound - 1, seconds, 2, [formulation], fewer)
+            schedule, how = race(instance, entry.bound - 1, seconds, 2, [formulation], bounds)
             assert schedule is None, f"{entry}: {formulation} finds a schedule below the proven bound"
             if how:
                 entry = replace(entry, proofs=(*entry.proofs, how))
@@ -84,7 +117,7 @@ def main() -> None:
                 fewer = {}
                 for count in range(2, microbatches):
                     smaller = [each for other, each in found.items() if other[:3] == (name, ranks, count)]
-                    fewer[count] = min(each.bound for each in smaller if each.memory <= memory)
+                    fewer[count] = max((each for each in smaller if each.memory <= memory), key=attrgetter("memory"))
                 begin = time.monotonic()
                 found[key] = improved(old, *key, options.seconds, known, fewer)
                 ATLAS.write_text(written(found.values()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,14 @@ class Frontier:
 
     @property
     def points(self) -> list[tuple[str, Number, Number, Timeline]]:
-        """The name, memory, makespan (or span) and timeline of all schedules, those that were found first."""
-        value = self.found[0].instance.value
-        own = [(each.status, max(each.timeline.peak_activations), each.value, each.timeline) for each in self.found]
+        """The name, memory, makespan (or span) and timeline of all schedules, those that were found first.
+
+        Published schedules that are slower than all of these are left out.
+        """
+        value, slowest = self.found[0].instance.value, max(each.value for each in self.found)
+        own = [(each.status, instance_memory(each), each.value, each.timeline) for each in self.found]
         others = [(each.schedule.name, max(each.peak_activations), value(each), each) for each in self.published]
+        others = [point for point in others if point[2] <= slowest]
         return own + others
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -115,7 +119,19 @@ def frontier(
                 progress(found[-1])
             if found[-1].value <= free.value:
                 break
-    return Frontier(tuple(found or [free]), tuple(_published(free.instance)))
+    return Frontier(tuple(_with_bounds(found or [free])), tuple(_published(free.instance)))
+
+
+def _with_bounds(found: list[Found]) -> list[Found]:
+    """Return what was found with the bounds for more memory, which hold for less memory, too."""
+    better: list[Found] = []
+    for each in reversed(found):
+        if better and better[-1].bound > each.bound:
+            bound, proofs = better[-1].bound, better[-1].proofs
+            status = "optimal" if bound == each.value else each.status
+            each = replace(each, bound=bound, proofs=proofs, ticks=better[-1].ticks, status=status)
+        better.append(each)
+    return better[::-1]
 
 
 def _memories(instance: Instance) -> Iterator[Number]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.numeric import pretty
@@ -12,6 +13,7 @@ from ppedu.view.model import Data, Panel
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+COLORS = "Blue: proven best; orange: best found; gray: published. Click a point for its timeline."
 PUBLISHED, PROVEN, OPEN = "#8a8a8a", "#3b76b8", "#c2701c"
 
 
@@ -42,7 +44,8 @@ class Chart(Interactive):
             found = index < len(frontier.found)
             kind = f"{name if found else 'published'}{' chosen' if index == self.chosen else ''}"
             points.append(["" if found else name, float(memory), float(value), kind])
-        return {**super().state(), "points": points, "axis": frontier.found[0].instance.objective, "note": self._note()}
+        axis = frontier.found[0].instance.objective
+        return {**super().state(), "points": points, "axis": axis, "note": f"{self._note()}. {COLORS}"}
 
     def _note(self) -> str:
         frontier = self.frontier
@@ -58,6 +61,23 @@ class Chart(Interactive):
         return str(self.frontier)
 
 
+def _label(ax: Axes, names: dict[tuple[float, float], str]) -> None:
+    """Write names beside their points, where they cover no other name."""
+    taken: list[tuple[float, float, float]] = []  # left, right and middle of points and names, on the page
+    for point in names:
+        left, middle = ax.transData.transform(point) * 72 / ax.figure.dpi
+        taken.append((left - 3, left + 3, middle))
+    for (x, y), name in sorted(names.items()):
+        left, middle = ax.transData.transform((x, y)) * 72 / ax.figure.dpi
+        width = 4.6 * len(name)
+        for down in (0, 9, -9, 18, -18, 27):
+            place = left + 5, left + 5 + width, middle - down
+            if all(place[1] < a or b < place[0] or abs(place[2] - at) > 8 for a, b, at in taken):
+                break
+        taken.append(place)
+        ax.annotate(name, (x, y), xytext=(5, -down), textcoords="offset points", fontsize=8, va="center")
+
+
 def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
     """Draw a frontier with matplotlib; see `Frontier.plot`."""
     from matplotlib import pyplot
@@ -65,7 +85,7 @@ def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
     if ax is None:
         _, ax = pyplot.subplots(figsize=(8, 4), layout="constrained")
     instance = frontier.found[0].instance
-    memories = [float(max(each.timeline.peak_activations)) for each in frontier.found]
+    memories = [float(memory) for _, memory, _, _ in frontier.points[: len(frontier.found)]]
     values, bounds = ([float(each.value) for each in frontier.found], [float(each.bound) for each in frontier.found])
     ax.step(memories, bounds, where="post", color=PROVEN, linewidth=1, linestyle=":", label="no schedule is below")
     ax.step(memories, values, where="post", color=PROVEN, linewidth=1)
@@ -76,9 +96,11 @@ def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
             ax.scatter(
                 [memories[at] for at in chosen], [values[at] for at in chosen], color=color, zorder=3, label=label
             )
+    names: defaultdict[tuple[float, float], list[str]] = defaultdict(list)
     for name, memory, value, _ in frontier.points[len(frontier.found) :]:
-        ax.scatter(float(memory), float(value), color=PUBLISHED, s=16, zorder=2)
-        ax.annotate(name, (float(memory), float(value)), xytext=(4, 3), textcoords="offset points", fontsize=8)
+        names[float(memory), float(value)].append(name)
+    ax.scatter([x for x, _ in names], [y for _, y in names], color=PUBLISHED, s=16, zorder=2)
+    _label(ax, {place: ", ".join(each) for place, each in names.items()})
     unit = f" ({instance.costs.unit})" if instance.costs.unit else ""
     ax.set_xlabel("peak activations of a rank")
     ax.set_ylabel(f"{instance.objective}{unit}")

@@ -254,6 +254,21 @@ result = train_gpt(config, each=seen)
 print(len(result.losses))"""
 
 
+def test_a_point_of_a_frontier_shows_its_timeline(notebook):
+    page = notebook(["import ppedu as pp\npp.search.frontier(2, 3, pp.Costs(2, 4), placement='v', time_limit=10)"])
+    points = page.locator(".ppedu-chart circle")
+    panel, note = page.locator(".ppedu-panel"), page.locator(".ppedu-note")
+    assert "makespan 25, optimal" in note.inner_text() and "makespan 25" in panel.get_attribute("aria-label")
+    published = page.get_by_role("button", name=re.compile("^1f1b"))
+    published.click()
+    expect(note).to_contain_text("1f1b: 24 in a memory of 2; the best in this memory takes 19")
+    expect(panel).to_have_attribute("aria-label", re.compile("^1f1b.*makespan 24"))
+    points.first.press("Enter")
+    expect(note).to_contain_text("memory 1: makespan 25")
+    picture(page, "frontier")
+    assert fits(page)
+
+
 def test_a_training_is_watched_while_it_runs(notebook):
     page = notebook(["%load_ext ppedu"])
     page.evaluate(

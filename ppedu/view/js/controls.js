@@ -782,7 +782,8 @@ function frontier(root, look, send) {
   function update(state) {
     figure.update(state);
     const points = state.points.map(([name, memory, value, kind]) => ({ name, x: memory, y: value, kind }));
-    const axes = { x: { label: "peak memory", format: pretty }, y: { label: state.axis, format: pretty } };
+    const from = 0.8 * Math.min(...points.map((p) => p.y));
+    const axes = { x: { label: "peak memory", format: pretty }, y: { label: state.axis, format: pretty, from } };
     const focused = [...above.querySelectorAll("circle")].findIndex((each) => each === document.activeElement);
     const pick = (/** @type {number} */ point) => send({ point });
     above.replaceChildren(chart(points, { ...axes, pick, width: 820, height: 300 }));

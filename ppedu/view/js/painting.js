@@ -831,7 +831,7 @@ export const svgElement = (tag, attributes, ...children) =>
 
 /**
  * @typedef {{ x: number, y: number, name?: string, kind?: string }} Point
- * @typedef {{ label: string, format: (value: number) => string, whole?: boolean }} Axis
+ * @typedef {{ label: string, format: (value: number) => string, whole?: boolean, from?: number }} Axis
  */
 
 /**
@@ -842,10 +842,11 @@ export const svgElement = (tag, attributes, ...children) =>
 export function chart(points, { x, y, line = false, pick, width = 420, height = 220 }) {
   const [left, right, top, bottom] = [58, 14, 12, 36];
   const most = { x: largest(points.map((p) => p.x)) * (line ? 1.12 : 1.3) || 1, y: largest(points.map((p) => p.y)) * 1.15 || 1 };
+  const least = y.from ?? 0;
   /** @param {number} value */
   const across = (value) => left + (value / most.x) * (width - left - right);
   /** @param {number} value */
-  const up = (value) => height - bottom - (value / most.y) * (height - top - bottom);
+  const up = (value) => height - bottom - ((value - least) / (most.y - least)) * (height - top - bottom);
   const values = points.map((p) => `${p.name ? `${p.name}: ` : ""}${x.format(p.x)}, ${y.format(p.y)}`).join("; ");
   const name = `${y.label} against ${x.label}. ${values}`;
   const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, class: "ppedu-chart", role: pick ? "group" : "img", "aria-label": name });
@@ -861,7 +862,7 @@ export function chart(points, { x, y, line = false, pick, width = 420, height = 
     svg.append(svgElement("line", { x1: across(value), x2: across(value), y1: top, y2: height - bottom, class: "ppedu-grid" }));
     text(across(value), height - bottom + 14, x.format(value), "middle");
   }
-  for (const value of ticks(0, most.y).filter((_, k) => k % 2 === 0)) {
+  for (const value of ticks(least, most.y).filter((_, k) => k % 2 === 0)) {
     svg.append(svgElement("line", { x1: left, x2: width - right, y1: up(value), y2: up(value), class: "ppedu-grid" }));
     text(left - 6, up(value) + 4, y.format(value), "end");
   }
@@ -886,15 +887,15 @@ export function chart(points, { x, y, line = false, pick, width = 420, height = 
   taken.push({ left: 0, top: height - bottom + 6, right: width, bottom: height });
   for (const group of groups.values()) {
     const [cx, cy] = [across(group[0].x), up(group[0].y)];
-    const circle = svgElement("circle", { cx, cy, r: 4.5, class: `ppedu-point ${group.map((p) => p.kind ?? "").join(" ")}` });
+    const circle = svgElement("circle", { cx, cy, r: 4.5, class: `ppedu-point ${group[0].kind ?? ""}` });
     svg.append(circle);
     if (pick) {
       const choose = () => pick(points.indexOf(group[0]));
       const enter = (/** @type {KeyboardEvent} */ { key }) => (key === "Enter" || key === " ") && choose();
-      const label = group.map((p) => `${p.name}: ${x.format(p.x)}, ${y.format(p.y)}`).join("; ");
+      const label = group.map((p) => `${p.name || p.kind}: ${x.format(p.x)}, ${y.format(p.y)}`).join("; ");
       assemble(circle, { tabindex: 0, role: "button", "aria-label": label, onclick: choose, onkeydown: enter }, []);
     }
-    const names = group.map((p) => p.name).join(", ");
+    const names = group.flatMap((p) => p.name || []).join(", ");
     const size = names.length * 6.6;
     // The label goes to the right or the left of its point, or above or below, where it covers nothing.
     const spots = [4, 17, -9, 30, -22, 43].flatMap((down) =>

@@ -1,0 +1,59 @@
+"""The chart of a frontier: its points, its bounds, and what a click shows."""
+
+import pytest
+
+import ppedu as pp
+from ppedu.search.optimal import Found
+from ppedu.view.frontier import Chart
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    told = []
+    found = pp.search.frontier(2, 3, pp.Costs(2, 4), placement="v", time_limit=60, progress=told.append)
+    assert told == list(found.found) and all(isinstance(each, Found) for each in told)
+    return found
+
+
+def test_the_best_for_each_memory(frontier):
+    assert [each.instance.memory for each in frontier.found] == [1, 1.5, 2]
+    assert [each.value for each in frontier.found] == [25, 21, 19]
+    for each in frontier.found:
+        assert each.status == "optimal" and each.value == pp.search.atlas(2, 3, 2 * each.instance.memory, "v").makespan
+    names = {timeline.schedule.name for timeline in frontier.published}
+    assert {"1f1b", "zb-v", "v-min"} <= names
+
+
+def test_the_table_shows_the_best_published_beside(frontier):
+    lines = str(frontier).splitlines()
+    assert lines[0].split()[:4] == ["memory", "makespan", "at", "least"]
+    assert lines[-1].split() == ["2", "19", "19", "bound", "zb-v:", "19"]
+
+
+def test_a_point_that_is_chosen_is_shown(frontier):
+    chart = Chart(frontier)
+    state = chart.state()
+    assert [point[3] for point in state["points"][:3]] == ["optimal chosen", "optimal", "optimal"]
+    place = [point[0] for point in state["points"]].index("zb-v")
+    chart.handle({"point": place})
+    assert chart.panels()[0].timeline.schedule.name == "zb-v"
+    assert chart.state()["points"][place][3] == "published chosen"
+    for wrong in ({"point": 99}, {"point": -1}, {"point": "0"}, {}):
+        chart.handle(wrong)
+        assert chart.chosen == place
+    assert chart.text() == str(frontier)
+
+
+def test_the_plot_has_all_points(frontier):
+    ax = frontier.plot()
+    drawn = {tuple(place) for each in ax.collections for place in each.get_offsets().tolist()}
+    assert {(float(memory), float(value)) for _, memory, value, _ in frontier.points} == drawn
+    assert "zb-v" in " ".join(text.get_text() for text in ax.texts)
+    data, _ = frontier._repr_mimebundle_()
+    assert data["text/plain"] == str(frontier)
+
+
+def test_bounds_for_more_memory_hold_for_less():
+    found = pp.search.frontier(4, 6, pp.Costs(2, 4), placement="v", time_limit=0).found
+    bounds = [each.bound for each in found]
+    assert bounds == sorted(bounds, reverse=True) and found[0].status == "feasible"
