@@ -14,10 +14,12 @@ from ppedu.planning.partition import KINDS
 
 if TYPE_CHECKING:
     from ppedu.planning.plan import Choice, Job
+    from ppedu.search.optimal import Found
 
 GB = 1e9
 SHOWN = 8  # choices in the printed table
 LISTED = 16  # ranks in the printed partition
+ACTIVATIONS = ("activations", "logits")  # the kinds of bytes that a schedule decides
 HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 
 
@@ -37,6 +39,26 @@ class Plan:
     def best(self) -> Choice:
         """The fastest choice that fits in memory."""
         return self.choices[0]
+
+    def search(self, choice: Choice | None = None, time_limit: float = 30) -> Found:
+        """Search for a schedule that is faster than a choice, by default the best one, with the same stages.
+
+        It has the memory that weights, gradients, optimizer and messages leave on the fullest rank. Needs OR-tools; see
+        `ppedu.search.optimal`, which raises the same errors.
+        """
+        from ppedu.search.optimal import optimal
+
+        chosen = self.best if choice is None else choice
+        fixed = [sum(size for kind, size in each.items() if kind not in ACTIVATIONS) for each in chosen.kinds]
+        schedule = chosen.schedule
+        return optimal(
+            schedule.ranks,
+            schedule.microbatches,
+            chosen.costs,
+            placement=schedule.placement,
+            memory=self.job.machine.memory - max(fixed),
+            time_limit=time_limit,
+        )
 
     @property
     def findings(self) -> list[str]:

@@ -22,6 +22,22 @@ EIGHT_BILLION = pp.Model.measured(
 MACHINE = pp.Machine(memory=80e9, latency=0.5)
 
 
+def test_a_search_beats_the_published_schedules_in_their_memory():
+    model = pp.Model.measured(forward=[1, *[4] * 6, 9], activation=1e9, weights=10**8, unit="ms")
+    plan = pp.plan(
+        model, pp.Machine(memory=80e9, latency=0.5), ranks=2, microbatches=4, schedules=["zb-v", "interleaved"]
+    )
+    times = []
+    for choice in plan.choices[:2]:
+        found = plan.search(choice, time_limit=20)
+        assert found.schedule.placement == choice.schedule.placement
+        assert found.bound <= found.makespan <= choice.step_time
+        fixed = max(choice.kinds[rank]["weights"] * 8 for rank in range(2))
+        assert max(pp.simulate(found.schedule, choice.costs).peak_activations) <= 80e9 - fixed
+        times.append(found.makespan)
+    assert times[0] == plan.search(time_limit=20).makespan and min(times) < plan.best.step_time
+
+
 def test_the_best_schedule_of_an_eight_billion_model():
     plan = pp.plan(EIGHT_BILLION, MACHINE, ranks=8, microbatches=32, sequence=SEQUENCE, replicas=2)
     by_name = {choice.name: choice for choice in plan.choices}
