@@ -59,6 +59,19 @@ def joined(first: Entry, second: Entry, memory: int) -> Entry:
     raise AssertionError("one after the other always fits")
 
 
+def shortened(entry: Entry) -> Entry:
+    """Return a schedule for one microbatch less: without the last one, of the second copy if both have as many."""
+    count = entry.microbatches - 1
+    letters = "FIWfiw" if entry.placement != "bidirectional" else "fiw" if count % 2 else "FIW"
+    rows = []
+    for row in entry.rows:
+        for letter in letters:
+            before, _, after = row.rpartition(letter)
+            row = before + after
+        rows.append(row)
+    return replace(entry, microbatches=count, rows=tuple(rows))
+
+
 def improved(
     entry: Entry | None,
     name: str,
@@ -68,12 +81,15 @@ def improved(
     seconds: float,
     known: list[Entry],
     fewer: dict[int, Entry],
+    more: Entry | None,
 ) -> Entry:
     """Return the entry after a search, with a second proof if there is one."""
     instance = instance_of(name, ranks, microbatches, memory)
     least = max([instance.bound, *(each.bound for each in known if each.memory >= memory)])
     smaller = [each for each in known if each.memory < memory]
     starts = [each.schedule for each in ([entry] if entry else []) + smaller]
+    if more:
+        starts.append(shortened(more).schedule)
     for count, other in fewer.items():
         if microbatches - count in fewer and (PLACEMENTS[name][0] != "bidirectional" or count % 2 == 0):
             starts.append(joined(other, fewer[microbatches - count], memory).schedule)
@@ -119,7 +135,8 @@ def main() -> None:
                     smaller = [each for other, each in found.items() if other[:3] == (name, ranks, count)]
                     fewer[count] = max((each for each in smaller if each.memory <= memory), key=attrgetter("memory"))
                 begin = time.monotonic()
-                found[key] = improved(old, *key, options.seconds, known, fewer)
+                more = found.get((name, ranks, microbatches + 1, memory))
+                found[key] = improved(old, *key, options.seconds, known, fewer, more)
                 ATLAS.write_text(written(found.values()))
                 each = found[key]
                 gap = f"{each.makespan}" if each.status == "optimal" else f"{each.bound}–{each.makespan}"

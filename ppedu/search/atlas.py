@@ -6,6 +6,7 @@ counted in activations of a stage, up to the one from which on more memory does 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ def atlas(ranks: int, microbatches: int, memory: Number | None = None, placement
     Raises:
         SettingError: The atlas has no such entry.
     """
-    if placement not in PLACEMENTS:
+    if not isinstance(placement, str) or placement not in PLACEMENTS:
         raise SettingError(f"placement must be one of {', '.join(map(repr, PLACEMENTS))}; got {placement!r}")
     of_size = _by_size().get((placement, require_count("ranks", ranks), require_count("microbatches", microbatches)))
     if not of_size:
@@ -167,7 +168,7 @@ def atlas(ranks: int, microbatches: int, memory: Number | None = None, placement
     most = max(of_size)
     if memory is None:
         return of_size[most]
-    require_number("memory", memory, lambda each: each > 0, "a number above 0")
+    require_number("memory", memory, lambda each: 0 < each < math.inf, "a number above 0")
     held = int(exact(memory))
     if held < min(of_size):
         raise SettingError(f"a rank holds at least {min(of_size)} activations for a microbatch; got {memory}")

@@ -21,6 +21,7 @@ from ppedu.search.instance import Instance
 
 FORMULATIONS = ("intervals", "counters")
 MOST_ACTIONS = 2000
+MOST_WORKERS = 64
 FIRST_SLICE = 1.0  # seconds for the first try at a horizon; each try that has no answer doubles it
 
 
@@ -249,7 +250,7 @@ def race(
     for name in questions:
         solver = solvers[name] = CpSolver()
         solver.parameters.max_time_in_seconds = seconds
-        solver.parameters.num_workers = max(1, workers // len(questions))
+        solver.parameters.num_workers = max(1, min(workers, MOST_WORKERS) // len(questions))
     if not questions:
         return None, None
     with ThreadPoolExecutor(len(questions)) as pool:

@@ -18,7 +18,7 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
-from ppedu.search.optimal import named, require_solver
+from ppedu.search.optimal import MOST_WORKERS, named, require_solver
 
 Key = tuple[int, Op]  # a stage and an op
 
@@ -100,7 +100,7 @@ def steady(
         raise SettingError("split must be True or False for a pattern; got None")
     instance = Instance.of(place, 1, costs, split, False, memory, "makespan")
     require_number("time_limit", time_limit, lambda each: each > 0, "a number of seconds above 0")
-    workers = require_count("workers", workers)
+    workers = min(require_count("workers", workers), MOST_WORKERS)
     require_solver()
 
     def left() -> float:
@@ -146,7 +146,8 @@ class Model:
         self.lap = {key: self.model.new_int_var(0, laps, "") for key in self.length}
         self.start = {key: self.lap[key] * ticks + self.slot[key] for key in self.length}
         self._dependencies(stages)
-        self.most = self.model.new_int_var(0, 10**9, "")
+        _, until_input, until_weight = instance.room
+        self.most = self.model.new_int_var(0, (sum(until_input) + sum(until_weight)) * (laps + 1), "")
         for rank in range(instance.placement.ranks):
             self._rank([stage for stage, _ in instance.held(rank)])
 
@@ -202,7 +203,8 @@ class Model:
     def least_memory(self, seconds: float, workers: int) -> tuple[str, int]:
         """Return the solver's status, and the least memory that the fullest rank needs, in units of `Instance.room`."""
         if self.instance.memory is not None:
-            self.model.add(self.most <= self.instance.room[0])
+            largest = max(self.most.proto.domain)
+            self.model.add(self.most <= min(self.instance.room[0], largest))
         self.model.minimize(self.most)
         solver, status = self._solve(seconds, workers)
         return status, int(solver.value(self.most)) if status in ("OPTIMAL", "FEASIBLE") else 0

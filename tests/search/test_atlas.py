@@ -91,5 +91,8 @@ def test_what_is_not_there_is_refused():
         pp.search.atlas(4, 8, placement="w")
     with pytest.raises(pp.SettingError, match="a rank holds at least 2 activations for a microbatch; got 1"):
         pp.search.atlas(4, 8, 1, "v")
-    with pytest.raises(pp.SettingError, match="memory must be a number above 0"):
-        pp.search.atlas(4, 8, 0)
+    for wrong in (0, float("inf"), "1"):
+        with pytest.raises(pp.SettingError, match="memory must be a number above 0"):
+            pp.search.atlas(4, 8, wrong)
+    with pytest.raises(pp.SettingError, match="placement must be one of"):
+        pp.search.atlas(4, 8, placement=["line"])

@@ -60,6 +60,13 @@ def test_whole_backwards_latency_and_unlike_stages():
     assert pp.simulate(odd.schedule(30), costs).makespan == pp.simulate(odd.schedule(29), costs).makespan + 6
 
 
+def test_memory_in_bytes():
+    costs = pp.Costs(2, 4, activation=7e9)
+    pattern = pp.search.steady(4, costs, placement="loop", chunks=2, memory=1e30, time_limit=60)
+    assert pattern.memory == 3 * 7e9
+    assert max(pp.simulate(pattern.schedule(20), costs).peak_activations) == pattern.memory
+
+
 def test_what_is_not_possible_is_refused():
     with pytest.raises(pp.SettingError, match="a pattern is of one copy of the model"):
         pp.search.steady(4, placement="bidirectional")
