@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from ppedu.core.costs import Costs
@@ -22,6 +23,7 @@ from ppedu.search.instance import Instance
 FORMULATIONS = ("intervals", "counters")
 MOST_ACTIONS = 2000
 MOST_WORKERS = 64
+POLL = 0.01  # seconds between two attempts to stop a solver
 FIRST_SLICE = 1.0  # seconds for the first try at a horizon; each try that has no answer doubles it
 
 
@@ -176,10 +178,12 @@ def search(
 
     slice_, low = FIRST_SLICE, least  # below low, nothing was found in the time it was given
     with suppress(KeyboardInterrupt):
-        while least < most and (left := begin + seconds - time.monotonic()) > 0:
-            horizon = max(low, (least + most - 1) // 2)
-            last = horizon == most - 1
-            answer, how = race(instance, horizon, left if last else min(slice_, left), workers, FORMULATIONS, fewer)
+        for seed in count():
+            left = begin + seconds - time.monotonic()
+            if least >= most or left <= 0:
+                break
+            horizon = min(most - 1, max(low, (least + most - 1) // 2))
+            answer, how = race(instance, horizon, min(slice_, left), workers, FORMULATIONS, fewer, seed)
             if answer:
                 best, most = answer, min(_ticks(instance, answer), horizon)
                 if progress:
@@ -189,9 +193,7 @@ def search(
                 low = max(low, least)
             elif not fewer and left > FIRST_SLICE and _counts(instance):
                 fewer = _fewer(instance, left / 2, workers)
-            elif last:
-                break
-            else:
+            else:  # a solver that is unlucky for long may find it at once in another order
                 low, slice_ = horizon + 1, 2 * slice_
     return found(best)
 
@@ -206,10 +208,10 @@ def _fewer(instance: Instance, seconds: float, workers: int) -> dict[int, int]:
     """Return bounds for fewer microbatches, from two on, each found with the help of those before."""
     found: dict[int, int] = {}
     end = time.monotonic() + seconds
-    for count in _counts(instance):
-        smaller = replace(instance, microbatches=count)
-        share = (end - time.monotonic()) / (instance.microbatches - count)
-        found[count] = search(smaller, max(0, share), workers, fewer=found).ticks
+    for number in _counts(instance):
+        smaller = replace(instance, microbatches=number)
+        share = (end - time.monotonic()) / (instance.microbatches - number)
+        found[number] = search(smaller, max(0, share), workers, fewer=found).ticks
     return found
 
 
@@ -233,6 +235,7 @@ def race(
     workers: int = 2,
     only: Sequence[str] = FORMULATIONS,
     fewer: Mapping[int, int] = {},
+    seed: int = 0,
 ) -> tuple[Schedule | None, str | None]:
     """Ask whether there is a schedule within a horizon: the formulations race for an answer.
 
@@ -250,6 +253,7 @@ def race(
     for name in questions:
         solver = solvers[name] = CpSolver()
         solver.parameters.max_time_in_seconds = seconds
+        solver.parameters.random_seed = seed
         solver.parameters.num_workers = max(1, min(workers, MOST_WORKERS) // len(questions))
     if not questions:
         return None, None
@@ -269,8 +273,10 @@ def race(
                         return None, name
             return None, None
         finally:
-            for solver in solvers.values():
-                solver.stop_search()
+            while not all(each.done() for each in asked):  # a solver that has not begun yet ignores that it should stop
+                for solver in solvers.values():
+                    solver.stop_search()
+                time.sleep(POLL)
 
 
 def require_solver() -> None:
