@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.per_link import Link
 from ppedu.core.validate import require_count, require_number
 from ppedu.planning.pieces import SECONDS, require_unit
+
+
+def _between(least: float, number: Any) -> bool:
+    return bool(least <= number < math.inf)
+
+
+BANDWIDTHS = ("bandwidth", "near_bandwidth", "memory_bandwidth")
 
 
 @dataclass(frozen=True)
@@ -42,9 +51,13 @@ class Machine:
 
     def __post_init__(self) -> None:
         require_number("memory", self.memory, lambda size: 0 < size < math.inf, "bytes, such as 80e9")
-        for name in ("flops", "peak", "bandwidth", "near_bandwidth", "memory_bandwidth"):
-            if getattr(self, name) is not None:
-                require_number(name, getattr(self, name), lambda each: 0 < each < math.inf, "a number above 0")
+        least = dict.fromkeys(("flops", "peak"), 1e9) | dict.fromkeys(BANDWIDTHS, 1e6)
+        for name, smallest in least.items():
+            if (given := getattr(self, name)) is not None:
+                such_as = "FLOP/s, such as 400e12" if name in ("flops", "peak") else "bytes per second, such as 50e9"
+                require_number(name, given, partial(_between, smallest), such_as)
+        if self.flops is not None and self.peak is not None and self.flops > self.peak:
+            raise SettingError(f"flops, what a GPU achieves, exceed the peak: {self.flops:g} against {self.peak:g}")
         for name in ("latency", "near_latency"):
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name), lambda each: 0 <= each < math.inf, "a number of at least 0")

@@ -23,6 +23,7 @@ from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.memory import InFlight
 from ppedu.planning.pieces import Pieces
+from ppedu.planning.presets import machine_named
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
@@ -286,7 +287,7 @@ class Cutting:
         return [range(begin, end) for begin, end in pairwise(cuts)]
 
 
-def fitted(schedule: Schedule, model: Any, machine: Machine | None = None) -> Costs:
+def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None) -> Costs:
     """Return the costs of a schedule's stages with the best partition found quickly; activations in GB.
 
     machine: For the time of messages, which otherwise take none. Its memory does not limit the partition.
@@ -294,7 +295,8 @@ def fitted(schedule: Schedule, model: Any, machine: Machine | None = None) -> Co
     Raises:
         SettingError: `model` is not measured and has no speed.
     """
-    require_instance("model", model, Pieces, "measured times, Model.measured(…), or the pieces of a Model")
+    require_instance("model", model, Pieces, "pieces: Model.measured(…), or model.pieces(sequence=…) of a Model")
+    machine = machine_named(machine) if isinstance(machine, str) else machine
     if machine is not None:
         require_instance("machine", machine, Machine, "a Machine, such as Machine(memory=80e9)")
     pieces = model.timed(machine.flops if machine else None)

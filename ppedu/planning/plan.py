@@ -80,9 +80,14 @@ class Choice:
         chunks = f", {self.schedule.chunks} chunks" if self.schedule.chunks > 1 else ""
         return f"{self.schedule.name}{chunks}{', recomputing' if self.recompute else ''}"
 
+    @property
+    def whole(self) -> Number:
+        """The time of the step with gradient reduction and optimizer, as far as it is known."""
+        return self.step_time + (self.after or 0)
+
     def longer(self, other: Choice) -> float:
-        """Return by what fraction a microbatch takes longer than with another choice."""
-        mine, others = (each.step_time / each.schedule.microbatches for each in (self, other))
+        """Return by what fraction a microbatch takes longer than with another choice, the end of the step included."""
+        mine, others = (each.whole / each.schedule.microbatches for each in (self, other))
         return float(mine / others - 1) if others else 0.0
 
     def timeline(self) -> Timeline:
@@ -159,11 +164,13 @@ class Job:
         and writes all that belongs to a weight.
         """
         width, machine = self.replicas * copies, self.machine
-        if (width > 1 and machine.bandwidth is None) or machine.memory_bandwidth is None:
+        within = self.replicas * self.ranks * self.tensor <= (machine.node or 1)
+        bandwidth = machine.near_bandwidth if within and machine.near_bandwidth else machine.bandwidth
+        if (width > 1 and bandwidth is None) or machine.memory_bandwidth is None:
             return None
         times = []
         for each in kinds:
-            reduced = each["gradients"] * 2 * (width - 1) / width / (machine.bandwidth or 1)
+            reduced = each["gradients"] * 2 * (width - 1) / width / (bandwidth or 1)
             read = 2 * (each["weights"] + each["gradients"] + each["optimizer"]) / machine.memory_bandwidth
             times.append((reduced + read) / SECONDS[self.pieces.unit])
         return max(times)
@@ -233,7 +240,7 @@ def plan(
     except KeyboardInterrupt:
         interrupted = True
     done = [job.choice(each) for each in tried if each.best]
-    done.sort(key=lambda each: (each.excess > 0, each.excess or each.step_time / each.schedule.microbatches))
+    done.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
     if not done:
         raise SettingError("the search was interrupted before it found anything")
     if done[0].excess > 0:
@@ -250,6 +257,17 @@ def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch
         return model.pieces(require_count("sequence", sequence), batch, tensor).timed(machine.flops)
     if tensor != 1:
         raise SettingError("tensor= is for models by sizes; measured times are those of one GPU as they are")
+    if batch != 1 and sequence is None:
+        raise SettingError("batch= is for models by sizes; measured times are those of the microbatch as it is")
+    if (
+        model.tokens is not None
+        and sequence is not None
+        and require_count("sequence", sequence) * batch != model.tokens
+    ):
+        raise SettingError(
+            f"the pieces are for microbatches of {model.tokens} tokens, not {sequence * batch}; leave out sequence and "
+            "batch, or make them with model.pieces(sequence=…, batch=…)"
+        )
     if model.unit == FLOP:
         model = model.timed(machine.flops)
     return model if sequence is None else replace(model, tokens=require_count("sequence", sequence) * batch)
@@ -306,20 +324,36 @@ def _search(tried: list[Cutting], may_recompute: bool, progress: Progress) -> No
 
 def _shortage(job: Job, closest: Choice, recompute: bool | None) -> str:
     """Return the error if nothing fits: what is short, by how much, and what would fit."""
+    closest = _smallest(job, closest)
     sizes = closest.memory
     rank = max(range(len(sizes)), key=sizes.__getitem__)
     parts = ", ".join(f"{kind} {size / GB:.1f}" for kind, size in closest.kinds[rank].items() if size >= 0.05 * GB)
-    more = [] if recompute is not False else ["recompute=True"]
+    excess = sizes[rank] - job.machine.memory
+    more = []
+    if recompute is False and _fits_on(job, job.ranks, closest.schedule.microbatches):
+        more.append("recompute=True")
     for factor in (2, 4, 8):
         if job.ranks * factor <= len(job.pieces) and _fits_on(job, job.ranks * factor, closest.schedule.microbatches):
             more.append(f"{job.ranks * factor} ranks")
             break
-    more.append(f"a memory of {max(sizes) / GB:.1f} GB")
+    more.append(f"a memory of {sizes[rank] / GB:.1f} GB")
     return (
         f"nothing fits in {job.machine.memory / GB:g} GB on {job.ranks} ranks: the closest, {closest.name}, needs "
-        f"{sizes[rank] / GB:.1f} GB on rank {rank} ({parts}), {closest.excess / GB:.1f} GB too many; what would fit: "
+        f"{sizes[rank] / GB:.1f} GB on rank {rank} ({parts}), {excess / GB:.1f} GB too many; what would fit: "
         f"{', or '.join(more)}"
     )
+
+
+def _smallest(job: Job, choice: Choice) -> Choice:
+    """Return a choice with another partition, which needs nearly the least memory."""
+    while True:
+        machine = replace(job.machine, memory=max(choice.memory) * 0.97)
+        smaller = replace(job, machine=machine)
+        found = smaller.cutting(choice.schedule, choice.recompute)
+        found.start()
+        if found.excess(found.best):
+            return choice
+        choice = smaller.choice(found)
 
 
 def _fits_on(job: Job, ranks: int, microbatches: int) -> bool:
@@ -353,6 +387,9 @@ def _explained(choices: Sequence[Choice], unit: str) -> Iterator[Choice]:
                 yield replace(each, why="takes as long")
                 continue
             more = f"works {_more(works, unit, tiny)} and waits {_more(waits, unit, tiny)}"
+            after = ((each.after or 0) * scale) - (best.after or 0)
+            if abs(after) > tiny:
+                more += f"; gradients and optimizer take {_more(after, unit, tiny)}"
             yield replace(each, why=f"takes {float(each.longer(best)):.1%} longer: its busiest rank {more}")
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -30,7 +35,8 @@ def count(
     of the device does.
 
     module: A chain of pieces, as `ppedu.run.cut` takes it.
-    loss_fn: Of the model's output; its bytes count to the last piece.
+    loss_fn: Takes the model's output alone; its bytes count to the last piece, as logits. By default, for a chain with
+        modules before and after its layers, the cross-entropy in fp32.
 
     Raises:
         SettingError: The model is not such a chain, or cannot run with the example.
@@ -39,6 +45,7 @@ def count(
     require_instance("example", example, torch.Tensor, "a tensor, the input of a microbatch")
     whole = find_chain(module)
     ends = bool(whole.begin or whole.end)
+    loss_fn = language_loss if ends and loss_fn is None else loss_fn
     pieces: list[Piece] = []
     messages: list[int] = []
     x = example
@@ -62,19 +69,7 @@ def _count(stage: nn.Module, x: torch.Tensor, name: str, loss_fn: Any) -> tuple[
     """Return a piece, and its output, which does not belong to its graph."""
     x = x.detach().requires_grad_(x.is_floating_point())
     weights = [weight for weight in stage.parameters() if weight.requires_grad]
-    own = {_storage(each) for each in (*stage.parameters(), *stage.buffers())}
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if _storage(tensor) not in own:
-            saved[_storage(tensor)] = tensor.untyped_storage()  # kept, so that no other gets its address
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = stage(x)
-        result = y if loss_fn is None else loss_fn(y)
-    kept = sum(storage.nbytes() for storage in saved.values())
-    logits = y.numel() * 4 if name == "head" else 0
+    y, kept, logits = _saved(stage, x, loss_fn)
 
     def flops(*wanted: torch.Tensor) -> int:
         """Return the FLOPs of the forward and of the backward for these tensors."""
@@ -88,8 +83,46 @@ def _count(stage: nn.Module, x: torch.Tensor, name: str, loss_fn: Any) -> tuple[
     first = flops(x) - forward if x.requires_grad else 0
     both = flops(*weights, *[x] * x.requires_grad) - forward if weights or x.requires_grad else 0
     number = sum(weight.numel() for weight in stage.parameters())
-    del result
-    return Piece(name, forward, both, first, both - first, number, kept, min(logits, kept)), y.detach()
+    return Piece(name, forward, both, first, both - first, number, kept, logits), y
+
+
+def _saved(stage: nn.Module, x: torch.Tensor, loss_fn: Any) -> tuple[torch.Tensor, int, int]:
+    """Return the output of a stage, the bytes that it saves for its backward, and the part that its loss saves.
+
+    On the meta device, attention would run with a kernel that saves its whole matrix. So there, tensors without memory
+    stand in for those of a CPU, whose kernel saves what flash attention does.
+    """
+    saved: dict[int, torch.UntypedStorage] = {}
+    given: dict[str, torch.Tensor] = dict(chain(stage.named_parameters(), stage.named_buffers()))
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved[_storage(tensor)] = tensor.untyped_storage()  # kept, so that no other gets its address
+        return tensor
+
+    def size() -> int:
+        return sum(storage.nbytes() for place, storage in saved.items() if place not in own)
+
+    with FakeTensorMode() if x.is_meta else nullcontext():
+        if x.is_meta:
+            given = {name: _on_cpu(each) for name, each in given.items()}
+        own = {_storage(each) for each in given.values()}
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = functional_call(stage, given, (_on_cpu(x) if x.is_meta else x,))
+            before = size()
+            result = y if loss_fn is None else loss_fn(y)
+        kept = size()
+        del result
+    return torch.empty(y.shape, dtype=y.dtype, device="meta") if x.is_meta else y.detach(), kept, kept - before
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", requires_grad=tensor.requires_grad)
+
+
+def language_loss(logits: torch.Tensor) -> torch.Tensor:
+    """Return a cross-entropy in fp32, whose values do not matter."""
+    flat = logits.flatten(0, -2).float()
+    return functional.cross_entropy(flat, torch.zeros(len(flat), dtype=torch.long, device=flat.device))
 
 
 def _storage(tensor: torch.Tensor) -> int:

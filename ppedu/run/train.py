@@ -332,9 +332,13 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
 def _planned(path: str, settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     """Return the settings that a saved plan decides."""
     plan = load(path)
+    if settings["layers"] == TrainConfig().layers:
+        plan["layers"] = sum(plan["cut"]) - 2
     wanted = plan.pop("ranks") * settings["replicas"]
     if ranks != wanted:
-        raise SettingError(f"{path!r} is a plan for {plural(wanted, 'rank')}, replicas included; got {ranks}")
+        raise SettingError(
+            f"{path!r} is a plan for {plural(wanted, 'rank')}, replicas included; got {ranks}; start -n {wanted}"
+        )
     given = {each.name: settings[each.name] for each in fields(TrainConfig) if each.name in plan}
     usual = {name: getattr(TrainConfig(), name) for name in given}
     if several := [f"--{name}" for name in given if given[name] != usual[name]]:

@@ -218,7 +218,7 @@ def compare(
     microbatches: int = 8,
     costs: Costs | None = None,
     model: Pieces | None = None,
-    machine: Machine | None = None,
+    machine: Machine | str | None = None,
 ) -> Comparison:
     """Show schedules on one time axis, with their bubble, memory and messages.
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from test_partition_by_rank import drawn, every
@@ -180,3 +181,50 @@ def test_questions_that_make_no_sense():
     ]:
         with pytest.raises(pp.SettingError, match=match):
             pp.Machine(**arguments)
+
+
+def test_the_order_counts_gradients_and_optimizer_in():
+    asked = {"ranks": 8, "microbatches": 16, "sequence": 4096, "schedules": ["dualpipe", "zb-v"]}
+    plan = pp.plan("llama-3-8b", "h100", replicas=8, **asked)
+    assert [each.schedule.name for each in plan.choices] == ["zb-v", "dualpipe"]
+    first, second = plan.choices
+    assert first.step_time > second.step_time and first.whole < second.whole
+    assert first.tokens_per_second > second.tokens_per_second
+    assert "gradients and optimizer take" in second.why
+    # Alone, its copies are within a node of eight, where links are nine times as fast.
+    alone = pp.plan("llama-3-8b", "h100", **asked).best
+    assert alone.schedule.name == "dualpipe" and alone.after < second.after / 3
+
+
+def test_what_would_fit_fits():
+    asked = {"ranks": 4, "microbatches": 16, "sequence": 4096, "schedules": ["1f1b"], "recompute": False}
+    with pytest.raises(pp.SettingError, match="nothing fits in 80 GB") as caught:
+        pp.plan("llama-3-70b", "h100", **asked)
+    assert "recompute=True" not in str(caught.value)
+    size = float(re.search(r"a memory of ([0-9.]+) GB", str(caught.value))[1])
+    assert size < 450
+    bigger = replace(MACHINES["h100"], memory=(size + 0.1) * 1e9)
+    assert pp.plan("llama-3-70b", bigger, **asked).best.memory
+
+
+def test_a_size_that_contradicts_the_pieces_is_refused():
+    pieces = MODELS["llama-3-8b"].pieces(sequence=4096)
+    for wrong in ({"sequence": 8192}, {"sequence": 4096, "batch": 2}):
+        with pytest.raises(pp.SettingError, match="the pieces are for microbatches of 4096 tokens, not 8192"):
+            pp.plan(pieces, "h100", 4, 8, schedules=["1f1b"], **wrong)
+    with pytest.raises(pp.SettingError, match="batch= is for models by sizes"):
+        pp.plan(pieces, "h100", 4, 8, batch=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"flops": 400}, "flops must be FLOP/s, such as 400e12; got 400"),
+        ({"peak": 989}, "peak must be FLOP/s, such as 400e12; got 989"),
+        ({"flops": 1500e12, "peak": 989e12}, "exceed the peak: 1.5e[+]15 against 9.89e[+]14"),
+        ({"bandwidth": 50}, "bandwidth must be bytes per second, such as 50e9; got 50"),
+    ],
+)
+def test_machines_in_the_wrong_unit_are_refused(given, reason):
+    with pytest.raises(pp.SettingError, match=reason):
+        pp.Machine(memory=80e9, **given)

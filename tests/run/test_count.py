@@ -100,3 +100,15 @@ def test_what_cannot_be_counted():
         pp.Model.of(nn.Sequential(nn.Linear(2, 2)), torch.zeros(3, 3))
     with pytest.raises(pp.SettingError, match="example must be a tensor"):
         pp.Model.of(nn.Sequential(nn.Linear(2, 2)), [[1, 2]])
+
+
+def test_the_meta_device_counts_what_the_cpu_does():
+    found = {}
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = GPT(GPTConfig(vocabulary=97, context=256, layers=2, heads=4, width=128))
+            found[device] = pp.Model.of(model, torch.zeros(2, 256, dtype=torch.long))
+    assert found["meta"] == found["cpu"]
+    layer, head = found["meta"].pieces[1].activation, found["meta"].pieces[-1]
+    assert layer < 18 * 2 * 256 * 128 * 4, "the matrix of the attention would be 8 more"
+    assert head.logits >= 2 * 256 * 97 * 4, "the loss keeps the logarithms of the probabilities"

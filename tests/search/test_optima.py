@@ -1,4 +1,4 @@
-"""What docs/optima.md says is so: its tables are the atlas's and the searches', and its claims hold for all entries."""
+"""The tables of docs/optima.md are those of the atlas and of the searches, and its claims hold for all entries."""
 
 import re
 from fractions import Fraction
