@@ -13,7 +13,7 @@ from typing import Any
 
 from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.numeric import Number, pretty
+from ppedu.core.numeric import Number, plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
@@ -223,8 +223,8 @@ def plan(
     job = Job(_pieces(model, machine, sequence, batch, tensor), machine, ranks, replicas, tensor)
     if ranks > len(job.pieces):
         raise SettingError(
-            f"{ranks} ranks are more than the {len(job.pieces)} pieces of the model: the embedding, "
-            f"{len(job.pieces) - 2} layers and the head; take at most {len(job.pieces)} ranks"
+            f"{ranks} ranks are more than the {plural(len(job.pieces), 'piece')} of the model: the embedding, each "
+            f"layer and the head; take at most {plural(len(job.pieces), 'rank')}, or give a number for each piece"
         )
     counts = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches]
     tried = [
@@ -245,6 +245,7 @@ def plan(
         raise SettingError("the search was interrupted before it found anything")
     if done[0].excess > 0:
         raise SettingError(_shortage(job, done[0], recompute))
+    interrupted = interrupted or time.monotonic() > until
     return Plan(job, tuple(_explained(done, job.pieces.unit)), interrupted)
 
 

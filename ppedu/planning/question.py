@@ -8,6 +8,7 @@ from typing import Any
 
 from ppedu.core.errors import ParseError, PipelineError
 from ppedu.core.files import named
+from ppedu.core.validate import require_count
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import Pieces
@@ -53,6 +54,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ParseError(f"{str(path)!r} is not TOML: {error}") from None
     if tables.keys() != {"model", "machine", "plan"} or not isinstance(tables["plan"], dict):
         raise ParseError(f"{str(path)!r} must have the tables model, machine and plan, such as\n\n{EXAMPLE}\n")
+    for name in ("model", "machine"):
+        if not isinstance(tables[name], str | dict):
+            raise ParseError(f"{str(path)!r}: {name} is a table or a name in quotes; got {tables[name]!r}")
     try:
         model = tables["model"] if isinstance(tables["model"], str) else _model(dict(tables["model"]))
         machine = tables["machine"] if isinstance(tables["machine"], str) else Machine(**tables["machine"])
@@ -72,6 +76,8 @@ def _model(table: Mapping[str, Any]) -> Model | Pieces:
     if "forward" not in table:
         return Model(**table)
     layers = table.get("layers")
+    if layers is not None:
+        require_count("layers", layers)
     given = {name: value for name, value in table.items() if name != "layers"}
     for name in ROWS:
         row = given.get(name)

@@ -148,7 +148,7 @@ class Plan:
         for number, finding in enumerate(self.findings, 1):
             lines += wrap(f"{number}. {finding}", 100, subsequent_indent="   ")
         if self.interrupted:
-            lines += ["", "The search was interrupted; a longer one may find better partitions."]
+            lines += ["", "The search was interrupted, or its time was over; a longer one may find better partitions."]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:

@@ -221,7 +221,13 @@ def _compare(module: nn.Module, whole: Chain, example: Any) -> None:
     module.eval()  # dropout would differ
     try:
         with torch.no_grad():
-            wanted = module(example)
+            try:
+                wanted = module(example)
+            except Exception as error:
+                raise SettingError(
+                    f"{name} fails for the example, which is the first argument of its forward: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             wanted = getattr(wanted, "logits", wanted)
             try:
                 got = whole.stage(range(whole.pieces))(example)

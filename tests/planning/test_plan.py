@@ -143,6 +143,8 @@ def test_an_interrupted_search_keeps_what_it_has():
     plan = pp.plan(EIGHT_BILLION, MACHINE, 8, 32, schedules=["1f1b", "zb-h1"], progress=interrupt)
     assert plan.interrupted and plan.best.name == "1f1b"
     assert "interrupted" in str(plan)
+    short = pp.plan(EIGHT_BILLION, MACHINE, 4, 8, schedules=["zb-v", "interleaved"], seconds=0)
+    assert short.interrupted and "its time was over" in str(short)
 
 
 def test_units_are_converted():

@@ -43,6 +43,15 @@ WRONG = {
         "unexpected keyword argument 'ram'",
     ),
     "a wrong number": (TABLES.format("forward = [1, -2]", "memory = 1", "ranks = 2"), "numbers of at least 0"),
+    "layers in quotes": (
+        TABLES.format('layers = "32"\nforward = [1, 2, 3]', "memory = 1", "ranks = 2"),
+        "layers must be",
+    ),
+    "a machine as a number": ("model = 'gpt2'\nmachine = 5\n[plan]\nranks = 2\n", "machine is a table or a name in"),
+    "a piece too few": (
+        TABLES.format("forward = [1]", "memory = 1e9", "ranks = 2\nmicrobatches = 4"),
+        "2 ranks are more than the 1 piece of the model",
+    ),
     "no ranks": (TABLES.format("forward = [1, 2]", "memory = 1e9", "microbatches = 4"), "'ranks'"),
     "an unknown option": (TABLES.format("forward = [1, 2]", "memory = 1e9", "ranks = 2\ncolor = 1"), "'color'"),
     "it does not fit": (

@@ -122,6 +122,7 @@ def test_what_is_not_a_chain_is_refused():
         ((Tower(skip=True), schedule, 0, None, x), "more than a chain of first, the layers, norm, last"),
         ((Tower(tied=True), schedule, 0, None, x), "shares the embedding's weights"),
         ((Tower(), schedule, 0), "give an example"),
+        ((Tower(), schedule, 0, None, {"x": x}), "Tower fails for the example, which is the first argument of its"),
         ((nn.Linear(2, 2), schedule, 0), "has 0 nn.ModuleLists"),
         ((nn.Sequential(nn.Linear(2, 2)), schedule, 0), "1 layers cannot be cut into 2 stages"),
         ((nn.Sequential(*[nn.Tanh()] * 3), schedule, 0, [1, 2]), "a number for each of the 3 pieces"),
