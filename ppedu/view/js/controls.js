@@ -778,6 +778,8 @@ function frontier(root, look, send) {
   root.append(above, note);
   const figure = new Figure(root, look);
 
+  const pick = (/** @type {number} */ point) => send({ point });
+
   /** @param {FrontierState} state */
   function update(state) {
     figure.update(state);
@@ -785,7 +787,6 @@ function frontier(root, look, send) {
     const from = 0.8 * Math.min(...points.map((p) => p.y));
     const axes = { x: { label: "peak memory", format: pretty }, y: { label: state.axis, format: pretty, from } };
     const focused = [...above.querySelectorAll("circle")].findIndex((each) => each === document.activeElement);
-    const pick = (/** @type {number} */ point) => send({ point });
     above.replaceChildren(chart(points, { ...axes, pick, width: 820, height: 300 }));
     above.querySelectorAll("circle")[focused]?.focus();
     note.textContent = state.note;
