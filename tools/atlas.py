@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
@@ -96,6 +97,8 @@ def improved(
     bounds = {count: each.bound for count, each in fewer.items()}
     if not entry or entry.status != "optimal":
         found = search(instance, seconds, starts=starts, least=least, fewer=bounds)
+        if found.interrupted:
+            raise KeyboardInterrupt
         bound, proofs = int(found.bound), found.proofs
         if bound == least and least > instance.bound:  # less memory cannot be faster
             proofs = next(each.proofs for each in known if each.memory >= memory and each.bound == bound)
@@ -149,4 +152,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(KeyboardInterrupt):  # what was found is written after each entry
+        main()

@@ -18,7 +18,8 @@ from ppedu.core.tables import in_text
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
-from ppedu.search.optimal import Found, named, require_solver, search
+from ppedu.search.optimal import Found, named, search
+from ppedu.search.solve import require_solver
 from ppedu.zoo import schedule, schedules
 
 if TYPE_CHECKING:
@@ -111,14 +112,13 @@ def frontier(
     require_solver()
     free = search(instance(None), time_limit, workers)
     found: list[Found] = []
-    with suppress(KeyboardInterrupt):
-        for memory in _memories(free.instance):
-            starts = [each.schedule for each in found[-1:]]
-            found.append(search(instance(memory), time_limit, workers, None, starts, free.ticks))
-            if progress:
-                progress(found[-1])
-            if found[-1].value <= free.value:
-                break
+    for memory in () if free.interrupted else _memories(free.instance):
+        starts = [each.schedule for each in found[-1:]]
+        found.append(search(instance(memory), time_limit, workers, None, starts, free.ticks))
+        if progress:
+            progress(found[-1])
+        if found[-1].interrupted or found[-1].value <= free.value:
+            break
     return Frontier(tuple(_with_bounds(found or [free])), tuple(_published(free.instance)))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
 from ppedu.core.costs import Costs
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
@@ -19,11 +18,10 @@ from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance, require_number
 from ppedu.search.instance import Instance
+from ppedu.search.solve import answers, require_solver
 
 FORMULATIONS = ("intervals", "counters")
 MOST_ACTIONS = 2000
-MOST_WORKERS = 64
-POLL = 0.01  # seconds between two attempts to stop a solver
 FIRST_SLICE = 1.0  # seconds for the first try at a horizon; each try that has no answer doubles it
 
 
@@ -37,6 +35,7 @@ class Found:
         "intervals" and "counters".
     seconds: The time that the search took.
     ticks: The bound in ticks.
+    interrupted: The search was ended by Ctrl+C.
     """
 
     instance: Instance
@@ -46,6 +45,7 @@ class Found:
     proofs: tuple[str, ...]
     seconds: float
     ticks: int = 0
+    interrupted: bool = False
 
     @property
     def timeline(self) -> Timeline:
@@ -177,7 +177,7 @@ def search(
         )
 
     slice_, low = FIRST_SLICE, least  # below low, nothing was found in the time it was given
-    with suppress(KeyboardInterrupt):
+    try:
         for seed in count():
             left = begin + seconds - time.monotonic()
             if least >= most or left <= 0:
@@ -195,6 +195,8 @@ def search(
                 fewer = _fewer(instance, left / 2, workers)
             else:  # a solver that is unlucky for long may find it at once in another order
                 low, slice_ = horizon + 1, 2 * slice_
+    except KeyboardInterrupt:
+        return replace(found(best), interrupted=True)
     return found(best)
 
 
@@ -211,7 +213,10 @@ def _fewer(instance: Instance, seconds: float, workers: int) -> dict[int, int]:
     for number in _counts(instance):
         smaller = replace(instance, microbatches=number)
         share = (end - time.monotonic()) / (instance.microbatches - number)
-        found[number] = search(smaller, max(0, share), workers, fewer=found).ticks
+        result = search(smaller, max(0, share), workers, fewer=found)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        found[number] = result.ticks
     return found
 
 
@@ -241,46 +246,17 @@ def race(
 
     Returns a schedule, or None; and the formulation that has answered, or None if none has in time.
     """
-    from ortools.sat.python.cp_model import CpSolver
-
     from ppedu.search import counters
     from ppedu.search.intervals import Intervals
 
     questions: dict[str, Any] = {"intervals": Intervals(instance, horizon, fewer)} if "intervals" in only else {}
     if "counters" in only and counters.applies(instance, horizon):
         questions["counters"] = counters.Counters(instance, horizon, fewer)
-    solvers: dict[str, CpSolver] = {}
-    for name in questions:
-        solver = solvers[name] = CpSolver()
-        solver.parameters.max_time_in_seconds = seconds
-        solver.parameters.random_seed = seed
-        solver.parameters.num_workers = max(1, min(workers, MOST_WORKERS) // len(questions))
-    if not questions:
-        return None, None
-    with ThreadPoolExecutor(len(questions)) as pool:
-        asked: dict[Future[Any], str] = {
-            pool.submit(solvers[name].solve, each.model): name for name, each in questions.items()
-        }
-        try:
-            waiting = set(asked)
-            while waiting:
-                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for each in ended:
-                    name, status = asked[each], solvers[asked[each]].status_name(each.result())
-                    if status in ("OPTIMAL", "FEASIBLE"):
-                        return questions[name].schedule(solvers[name]), name
-                    if status == "INFEASIBLE":
-                        return None, name
-            return None, None
-        finally:
-            while not all(each.done() for each in asked):  # a solver that has not begun yet ignores that it should stop
-                for solver in solvers.values():
-                    solver.stop_search()
-                time.sleep(POLL)
-
-
-def require_solver() -> None:
-    try:
-        import ortools.sat.python.cp_model  # noqa: F401
-    except ImportError:
-        raise PipelineError('a search needs OR-tools; install it with: pip install "ppedu[search]"') from None
+    models = {name: each.model for name, each in questions.items()}
+    with closing(answers(models, seconds, workers, seed)) as ended:
+        for name, solver, status in ended:
+            if status in ("OPTIMAL", "FEASIBLE"):
+                return questions[name].schedule(solver), name
+            if status == "INFEASIBLE":
+                return None, name
+    return None, None

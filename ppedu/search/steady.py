@@ -7,8 +7,9 @@ single microbatch describe the step: those of the others follow at a distance of
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Action, Op
 from ppedu.core.costs import Costs
@@ -18,7 +19,11 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
-from ppedu.search.optimal import MOST_WORKERS, named, require_solver
+from ppedu.search.optimal import named
+from ppedu.search.solve import answers, require_solver
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpSolver
 
 Key = tuple[int, Op]  # a stage and an op
 
@@ -86,7 +91,8 @@ def steady(
 
     memory: Instead, the shortest period for which a rank holds no more than this, in the unit of
         `Timeline.peak_activations`.
-    placement, chunks, split, time_limit, workers: As in `optimal`; the placement has one copy of the model.
+    placement, chunks, split, time_limit, workers: As in `optimal`; the placement has one copy of the model. Once it has
+        a pattern, Ctrl+C ends the search with that.
 
     Raises:
         SettingError: An argument is not possible, or the memory is too little for a single microbatch.
@@ -100,7 +106,7 @@ def steady(
         raise SettingError("split must be True or False for a pattern; got None")
     instance = Instance.of(place, 1, costs, split, False, memory, "makespan")
     require_number("time_limit", time_limit, lambda each: each > 0, "a number of seconds above 0")
-    workers = min(require_count("workers", workers), MOST_WORKERS)
+    require_count("workers", workers)
     require_solver()
 
     def left() -> float:
@@ -117,7 +123,9 @@ def steady(
         if time.monotonic() - begin >= time_limit:
             raise PipelineError(f"nothing found in {time_limit:g} s; take a larger time_limit")
         ticks += 1
-    starts, _ = model.shortest(size, left(), workers)
+    starts = model.found
+    with suppress(KeyboardInterrupt):
+        starts, _ = model.shortest(size, left(), workers)
     optimal = proven and status == "OPTIMAL"
     _, sizes, more = instance.room
     unit = instance.activations[0] / (sizes[0] + more[0]) if sizes[0] + more[0] else 0
@@ -221,13 +229,8 @@ class Model:
         _, status = self._solve(seconds, workers)
         return self.found, status == "OPTIMAL"
 
-    def _solve(self, seconds: float, workers: int) -> tuple[Any, str]:
-        from ortools.sat.python.cp_model import CpSolver
-
-        solver = CpSolver()
-        solver.parameters.max_time_in_seconds = seconds
-        solver.parameters.num_workers = workers
-        status = solver.status_name(solver.solve(self.model))
+    def _solve(self, seconds: float, workers: int) -> tuple[CpSolver, str]:
+        ((_, solver, status),) = answers({"pattern": self.model}, seconds, workers)
         if status in ("OPTIMAL", "FEASIBLE"):
             self.found = {key: int(solver.value(start)) for key, start in self.start.items()}
         return solver, status

@@ -1,6 +1,8 @@
 """The best schedules: proven numbers, all orders tried for small sizes, and two formulations that must agree."""
 
+import subprocess
 import sys
+import time
 from fractions import Fraction
 from itertools import permutations, product
 
@@ -72,7 +74,7 @@ def test_v_adaptive_is_not_the_best():
 @pytest.mark.slow
 @pytest.mark.parametrize(("microbatches", "span"), [(16, 55), (32, 103)])
 def test_eight_ranks(microbatches, span):
-    found = pp.search.optimal(8, microbatches, UNIT, memory=8, objective="span", time_limit=120)
+    found = pp.search.optimal(8, microbatches, UNIT, memory=8, objective="span", time_limit=300)
     require_good(found)
     assert (found.status, found.value) == ("optimal", span)
 
@@ -237,6 +239,31 @@ def test_progress_is_reported_and_an_interrupt_keeps_the_best():
     stopped = pp.search.optimal(3, 4, CHUNKS, **size, progress=interrupt)
     require_good(stopped)
     assert stopped.status == "feasible" and stopped.value == values[0] and "at most" in str(stopped)
+
+
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ('optimal(4, 12, pp.Costs(2, 4), memory=2.5, placement="v", time_limit=60)', "feasible"),
+        ('frontier(6, 12, pp.Costs(2, 4), placement="v", time_limit=60)', "at least"),
+        ('steady(16, placement="loop", time_limit=60)', "KeyboardInterrupt"),  # has not found a pattern so early
+    ],
+)
+def test_ctrl_c_ends_a_search(search, says):
+    """In a process of its own, as the solvers once aborted it."""
+    script = f"""
+import os, signal, threading, ppedu as pp
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(3, os.kill, [os.getpid(), signal.SIGINT]).start()
+try:
+    print(pp.search.{search})
+except KeyboardInterrupt:
+    print("KeyboardInterrupt")
+"""
+    begin = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0 and says in ended.stdout, ended.stdout + ended.stderr
+    assert time.monotonic() - begin < 30
 
 
 def test_no_time_gives_the_best_published_schedule():
