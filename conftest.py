@@ -19,7 +19,7 @@ def find_available_port(self: object, ip: str) -> int:
             return port
 
 
-with suppress(ImportError):  # there is no Jupyter where only core, zoo and board are tested
+with suppress(ImportError):  # core, zoo and board are tested without Jupyter, too
     from jupyter_client.connect import LocalPortCache
 
     LocalPortCache.find_available_port = find_available_port

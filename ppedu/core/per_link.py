@@ -62,7 +62,7 @@ def of_link(name: str, cost: LinkCost, sender: int, receiver: int) -> Any:
     """Return the cost of a message from one rank to another: 0 from a rank to itself.
 
     Raises:
-        SettingError: There is no entry for this link.
+        SettingError: The dict has no entry for this link.
     """
     if sender == receiver:
         return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -95,50 +94,7 @@ class Model:
                 f"a token visits 1 to {self.experts or 'all'} experts; got active={self.active} of {self.experts}"
             )
 
-    @classmethod
-    def measured(
-        cls,
-        forward: Sequence[Number],
-        backward: Sequence[Number] | None = None,
-        input: Sequence[Number] | None = None,
-        weight: Sequence[Number] | None = None,
-        activation: Sequence[Number] | Number = 0,
-        weights: Sequence[int] | int = 0,
-        bytes_per_weight: Number | tuple[Number, Number, Number] = 16,
-        unit: str = "s",
-        message: Number = 0,
-        weight_memory: Number = 1,
-        logits: Number = 0,
-    ) -> Pieces:
-        """Return a model by measured times. Each list has an entry for each piece: embedding, layers, head with loss.
-
-        forward: The times of a microbatch's forward in `unit`: "s", "ms" or "us".
-        backward: By default twice the forward.
-        input, weight: Its halves, I and W. By default half of the backward each.
-        activation: Bytes of a microbatch that a piece keeps for the backward.
-        weights: The numbers of parameters.
-        bytes_per_weight: Of the weights, the gradients and the optimizer; a number is their sum, with 2 bytes for a
-            weight and 2 for its gradient: 16 for Adam in mixed precision (arXiv 1910.02054, section 3.1).
-        message: Bytes that a stage sends to the next for a microbatch.
-        weight_memory: The part of the activations that is kept until W.
-        logits: The bytes of the head's activation that are logits.
-
-        Raises:
-            SettingError: The lists do not fit each other, or a number is negative.
-        """
-        return measured(
-            forward,
-            backward,
-            input,
-            weight,
-            activation,
-            weights,
-            bytes_per_weight,
-            unit,
-            message,
-            weight_memory,
-            logits,
-        )
+    measured = staticmethod(measured)
 
     @classmethod
     def of(cls, module: Any, example: Any, loss_fn: Any = None, bytes_per_weight: Any = 16) -> Pieces:

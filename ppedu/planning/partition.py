@@ -27,7 +27,7 @@ from ppedu.planning.presets import machine_named
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
-MOST_TRIED = 4000  # partitions; if there are no more, the best is found for certain
+MOST_TRIED = 4000  # all partitions are tried if they are no more than these
 BALANCED, QUICK = 300_000, 200_000  # spent at most on balancing loads, and for a widget; see `Cutting.spent`
 
 

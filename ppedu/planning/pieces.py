@@ -102,7 +102,22 @@ def measured(
     weight_memory: Number = 1,
     logits: Number = 0,
 ) -> Pieces:
-    """See `Model.measured`."""
+    """Return a model by measured times. Each list has an entry for each piece: embedding, layers, head with loss.
+
+    forward: The times of a microbatch's forward in `unit`: "s", "ms" or "us".
+    backward: By default twice the forward.
+    input, weight: Its halves, I and W. By default half of the backward each.
+    activation: Bytes of a microbatch that a piece keeps for the backward.
+    weights: The numbers of parameters.
+    bytes_per_weight: Of the weights, the gradients and the optimizer; a number is their sum, with 2 bytes for a
+        weight and 2 for its gradient: 16 for Adam in mixed precision (arXiv 1910.02054, section 3.1).
+    message: Bytes that a stage sends to the next for a microbatch.
+    weight_memory: The part of the activations that is kept until W.
+    logits: The bytes of the head's activation that are logits.
+
+    Raises:
+        SettingError: The lists do not fit each other, or a number is negative.
+    """
     require_unit(unit)
     times = _row("forward", forward, None)
     count = len(times)

@@ -61,12 +61,9 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         model = tables["model"] if isinstance(tables["model"], str) else _model(dict(tables["model"]))
         machine = tables["machine"] if isinstance(tables["machine"], str) else Machine(**tables["machine"])
     except (TypeError, ValueError) as error:  # an unknown or a missing name
-        text = (
-            str(error)
-            .replace("Model.__init__()", "it")
-            .replace("Machine.__init__()", "it")
-            .replace("Model.measured()", "it")
-        )
+        text = str(error)
+        for function in ("Model.__init__()", "Machine.__init__()", "measured()"):
+            text = text.replace(function, "it")
         raise ParseError(f"{str(path)!r}: {text}") from None
     return {"model": model, "machine": machine, **tables["plan"]}
 

@@ -21,7 +21,7 @@ def answers(
 ) -> Generator[tuple[str, CpSolver, str], None, None]:
     """Solve models side by side, and yield their names, solvers and the solvers' statuses as they end.
 
-    Whoever stops asking, or is interrupted, stops those that still run.
+    The solvers that still run are stopped when the caller closes the generator, or is interrupted.
     """
     from ortools.sat.python.cp_model import CpSolver
 

@@ -310,7 +310,7 @@ def with_missing_stages(timeline):
 
 
 WRONG_CHECKS = {
-    "looks up stage -1": (with_missing_stages, "KeyError: <-1F0>. There is no stage -1: a forward of the first stage"),
+    "looks up stage -1": (with_missing_stages, "KeyError: <-1F0>. Stage -1 does not exist: a forward of the first"),
     "nothing": (
         lambda t: [],
         "for the slide, your function does not list 0B5, which starts at 16, while 1B5, on which it depends, ends at "

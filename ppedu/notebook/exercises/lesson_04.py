@@ -327,8 +327,8 @@ def _call_with_stages(function: Any, case: str, timeline: Timeline) -> Any:
         if not isinstance(key, Action) or key.stage in range(timeline.schedule.stages):
             raise
         raise SettingError(
-            f"{error}. There is no stage {key.stage}: a forward of the first stage depends on no other action, and a "
-            "backward of the last stage only on its own forward"
+            f"{error}. Stage {key.stage} does not exist: a forward of the first stage depends on no other action, and "
+            "a backward of the last stage only on its own forward"
         ) from None
 
 
