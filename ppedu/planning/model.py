@@ -166,8 +166,12 @@ class Model:
     @property
     def parameters(self) -> int:
         """The parameters of the model."""
-        shared = self.vocabulary * self.width if self.tied else 0
-        return self.embedding_parameters + self.layers * self.layer_parameters + self.head_parameters - shared
+        ends = self.embedding_parameters + self.head_parameters - self._shared
+        return ends + self.layers * self.layer_parameters
+
+    @property
+    def _shared(self) -> int:
+        return self.vocabulary * self.width if self.tied else 0
 
     def layer_flops(self, sequence: int) -> tuple[float, float, float]:
         """Return the FLOPs of F, I and W of a layer for one sequence.
@@ -261,9 +265,9 @@ class Model:
         layers = [replace(layer, name=f"layer {number}") for number in range(self.layers)]
         message = batch * sequence * element * self.width / (tensor if parallel else 1)
         once = 3 * (self.layers * self.layer_flops(sequence)[0] + self.head_flops(sequence))
-        return Pieces(
-            (embedding, *layers, head), FLOP, message, batch * sequence, per_weight(bytes_per_weight), 1, batch * once
-        )
+        tied = -(-self._shared // tensor)
+        sizes = per_weight(bytes_per_weight)
+        return Pieces((embedding, *layers, head), FLOP, message, batch * sequence, sizes, 1, batch * once, tied)
 
     def _require(self, recompute: str, tensor: int) -> None:
         if not isinstance(recompute, str) or recompute not in RECOMPUTED:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, pairwise
 from math import comb
+from random import Random
 from typing import Any
 
 from ppedu.core.actions import Op
@@ -27,6 +29,7 @@ from ppedu.planning.presets import machine_named
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
+SHAKEN = 2, 3  # random moves between two climbs, at least and at most
 MOST_TRIED = 4000  # all partitions are tried if they are no more than these
 BALANCED, QUICK = 300_000, 200_000  # spent at most on balancing loads, and for a widget; see `Cutting.spent`
 
@@ -102,7 +105,7 @@ class Cutting:
         whole, logits = self.of_stages("activation", cuts), self.of_stages("logits", cuts)
         _, held = self.in_flight.peak(rank, whole, self._inputs(cuts))
         mine = self.in_flight.stages[rank]
-        parameters = sum(self.of_stages("weights", cuts)[stage] for stage in mine)
+        parameters = self._parameters(cuts)[rank]
         kept = sum(count * whole[stage] for stage, count in zip(mine, held[::2], strict=True))
         kept += sum(count * self.pieces.message for count in held[1::2])
         of_logits = sum(count * logits[stage] for stage, count in zip(mine, held[::2], strict=True))
@@ -112,12 +115,23 @@ class Cutting:
 
     def memory(self, cuts: Cuts) -> list[Number]:
         """Return the bytes of each rank at its peak."""
-        whole, parameters = self.of_stages("activation", cuts), self.of_stages("weights", cuts)
-        inputs, each = self._inputs(cuts), sum(self.pieces.bytes_per_weight)
+        whole, inputs = self.of_stages("activation", cuts), self._inputs(cuts)
+        each = sum(self.pieces.bytes_per_weight)
         return [
-            each * sum(parameters[stage] for stage in mine) + self.in_flight.peak(rank, whole, inputs)[0] + buffers
-            for rank, (mine, buffers) in enumerate(zip(self.in_flight.stages, self._buffers, strict=True))
+            each * parameters + self.in_flight.peak(rank, whole, inputs)[0] + buffers
+            for rank, (parameters, buffers) in enumerate(zip(self._parameters(cuts), self._buffers, strict=True))
         ]
+
+    def _parameters(self, cuts: Cuts) -> list[int]:
+        """Return the number of parameters on each rank; tied ones count once on a rank with both ends of the model."""
+        of_stages = self.of_stages("weights", cuts)
+        found = [sum(of_stages[stage] for stage in mine) for mine in self.in_flight.stages]
+        if self.pieces.tied:
+            ends = {bisect_right(cuts, 0) - 1, bisect_right(cuts, len(self.pieces) - 1) - 1}
+            both = (rank for rank, mine in enumerate(self.in_flight.stages) if ends.issubset(mine))
+            for rank in both:
+                found[rank] -= self.pieces.tied
+        return found
 
     def excess(self, cuts: Cuts) -> Number:
         """Return by how many bytes the ranks exceed the limit, together."""
@@ -192,6 +206,11 @@ class Cutting:
         excess = self.excess(cuts)
         return excess, max(self.loads(cuts)) if excess else self.time(cuts)
 
+    def _may_beat(self, cuts: Cuts, worth: tuple[Any, Any]) -> bool:
+        """Return whether a partition may be better than one of this worth, without a simulation."""
+        load = max(self.loads(cuts))
+        return (worth[0] > 0 or load < worth[1]) and (self.excess(cuts), load) < worth
+
     def start(self) -> None:
         """Set `best` to the best of a few partitions that balance the ranks' work, or the stages'."""
         stages, count = self.schedule.stages, len(self.pieces)
@@ -247,23 +266,41 @@ class Cutting:
                             yield tuple(moved)
 
     def improve(self, more: int) -> None:
-        """Improve `best` until no move helps, or `more` has been spent. If there are few partitions, try all."""
+        """Improve `best` by moving pieces until `more` has been spent. If there are few partitions, try all."""
         stages, count = self.schedule.stages, len(self.pieces)
         if comb(count + stages - 1, stages - 1) <= MOST_TRIED:
             self._try_all()
             return
-        most, now = self.spent + more, self.worth(self.best)
-        improved = True
+        most, dice = self.spent + more, Random(0)
+        self._climb(self.best, most)
+        while not self._ends(most) and self.worth(self.best)[1] > self.bound:
+            cuts = self.best
+            for _ in range(dice.randint(*SHAKEN)):  # no single move helps: go on from a place nearby
+                cuts = dice.choice([*self._moves(cuts)])
+            self._climb(cuts, most)
+
+    def _climb(self, cuts: Cuts, most: int) -> None:
+        """Go from a partition to better ones until no move helps; what is better than `best` becomes `best`."""
+        now, improved = self.worth(cuts), True
         while improved:
+            if now < self.worth(self.best):
+                self.best = cuts
             improved = False
             # Taking pieces from the busiest rank helps most often; the other moves follow.
-            for moved in chain(self._moves(self.best, self._heaviest(self.best)), self._moves(self.best)):
+            for moved in chain(self._moves(cuts, self._heaviest(cuts)), self._moves(cuts)):
                 if self._ends(most):
                     return
-                load, excess = max(self.loads(moved)), self.excess(moved)
-                if (excess, load) < now and (value := self.worth(moved)) < now:
-                    self.best, now, improved = moved, value, True
+                if self._may_beat(moved, now) and (value := self.worth(moved)) < now:
+                    cuts, now, improved = moved, value, True
                     break
+
+    def adopt(self, partitions: Iterable[Cuts]) -> bool:
+        """Set `best` to the best of the partitions of other searches if it is better; return whether it is."""
+        before, now = self.best, self.worth(self.best)
+        for cuts in partitions:
+            if self._may_beat(cuts, now) and (value := self.worth(cuts)) < now:
+                self.best, now = cuts, value
+        return self.best != before
 
     def _try_all(self) -> None:
         """Try all partitions, the most promising first."""

@@ -45,6 +45,7 @@ class Pieces:
     bytes_per_weight: Bytes per parameter of the weights, the gradients and the optimizer.
     weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
     flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
+    tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
     """
 
     pieces: tuple[Piece, ...]
@@ -54,6 +55,7 @@ class Pieces:
     bytes_per_weight: tuple[Number, Number, Number] = (2, 2, 12)
     weight_memory: Number = 1
     flops: Number | None = None
+    tied: int = 0
 
     def __len__(self) -> int:
         return len(self.pieces)

@@ -13,13 +13,14 @@ from ppedu.core.tables import in_html, in_text
 from ppedu.planning.partition import KINDS
 
 if TYPE_CHECKING:
-    from ppedu.planning.plan import Choice, Job
+    from ppedu.planning.choice import Choice, Job
     from ppedu.search.optimal import Found
 
 GB = 1e9
 SHOWN = 8  # choices in the printed table
 LISTED = 16  # ranks in the printed partition
 ACTIVATIONS = ("activations", "logits")  # the kinds of bytes that a schedule decides
+WORTH_A_WORD = 0.005  # the part of all ranks' time that a cause of the bubble takes
 HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 
 
@@ -66,10 +67,20 @@ class Plan:
         return [*self._findings()]
 
     def _findings(self) -> Iterator[str]:
-        best, pieces = self.best, self.job.pieces.pieces
+        best, pieces, node = self.best, self.job.pieces.pieces, self.job.machine.node
         causes = best.timeline().causes()
-        imbalance = causes.get("imbalance", 0.0)
-        if imbalance > 0.005:
+        messages, imbalance = causes.get("communication", 0.0), causes.get("imbalance", 0.0)
+        if messages > max(WORTH_A_WORD, best.bubble / 2):
+            yield (
+                f"of the {best.bubble:.1%} bubble, {messages * 100:.1f} points are messages: faster links or fewer ranks "
+                "would help more than another schedule"
+            )
+        if node and self.job.tensor > node:
+            yield (
+                f"the {self.job.tensor} GPUs that split a stage are in several nodes of {node}; what they send each "
+                "other then takes longer, and the times leave it out"
+            )
+        if imbalance > WORTH_A_WORD:
             times = sorted(piece.forward + piece.backward for piece in pieces)
             usual = times[len(times) // 2]
             heavy = max(pieces, key=lambda piece: piece.forward + piece.backward)

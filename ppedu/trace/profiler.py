@@ -221,6 +221,11 @@ def _action(name: str, file: File, worker: int) -> Action:
 def _require_ranges(file: File) -> None:
     if file.ranges:
         return
+    if not (file.others or file.operators or file.kernels):
+        raise ParseError(
+            f"{str(file.path)!r} holds no events; a trace is a JSON object with a list \"traceEvents\", as "
+            "torch.profiler's export_chrome_trace and Timeline.save write it"
+        )
     names = sorted({other.name for other in file.others})[:SHOWN]
     shown = f"; its ranges are {', '.join(map(repr, names))}" if names else ""
     raise ParseError(

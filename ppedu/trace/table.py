@@ -80,7 +80,8 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
         text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise PipelineError(f"cannot read {str(path)!r}: {error}; give a table of operations as CSV") from error
-    lines = csv.reader(io.StringIO(text), delimiter="\t" if "\t" in text.partition("\n")[0] else ",")
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    lines = csv.reader(io.StringIO(text), delimiter=delimiter)
     columns = _columns(next(lines, []), str(path))
     rows = [(number, line) for number, line in enumerate(lines, 2) if any(line)]
     return list(_records(columns, rows, str(path)))

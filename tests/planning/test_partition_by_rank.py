@@ -98,3 +98,16 @@ def test_never_worse_than_equal_stages_nor_below_its_bounds(name, seed, recomput
     assert max(found.loads(cuts)) <= found.time(cuts)
     assert found.time(cuts) == pp.simulate(schedule, found.costs(cuts)).makespan
     assert found.memory(cuts) == [sum(found.kinds(rank, cuts).values()) for rank in range(4)]
+
+
+def test_a_better_partition_of_another_search_is_taken_over():
+    pieces = drawn(random.Random(7), 14)
+    search = Cutting(pp.schedule("zb-v", 3, 6), pieces, 10**6)
+    search.start()
+    before = search.time(search.best)
+    worse = (0, 14, 14, 14, 14, 14, 14)
+    assert not search.adopt([worse, search.best]) and search.time(search.best) == before
+    other = Cutting(pp.schedule("dualpipev", 3, 6), pieces, 10**6)
+    other.start()
+    other.improve(300_000)
+    assert search.adopt([worse, other.best]) and search.best == other.best and search.time(other.best) < before

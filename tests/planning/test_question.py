@@ -55,7 +55,7 @@ WRONG = {
     "no ranks": (TABLES.format("forward = [1, 2]", "memory = 1e9", "microbatches = 4"), "'ranks'"),
     "an unknown option": (TABLES.format("forward = [1, 2]", "memory = 1e9", "ranks = 2\ncolor = 1"), "'color'"),
     "it does not fit": (
-        TABLES.format("forward = [1, 2]\nweights = 100", "memory = 1e3", "ranks = 2\nmicrobatches = 4"),
+        TABLES.format("forward = [1, 2]\nweights = 1000000", "memory = 1e6", "ranks = 2\nmicrobatches = 4"),
         "nothing fits",
     ),
 }

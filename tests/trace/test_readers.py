@@ -82,6 +82,14 @@ def test_tables_that_lie(tmp_path, lines, match):
         pp.Run.load(write(tmp_path / "x.csv", *lines))
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_columns_may_be_separated_otherwise(tmp_path, separator):
+    plain = pp.Run.load(write(tmp_path / "x.csv", *RIGHT))
+    path = write(tmp_path / "y.csv", *RIGHT)
+    path.write_text(path.read_text().replace(",", separator))
+    assert pp.Run.load(path).timeline().rows == plain.timeline().rows
+
+
 def test_an_incomplete_step_is_left_out_and_named(tmp_path):
     later = [line.replace("0,", "1,", 1) for line in RIGHT[:3]]
     run = pp.Run.load(write(tmp_path / "x.csv", *RIGHT, *later))
@@ -183,6 +191,8 @@ def test_traces_that_lie(tmp_path):
             pp.Run.load([kineto(tmp_path / "cut.json", 0, [], text[:cut]), second])
     for wrong, match in (
         ("PNG", "is not a trace"),
+        ('{"loss": [1, 2]}', "holds no events"),
+        ("[1, 2]", "holds no events"),
         ('{"traceEvents": [{]}', "ends too early|is damaged"),
         ('{"traceEvents": [{"ph": "X", "name": "PP:0F0"}]}', "without a name or a time"),
     ):

@@ -1,0 +1,156 @@
+"""What a plan chooses from: schedules with their best partitions, on the machines of a job."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppedu.core.costs import Costs
+from ppedu.core.numeric import Number
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
+from ppedu.planning.handover import megatron, save, torchtitan
+from ppedu.planning.machine import Machine
+from ppedu.planning.partition import Cutting
+from ppedu.planning.pieces import SECONDS, Pieces
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A schedule with its best partition.
+
+    partition: The pieces of each stage: 0 is the embedding, then come the layers, and the last one is the head.
+    recompute: Whether each stage runs its forward again before its backward, from its input (`Costs.recompute`).
+    costs: Of the stages, to simulate with; activations in bytes.
+    step_time: Of the pipeline, in the unit of the model. after: What gradient reduction and optimizer add; None if the
+        machine's bandwidths are unknown.
+    tokens_per_second: Of all replicas. mfu: The model FLOPs utilization. None if unknown.
+    busiest: How long the busiest rank works. bubble: The idle share of all ranks' time.
+    kinds: By rank, the bytes at its peak, by what they are for. memory: Their sums.
+    excess: By how many bytes the fullest rank exceeds the machine's memory, or 0.
+    proven: Whether no partition is better.
+    why: How it differs from the best choice, in a sentence.
+    """
+
+    schedule: Schedule
+    partition: tuple[range, ...]
+    recompute: bool
+    costs: Costs
+    step_time: Number
+    after: Number | None
+    tokens_per_second: float | None
+    mfu: float | None
+    busiest: Number
+    bubble: float
+    kinds: tuple[dict[str, Number], ...]
+    excess: Number
+    proven: bool
+    why: str = ""
+
+    @property
+    def memory(self) -> tuple[Number, ...]:
+        return tuple(sum(kinds.values()) for kinds in self.kinds)
+
+    @property
+    def name(self) -> str:
+        """The schedule's name, with its chunks if there are several, and with recomputation."""
+        chunks = f", {self.schedule.chunks} chunks" if self.schedule.chunks > 1 else ""
+        return f"{self.schedule.name}{chunks}{', recomputing' if self.recompute else ''}"
+
+    @property
+    def whole(self) -> Number:
+        """The time of the step with gradient reduction and optimizer, as far as it is known."""
+        return self.step_time + (self.after or 0)
+
+    def longer(self, other: Choice) -> float:
+        """Return by what fraction a microbatch takes longer than with another choice, the end of the step included."""
+        mine, others = (each.whole / each.schedule.microbatches for each in (self, other))
+        return float(mine / others - 1) if others else 0.0
+
+    def timeline(self) -> Timeline:
+        """Return the simulation of the step."""
+        return simulate(self.schedule, self.costs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the schedule and the partition to a file, for `python -m ppedu train --plan`.
+
+        Raises:
+            PipelineError: The file cannot be written.
+        """
+        save(path, self.schedule, self.partition, self.recompute)
+
+    def torchtitan(self) -> list[list[str]]:
+        """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part` has them."""
+        return torchtitan(self.partition)
+
+    def megatron(self) -> str:
+        """Return the layout for Megatron's `--pipeline-model-parallel-layout`: E, t, L; stages between |.
+
+        Raises:
+            SettingError: The schedule does not place its stages in a loop.
+        """
+        return megatron(self.schedule, self.partition)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model and the machines that it is to run on."""
+
+    pieces: Pieces
+    machine: Machine
+    ranks: int
+    replicas: int
+    tensor: int
+
+    def cutting(self, schedule: Schedule, recompute: bool, until: float = math.inf) -> Cutting:
+        """Return the search for a schedule's partition."""
+        delay = self.machine.delays(self.ranks, self.pieces.message, self.pieces.unit, self.tensor)
+        return Cutting(schedule, self.pieces, self.machine.memory, delay, recompute, until)
+
+    def choice(self, found: Cutting) -> Choice:
+        """Return the best partition of a search with all its numbers."""
+        cuts, schedule, pieces = found.best, found.schedule, self.pieces
+        kinds = tuple(found.kinds(rank, cuts) for rank in range(self.ranks))
+        step_time, busy = found.time(cuts), found.busy(cuts)
+        after = self.after(kinds, schedule.placement.copies)
+        seconds = float(step_time + (after or 0)) * SECONDS[pieces.unit]
+        tokens = pieces.tokens and pieces.tokens * schedule.microbatches * self.replicas
+        flops, peak = pieces.flops, self.machine.peak
+        return Choice(
+            schedule,
+            tuple(found.ranges(cuts)),
+            found.recompute,
+            found.costs(cuts),
+            step_time,
+            after,
+            tokens / seconds if tokens and seconds else None,
+            float(flops * schedule.microbatches / (seconds * peak * self.ranks * self.tensor))
+            if flops and peak
+            else None,
+            max(busy),
+            float(1 - sum(busy) / (self.ranks * step_time)) if step_time else 0.0,
+            kinds,
+            max(0, *(size - self.machine.memory for size in found.memory(cuts))),
+            found.proven,
+        )
+
+    def after(self, kinds: Sequence[dict[str, Number]], copies: int) -> Number | None:
+        """Return the time of gradient reduction and optimizer on the slowest rank, if the bandwidths are known.
+
+        A ring sends each gradient 2 · (n - 1) / n times among the n ranks that hold the same stage. The optimizer reads
+        and writes all that belongs to a weight.
+        """
+        width, machine = self.replicas * copies, self.machine
+        within = self.replicas * self.ranks * self.tensor <= (machine.node or 1)
+        bandwidth = machine.near_bandwidth if within and machine.near_bandwidth else machine.bandwidth
+        if (width > 1 and bandwidth is None) or machine.memory_bandwidth is None:
+            return None
+        times = []
+        for each in kinds:
+            reduced = each["gradients"] * 2 * (width - 1) / width / (bandwidth or 1)
+            read = 2 * (each["weights"] + each["gradients"] + each["optimizer"]) / machine.memory_bandwidth
+            times.append((reduced + read) / SECONDS[self.pieces.unit])
+        return max(times)
