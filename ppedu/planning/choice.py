@@ -1,4 +1,4 @@
-"""What a plan chooses from: schedules with their best partitions, on the machines of a job."""
+"""The schedules that a plan compares, each with its best partition, on the machines of a job."""
 
 from __future__ import annotations
 

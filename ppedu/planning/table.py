@@ -72,8 +72,8 @@ class Plan:
         messages, imbalance = causes.get("communication", 0.0), causes.get("imbalance", 0.0)
         if messages > max(WORTH_A_WORD, best.bubble / 2):
             yield (
-                f"of the {best.bubble:.1%} bubble, {messages * 100:.1f} points are messages: faster links or fewer ranks "
-                "would help more than another schedule"
+                f"of the {best.bubble:.1%} bubble, {messages * 100:.1f} points are messages: faster links or fewer "
+                "ranks would help more than another schedule"
             )
         if node and self.job.tensor > node:
             yield (

@@ -223,7 +223,7 @@ def _require_ranges(file: File) -> None:
         return
     if not (file.others or file.operators or file.kernels):
         raise ParseError(
-            f"{str(file.path)!r} holds no events; a trace is a JSON object with a list \"traceEvents\", as "
+            f'{str(file.path)!r} holds no events; a trace is a JSON object with a list "traceEvents", as '
             "torch.profiler's export_chrome_trace and Timeline.save write it"
         )
     names = sorted({other.name for other in file.others})[:SHOWN]
