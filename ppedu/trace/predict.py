@@ -24,8 +24,11 @@ from ppedu.zoo.registry import schedule as named_schedule
 if TYPE_CHECKING:
     from ppedu.trace.run import Run
 
+Layers = tuple[Sequence[int], Sequence[int]]
+
 DRAWS = 400
 LOW, HIGH = 0.05, 0.95
+UNEVEN = 1.2  # an end of the model that takes this many times as long as the other stages holds more than layers
 FIELDS = ("forward", "backward", "input", "weight", "overlap")
 SPLIT = {Op.I: Op.B, Op.W: Op.B, Op.B: Op.I}  # the op whose variation stands in for that of one the run does not have
 
@@ -60,7 +63,7 @@ def predict(
     run: Run,
     schedule: Schedule | str,
     costs: Costs | None = None,
-    layers: tuple[Sequence[int], Sequence[int]] | None = None,
+    layers: Layers | None = None,
 ) -> Prediction:
     """See `Run.predict`."""
     old = run.schedule
@@ -77,12 +80,8 @@ def predict(
         )
     given, overhead = costs is not None, run.calibration.overhead
     known = _without_overhead(_by_stage(run.costs() if costs is None else require_costs(costs)), overhead)
-    assumed = list(_assumptions(old, schedule, known, given))
-    if layers is not None:
-        new = _by_layers(known, old, schedule, layers)
-        assumed.append("a layer takes as long in any stage; what the first and the last stage take more, they keep")
-    else:
-        new = _by_share(known, old, schedule)
+    assumed = _assumptions(old, schedule, known, given, layers)
+    new = _by_share(known, old, schedule) if layers is None else _by_layers(known, old, schedule, layers)
     steps = len(run.steady)
     draws = sorted(_draws(run, new, schedule))
     now = median(each.timeline.makespan for each in run.steady.values())
@@ -130,19 +129,36 @@ def in_same_memory(run: Run) -> Iterator[tuple[str, float]]:
                 yield name, timeline.makespan
 
 
-def _assumptions(old: Schedule, new: Schedule, known: Costs, given: bool) -> Iterator[str]:
+def _assumptions(old: Schedule, new: Schedule, known: Costs, given: bool, layers: Layers | None) -> Iterator[str]:
     ops = {single.op for order in new.orders for action in order for single in action.singles}
     ran = {single.op for order in old.orders for action in order for single in action.singles}
     if Op.W in ops and Op.W not in ran and known.weight is None and known.input is None:
         yield "I and W each take half of B"
     if any(action.op in OVERLAP for order in new.orders for action in order) and known.overlap is None:
         yield "an overlapped pair takes as long as its two parts"
-    if any(isinstance(times, tuple) and len(times) != new.stages for times in map(known.__getattribute__, FIELDS)):
+    rows = [times for name in FIELDS if isinstance(times := getattr(known, name), tuple)]
+    if layers is not None:
+        yield "a layer takes as long in any stage; what the first and the last stage take more, they keep"
+    elif any(len(times) != new.stages for times in rows):
         yield "a stage takes as long as its share of the run's stages"
+        yield from _uncuttable(known.forward)
     if old.microbatches != new.microbatches:
         yield f"the {new.microbatches} microbatches are as large as the run's {old.microbatches}"
     if given:
         yield "the costs that were given"
+
+
+def _uncuttable(forward: Any) -> Iterator[str]:
+    """Yield a remark for the first and the last stage if its forward takes clearly longer than the others'."""
+    if not isinstance(forward, tuple) or len(forward) < 3:
+        return
+    last = len(forward) - 1
+    for stage, others, what in ((0, forward[1:], "embedding"), (last, forward[:-1], "head")):
+        if forward[stage] > UNEVEN * median(others) > 0:
+            yield (
+                f"stage {stage} can be cut like the others, though it takes {forward[stage] / median(others):.1f}× as "
+                f"long; if that is its {what}, give layers=…"
+            )
 
 
 def _by_share(known: Costs, old: Schedule, new: Schedule) -> Costs:
@@ -166,7 +182,7 @@ def _by_share(known: Costs, old: Schedule, new: Schedule) -> Costs:
     return known if new.stages == old.stages else replace(known, **{"overlap": None, **cuts})
 
 
-def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: tuple[Sequence[int], Sequence[int]]) -> Costs:
+def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: Layers) -> Costs:
     """Return the costs of the new stages by their numbers of layers.
 
     A layer takes the median time of the layers in the middle stages. What the first and the last stage take beyond
