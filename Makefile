@@ -18,7 +18,7 @@ TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
 .PHONY: atlas lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons gpu lint $(LINTERS) bench \
-  lessons pictures hooks dist chromium clean
+  lessons pictures hooks dist chromium clean site site-serve
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
@@ -68,6 +68,13 @@ test-pythons: .venv/.test
 SECONDS ?= 60
 atlas: .venv/.test
 	PYTHONPATH=. $(BIN)/python tools/atlas.py --seconds $(SECONDS)
+
+# The page that needs no installation: static files in build/site.
+site: .venv/.test node_modules/.package-lock.json
+	PYTHONPATH=. $(BIN)/python site/build.py
+
+site-serve: site
+	$(BIN)/python site/serve.py
 
 # What needs a GPU: its tests, and the engine beside torch's with a GPU for each rank.
 gpu: .venv/.test

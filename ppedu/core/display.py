@@ -74,6 +74,13 @@ def save_report(report: str, timeline: Timeline, outline: Timeline, path: str | 
     write_text(path, page(display(timeline, outline), report))
 
 
+def link(timeline: Timeline, base: str | None) -> str:
+    """Return the address of the playground with a timeline. See `Timeline.link`."""
+    from ppedu.view.link import link
+
+    return link(timeline, base)
+
+
 def require_savable(path: str | os.PathLike[str]) -> None:
     """Raise SettingError unless a timeline can be written to `path`."""
     from ppedu.view import require_savable

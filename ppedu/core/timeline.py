@@ -325,6 +325,18 @@ class Timeline:
         """
         return display.show(self, outline, lanes)
 
+    def link(self, base: str | None = None) -> str:
+        """Return the address at which the playground, a page that needs no installation, shows this timeline.
+
+        It holds the schedule and the costs. A measured timeline's times are not in it; the playground simulates.
+
+        base: The address of the playground; by default that of this project.
+
+        Raises:
+            SettingError: The costs are functions, or the placement is one's own with two copies of the model.
+        """
+        return display.link(self, base)
+
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return display.bundle(self)
 

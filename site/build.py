@@ -1,0 +1,52 @@
+"""Build the site, a folder of static files: `make site`."""
+
+import argparse
+import gzip
+import shutil
+import zipfile
+from pathlib import Path
+
+import ppedu as pp
+from ppedu.view.interactive import display
+from ppedu.view.plot import picture
+from ppedu.view.script import script, style
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parent / "ppedu"
+PARTS = ("board", "core", "planning", "search", "trace", "view", "zoo")
+PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+
+
+def build(target: Path) -> None:
+    """Write the site's files into a folder, which is emptied first."""
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "pyodide").mkdir(parents=True)
+    for name in PYTHON:
+        shutil.copy(HERE.parent / "node_modules" / "pyodide" / name, target / "pyodide" / name)
+    for name in ("index.html", "app.js", "worker.js", "site.css"):
+        shutil.copy(HERE / name, target / name)
+    (target / "widgets.js").write_text(script(), encoding="utf-8")
+    for name in ("page", "widgets"):
+        (target / f"{name}.css").write_text(style(name), encoding="utf-8")
+    first = pp.simulate(pp.schedule("1f1b", 4, 8))
+    (target / "first.svg").write_bytes(picture(display(first).stack, "svg"))
+    with zipfile.ZipFile(target / "ppedu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(HERE / "playground.py", "playground.py")
+        for path in [PACKAGE / "__init__.py", *(p for part in PARTS for p in sorted((PACKAGE / part).rglob("*")))]:
+            if path.suffix in (".py", ".txt"):
+                archive.write(path, path.relative_to(PACKAGE.parent))
+
+
+def sizes(folder: Path) -> tuple[int, int]:
+    """Return the bytes of all files, as they are and compressed as a web server sends them."""
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    return sum(map(len, files)), sum(min(len(gzip.compress(each)), len(each)) for each in files)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", type=Path, nargs="?", default=HERE.parent / "build" / "site")
+    target = parser.parse_args().target
+    build(target)
+    plain, compressed = sizes(target)
+    print(f"{target}: {plain / 1e6:.1f} MB, {compressed / 1e6:.1f} MB compressed")

@@ -1,0 +1,310 @@
+"""The playground's Python: it runs in a worker of the page, and answers what the page asks."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ppedu as pp
+from ppedu.board.levels import LEVELS
+from ppedu.core.costs import Costs
+from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core.placement import Placement
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import simulate_partial
+from ppedu.core.timeline import Timeline
+from ppedu.search.atlas import PLACEMENTS, atlas
+from ppedu.view.explore import Explore, explore
+from ppedu.view.interactive import Interactive, compare, differences
+from ppedu.view.link import decode, encode
+from ppedu.view.model import Panel
+from ppedu.view.puzzle import puzzle
+
+Inputs = dict[str, str]
+MOST_SHOWN = 12  # problems
+OWN = "yours"  # the module's name of a reader's code
+MINE = """def mine(rank, ranks, microbatches):
+    for m in range(microbatches):
+        yield pp.F(rank, m)
+    for m in range(microbatches):
+        yield pp.B(rank, m)
+"""
+
+
+@dataclass
+class Answer:
+    """The answer of a view: a widget, sentences, and the same in Python."""
+
+    widget: Interactive | None = None
+    report: list[str] = field(default_factory=list)
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A field of a view's form. kind: "number", "text", "area" or "choice"."""
+
+    name: str
+    label: str
+    kind: str
+    value: str
+    choices: tuple[str, ...] = ()
+
+
+def whole(inputs: Inputs, name: str) -> int:
+    """Return an input that is a whole number."""
+    try:
+        return int(inputs[name])
+    except ValueError:
+        raise SettingError(f"{name} must be a whole number; got {inputs[name]!r}") from None
+
+
+def costs_of(text: str) -> Costs:
+    """Return the costs that are written as in Python: "forward=1, backward=[2, 2, 3, 2], latency=0.1"."""
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError
+        given = {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+        return Costs(**given)
+    except PipelineError:
+        raise
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise SettingError(f'costs are written as "forward=1, backward=2, latency=0.1"; got {text!r}') from None
+
+
+def summary(timeline: Timeline) -> list[str]:
+    """Return the numbers of a timeline and the causes of its bubble, in sentences."""
+    causes = {cause: share for cause, share in timeline.causes().items() if abs(share) >= 0.0005}
+    parts = ", ".join(f"{cause} {share:.1%}" for cause, share in causes.items())
+    return [timeline.summary() + ".", f"The bubble is made up of {parts}." if parts else "There is no bubble."]
+
+
+def show_explore(inputs: Inputs) -> Answer:
+    settings: dict[str, Any] = {key: value for key, value in inputs.items() if key != "schedule"}
+    shown = explore(inputs.get("schedule", "1f1b"), **settings)
+    return Answer(shown, code=f"import ppedu as pp\n{shown.code()}")
+
+
+def show_write(inputs: Inputs) -> Answer:
+    made, code = written(inputs)
+    costs, problems = costs_of(inputs["costs"]), pp.check(made)
+    code += f"\nprint(pp.check(s))\nt = pp.simulate(s, pp.Costs({inputs['costs']}))\nt.show()"
+    if not problems:
+        timeline = pp.simulate(made, costs)
+        return Answer(Interactive(Panel(timeline)), ["The schedule is legal.", *summary(timeline)], code)
+    more = len(problems) - MOST_SHOWN
+    report = [f"The schedule is not legal: {len(problems)} problem{'s' if len(problems) > 1 else ''}."]
+    report += [str(each) for each in problems[:MOST_SHOWN]] + ([f"… and {more} more."] if more > 0 else [])
+    return Answer(Interactive(Panel(simulate_partial(made, costs))), report, code)
+
+
+def written(inputs: Inputs) -> tuple[Schedule, str]:
+    """Return the schedule that a text describes, and Python code that makes it.
+
+    The text is a generator of a rank's order, or the orders themselves, a line for each rank: as CSV, as torch writes
+    it, or with spaces between the actions.
+    """
+    text, placement = inputs["text"], inputs["placement"].strip()
+    place = Placement.custom(_ranks(placement)) if placement.startswith("[") else placement
+    if "def " in text:
+        scope: dict[str, Any] = {"__name__": OWN, "pp": pp, "F": pp.F, "B": pp.B, "I": pp.I, "W": pp.W}
+        try:
+            exec(compile(text, "<your code>", "exec"), scope)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise ParseError(_said(error)) from None
+        functions = [
+            each for each in scope.values() if getattr(each, "__module__", 0) == OWN and inspect.isfunction(each)
+        ]
+        ranks, microbatches = whole(inputs, "ranks"), whole(inputs, "microbatches")
+        chunks = whole(inputs, "chunks")
+        name = functions[-1].__name__ if functions else ""
+        if not functions:
+            raise ParseError("the code defines no function; write a generator(rank, ranks, microbatches)")
+        try:
+            if not isinstance(place, str):
+                raise SettingError("a generator's placement is loop, v or bidirectional; write the orders as text")
+            pp.register(name, place, chunks)(functions[-1])
+            made = pp.schedule(name, ranks, microbatches)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise ParseError(_said(error)) from None
+        code = f"import ppedu as pp\n\n@pp.register({name!r}, {placement!r}, {chunks})\n{text.strip()}\n\n"
+        return made, f"{code}s = pp.schedule({name!r}, {ranks}, {microbatches})"
+    lines = [line for line in text.replace("·", " ").splitlines() if line.strip()]
+    rows = [line if "," in line else ",".join(line.split()) for line in lines]
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "yours.csv")
+        path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+        try:
+            made = Schedule.from_csv(path, place)
+        except PipelineError as error:
+            raise ParseError(str(error).replace(repr(str(path)), "the text")) from None
+    table = "\n".join(rows)
+    code = f'import ppedu as pp\nfrom pathlib import Path\n\nPath("yours.csv").write_text("""\\\n{table}\n""")\n'
+    where = repr(placement) if isinstance(place, str) else f"pp.Placement.custom({placement})"
+    return made, f'{code}s = pp.Schedule.from_csv("yours.csv", {where})'
+
+
+def _ranks(text: str) -> list[int]:
+    """Return the rank of each stage: "[0, 1, 1, 0]"."""
+    try:
+        return list(ast.literal_eval(text))
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise SettingError(
+            f"a placement is a name, or the rank of each stage, such as [0, 1, 1, 0]; got {text}"
+        ) from None
+
+
+def _said(error: BaseException) -> str:
+    """Return an error of the reader's code in one line, with the line of the code."""
+    trace, line = error.__traceback__, getattr(error, "lineno", None)
+    while trace:
+        if trace.tb_frame.f_code.co_filename == "<your code>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    where = f"line {line}: " if line else ""
+    return f"{where}{type(error).__name__}: {getattr(error, 'msg', None) or error}"
+
+
+def show_compare(inputs: Inputs) -> Answer:
+    names = inputs["schedules"].replace(",", " ").split()
+    ranks, microbatches = whole(inputs, "ranks"), whole(inputs, "microbatches")
+    shown = compare(*names, ranks=ranks, microbatches=microbatches, costs=costs_of(inputs["costs"]))
+    listed = ", ".join(map(repr, names))
+    code = f"import ppedu as pp\npp.compare({listed}, ranks={ranks}, microbatches={microbatches}, "
+    return Answer(shown, code=f"{code}costs=pp.Costs({inputs['costs']}))")
+
+
+def show_differences(inputs: Inputs) -> Answer:
+    ranks, microbatches = whole(inputs, "ranks"), whole(inputs, "microbatches")
+    one, other = (pp.schedule(inputs[name], ranks, microbatches) for name in ("one", "other"))
+    code = "import ppedu as pp\npp.differences(" + ", ".join(
+        f"pp.schedule({inputs[name]!r}, {ranks}, {microbatches})" for name in ("one", "other")
+    )
+    return Answer(differences(one, other, costs_of(inputs["costs"])), code=f"{code}, pp.Costs({inputs['costs']}))")
+
+
+def show_puzzle(inputs: Inputs) -> Answer:
+    return Answer(puzzle(inputs["level"]), code=f"import ppedu as pp\npp.puzzle({inputs['level']!r})")
+
+
+def show_atlas(inputs: Inputs) -> Answer:
+    sizes = whole(inputs, "ranks"), whole(inputs, "microbatches")
+    memory = inputs["memory"].strip()
+    entry = atlas(*sizes, int(memory) if memory.isdigit() else None, inputs["placement"])
+    timeline = pp.simulate(entry.schedule, entry.costs)
+    proof = f"proven by {' and '.join(entry.proofs)}" if entry.status == "optimal" else f"at least {entry.bound}"
+    report = [f"The best makespan in a memory of {entry.memory}: {entry.makespan}, {proof}.", *summary(timeline)]
+    given = f"{sizes[0]}, {sizes[1]}, {memory or None}, {inputs['placement']!r}"
+    code = f"import ppedu as pp\nfound = pp.search.atlas({given})"
+    return Answer(Interactive(Panel(timeline)), report, f"{code}\npp.simulate(found.schedule, found.costs).show()")
+
+
+NAMES = tuple(pp.schedules())
+SIZES = (Input("ranks", "ranks", "number", "4"), Input("microbatches", "microbatches", "number", "8"))
+COSTS = Input("costs", "costs", "text", "forward=1, backward=2")
+VIEWS: dict[str, tuple[Callable[[Inputs], Answer], tuple[Input, ...]]] = {
+    "explore": (show_explore, ()),
+    "write": (
+        show_write,
+        (
+            Input("text", "a generator, or a line of actions for each rank", "area", MINE),
+            Input("placement", "placement: loop, v, bidirectional, or the ranks of the stages", "text", "loop"),
+            *SIZES,
+            Input("chunks", "chunks", "number", "1"),
+            COSTS,
+        ),
+    ),
+    "compare": (show_compare, (Input("schedules", "schedules", "text", "gpipe, 1f1b, zb-h1"), *SIZES, COSTS)),
+    "differences": (
+        show_differences,
+        (
+            Input("one", "one", "choice", "1f1b", NAMES),
+            Input("other", "the other", "choice", "zb-h1", NAMES),
+            *SIZES,
+            COSTS,
+        ),
+    ),
+    "puzzle": (show_puzzle, (Input("level", "level", "choice", "first", tuple(LEVELS)),)),
+    "atlas": (
+        show_atlas,
+        (
+            Input("placement", "placement", "choice", "v", tuple(PLACEMENTS)),
+            *SIZES,
+            Input("memory", "memory, in stages' activations", "text", "5"),
+        ),
+    ),
+}
+
+
+class Playground:
+    """The open view, its inputs, and the widget that shows them."""
+
+    def __init__(self) -> None:
+        self.view, self.inputs, self.widget = "explore", {}, None
+
+    def ask(self, question: str) -> str:
+        """Return the answer to a question of the page; both are JSON."""
+        return json.dumps(self.answer(json.loads(question)))
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return what to show, or a sentence about what is wrong.
+
+        A question is a link to open, a view with its inputs, or a message of the widget.
+        """
+        try:
+            match question:
+                case {"open": str(fragment)}:
+                    return self._show(*(decode(fragment) if fragment.strip("#") else ("explore", {})))
+                case {"view": str(view), "inputs": dict(inputs)}:
+                    return self._show(view, inputs)
+                case {"widget": dict(message)} if self.widget:
+                    received = self.widget.handle(message)
+                    if received:
+                        return {"received": received}
+                    if isinstance(self.widget, Explore):
+                        shown = self.widget.shown
+                        self.inputs = {key: str(value) for key, value in shown.items() if value is not None}
+                    return self._answer(Answer(self.widget, code=""))
+        except (PipelineError, RecursionError, MemoryError) as error:
+            return {"wrong": f"{str(error)[:1000] or type(error).__name__}."}
+        return {"wrong": "The page asked for something unknown."}
+
+    def _show(self, view: str, inputs: Inputs) -> dict[str, Any]:
+        if view not in VIEWS:
+            raise ParseError("the link is from another version of the playground")
+        show, fields = VIEWS[view]
+        known = {each.name: inputs.get(each.name, each.value) for each in fields} if fields else inputs
+        self.view, self.inputs, self.widget = view, known, None
+        made = show(known)
+        self.widget = made.widget
+        return self._answer(made)
+
+    def _answer(self, made: Answer) -> dict[str, Any]:
+        _, fields = VIEWS[self.view]
+        return {
+            "view": self.view,
+            "inputs": [
+                {**vars(each), "choices": list(each.choices), "value": self.inputs[each.name]} for each in fields
+            ],
+            "state": made.widget.state() if made.widget else None,
+            "report": made.report,
+            "code": made.code
+            or (f"import ppedu as pp\n{made.widget.code()}" if isinstance(made.widget, Explore) else ""),
+            "link": encode(self.view, self._changed()),
+        }
+
+    def _changed(self) -> Inputs:
+        """Return the inputs that are not as they were at first, which keeps links short."""
+        usual = {each.name: each.value for each in VIEWS[self.view][1]}
+        return {name: value for name, value in self.inputs.items() if usual.get(name) != value}

@@ -1,0 +1,140 @@
+"""The playground's Python, as the worker runs it, and links to it."""
+
+import json
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ppedu as pp
+from ppedu.core.placement import Placement
+from ppedu.view import link
+from ppedu.zoo.registry import published
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "site"))
+from playground import VIEWS, Playground
+
+NAMES = [name for name, entry in published().items() if not entry.forward_only]
+
+
+def ask(playground, **question):
+    """Return the answer to a question, through the text that the page and the worker exchange."""
+    return json.loads(playground.ask(json.dumps(question)))
+
+
+@given(st.text(max_size=20), st.dictionaries(st.text(max_size=9), st.text(max_size=200), max_size=9))
+def test_links_survive(view, inputs):
+    fragment = link.encode(view, inputs)
+    assert set(fragment) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+    assert link.decode(fragment) == link.decode(f"#{fragment}") == (view, inputs)
+
+
+@given(st.text(max_size=60) | st.text(alphabet="abcdefgh0123456789-_", max_size=60))
+def test_damaged_links_are_refused_in_a_sentence(fragment):
+    answer = ask(Playground(), open=fragment)
+    assert "wrong" in answer or not fragment.strip("#")
+    assert answer.get("wrong", "").count("\n") == 0
+
+
+def test_a_link_that_holds_too_much_is_refused():
+    with pytest.raises(pp.ParseError, match="damaged"):
+        link.decode(link.encode("write", {"text": "0" * (link.LARGEST + 1)}))
+    with pytest.raises(pp.ParseError, match="damaged"):
+        link.decode(link.encode("write", {"text": "0F0"})[:-4])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_link_opens_the_same_picture(name):
+    for costs in (
+        pp.Costs(),
+        pp.Costs(forward=1, backward=3, latency=Fraction(1, 2)),
+        pp.Costs(latency=0.25, weight_memory=0.5, unit="ms"),
+    ):
+        timeline = pp.simulate(pp.schedule(name, 4, 8), costs)
+        address = timeline.link("https://example.org/#old")
+        assert address.startswith("https://example.org/#")
+        playground = Playground()
+        answer = ask(playground, open=address.partition("#")[2])
+        assert "wrong" not in answer
+        assert playground.widget.panels()[0].timeline.rows == timeline.rows
+        again = ask(Playground(), open=answer["link"])
+        assert again["link"] == answer["link"] and again["state"]["panels"] == answer["state"]["panels"]
+
+
+def test_links_to_ones_own():
+    placement = Placement.custom([0, 1, 1, 0])
+    orders = [["0F0", "3F0", "3B0", "0B0"], ["1F0", "2F0", "2B0", "1B0"]]
+    own = pp.Schedule("mine", placement, 1, [[pp.Action.parse(each) for each in order] for order in orders])
+    latency = {(0, 1): 1, (1, 0): 2}
+    timeline = pp.simulate(own, pp.Costs(forward=[1, 2, 3, 4], latency=latency, recompute=True))
+    playground = Playground()
+    answer = ask(playground, open=timeline.link().partition("#")[2])
+    assert answer["view"] == "write" and playground.widget.panels()[0].timeline.rows == timeline.rows
+    with pytest.raises(pp.SettingError, match="functions"):
+        replace(timeline, costs=pp.Costs(forward=lambda stage, microbatch: 1)).link()
+    assert link.PLAYGROUND in Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_opens_and_its_link_opens_it_again(view):
+    first = ask(Playground(), view=view, inputs={})
+    assert "wrong" not in first and first["view"] == view and first["state"]
+    compile(first["code"], "code", "exec")
+    again = ask(Playground(), open=first["link"])
+    assert {**again, "state": None} == {**first, "state": None}
+
+
+def test_the_code_makes_what_is_shown():
+    playground = Playground()
+    for inputs in ({}, {"text": "0F0 · 0B0\n1F0 1B0"}, {"text": "0F0,0B0\n1F0,1B0", "costs": "forward=[1, 3]"}):
+        answer = ask(playground, view="write", inputs=inputs)
+        scope = {}
+        exec(answer["code"].replace("\nt.show()", ""), scope)
+        assert scope["t"].rows == playground.widget.panels()[0].timeline.rows
+    Path("yours.csv").unlink()
+
+
+def test_an_illegal_schedule_is_drawn_as_far_as_it_goes_with_the_reasons():
+    answer = ask(Playground(), view="write", inputs={"text": "0F0 0B0 0F1 0B1\n1B0 1F0 1F1 1B1"})
+    assert answer["report"][0].startswith("The schedule is not legal") and answer["state"]
+    assert "1B0" in " ".join(answer["report"])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ({"text": "0F0 0B0 1X1"}, "'1X1'"),
+        ({"text": ""}, "holds no actions"),
+        ({"text": "def f(rank, ranks, microbatches):\n    yield 1 / 0"}, "line 2: ZeroDivisionError"),
+        ({"text": "def f(rank:\n"}, "line 1: SyntaxError"),
+        ({"text": "x = 'def '"}, "defines no function"),
+        ({"text": "def f(rank, ranks, microbatches):\n    yield 7"}, "7"),
+        ({"costs": "forward=print(1)"}, "costs are written as"),
+        ({"costs": "1"}, "costs are written as"),
+        ({"costs": "forward=-1"}, "forward"),
+        ({"ranks": "two"}, "ranks must be a whole number; got 'two'"),
+        ({"placement": "w"}, "unknown placement 'w'"),
+        ({"placement": "[0,"}, "a placement is a name"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(inputs, says):
+    answer = ask(Playground(), view="write", inputs=inputs)
+    assert says in answer["wrong"] and "\n" not in answer["wrong"] and "Traceback" not in answer["wrong"]
+
+
+def test_questions_that_the_page_does_not_ask():
+    playground = Playground()
+    for question in ({}, {"view": 1, "inputs": {}}, {"view": "none", "inputs": {}}, {"widget": {"set": {"ranks": 3}}}):
+        assert "wrong" in ask(playground, **question)
+
+
+def test_the_controls_change_the_link():
+    playground = Playground()
+    before = ask(playground, open="")
+    after = ask(playground, widget={"set": {"ranks": "3"}})
+    assert after["link"] != before["link"] and "ranks=3" in after["code"]
+    assert "ranks=3" in ask(Playground(), open=after["link"])["code"]
