@@ -71,7 +71,7 @@ atlas: .venv/.test
 
 # The page that needs no installation: static files in build/site.
 site: .venv/.test node_modules/.package-lock.json
-	PYTHONPATH=. $(BIN)/python site/build.py
+	PYTHONPATH=. $(BIN)/python site/make_site.py
 
 site-serve: site
 	$(BIN)/python site/serve.py

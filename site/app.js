@@ -11,7 +11,7 @@ const [tabs, form, shown, status, stop, report] = ["nav", "form", "#shown", "#st
 /** @type {any} */ let widget = null;
 let kind = ""; // of the widget
 let ready = false;
-let link = location.hash.slice(1); // of what is shown, or to be shown first
+let link = location.hash.slice(1); // to the open view, or to the one that opens first
 let code = "";
 /** @type {object | null} */ let next = null; // asked while another question is open; only the last counts
 let open = 0; // questions without an answer
@@ -51,6 +51,7 @@ function receive(data) {
     return;
   }
   if (typeof answer !== "object" || answer === null) return;
+  if (answer.view !== undefined && !(Object.hasOwn(VIEWS, answer.view) && /^[\w-]*$/.test(answer.link))) return;
   if (answer.ready === true && !ready) {
     ready = true;
     ask(next ?? { open: link });
@@ -115,7 +116,7 @@ function choose(view) {
   }
 }
 
-/** Build the inputs of a view, unless they are there already. @param {any[]} inputs */
+/** Build the inputs of a view, unless the form has them already. @param {any[]} inputs */
 function fields(inputs) {
   const names = inputs.map(({ name }) => String(name)).join();
   if (form.dataset.names === names) return;

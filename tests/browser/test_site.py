@@ -1,0 +1,171 @@
+"""The playground in a real browser, from a local server: every view, links, what a reader's code cannot do."""
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from opened import ROOT
+from playwright.sync_api import expect
+
+import ppedu as pp
+from ppedu.view import link
+
+sys.path.insert(0, str(ROOT / "site"))
+import make_site
+import serve
+
+FAULTS = {"serious", "critical"}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """The address of the built site."""
+    if not (ROOT / "node_modules" / "pyodide").exists():
+        if not shutil.which("npm"):
+            pytest.skip("the site has Python for the browser from npm, which is not installed")
+        subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=ROOT, check=True, capture_output=True)
+    folder = tmp_path_factory.mktemp("site") / "site"
+    make_site.build(folder)
+    with serve.server(folder) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/"
+        running.shutdown()
+
+
+@pytest.fixture
+def visit(chromium, address):
+    """`visit(fragment)` opens the playground; requests to other origins and errors fail the test."""
+    contexts, wrong = [], []
+
+    def open_(fragment="", **options):
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(error))
+        page.on("request", lambda request: request.url.startswith((address, "blob:", "data:")) or wrong.append(request))
+        page.goto(f"{address}#{fragment}")
+        expect(page.locator("#status")).to_have_text(re.compile("^$|[.]$"), timeout=30_000)
+        page.wait_for_function("() => !document.querySelector('#status').textContent.startsWith('Python is loading')")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def run(page, text):
+    """Write text into the editor, and have it checked."""
+    page.get_by_role("tab", name="write your own").click()
+    editor = page.get_by_label("a generator, or a line of actions")
+    editor.fill(text)
+    page.get_by_role("button", name="check and draw").click()
+    return editor
+
+
+def test_every_view_and_its_link(visit, address):
+    page = visit()
+    for name in ("write your own", "compare", "differences", "puzzle", "proven best", "explore"):
+        before = page.url
+        page.get_by_role("tab", name=name).click()
+        page.wait_for_function("before => location.href !== before", arg=before)
+        expect(page.locator("#shown .ppedu canvas").first).to_be_visible()
+        expect(page.locator("#status")).to_have_text("")
+        faults = Axe().run(page).response["violations"]
+        assert [each["id"] for each in faults if each["impact"] in FAULTS] == [], name
+    page.get_by_label("ranks", exact=True).first.fill("3")
+    page.wait_for_function("() => document.querySelector('#shown').textContent.includes('ranks=3')")
+    again = visit(page.url.partition("#")[2])
+    expect(again.locator("#shown")).to_contain_text("ranks=3")
+
+
+def test_a_link_made_in_python_opens_the_same_picture(visit, address):
+    timeline = pp.simulate(pp.schedule("zb-v", 4, 6), pp.Costs(forward=2, latency=0.5, weight_memory=0.5))
+    page = visit(timeline.link(address).partition("#")[2])
+    expect(page.locator("#report")).to_contain_text(f"makespan {float(timeline.makespan):g}")
+    assert page.get_by_label("a generator, or a line of actions").input_value().startswith("0F0,")
+
+
+def test_a_wrong_and_a_stuck_schedule(visit):
+    page = visit()
+    run(page, "0F0 0B0\n1B0 1F0")
+    expect(page.locator("#report")).to_contain_text("The schedule is not legal")
+    run(page, "0F0 0X0")
+    expect(page.locator("#status")).to_contain_text("'0X0'")
+    run(page, "0F0 0B0\n1F0 1B0")
+    expect(page.locator("#report")).to_contain_text("The schedule is legal.")
+
+
+def test_an_endless_generator_is_stopped_and_the_last_view_returns(visit):
+    page = visit()
+    run(page, "0F0 0B0\n1F0 1B0")
+    expect(page.locator("#report")).to_contain_text("The schedule is legal.")
+    editor = run(page, "def forever(rank, ranks, microbatches):\n    while True:\n        pass")
+    page.get_by_role("button", name="stop").click(timeout=10_000)
+    expect(page.locator("#status")).to_have_text("", timeout=30_000)
+    expect(page.locator("#report")).to_contain_text("The schedule is legal.")
+    assert "forever" in editor.input_value()  # a reader's text is not lost
+
+
+HOSTILE = """
+import js
+said = []
+for attack in (
+    lambda: js.fetch("http://127.0.0.1:9/"),
+    lambda: js.XMLHttpRequest.new(),
+    lambda: js.WebSocket.new("ws://127.0.0.1:9/"),
+    lambda: js.indexedDB.open("x"),
+    lambda: js.caches.open("x"),
+    lambda: js.Worker.new("worker.js"),
+    lambda: js.importScripts("http://127.0.0.1:9/x.js"),
+    lambda: js.navigator.serviceWorker,
+    lambda: js.eval("1"),
+    lambda: js.Function.new("return 1")(),
+    lambda: js.BroadcastChannel.new("x"),
+):
+    try:
+        attack()
+        said.append("done")
+    except BaseException:
+        said.append("refused")
+js.postMessage('{"ready": true}')
+js.postMessage('{"view": "<img src=x onerror=alert(1)>", "inputs": [], "link": "x", "report": ["<b>x</b>"]}')
+js.postMessage('{"view": "write", "inputs": [], "link": "javascript:alert(1)", "report": ["<b>x</b>"]}')
+js.postMessage('nonsense')
+
+def mine(rank, ranks, microbatches):
+    raise ValueError(" ".join(said))
+"""
+
+
+def test_hostile_code_reaches_nothing(visit):
+    page = visit(link.encode("write", {"text": HOSTILE}))
+    expect(page.locator("#status")).to_contain_text("ValueError: refused")
+    assert "done" not in page.inner_text("#status")
+    assert page.locator("img[src=x], b").count() == 0
+    assert page.evaluate("async () => [(await caches.keys()).length, (await indexedDB.databases()).length]") == [0, 0]
+    run(page, "0F0 0B0\n1F0 1B0")
+    expect(page.locator("#report")).to_contain_text("The schedule is legal.")
+
+
+def test_a_damaged_link_and_a_huge_text_get_a_sentence(visit):
+    page = visit("damaged")
+    expect(page.locator("#status")).to_contain_text("the link is damaged")
+    page.get_by_role("tab", name="explore").click()
+    expect(page.locator("#status")).to_have_text("")
+    run(page, "0F0 " * 200_000)
+    expect(page.locator("#status")).to_contain_text("typo", timeout=30_000)
+
+
+@pytest.mark.parametrize("width", [400, 1024])
+def test_nothing_is_wider_than_the_page(visit, width):
+    page = visit(viewport={"width": width, "height": 800}, color_scheme="dark")
+    for name in ("write your own", "compare", "proven best"):
+        before = page.url
+        page.get_by_role("tab", name=name).click()
+        page.wait_for_function("before => location.href !== before", arg=before)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
