@@ -71,6 +71,29 @@ def _names(function: Any, depth: int = 3) -> frozenset[str]:
     return frozenset(names).union(*(_names(each, depth - 1) for each in own if isinstance(each, types.FunctionType)))
 
 
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo the registrations of each test."""
+    from ppedu.zoo import registry
+
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+@pytest.fixture
+def unfinished() -> None:
+    """Register generators as learners leave them behind."""
+    import ppedu as pp
+
+    @pp.register("raises")
+    def raises(rank: int, ranks: int, microbatches: int) -> Iterator[Any]:
+        yield pp.F(rank, 0)
+        raise ZeroDivisionError
+
+    pp.register("nothing")(lambda rank, ranks, microbatches: [])
+    pp.register("numbers")(lambda rank, ranks, microbatches: [7])
+    pp.register("stuck")(lambda rank, ranks, microbatches: [pp.B(rank, 0), pp.F(rank, 0)])
+
+
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[Any]:
     from ppedu.notebook.pool import RankPool

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, plural
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_instance, require_number
@@ -154,7 +154,7 @@ def _candidates(job: Job, microbatches: int, names: Iterable[str] | None) -> Ite
                 made = registered(name, job.ranks, microbatches, **option)
                 made.validate()
                 built.append(made)
-            except PipelineError as caught:
+            except Exception as caught:  # a generator that was registered may raise anything
                 error = error or caught
         if given and error and not built:
             raise error

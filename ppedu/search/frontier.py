@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core import display
 from ppedu.core.costs import Costs
-from ppedu.core.errors import PipelineError
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.simulate import simulate
@@ -142,7 +141,7 @@ def _memories(instance: Instance) -> Iterator[Number]:
 
 def _published(instance: Instance) -> Iterator[Timeline]:
     for name in schedules():
-        with suppress(PipelineError):  # it does not exist for this size, or the costs are for other stages
+        with suppress(Exception):  # it does not exist for this size or costs, or a registered generator is unfinished
             timeline = simulate(schedule(name, instance.placement.ranks, instance.microbatches), instance.costs)
             if not timeline.schedule.forward_only:
                 yield timeline

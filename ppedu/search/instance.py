@@ -215,8 +215,9 @@ class Instance:
                 continue
             takes_chunks = "chunks" in inspect.signature(entry.generator).parameters
             options = {"chunks": self.placement.chunks} if takes_chunks else {}
-            with suppress(SettingError):  # it does not exist for this size
+            with suppress(Exception):  # it does not exist for this size, or a registered generator is unfinished
                 made = registered(name, self.placement.ranks, self.microbatches, **options)
+                made.validate()
                 if made.placement.holders == self.placement.holders and (adapted := self._adapted(made)):
                     yield adapted
 

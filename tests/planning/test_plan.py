@@ -115,6 +115,13 @@ def test_the_same_question_has_the_same_answer():
     assert first.choices == second.choices
 
 
+def test_unfinished_generators_are_left_out(unfinished):
+    names = {choice.name for choice in pp.plan(EIGHT_BILLION, MACHINE, 2, 3, seconds=0).choices}
+    assert "1f1b" in names and not names & {"raises", "nothing", "numbers", "stuck"}
+    with pytest.raises(ZeroDivisionError):
+        pp.plan(EIGHT_BILLION, MACHINE, 2, 3, schedules="raises")
+
+
 def test_partitions_in_the_words_of_other_libraries():
     plan = pp.plan(EIGHT_BILLION, MACHINE, 8, 32, schedules=["1f1b", "zb-v"], recompute=False)
     by_name = {choice.name: choice for choice in plan.choices}

@@ -271,6 +271,11 @@ def test_no_time_gives_the_best_published_schedule():
     assert found.status == "feasible" and found.proofs == ("bound",) and found.gap > 0
 
 
+def test_unfinished_generators_are_left_out(unfinished):
+    assert pp.search.optimal(2, 3, UNIT, time_limit=9).makespan == 10
+    assert pp.search.frontier(2, 3, UNIT, time_limit=9).published
+
+
 def test_without_the_solver_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools", None)
     for name in [name for name in sys.modules if name.startswith("ortools.")]:

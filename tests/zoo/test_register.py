@@ -6,13 +6,6 @@ import pytest
 
 import ppedu as pp
 from ppedu import B, F, PipelineError, ScheduleError, SettingError
-from ppedu.zoo import registry as registered
-
-
-@pytest.fixture(autouse=True)
-def registry(monkeypatch):
-    """Undo the registrations of each test."""
-    monkeypatch.setattr(registered, "_entries", dict(registered._entries))
 
 
 def flush(rank, ranks, microbatches):

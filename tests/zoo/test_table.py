@@ -15,7 +15,7 @@ PUBLISHED = pp.schedules()
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    """Start each test with the published schedules, and undo its registrations."""
+    """Start each test with the published schedules."""
     published = {
         name: entry for name, entry in registered._entries.items() if registered._is_published(entry.generator)
     }
