@@ -1,11 +1,11 @@
 // The page around the widgets. Python runs in a worker; what it answers is shown here, as text or by a widget.
 import { mount } from "./widgets.js";
 
-const VIEWS = { explore: "explore", write: "write your own", compare: "compare", differences: "differences", puzzle: "puzzle", atlas: "proven best" };
+const VIEWS = { explore: "explore", write: "write your own", compare: "compare", differences: "differences", puzzle: "puzzle", plan: "plan", atlas: "proven best" };
 const WAITS = 400; // milliseconds until a question counts as slow, and can be stopped
 
 const find = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
-const [tabs, form, shown, status, stop, report] = ["nav", "form", "#shown", "#status", "#stop", "#report"].map(find);
+const [tabs, form, shown, status, stop, report] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report"].map(find);
 
 /** @type {Worker} */ let worker;
 /** @type {any} */ let widget = null;
@@ -99,7 +99,13 @@ function display(answer) {
   for (const name of ["#share", "#python"]) find(name).removeAttribute("disabled");
 }
 
-const paragraph = (/** @type {unknown} */ text) => Object.assign(document.createElement("p"), { textContent: String(text) });
+/** Return an element with a paragraph, or with a table of several lines. @param {unknown} text */
+function paragraph(text) {
+  const table = String(text).includes("\n");
+  const node = Object.assign(document.createElement(table ? "pre" : "p"), { textContent: String(text) });
+  if (table) node.tabIndex = 0; // it may be wider than the page, and then scrolls
+  return node;
+}
 
 /** @param {string} text */
 function say(text, wrong = false) {
@@ -199,3 +205,4 @@ addEventListener("hashchange", () => {
 });
 choose("explore");
 start();
+navigator.serviceWorker?.register("sw.js").catch(() => {}); // without it, the page needs the network each time

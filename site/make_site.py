@@ -4,7 +4,10 @@ import argparse
 import gzip
 import shutil
 import zipfile
+from hashlib import sha256
 from pathlib import Path
+
+import gallery
 
 import ppedu as pp
 from ppedu.view.interactive import display
@@ -30,11 +33,17 @@ def build(target: Path) -> None:
         (target / f"{name}.css").write_text(style(name), encoding="utf-8")
     first = pp.simulate(pp.schedule("1f1b", 4, 8))
     (target / "first.svg").write_bytes(picture(display(first).stack, "svg"))
+    gallery.write(target / "schedules")
     with zipfile.ZipFile(target / "ppedu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.write(HERE / "playground.py", "playground.py")
         for path in [PACKAGE / "__init__.py", *(p for part in PARTS for p in sorted((PACKAGE / part).rglob("*")))]:
             if path.suffix in (".py", ".txt"):
                 archive.write(path, path.relative_to(PACKAGE.parent))
+    version = sha256()
+    for path in sorted(path for path in target.rglob("*") if path.is_file()):
+        version.update(path.read_bytes())
+    worker = (HERE / "sw.js").read_text(encoding="utf-8").replace("%VERSION%", f"ppedu-{version.hexdigest()[:16]}")
+    (target / "sw.js").write_text(worker, encoding="utf-8")
 
 
 def sizes(folder: Path) -> tuple[int, int]:

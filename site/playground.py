@@ -19,6 +19,7 @@ from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate_partial
 from ppedu.core.timeline import Timeline
+from ppedu.planning.question import EXAMPLE, read
 from ppedu.search.atlas import PLACEMENTS, atlas
 from ppedu.view.explore import Explore, explore
 from ppedu.view.interactive import Interactive, compare, differences
@@ -29,6 +30,15 @@ from ppedu.view.puzzle import puzzle
 Inputs = dict[str, str]
 MOST_SHOWN = 12  # problems
 OWN = "yours"  # the module's name of a reader's code
+LONGEST = 8  # seconds for a plan
+PLAN = '''import ppedu as pp
+from pathlib import Path
+from ppedu.planning.question import read
+
+Path("model.toml").write_text("""\
+{}
+""")
+print(pp.plan(**read("model.toml")))'''
 MINE = """def mine(rank, ranks, microbatches):
     for m in range(microbatches):
         yield pp.F(rank, m)
@@ -210,6 +220,18 @@ def show_atlas(inputs: Inputs) -> Answer:
     return Answer(Interactive(Panel(timeline)), report, f"{code}\npp.simulate(found.schedule, found.costs).show()")
 
 
+def show_plan(inputs: Inputs) -> Answer:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.toml")
+        path.write_text(inputs["question"], encoding="utf-8")
+        try:
+            asked = read(path)
+        except PipelineError as error:
+            raise ParseError(str(error).replace(repr(str(path)), "the question")) from None
+    found = pp.plan(**{"seconds": LONGEST, **asked})
+    return Answer(Interactive(Panel(found.best.timeline())), [str(found)], PLAN.format(inputs["question"].strip()))
+
+
 NAMES = tuple(pp.schedules())
 SIZES = (Input("ranks", "ranks", "number", "4"), Input("microbatches", "microbatches", "number", "8"))
 COSTS = Input("costs", "costs", "text", "forward=1, backward=2")
@@ -236,6 +258,7 @@ VIEWS: dict[str, tuple[Callable[[Inputs], Answer], tuple[Input, ...]]] = {
         ),
     ),
     "puzzle": (show_puzzle, (Input("level", "level", "choice", "first", tuple(LEVELS)),)),
+    "plan": (show_plan, (Input("question", "a model, a machine and a question, as TOML", "area", f"{EXAMPLE}\n"),)),
     "atlas": (
         show_atlas,
         (

@@ -12,7 +12,7 @@ from opened import ROOT
 from playwright.sync_api import expect
 
 import ppedu as pp
-from ppedu.view import link
+from ppedu.zoo.registry import published
 
 sys.path.insert(0, str(ROOT / "site"))
 import make_site
@@ -67,12 +67,12 @@ def run(page, text):
     return editor
 
 
-def test_every_view_and_its_link(visit, address):
+def test_every_view_and_its_link(visit):
     page = visit()
-    for name in ("write your own", "compare", "differences", "puzzle", "proven best", "explore"):
+    for name in ("write your own", "compare", "differences", "puzzle", "plan", "proven best", "explore"):
         before = page.url
         page.get_by_role("tab", name=name).click()
-        page.wait_for_function("before => location.href !== before", arg=before)
+        page.wait_for_function("before => location.href !== before", arg=before, timeout=60_000)
         expect(page.locator("#shown .ppedu canvas").first).to_be_visible()
         expect(page.locator("#status")).to_have_text("")
         faults = Axe().run(page).response["violations"]
@@ -143,11 +143,15 @@ def mine(rank, ranks, microbatches):
 
 
 def test_hostile_code_reaches_nothing(visit):
-    page = visit(link.encode("write", {"text": HOSTILE}))
+    kept = "async () => [await caches.keys(), (await indexedDB.databases()).length, localStorage.length]"
+    page = visit()
+    page.evaluate("async () => { await navigator.serviceWorker.ready; }")
+    before = page.evaluate(kept)
+    run(page, HOSTILE)
     expect(page.locator("#status")).to_contain_text("ValueError: refused")
     assert "done" not in page.inner_text("#status")
     assert page.locator("img[src=x], b").count() == 0
-    assert page.evaluate("async () => [(await caches.keys()).length, (await indexedDB.databases()).length]") == [0, 0]
+    assert page.evaluate(kept) == before and before[1:] == [0, 0]
     run(page, "0F0 0B0\n1F0 1B0")
     expect(page.locator("#report")).to_contain_text("The schedule is legal.")
 
@@ -169,3 +173,29 @@ def test_nothing_is_wider_than_the_page(visit, width):
         page.get_by_role("tab", name=name).click()
         page.wait_for_function("before => location.href !== before", arg=before)
         assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
+
+
+def test_the_second_visit_needs_no_network(visit):
+    page = visit()
+    page.evaluate("async () => { await navigator.serviceWorker.ready; }")
+    page.reload()  # what was fetched before the service worker came is kept now
+    expect(page.locator("#shown .ppedu")).to_be_visible(timeout=30_000)
+    page.context.set_offline(True)
+    page.reload()
+    expect(page.locator("#shown .ppedu")).to_be_visible(timeout=30_000)
+    page.get_by_role("tab", name="compare").click()
+    expect(page.locator("#shown")).to_contain_text("messages")
+
+
+def test_the_gallery_shows_each_published_schedule(visit):
+    page = visit()
+    page.get_by_role("link", name="all published schedules").click()
+    expect(page.locator(".gallery li")).to_have_count(len(published()))
+    page.get_by_role("link", name="zb-v", exact=True).click()
+    expect(page.locator("main")).to_contain_text("arXiv 2401.10241")
+    rows = page.locator("table").nth(1).locator("tbody tr")
+    for row in rows.all():
+        _, _, formula, simulated = row.locator("td").all_inner_texts()
+        assert formula in (simulated, "–")
+    page.get_by_role("link", name="Open it in the playground").click()
+    expect(page.locator("#shown")).to_contain_text("pp.schedule('zb-v'", timeout=30_000)

@@ -1,0 +1,29 @@
+// Keeps the site's files, so that it opens without a network after the first visit. VERSION changes with any file.
+const VERSION = "%VERSION%";
+const sw = /** @type {any} */ (self);
+
+sw.addEventListener("install", () => sw.skipWaiting());
+
+sw.addEventListener("activate", (/** @type {any} */ event) =>
+  event.waitUntil(
+    (async () => {
+      for (const name of await caches.keys()) if (name !== VERSION) await caches.delete(name);
+      await sw.clients.claim();
+    })(),
+  ),
+);
+
+sw.addEventListener("fetch", (/** @type {any} */ event) => {
+  const { request } = event;
+  if (request.method === "GET" && new URL(request.url).origin === location.origin) event.respondWith(answer(request));
+});
+
+/** Return a kept file, or fetch and keep it. @param {Request} request */
+async function answer(request) {
+  const cache = await caches.open(VERSION);
+  const kept = await cache.match(request, { ignoreSearch: true });
+  if (kept) return kept;
+  const response = await fetch(request);
+  if (response.ok) await cache.put(request, response.clone());
+  return response;
+}
