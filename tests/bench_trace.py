@@ -13,7 +13,7 @@ from statistics import median
 import ppedu as pp
 from ppedu.notebook.pool import RankPool
 
-STEPS = {"emulated": 40, "gpt": 200}
+STEPS = {"emulated": 40, "gpt": 60}
 EMULATED = """
 import json, sys
 import torch.distributed as dist
@@ -39,7 +39,7 @@ from ppedu.run import GPT, GPTConfig, Pipeline, local_stages, next_token_loss
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 folder, steps, names = json.loads(sys.argv[1])
-config = GPTConfig(vocabulary=97, context=64, layers=8, heads=4, width=256)
+config = GPTConfig(vocabulary=97, context=64, layers=8, heads=4, width=384)
 tokens = torch.randint(97, (32, 65), generator=torch.Generator().manual_seed(3))
 pipelines, timelines = {}, {name: [] for name in names}
 for name in names:
