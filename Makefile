@@ -71,7 +71,7 @@ atlas: .venv/.test
 
 # The page that needs no installation: static files in build/site.
 site: .venv/.test node_modules/.package-lock.json
-	PYTHONPATH=. $(BIN)/python site/make_site.py
+	PYTHONPATH=.:tests/papers $(BIN)/python site/make_site.py
 
 site-serve: site
 	$(BIN)/python site/serve.py
@@ -98,7 +98,7 @@ lint-types: .venv/.test
 
 # TypeScript reads the types of the widgets' script in its JSDoc comments.
 lint-widgets: .venv/.test $(if $(shell command -v npm),node_modules/.package-lock.json)
-	$(BIN)/oxlint --deny-warnings ppedu/view
+	$(BIN)/oxlint --deny-warnings ppedu/view site
 	@if command -v npm >/dev/null; then echo node_modules/.bin/tsc && node_modules/.bin/tsc; \
 	  else echo "Not checked: the types in ppedu/view/js. Checking them needs npm: apt-get install npm"; fi
 

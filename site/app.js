@@ -1,81 +1,55 @@
 // The page around the widgets. Python runs in a worker; what it answers is shown here, as text or by a widget.
+import { Python } from "./python.js";
 import { mount } from "./widgets.js";
 
 const VIEWS = { explore: "explore", write: "write your own", compare: "compare", differences: "differences", puzzle: "puzzle", plan: "plan", atlas: "proven best" };
-const WAITS = 400; // milliseconds until a question counts as slow, and can be stopped
 
 const find = (/** @type {string} */ selector) => /** @type {HTMLElement} */ (document.querySelector(selector));
 const [tabs, form, shown, status, stop, report] = ["[role=tablist]", "form", "#shown", "#status", "#stop", "#report"].map(find);
 
-/** @type {Worker} */ let worker;
 /** @type {any} */ let widget = null;
-let kind = ""; // of the widget
-let ready = false;
+let shape = ""; // the widget's kind
 let link = location.hash.slice(1); // to the open view, or to the one that opens first
 let code = "";
 /** @type {object | null} */ let next = null; // asked while another question is open; only the last counts
-let open = 0; // questions without an answer
-/** @type {any} */ let slow;
+let busy = false;
 
-/** Start a worker that has the page's content security policy, as one from a blob does. */
-function start() {
-  ready = false;
-  const source = `import { start } from ${JSON.stringify(new URL("worker.js", location.href).href)}; start();`;
-  const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-  worker = new Worker(address, { type: "module" });
-  worker.onmessage = ({ data }) => receive(data);
-  worker.onerror = () => say("Python could not be loaded; reload the page.", true);
-}
+const python = new Python("playground", (slow) => {
+  stop.hidden = !slow;
+  if (slow) say("Python is working.");
+});
 
 /** @param {object} question */
-function ask(question) {
-  if (!ready || open) {
+async function ask(question) {
+  if (busy) {
     next = question;
     return;
   }
-  open = 1;
-  slow = setTimeout(() => {
-    stop.hidden = false;
-    say("Python is working.");
-  }, WAITS);
-  worker.postMessage(JSON.stringify(question));
+  busy = true;
+  try {
+    receive(await python.ask(question));
+  } catch (error) {
+    say(/** @type {Error} */ (error).message, true);
+  }
+  busy = false;
+  if (next) {
+    const waiting = next;
+    next = null;
+    ask(waiting);
+  }
 }
 
-/** Take an answer of the worker, which reader's code may have written: use nothing of it but text and numbers.
- * @param {unknown} data */
-function receive(data) {
-  /** @type {any} */ let answer;
-  try {
-    answer = JSON.parse(String(data));
-  } catch {
-    return;
-  }
-  if (typeof answer !== "object" || answer === null) return;
-  if (answer.view !== undefined && !(Object.hasOwn(VIEWS, answer.view) && /^[\w-]*$/.test(answer.link))) return;
-  if (answer.ready === true && !ready) {
-    ready = true;
-    ask(next ?? { open: link });
-    return;
-  }
-  open = 0;
-  clearTimeout(slow);
-  stop.hidden = true;
-  if (typeof answer.wrong === "string") {
-    say(answer.wrong, true);
-    if (!kind) form.childElementCount || fields([]);
-  } else if (answer.received) {
-    widget?.receive?.(answer.received);
-  } else {
+/** Use nothing of an answer but text and numbers. @param {any} answer */
+function receive(answer) {
+  if (answer === null) return; // stopped
+  if (typeof answer.wrong === "string") say(answer.wrong, true);
+  else if (answer.received) widget?.receive?.(answer.received);
+  else if (Object.hasOwn(VIEWS, answer.view) && /^[\w-]*$/.test(answer.link)) {
     try {
       display(answer);
     } catch {
       say("Python answered with something that cannot be shown.", true);
     }
-  }
-  if (next) {
-    const question = next;
-    next = null;
-    ask(question);
   }
 }
 
@@ -85,18 +59,19 @@ function display(answer) {
   find("#first").hidden = true;
   choose(String(answer.view));
   fields(answer.inputs);
-  if (answer.state && widget && kind === answer.state.kind) widget.update(answer.state);
+  if (answer.state && widget && shape === answer.state.kind) widget.update(answer.state);
   else {
     widget?.figure.destroy();
     shown.replaceChildren();
     widget = answer.state ? mount(shown, answer.state, (/** @type {any} */ message) => ask({ widget: message })) : null;
-    kind = answer.state?.kind ?? "";
+    shape = answer.state?.kind ?? "";
   }
   report.replaceChildren(...(answer.report ?? []).map(paragraph));
   link = String(answer.link);
   code = String(answer.code);
   history.replaceState(null, "", `#${link}`);
-  for (const name of ["#share", "#python"]) find(name).removeAttribute("disabled");
+  for (const button of document.querySelectorAll("footer button")) button.removeAttribute("disabled");
+  find("#whole").setAttribute("href", location.href.replace("?embed", ""));
 }
 
 /** Return an element with a paragraph, or with a table of several lines. @param {unknown} text */
@@ -160,17 +135,17 @@ for (const [view, label] of Object.entries(VIEWS)) {
   const tab = Object.assign(document.createElement("button"), { type: "button", textContent: label });
   tab.setAttribute("role", "tab");
   tab.dataset.view = view;
-  tab.onclick = () => {
+  tab.addEventListener("click", () => {
     choose(view);
     ask({ view, inputs: {} });
-  };
+  });
   tabs.append(tab);
 }
-tabs.onkeydown = ({ key }) => {
+tabs.addEventListener("keydown", ({ key }) => {
   const all = [...tabs.querySelectorAll("button")], at = all.indexOf(/** @type {any} */ (document.activeElement));
   const to = key === "ArrowRight" ? at + 1 : key === "ArrowLeft" ? at - 1 : at;
   if (to !== at) all[(to + all.length) % all.length].focus();
-};
+});
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
@@ -178,31 +153,41 @@ form.addEventListener("submit", (event) => {
 form.addEventListener("change", ({ target }) => {
   if (/** @type {any} */ (target).localName !== "textarea") submit();
 });
-stop.onclick = () => {
-  worker.terminate();
-  clearTimeout(slow);
-  stop.hidden = true;
-  open = 0;
+stop.addEventListener("click", () => {
   next = link ? { open: link } : null; // what was shown before
   say("Stopped. Python starts again.");
-  start();
-};
+  python.stop();
+});
 /** @param {string} id @param {() => string} text */
 function copies(id, text) {
-  find(id).onclick = async () => {
+  find(id).addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(text());
       say("Copied.");
     } catch {
-      say("The browser does not allow to copy; take it from the address bar.", true);
+      say("The browser does not allow this page to copy.", true);
     }
-  };
+  });
 }
 copies("#share", () => location.href);
 copies("#python", () => code);
+copies("#frame", () => {
+  const address = `${location.origin}${location.pathname}?embed#${link}`;
+  return `<iframe src="${address}" width="100%" height="640" title="A pipeline schedule" style="border: 0"></iframe>`;
+});
+find("#notebook").addEventListener("click", () => {
+  const text = { cell_type: "markdown", id: "from", metadata: {}, source: `From the [playground](${location.href}).` };
+  const cell = { cell_type: "code", id: "code", metadata: {}, source: code, outputs: [], execution_count: null };
+  const kernelspec = { name: "python3", display_name: "Python 3", language: "python" };
+  const notebook = { cells: [text, cell], metadata: { kernelspec }, nbformat: 4, nbformat_minor: 5 };
+  const href = URL.createObjectURL(new Blob([JSON.stringify(notebook, null, 1)], { type: "application/x-ipynb+json" }));
+  Object.assign(document.createElement("a"), { href, download: "schedule.ipynb" }).click();
+  URL.revokeObjectURL(href);
+});
 addEventListener("hashchange", () => {
   if (location.hash.slice(1) !== link) ask({ open: location.hash.slice(1) });
 });
+if (new URLSearchParams(location.search).has("embed")) document.body.classList.add("embed");
 choose("explore");
-start();
+ask({ open: link });
 navigator.serviceWorker?.register("sw.js").catch(() => {}); // without it, the page needs the network each time

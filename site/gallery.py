@@ -1,4 +1,4 @@
-"""The gallery: a page for each published schedule, made from its generator, its facts and a simulation."""
+"""The gallery: a page for each published schedule, and one for claims that do not hold, all computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from html import escape
+from itertools import groupby
 from pathlib import Path
+
+from claims import CLAIMS, Claim
+from figures import RATES, SPANS, WHY, figures, rate
 
 import ppedu as pp
 from ppedu.core.errors import PipelineError
@@ -21,6 +25,9 @@ from ppedu.zoo.registry import facts_of, published, require_registered
 SIZES = ((4, 8), (8, 32))
 QUANTITIES = ("makespan", "bubble", "peak")
 POLICY = "default-src 'none'; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+TITLE = "Claims we could not confirm"
+CLAIMED = """<p>What is written about pipeline schedules is often wrong, and gets copied. Below each claim is the code
+that tests it, and what it printed when this page was made. If you find that we are wrong, please open an issue.</p>"""
 BEGINS = re.compile(r"^Yield the actions of `rank` (in )?")
 ARXIV = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 
@@ -41,6 +48,8 @@ def write(folder: Path) -> None:
     intro = "<p>Each picture is a simulation of 4 ranks with 8 microbatches; a forward takes 1, a backward 2.</p>"
     listed = f'<h1>Published schedules</h1>\n{intro}\n<ul class="gallery">\n{chr(10).join(rows)}\n</ul>'
     (folder / "index.html").write_text(_page("Published schedules", listed), encoding="utf-8")
+    body = "\n".join(map(_claim, CLAIMS))
+    (folder / "claims.html").write_text(_page(TITLE, f"<h1>{TITLE}</h1>\n{CLAIMED}\n{body}"), encoding="utf-8")
 
 
 def _timeline(name: str, ranks: int, microbatches: int) -> Timeline:
@@ -57,7 +66,7 @@ def _page(title: str, body: str) -> str:
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="../page.css">
 <link rel="stylesheet" href="../site.css">
-<nav><a href="../">playground</a> <a href="./">all schedules</a></nav>
+<nav><a href="../">playground</a> <a href="./">all schedules</a> <a href="claims.html">claims</a></nav>
 <main>
 {body}
 </main>
@@ -82,6 +91,7 @@ def _schedule(name: str, timeline: Timeline) -> str:
 <h2>Formula and simulation</h2>
 <table><thead><tr><th>size<th>quantity<th>formula<th>simulated<tbody>
 {"".join(_compared(name))}</table>
+{_printed(name)}
 <h2>The generator</h2>
 <pre tabindex="0"><code>{escape(inspect.getsource(generator))}</code></pre>"""
 
@@ -98,6 +108,35 @@ def _compared(name: str) -> Iterator[str]:
                 said = _written(quantity, max(value) if isinstance(value, tuple) else value)
             size = f"{ranks} ranks, {microbatches} microbatches"
             yield f"<tr><td>{size}<td>{quantity}<td>{said or '–'}<td>{_written(quantity, simulated[quantity])}\n"
+
+
+def _printed(name: str) -> str:
+    """Return a table of the figures that papers print, beside the same simulated."""
+    parts = []
+    for source, group in groupby((each for each in figures() if each.schedule == name), lambda each: each.source):
+        rows = "".join(f"<tr><td>{each.setting}<td>{each.printed:.4f}<td>{rate(each):.4f}\n" for each in group)
+        parts.append(
+            f"<h2>In the paper and simulated</h2>\n<p>{_linked(source)}: {SPANS if name == 'zb-h2' else RATES}</p>\n"
+            f"<table><thead><tr><th>sizes and times<th>printed<th>simulated<tbody>\n{rows}</table>\n"
+        )
+    return "".join(parts) + (f"<p>{WHY[name]}</p>" if name in WHY else "")
+
+
+def _claim(claim: Claim) -> str:
+    printed, made = claim.run()
+    live = ""
+    if made:
+        address = pp.simulate(made).link("../")
+        live = f'\n<p><a href="{escape(address)}">Open the schedule in the playground</a></p>'
+    return f"""<section>
+<h2>{_linked(claim.said)}</h2>
+<p class="note">Found as {_linked(claim.kind)}.</p>
+<pre tabindex="0"><code>import ppedu as pp
+
+{escape(claim.code.strip())}</code></pre>
+<pre tabindex="0">{escape(printed)}</pre>
+<p>{_linked(claim.but)}</p>{live}
+</section>"""
 
 
 def _written(quantity: str, value: object) -> str:

@@ -7,6 +7,7 @@ import zipfile
 from hashlib import sha256
 from pathlib import Path
 
+import book
 import gallery
 
 import ppedu as pp
@@ -16,7 +17,12 @@ from ppedu.view.script import script, style
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "ppedu"
-PARTS = ("board", "core", "planning", "search", "trace", "view", "zoo")
+# What runs in the worker, each an archive: its program, the packages of ppedu, and files that it reads.
+NO_RANKS = ("board", "core", "planning", "search", "trace", "view", "zoo")
+PROGRAMS = {
+    "playground": (NO_RANKS, ()),
+    "cells": ((*NO_RANKS, "cli", "notebook", "run"), ("cluster.csv", "model.toml")),
+}
 PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
 
@@ -26,7 +32,7 @@ def build(target: Path) -> None:
     (target / "pyodide").mkdir(parents=True)
     for name in PYTHON:
         shutil.copy(HERE.parent / "node_modules" / "pyodide" / name, target / "pyodide" / name)
-    for name in ("index.html", "app.js", "worker.js", "site.css"):
+    for name in ("index.html", "app.js", "lesson.css", "lesson.js", "python.js", "site.css", "worker.js"):
         shutil.copy(HERE / name, target / name)
     (target / "widgets.js").write_text(script(), encoding="utf-8")
     for name in ("page", "widgets"):
@@ -34,11 +40,19 @@ def build(target: Path) -> None:
     first = pp.simulate(pp.schedule("1f1b", 4, 8))
     (target / "first.svg").write_bytes(picture(display(first).stack, "svg"))
     gallery.write(target / "schedules")
-    with zipfile.ZipFile(target / "ppedu.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.write(HERE / "playground.py", "playground.py")
-        for path in [PACKAGE / "__init__.py", *(p for part in PARTS for p in sorted((PACKAGE / part).rglob("*")))]:
-            if path.suffix in (".py", ".txt"):
-                archive.write(path, path.relative_to(PACKAGE.parent))
+    book.write(target / "book")
+    for program, (packages, files) in PROGRAMS.items():
+        with zipfile.ZipFile(target / f"{program}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in (program, "said"):
+                archive.write(HERE / f"{name}.py", f"{name}.py")
+            for name in files:
+                archive.write(HERE.parent / "notebooks" / name, name)
+            for path in [
+                PACKAGE / "__init__.py",
+                *(p for each in packages for p in sorted((PACKAGE / each).rglob("*"))),
+            ]:
+                if path.suffix in (".py", ".txt"):
+                    archive.write(path, path.relative_to(PACKAGE.parent))
     version = sha256()
     for path in sorted(path for path in target.rglob("*") if path.is_file()):
         version.update(path.read_bytes())

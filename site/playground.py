@@ -11,6 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from said import OWN_CODE, said
+
 import ppedu as pp
 from ppedu.board.levels import LEVELS
 from ppedu.core.costs import Costs
@@ -126,11 +128,11 @@ def written(inputs: Inputs) -> tuple[Schedule, str]:
     if "def " in text:
         scope: dict[str, Any] = {"__name__": OWN, "pp": pp, "F": pp.F, "B": pp.B, "I": pp.I, "W": pp.W}
         try:
-            exec(compile(text, "<your code>", "exec"), scope)
+            exec(compile(text, OWN_CODE, "exec"), scope)
         except PipelineError:
             raise
         except Exception as error:
-            raise ParseError(_said(error)) from None
+            raise ParseError(said(error)) from None
         functions = [
             each for each in scope.values() if getattr(each, "__module__", 0) == OWN and inspect.isfunction(each)
         ]
@@ -147,7 +149,7 @@ def written(inputs: Inputs) -> tuple[Schedule, str]:
         except PipelineError:
             raise
         except Exception as error:
-            raise ParseError(_said(error)) from None
+            raise ParseError(said(error)) from None
         code = f"import ppedu as pp\n\n@pp.register({name!r}, {placement!r}, {chunks})\n{text.strip()}\n\n"
         return made, f"{code}s = pp.schedule({name!r}, {ranks}, {microbatches})"
     lines = [line for line in text.replace("·", " ").splitlines() if line.strip()]
@@ -173,17 +175,6 @@ def _ranks(text: str) -> list[int]:
         raise SettingError(
             f"a placement is a name, or the rank of each stage, such as [0, 1, 1, 0]; got {text}"
         ) from None
-
-
-def _said(error: BaseException) -> str:
-    """Return an error of the reader's code in one line, with the line of the code."""
-    trace, line = error.__traceback__, getattr(error, "lineno", None)
-    while trace:
-        if trace.tb_frame.f_code.co_filename == "<your code>":
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    where = f"line {line}: " if line else ""
-    return f"{where}{type(error).__name__}: {getattr(error, 'msg', None) or error}"
 
 
 def show_compare(inputs: Inputs) -> Answer:
@@ -331,3 +322,6 @@ class Playground:
         """Return the inputs that are not as they were at first, which keeps links short."""
         usual = {each.name: each.value for each in VIEWS[self.view][1]}
         return {name: value for name, value in self.inputs.items() if usual.get(name) != value}
+
+
+start = Playground  # what the worker calls

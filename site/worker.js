@@ -1,16 +1,20 @@
 // Python in a worker. The page starts it from a blob, so that the page's content security policy holds here, too.
+const here = (/** @type {string} */ name) => new URL(name, import.meta.url).href;
 
-/** Load Python and the package, take away what reaches out, and answer questions one after the other. */
-export async function start() {
-  const here = (/** @type {string} */ name) => new URL(name, import.meta.url).href;
+/** Load Python and a program, take away what reaches out, and answer questions one after the other.
+ * @param {string} program "playground" or "cells" */
+export async function start(program) {
   const { loadPyodide } = await import(here("pyodide/pyodide.mjs"));
-  const archive = fetch(here("ppedu.zip")).then((response) => response.arrayBuffer());
+  const archive = fetch(here(`${program}.zip`)).then((response) => response.arrayBuffer());
   const python = await loadPyodide({ indexURL: here("pyodide/") });
   python.unpackArchive(await archive, "zip", { extractDir: "/home/pyodide" });
-  const playground = python.pyimport("playground").Playground();
+  const answers = python.pyimport(program).start();
   disarm();
-  self.onmessage = ({ data }) => self.postMessage(playground.ask(data));
-  self.postMessage(JSON.stringify({ ready: true }));
+  self.addEventListener("message", ({ data }) => {
+    const [number] = data.split(" ", 1);
+    self.postMessage(`${number} ${answers.ask(data.slice(number.length + 1))}`);
+  });
+  self.postMessage("0 {}");
 }
 
 /** Code from links and readers can reach this scope by `import js`: leave nothing that stores, sends or starts. */

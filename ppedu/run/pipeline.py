@@ -235,7 +235,7 @@ class Pipeline:
     def clip_grad_norm(self, max_norm: float, error_if_nonfinite: bool = False) -> float:
         """Scale all gradients down to a norm of at most `max_norm` over all stages; return the norm before.
 
-        Like torch.nn.utils.clip_grad_norm_ on one process: every weight of the model counts once, even if several
+        Like `torch.nn.utils.clip_grad_norm_` on one process: every weight of the model counts once, even if several
         ranks hold it or it is `tied` to another. Every rank must call this.
 
         Raises:

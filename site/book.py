@@ -1,0 +1,114 @@
+"""The lessons, the guide, the instructors' page and the reference as HTML, built by Sphinx from the project's files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).parents[1]
+SOURCE = "https://github.com/ppedu/ppedu/blob/main"
+PAGES = ("guide", "instructors", "experts", "optima")
+# The modules of the reference, each with its title. The names on their pages are those in `__all__`.
+MODULES = {
+    "ppedu": "ppedu: schedules, checks, simulations",
+    "ppedu.run": "ppedu.run: on real processes",
+    "ppedu.search": "ppedu.search: proven best",
+    "ppedu.zoo.theory": "ppedu.theory: closed forms",
+    "ppedu.core.partition": "ppedu.partition: cutting a model",
+    "ppedu.core.export": "ppedu.export: for other libraries",
+    "ppedu.view": "ppedu.view: pictures, pages, traces",
+    "ppedu.notebook": "ppedu.notebook: cells on several ranks",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'{hashes}; worker-src 'self' blob:; connect-src 'self'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' blob: data:; font-src 'self'; base-uri 'none'; form-action 'self'"
+)
+LIVE = '<link rel="stylesheet" href="../../widgets.css"><link rel="stylesheet" href="../../lesson.css">'
+LIVE += '<script type="module" src="../../lesson.js"></script>'
+
+
+def write(folder: Path) -> None:
+    """Write the pages into a folder."""
+    with TemporaryDirectory() as temporary:
+        sources = Path(temporary, "sources")
+        _collect(sources)
+        built = Path(temporary, "built", "html")  # MyST-NB puts files of its own beside it
+        if build_main(["-q", "-b", "html", "-j", "auto", "-c", str(ROOT / "site"), str(sources), str(built)]):
+            raise SystemExit("Sphinx could not build the pages; its messages are above.")
+        shutil.copytree(
+            built, folder, ignore=shutil.ignore_patterns(".doctrees", ".buildinfo", "objects.inv", "_sources")
+        )
+    for path in folder.rglob("*.html"):
+        path.write_text(_finished(path.read_text(encoding="utf-8"), path.parent.name == "notebooks"), encoding="utf-8")
+
+
+def _collect(sources: Path) -> None:
+    """Copy the pages and lessons into a folder that has the same relative links, and write the lists of them."""
+    for name in ("docs", "notebooks", "reference"):
+        (sources / name).mkdir(parents=True)
+    for name in PAGES:
+        text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        (sources / "docs" / f"{name}.md").write_text(_linked(text), encoding="utf-8")
+    shutil.copy(ROOT / "docs" / "timelines.png", sources / "docs")
+    lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for path in lessons:
+        book = json.loads(path.read_text(encoding="utf-8"))
+        for cell in book["cells"]:
+            cell["source"] = _linked("".join(cell["source"]))
+            tags = cell["metadata"].setdefault("tags", [])
+            if "solution" in tags:
+                tags.append("hide-cell")
+            elif cell["metadata"].get("jupyter", {}).get("source_hidden"):
+                tags.append("hide-input")
+        (sources / "notebooks" / path.name).write_text(json.dumps(book), encoding="utf-8")
+    for name, title in MODULES.items():
+        parts = [f"{title}\n{'=' * len(title)}", f".. currentmodule:: {name}", *_directives(import_module(name))]
+        (sources / "reference" / f"{name}.rst").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    tables = {
+        "Lessons": [f"notebooks/{path.stem}" for path in lessons],
+        "Using it": [f"docs/{name}" for name in PAGES],
+        "Reference": [f"reference/{name}" for name in MODULES],
+    }
+    parts = ["# ppedu", "[The playground](../index.html) · [Published schedules](../schedules/index.html)"]
+    for caption, names in tables.items():
+        listed = "\n".join(names)
+        parts.append(f"```{{toctree}}\n:caption: {caption}\n:maxdepth: 1\n\n{listed}\n```")
+    (sources / "index.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _directives(module: ModuleType) -> Iterator[str]:
+    """Yield what makes Sphinx print the docstring of each public name of a module."""
+    own = [name for name, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+    for name in getattr(module, "__all__", [name for name in own if not name.startswith("_")]):
+        each = getattr(module, name)
+        if isinstance(each, type):
+            yield f".. autoclass:: {name}\n   :members:"
+        elif callable(each):
+            yield f".. autofunction:: {name}"
+
+
+def _linked(text: str) -> str:
+    """Return Markdown with links to the repository where a page's link leaves the pages."""
+    return re.sub(rf"\]\(\.\./(?!notebooks/|docs/(?:{'|'.join(PAGES)})\.md)", f"]({SOURCE}/", text)
+
+
+def _finished(page: str, lesson: bool) -> str:
+    """Return a page with the content security policy, and with what makes a lesson's cells run."""
+    page = page.replace("</head>", f"{LIVE}</head>") if lesson else page
+    inline = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = "".join(
+        f" 'sha256-{base64.b64encode(sha256(each.encode()).digest()).decode()}'" for each in dict.fromkeys(inline)
+    )
+    policy = POLICY.format(hashes=hashes)
+    head = f'<head><meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">'
+    return page.replace("<head>", head, 1)

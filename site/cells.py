@@ -1,0 +1,250 @@
+"""A lesson's cells, run in a worker of the page: Python and ppedu, without processes, PyTorch and matplotlib."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+from said import OWN_CODE, said
+
+from ppedu.core import display as drawing
+from ppedu.core.errors import PipelineError
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
+from ppedu.notebook.exercises import prediction
+from ppedu.notebook.exercises.prediction import Prediction
+from ppedu.search.frontier import Frontier
+from ppedu.view.frontier import Chart
+from ppedu.view.interactive import Interactive, display
+from ppedu.view.model import Panel
+
+Output = dict[str, Any]
+ABSENT = ("torch", "numpy", "tqdm", "ortools", "ipywidgets", "anywidget")
+RANKS = "This cell runs on several processes. Its output was recorded."
+ELSEWHERE = "This cell needs {}, which this page does not have. Its output was recorded."
+EARLIER = "This cell needs {!r} of a cell that was recorded. So was its output."
+FRAME = {"pyplot", "subplots", "show", "rcParams"}  # what a picture of timelines uses of matplotlib
+MOST_TEXT = 100_000  # characters of a cell's output
+
+
+class Nothing(ModuleType):
+    """Takes every call of matplotlib, and draws nothing: the page shows the pictures that were recorded."""
+
+    used: ClassVar[set[str]] = set()  # names, since a cell began
+
+    def __init__(self, name: str = "nothing") -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        Nothing.used.add(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        return self
+
+    def subplots(self, rows: int = 1, columns: int = 1, **_: Any) -> tuple[Any, Any]:
+        grid = [Nothing() for _ in range(rows * columns)]
+        return self, grid if len(grid) > 1 else grid[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self,))
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return None
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __call__
+
+
+class Absent(MetaPathFinder, Loader):
+    """Finds matplotlib, which is Nothing, and refuses what a browser does not have."""
+
+    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
+        package = name.partition(".")[0]
+        if package in ABSENT:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        return ModuleSpec(name, self, is_package=True) if package == "matplotlib" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return Nothing(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class Printed(io.TextIOBase):
+    """Adds what is printed to the outputs of a cell."""
+
+    def __init__(self, outputs: list[Output]) -> None:
+        self.outputs = outputs
+
+    def write(self, text: str) -> int:
+        last = self.outputs[-1] if self.outputs and self.outputs[-1].keys() == {"text"} else None
+        if last is None:
+            self.outputs.append({"text": text})
+        elif len(last["text"]) < MOST_TEXT:
+            last["text"] += text
+        return len(text)
+
+
+def _absent(error: BaseException | None) -> str | None:
+    """Return the package that is missing, if this is what an error is about."""
+    while error and not (isinstance(error, ModuleNotFoundError) and error.name in ABSENT):
+        error = error.__cause__
+    return error and error.name
+
+
+class Control:
+    """In place of a prediction's widget: what the page needs for a control of its own."""
+
+    MIME = "application/x-ppedu-prediction"
+
+    def __init__(self, name: str, asked: Prediction) -> None:
+        numbers = asked.options if asked.step else ()
+        self.asked = {"name": name, "choices": [] if asked.step else asked.options}
+        self.asked |= {"min": str(numbers[0]), "max": str(numbers[-1]), "step": str(asked.step)} if numbers else {}
+
+    def _repr_mimebundle_(self) -> dict[str, Any]:
+        return {self.MIME: self.asked}
+
+
+class Cells:
+    """The cells of a lesson, their names and the widgets that they have shown."""
+
+    def __init__(self) -> None:
+        sys.meta_path.insert(0, Absent())
+        drawing.plot = self._plot  # type: ignore[assignment]
+        self.shell = SimpleNamespace(kernel=None)  # what ppedu asks IPython for
+        ipython, shows = ModuleType("IPython"), ModuleType("IPython.display")
+        vars(ipython).update(get_ipython=lambda: self.shell, display=shows)
+        vars(shows).update(display=self._show)
+        sys.modules.update({"IPython": ipython, "IPython.display": shows})
+        os.environ["PPEDU_STILL"] = "1"
+        vars(prediction).update(in_notebook=lambda: True, _control=Control)
+        self.scope: dict[str, Any] = {"__name__": "__main__", "display": self._show}
+        self.widgets: list[Interactive] = []
+        self.outputs: list[Output] = []
+        self.drawn: list[Timeline] = []
+        self.recorded = ""  # the source of the cells that did not run
+        self.missing: dict[str, str] = {}  # by name that could not be imported: the package that it needs
+        self.runs = 0
+
+    def ask(self, question: str) -> str:
+        """Return the answer to a question of the page; both are JSON."""
+        return json.dumps(self.answer(json.loads(question)))
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Run a cell, or hand a message to a widget."""
+        match question:
+            case {"cell": int(cell), "source": str(source), "first": bool(first)}:
+                self.shell.kernel = first or None  # as in a notebook, running all cells shows no hints
+                return {"cell": cell, "outputs": self.run(source)}
+            case {"predict": str(name), "value": str(value)} if name in prediction._predictions:
+                asked = prediction._predictions[name]
+                asked.value = next((each for each in asked.options if str(each) == value), None)
+                return {"predicted": asked.value is not None}
+            case {"widget": int(number), "message": dict(message)} if 0 <= number < len(self.widgets):
+                widget = self.widgets[number]
+                try:
+                    received = widget.handle(message)
+                except PipelineError as error:
+                    return {"wrong": str(error)}
+                return {"widget": number, **({"received": received} if received else {"state": widget.state()})}
+        return {"wrong": "The page asked for something unknown."}
+
+    def run(self, source: str) -> list[Output]:
+        """Run a cell and return its outputs: text, widgets, an error, or a note why the recorded ones stay."""
+        self.outputs, self.drawn = [], []
+        Nothing.used.clear()
+        if source.startswith("%%torchrun"):
+            return self._keep(f"{source} results", RANKS)
+        text = "\n".join("" if line.startswith("%") else line for line in source.splitlines())
+        printed = Printed(self.outputs)
+        try:
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                self._execute(text)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            if package := _absent(error) or self.missing.get(getattr(error, "name", "")):
+                return self._keep(source, ELSEWHERE.format(package))
+            if isinstance(error, RuntimeError) and "start new thread" in str(error):
+                return self._keep(source, ELSEWHERE.format("threads"))
+            if isinstance(error, NameError) and error.name in self.recorded:
+                return self._keep(source, EARLIER.format(error.name))
+            self.outputs.append({"error": said(error)})
+        if self.drawn:
+            self._widget(Interactive(*map(Panel, self.drawn)), drawn=True, more=bool(Nothing.used - FRAME))
+        return self.outputs
+
+    def _keep(self, source: str, why: str) -> list[Output]:
+        self.recorded += source
+        return [{"recorded": why}]
+
+    def _execute(self, text: str) -> None:
+        self.runs += 1
+        name = f"{OWN_CODE} {self.runs}"
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+        statements = ast.parse(text, name).body
+        last = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
+        for each in statements:
+            try:
+                exec(compile(ast.Module([each], []), name, "exec"), self.scope)
+            except (ModuleNotFoundError, PipelineError) as error:
+                package = _absent(error)
+                if not package or not isinstance(each, (ast.Import, ast.ImportFrom)):
+                    raise
+                for given in each.names:  # a cell that imports it for later cells goes on
+                    self.missing[(given.asname or given.name).partition(".")[0]] = package
+        if last and not text.rstrip().endswith(";"):
+            self._show(eval(compile(ast.Expression(last.value), name, "eval"), self.scope))
+
+    def _show(self, shown: Any, raw: bool = False) -> None:
+        """Add what a notebook would display. raw: it is given by MIME type."""
+        if shown is None or isinstance(shown, Nothing):
+            return
+        if raw:
+            asked = {"asked": shown[Control.MIME]} if Control.MIME in shown else {}
+            self.outputs.append({"text": shown["text/plain"] + "\n", **asked})
+            return
+        if isinstance(shown, (Schedule, Timeline)):
+            try:
+                shown = display(shown if isinstance(shown, Timeline) else simulate(shown))
+            except PipelineError as error:
+                shown = str(error)
+        if isinstance(shown, Frontier):
+            shown = Chart(shown)
+        if isinstance(shown, Interactive):
+            self._widget(shown)
+        else:
+            self.outputs.append({"text": f"{shown!r}\n"})
+
+    def _widget(self, widget: Interactive, **more: Any) -> None:
+        self.widgets.append(widget)
+        self.outputs.append({"widget": len(self.widgets) - 1, "state": widget.state(), "text": widget.text(), **more})
+
+    def _plot(self, timeline: Timeline, ax: Any = None, **_: Any) -> Any:
+        self.drawn.append(timeline)
+        return ax or Nothing()
+
+
+start = Cells  # what the worker calls

@@ -1,0 +1,1 @@
+export { mount } from "../ppedu/view/js/controls.js";
