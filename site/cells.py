@@ -213,6 +213,8 @@ class Cells:
                 package = _absent(error)
                 if not package or not isinstance(each, (ast.Import, ast.ImportFrom)):
                     raise
+                if not self.shell.kernel:
+                    self.outputs.append({"error": f"This page does not have {package}."})
                 for given in each.names:  # a cell that imports it for later cells goes on
                     self.missing[(given.asname or given.name).partition(".")[0]] = package
         if last and not text.rstrip().endswith(";"):

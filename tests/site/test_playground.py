@@ -16,14 +16,15 @@ from ppedu.view import link
 from ppedu.zoo.registry import published
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "site"))
+import playground
 from playground import VIEWS, Playground
 
 NAMES = [name for name, entry in published().items() if not entry.forward_only]
 
 
-def ask(playground, **question):
+def ask(page, **question):
     """Return the answer to a question, through the text that the page and the worker exchange."""
-    return json.loads(playground.ask(json.dumps(question)))
+    return json.loads(page.ask(json.dumps(question)))
 
 
 @given(st.text(max_size=20), st.dictionaries(st.text(max_size=9), st.text(max_size=200), max_size=9))
@@ -57,10 +58,10 @@ def test_a_link_opens_the_same_picture(name):
         timeline = pp.simulate(pp.schedule(name, 4, 8), costs)
         address = timeline.link("https://example.org/#old")
         assert address.startswith("https://example.org/#")
-        playground = Playground()
-        answer = ask(playground, open=address.partition("#")[2])
+        page = Playground()
+        answer = ask(page, open=address.partition("#")[2])
         assert "wrong" not in answer
-        assert playground.widget.panels()[0].timeline.rows == timeline.rows
+        assert page.widget.panels()[0].timeline.rows == timeline.rows
         again = ask(Playground(), open=answer["link"])
         assert again["link"] == answer["link"] and again["state"]["panels"] == answer["state"]["panels"]
 
@@ -71,16 +72,17 @@ def test_links_to_ones_own():
     own = pp.Schedule("mine", placement, 1, [[pp.Action.parse(each) for each in order] for order in orders])
     latency = {(0, 1): 1, (1, 0): 2}
     timeline = pp.simulate(own, pp.Costs(forward=[1, 2, 3, 4], latency=latency, recompute=True))
-    playground = Playground()
-    answer = ask(playground, open=timeline.link().partition("#")[2])
-    assert answer["view"] == "write" and playground.widget.panels()[0].timeline.rows == timeline.rows
+    page = Playground()
+    answer = ask(page, open=timeline.link().partition("#")[2])
+    assert answer["view"] == "write" and page.widget.panels()[0].timeline.rows == timeline.rows
     with pytest.raises(pp.SettingError, match="functions"):
         replace(timeline, costs=pp.Costs(forward=lambda stage, microbatch: 1)).link()
     assert link.PLAYGROUND in Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_view_opens_and_its_link_opens_it_again(view):
+def test_every_view_opens_and_its_link_opens_it_again(view, monkeypatch):
+    monkeypatch.setattr(playground, "LONGEST", 1)
     first = ask(Playground(), view=view, inputs={})
     assert "wrong" not in first and first["view"] == view and first["state"]
     compile(first["code"], "code", "exec")
@@ -89,12 +91,12 @@ def test_every_view_opens_and_its_link_opens_it_again(view):
 
 
 def test_the_code_makes_what_is_shown():
-    playground = Playground()
+    page = Playground()
     for inputs in ({}, {"text": "0F0 · 0B0\n1F0 1B0"}, {"text": "0F0,0B0\n1F0,1B0", "costs": "forward=[1, 3]"}):
-        answer = ask(playground, view="write", inputs=inputs)
+        answer = ask(page, view="write", inputs=inputs)
         scope = {}
         exec(answer["code"].replace("\nt.show()", ""), scope)
-        assert scope["t"].rows == playground.widget.panels()[0].timeline.rows
+        assert scope["t"].rows == page.widget.panels()[0].timeline.rows
     Path("yours.csv").unlink()
 
 
@@ -127,14 +129,14 @@ def test_what_is_wrong_is_said_in_a_sentence(inputs, says):
 
 
 def test_questions_that_the_page_does_not_ask():
-    playground = Playground()
+    page = Playground()
     for question in ({}, {"view": 1, "inputs": {}}, {"view": "none", "inputs": {}}, {"widget": {"set": {"ranks": 3}}}):
-        assert "wrong" in ask(playground, **question)
+        assert "wrong" in ask(page, **question)
 
 
 def test_the_controls_change_the_link():
-    playground = Playground()
-    before = ask(playground, open="")
-    after = ask(playground, widget={"set": {"ranks": "3"}})
+    page = Playground()
+    before = ask(page, open="")
+    after = ask(page, widget={"set": {"ranks": "3"}})
     assert after["link"] != before["link"] and "ranks=3" in after["code"]
     assert "ranks=3" in ask(Playground(), open=after["link"])["code"]
