@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import linecache
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,13 @@ class Printed(io.TextIOBase):
         return len(text)
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
 def _absent(error: BaseException | None) -> str | None:
     """Return the package that is missing, if this is what an error is about."""
     while error and not (isinstance(error, ModuleNotFoundError) and error.name in ABSENT):
@@ -160,7 +168,8 @@ class Cells:
                 return {"cell": cell, "outputs": self.run(source)}
             case {"predict": str(name), "value": str(value)} if name in prediction._predictions:
                 asked = prediction._predictions[name]
-                asked.value = next((each for each in asked.options if str(each) == value), None)
+                near = min(asked.options, key=lambda each: abs(each - _number(value))) if asked.step else value
+                asked.value = near if near in asked.options else None
                 return {"predicted": asked.value is not None}
             case {"widget": int(number), "message": dict(message)} if 0 <= number < len(self.widgets):
                 widget = self.widgets[number]

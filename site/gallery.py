@@ -66,7 +66,10 @@ def _page(title: str, body: str) -> str:
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="../page.css">
 <link rel="stylesheet" href="../site.css">
-<nav><a href="../">playground</a> <a href="./">all schedules</a> <a href="claims.html">claims</a></nav>
+<nav>
+  <a href="../">playground</a> <a href="../book/">lessons, guide, reference</a> <a href="./">published schedules</a>
+  <a href="claims.html">claims we could not confirm</a>
+</nav>
 <main>
 {body}
 </main>

@@ -44,7 +44,7 @@ class Cell {
   }
 
   get source() {
-    return (this.code.textContent ?? "").replace(/\n$/, "");
+    return this.code.innerText.replace(/\n$/, "");
   }
 
   /** Let a reader edit and run the code. @param {() => void} start */

@@ -1,4 +1,4 @@
-"""The playground in a real browser, from a local server: every view, links, what a reader's code cannot do."""
+"""The site in a real browser, from a local server: playground, lessons, gallery; what a reader's code cannot do."""
 
 import re
 import shutil
@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 
+import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from opened import ROOT
@@ -17,6 +18,7 @@ from ppedu.zoo.registry import published
 sys.path.insert(0, str(ROOT / "site"))
 import make_site
 import serve
+from claims import CLAIMS
 
 FAULTS = {"serious", "critical"}
 
@@ -41,13 +43,15 @@ def visit(chromium, address):
     """`visit(fragment)` opens the playground; requests to other origins and errors fail the test."""
     contexts, wrong = [], []
 
-    def open_(fragment="", **options):
+    def open_(fragment="", path="", **options):
         context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(error))
         page.on("request", lambda request: request.url.startswith((address, "blob:", "data:")) or wrong.append(request))
-        page.goto(f"{address}#{fragment}")
+        page.goto(f"{address}{path}#{fragment}")
+        if path:
+            return page
         expect(page.locator("#status")).to_have_text(re.compile("^$|[.]$"), timeout=30_000)
         page.wait_for_function("() => !document.querySelector('#status').textContent.startsWith('Python is loading')")
         return page
@@ -189,7 +193,7 @@ def test_the_second_visit_needs_no_network(visit):
 
 def test_the_gallery_shows_each_published_schedule(visit):
     page = visit()
-    page.get_by_role("link", name="all published schedules").click()
+    page.get_by_role("link", name="published schedules").click()
     expect(page.locator(".gallery li")).to_have_count(len(published()))
     page.get_by_role("link", name="zb-v", exact=True).click()
     expect(page.locator("main")).to_contain_text("arXiv 2401.10241")
@@ -199,3 +203,80 @@ def test_the_gallery_shows_each_published_schedule(visit):
         assert formula in (simulated, "–")
     page.get_by_role("link", name="Open it in the playground").click()
     expect(page.locator("#shown")).to_contain_text("pp.schedule('zb-v'", timeout=30_000)
+    page.goto(page.url.partition("#")[0] + "schedules/claims.html")
+    expect(page.locator("section")).to_have_count(len(CLAIMS))
+    page.get_by_role("link", name="Open the schedule in the playground").first.click()
+    expect(page.locator("#shown .ppedu canvas").first).to_be_visible(timeout=30_000)
+
+
+@pytest.fixture
+def lesson(visit):
+    """A page of a lesson whose cells have run."""
+    page = visit(path="book/notebooks/05_1f1b.html")
+    page.get_by_role("button", name="run this lesson").click()
+    expect(page.locator(".live")).to_contain_text("Edit a cell", timeout=60_000)
+    return page
+
+
+def test_a_lesson_runs_in_its_page(lesson):
+    assert lesson.locator(".wrong").count() == 0 and lesson.locator(".recorded").count() == 6
+    assert lesson.locator(".cell_output .ppedu canvas").count() >= 2
+    assert not [each["id"] for each in Axe().run(lesson).response["violations"] if each["impact"] in FAULTS]
+    asked = lesson.get_by_role("group").filter(has=lesson.get_by_role("spinbutton")).first
+    asked.get_by_role("spinbutton").fill("20")
+    asked.get_by_role("spinbutton").press("Tab")
+    name = asked.locator("legend").inner_text().partition(":")[0]
+    first = lesson.get_by_role("textbox", name="code of cell 1", exact=True)
+    first.fill(f"outcome({name!r}, 31)\nprint(6 * 7)")
+    first.press("Shift+Enter")
+    output = lesson.locator(".cell_output").first
+    expect(output).to_contain_text("you said 20")
+    expect(output).to_contain_text("42")
+    assert output.locator("img").count() == 0  # it was drawn by other code
+
+
+def test_what_a_reader_writes_into_a_lesson_stays_text_and_can_be_stopped(lesson):
+    first = lesson.get_by_role("textbox", name="code of cell 1", exact=True)
+    output = lesson.locator(".cell_output").first
+    first.fill("print('<img src=x onerror=alert(1)>')\nimport js\njs.postMessage('1 {}')\njs.fetch('/')")
+    first.press("Shift+Enter")
+    expect(output).to_contain_text("AttributeError")
+    assert lesson.locator("img[src=x]").count() == 0
+    first.fill("while True: pass")
+    first.press("Shift+Enter")
+    lesson.get_by_role("button", name="stop").click(timeout=10_000)
+    expect(lesson.locator(".live")).to_contain_text("Stopped")
+    first.fill("print(6 * 7)")
+    first.press("Shift+Enter")
+    expect(output).to_contain_text("42", timeout=30_000)
+
+
+def test_the_reference_is_found_without_a_network(visit):
+    page = visit(path="book/search.html?q=makespan")
+    expect(page.locator("#search-results")).to_contain_text("matching the search query", timeout=20_000)
+    assert page.locator("#search-results li").count() > 3
+    page = visit(path="book/reference/ppedu.html")
+    for name in ("Schedule", "simulate", "plan"):
+        expect(page.locator(f"[id='ppedu.{name}']")).to_be_visible()
+    assert not [each["id"] for each in Axe().run(page).response["violations"] if each["impact"] in FAULTS]
+
+
+def test_a_timeline_can_be_embedded_and_taken_into_a_notebook(visit, address, tmp_path):
+    timeline = pp.simulate(pp.schedule("zb-v", 4, 6))
+    page = visit(timeline.link(address).partition("#")[2], service_workers="block")  # so that `route` is asked
+    with page.expect_download() as download:
+        page.get_by_role("button", name="save as a notebook").click()
+    book = nbformat.read(download.value.path(), as_version=4)
+    nbformat.validate(book)
+    scope = {}
+    exec(book.cells[1].source, scope)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="copy to embed").click()
+    expect(page.locator("#status")).to_have_text("Copied.")
+    text = page.evaluate("navigator.clipboard.readText()")
+    page.route(f"{address}article.html", lambda route: route.fulfill(body=text, content_type="text/html"))
+    page.goto(f"{address}article.html")
+    frame = page.frame_locator("iframe")
+    expect(frame.locator("#shown .ppedu canvas").first).to_be_visible(timeout=30_000)
+    expect(frame.get_by_role("link", name="open in the playground")).to_be_visible()
+    assert frame.get_by_role("tab").count() == 0
