@@ -105,7 +105,7 @@ def _linked(text: str) -> str:
 def _finished(page: str, lesson: bool) -> str:
     """Return a page with the content security policy, and with what makes a lesson's cells run."""
     page = page.replace("</head>", f"{LIVE}</head>") if lesson else page
-    # What the theme leaves out for a screen reader and for the keyboard.
+    # The theme leaves out the level of its headings, and code that scrolls cannot be reached by keyboard.
     page = page.replace('role="heading">', 'role="heading" aria-level="2">').replace("<pre>", '<pre tabindex="0">')
     inline = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     hashes = "".join(

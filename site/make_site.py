@@ -17,7 +17,7 @@ from ppedu.view.script import script, style
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "ppedu"
-# What runs in the worker, each an archive: its program, the packages of ppedu, and files that it reads.
+# The programs that run in the worker, each with the packages of ppedu that it uses, and files that it reads.
 NO_RANKS = ("board", "core", "planning", "search", "trace", "view", "zoo")
 PROGRAMS = {
     "playground": (NO_RANKS, ()),

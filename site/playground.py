@@ -32,7 +32,7 @@ from ppedu.view.puzzle import puzzle
 Inputs = dict[str, str]
 MOST_SHOWN = 12  # problems
 OWN = "yours"  # the module's name of a reader's code
-LONGEST = 8  # seconds for a plan
+LONGEST = 5  # seconds for a plan
 PLAN = '''import ppedu as pp
 from pathlib import Path
 from ppedu.planning.question import read
