@@ -122,6 +122,7 @@ bench: .venv/.bench
 	$(BIN)/python tests/bench_plan.py
 	$(BIN)/python tests/bench_ranks.py
 	PYTHONPATH=tests/browser $(BIN)/python tests/bench_view.py
+	PYTHONPATH=.:tests/browser:tests/papers $(BIN)/python tests/bench_site.py
 	$(BIN)/python tests/bench_lessons.py
 
 # Run the lessons and save their outputs, with pictures instead of widgets. The second pass joins output that was printed

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from ppedu.core.actions import SEND
@@ -21,7 +22,6 @@ from ppedu.core.costs import Costs, require_costs
 from ppedu.core.differences import differences as find_differences
 from ppedu.core.errors import PipelineError, ScheduleError, SettingError
 from ppedu.core.files import write_bytes
-from ppedu.core.lower import lower
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate, simulate_partial
 from ppedu.core.timeline import Timeline
@@ -208,8 +208,11 @@ class Comparison(Interactive):
 
 def _messages(made: Schedule) -> int:
     """Return the number of messages that the ranks of a schedule send each other."""
-    lowered = made if made.lowered else lower(made)
-    return sum(action.op in SEND for order in lowered.orders for action in order)
+    if made.lowered:
+        return sum(action.op in SEND for order in made.orders for action in order)
+    place, ways = made.placement, 1 if made.forward_only else 2
+    copies = (pairwise(place.rank(stage, each) for stage in range(place.stages)) for each in range(made.microbatches))
+    return ways * sum(here != there for hops in copies for here, there in hops)
 
 
 def compare(

@@ -11,7 +11,9 @@ from strategies import slow
 import ppedu as pp
 from ppedu.board import results
 from ppedu.board.levels import LEVELS
+from ppedu.core.actions import SEND
 from ppedu.view import interactive
+from ppedu.zoo.registry import published
 
 
 def made_by(code):
@@ -183,6 +185,12 @@ def test_a_comparison_counts_the_messages_of_the_lowered_schedules():
     # Each pair of neighbors exchanges a message in each direction; with two chunks, so do the last and the first rank.
     assert rows["gpipe"] == [33, pytest.approx(3 / 11), 8, 2 * 3 * 8]
     assert rows["interleaved"][3] == 2 * 7 * 8 and rows["dualpipe"][3] == 2 * 3 * 8
+    for name in published():
+        made = pp.schedule(name, 4, 8)
+        *_, messages = pp.compare(pp.simulate(made)).rows()[0]
+        lowered = pp.lower(made)
+        assert messages == sum(action.op in SEND for order in lowered.orders for action in order), name
+        assert pp.compare(pp.simulate(lowered)).rows()[0][-1] == messages
 
 
 S = pp.schedule("1f1b", 2, 3)
