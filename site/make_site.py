@@ -17,11 +17,11 @@ from ppedu.view.script import script, style
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "ppedu"
-# The programs that run in the worker, each with the packages of ppedu that it uses, and files that it reads.
+# The programs that run in the worker, each with its modules, the packages of ppedu that it uses, and what it reads.
 NO_RANKS = ("board", "core", "planning", "search", "trace", "view", "zoo")
 PROGRAMS = {
-    "playground": (NO_RANKS, ()),
-    "cells": ((*NO_RANKS, "cli", "notebook", "run"), ("cluster.csv", "model.toml")),
+    "playground": (("playground", "orders", "said"), NO_RANKS, ()),
+    "cells": (("cells", "said"), (*NO_RANKS, "cli", "notebook", "run"), ("cluster.csv", "model.toml")),
 }
 PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
@@ -41,16 +41,14 @@ def build(target: Path) -> None:
     (target / "first.svg").write_bytes(picture(display(first).stack, "svg"))
     gallery.write(target / "schedules")
     book.write(target / "book")
-    for program, (packages, files) in PROGRAMS.items():
+    for program, (names, packages, files) in PROGRAMS.items():
         with zipfile.ZipFile(target / f"{program}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in (program, "said"):
+            for name in names:
                 archive.write(HERE / f"{name}.py", f"{name}.py")
             for name in files:
                 archive.write(HERE.parent / "notebooks" / name, name)
-            for path in [
-                PACKAGE / "__init__.py",
-                *(p for each in packages for p in sorted((PACKAGE / each).rglob("*"))),
-            ]:
+            modules = (path for each in packages for path in sorted((PACKAGE / each).rglob("*")))
+            for path in (PACKAGE / "__init__.py", *modules):
                 if path.suffix in (".py", ".txt"):
                     archive.write(path, path.relative_to(PACKAGE.parent))
     version = sha256()

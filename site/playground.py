@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from orders import rows
 from said import OWN_CODE, said
 
 import ppedu as pp
@@ -120,8 +121,7 @@ def show_write(inputs: Inputs) -> Answer:
 def written(inputs: Inputs) -> tuple[Schedule, str]:
     """Return the schedule that a text describes, and Python code that makes it.
 
-    The text is a generator of a rank's order, or the orders themselves, a line for each rank: as CSV, as torch writes
-    it, or with spaces between the actions.
+    The text is a generator of a rank's order, or the orders themselves; see `orders.rows`.
     """
     text, placement = inputs["text"], inputs["placement"].strip()
     place = Placement.custom(_ranks(placement)) if placement.startswith("[") else placement
@@ -152,16 +152,14 @@ def written(inputs: Inputs) -> tuple[Schedule, str]:
             raise ParseError(said(error)) from None
         code = f"import ppedu as pp\n\n@pp.register({name!r}, {placement!r}, {chunks})\n{text.strip()}\n\n"
         return made, f"{code}s = pp.schedule({name!r}, {ranks}, {microbatches})"
-    lines = [line for line in text.replace("·", " ").splitlines() if line.strip()]
-    rows = [line if "," in line else ",".join(line.split()) for line in lines]
+    table = "\n".join(rows(text))
     with TemporaryDirectory() as folder:
         path = Path(folder, "yours.csv")
-        path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+        path.write_text(f"{table}\n", encoding="utf-8")
         try:
             made = Schedule.from_csv(path, place)
         except PipelineError as error:
             raise ParseError(str(error).replace(repr(str(path)), "the text")) from None
-    table = "\n".join(rows)
     code = f'import ppedu as pp\nfrom pathlib import Path\n\nPath("yours.csv").write_text("""\\\n{table}\n""")\n'
     where = repr(placement) if isinstance(place, str) else f"pp.Placement.custom({placement})"
     return made, f'{code}s = pp.Schedule.from_csv("yours.csv", {where})'

@@ -1,6 +1,7 @@
 """The playground's Python, as the worker runs it, and links to it."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from fractions import Fraction
@@ -140,3 +141,57 @@ def test_the_controls_change_the_link():
     after = ask(page, widget={"set": {"ranks": "3"}})
     assert after["link"] != before["link"] and "ranks=3" in after["code"]
     assert "ranks=3" in ask(Playground(), open=after["link"])["code"]
+
+
+def numbers_of_megatron(ranks, microbatches, chunks, rank):
+    """Return a rank's order as `convert_schedule_table_to_order` of Megatron-LM makes it for groups of `ranks`."""
+    groups = [range(first, min(first + ranks, microbatches)) for first in range(0, microbatches, ranks)]
+    table = [chunk for group in groups for chunk in range(chunks) for _ in group]
+    forwards, backwards = [chunk + 1 for chunk in table], [chunk - chunks for chunk in table]
+    warmup = min(2 * (ranks - rank - 1) + (chunks - 1) * ranks, len(table))
+    order = forwards[:warmup]
+    for index in range(warmup, len(table)):
+        order += [forwards[index], backwards[index - warmup]]
+    return order + backwards[len(table) - warmup :]
+
+
+@pytest.mark.parametrize("ranks, microbatches, chunks", [(2, 4, 2), (4, 8, 2), (4, 8, 3)])
+def test_megatrons_numbers_are_its_interleaved_schedule(ranks, microbatches, chunks):
+    text = "\n".join(str(numbers_of_megatron(ranks, microbatches, chunks, rank)) for rank in range(ranks))
+    page = Playground()
+    answer = ask(page, view="write", inputs={"text": text})
+    assert answer["report"][0] == "The schedule is legal."
+    assert (
+        page.widget.panels()[0].timeline.schedule.orders
+        == pp.schedule("interleaved", ranks, microbatches, chunks=chunks).orders
+    )
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb-v", "dualpipev"])
+def test_what_torch_prints_of_its_orders(name):
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    made = pp.schedule(name, 4, 8)
+    orders = {
+        rank: [None, *(schedules._Action.from_str(str(each)) for each in order)]
+        for rank, order in enumerate(made.orders)
+    }
+    page = Playground()
+    answer = ask(page, view="write", inputs={"text": str(orders), "placement": made.placement.name})
+    assert "wrong" not in answer and page.widget.panels()[0].timeline.schedule.orders == made.orders
+
+
+@pytest.mark.parametrize(
+    "text, says", [("{1: [0F0]}", "ranks 0, 1, 2 …; got 1"), ("{}", "holds no actions"), ("1 0\n1 -1", "got 0")]
+)
+def test_orders_that_are_not_whole(text, says):
+    assert says in ask(Playground(), view="write", inputs={"text": text})["wrong"]
+
+
+def test_the_readmes_picture_opens_what_it_shows():
+    [target] = re.findall(r"docs/widget.gif\)\]\((.*?)\)", (Path(__file__).parents[2] / "README.md").read_text())
+    page = Playground()
+    ask(page, open=target.partition("#")[2])
+    assert target.startswith(link.PLAYGROUND)
+    assert [each.timeline.schedule for each in page.widget.panels()] == [
+        pp.schedule(name, 4, 8) for name in ("gpipe", "1f1b")
+    ]
