@@ -108,8 +108,6 @@ class Board:
         """Return a board with the same rules but without par, on which the actions in `start` are placed."""
         return Board(self.placement, self.microbatches, self.costs, self.memory, self.split, self.pairs, start)
 
-    # --- the placed actions ---------------------------------------------------------------------------------------
-
     @property
     def ranks(self) -> int:
         """The number of ranks."""
@@ -159,8 +157,6 @@ class Board:
     def complete(self) -> bool:
         """Whether all actions have been placed."""
         return not any(map(self.left, range(self.ranks)))
-
-    # --- the next actions -----------------------------------------------------------------------------------------
 
     def choices(self, rank: int) -> tuple[Action, ...]:
         """Return all actions that can be placed next on `rank`: forwards, backwards, then pairs, each by microbatch.
@@ -289,8 +285,6 @@ class Board:
         rank, index = self._placed[single]
         return f"rank {rank}, position {index}"
 
-    # --- undo and redo --------------------------------------------------------------------------------------------
-
     def undo(self) -> tuple[Action, ...]:
         """Take back the last move, or all moves of `finish`, and return their actions; () if nothing was placed."""
         return self._move_step(self._steps, self._undone)
@@ -333,8 +327,6 @@ class Board:
             self._held[rank] += sum(self._allocates[each.op] * self.weights[each.stage] for each in action.singles)
             self._orders[rank].append(action)
 
-    # --- help -----------------------------------------------------------------------------------------------------
-
     @property
     def stuck(self) -> str | None:
         """The reason why no rank can place any of the actions that are left, with advice; None if one can."""
@@ -367,8 +359,6 @@ class Board:
         if rest:
             self.extend(rest)
         return rest
-
-    # --- the verdict ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> str:
         """Return the makespan and the peak of a complete board in words, or how many actions are left to place.

@@ -229,13 +229,19 @@ class Intervals:
             model.add(end >= begin + ticks)
 
     def _span(self, rank: int) -> None:
-        """Let a rank's actions be within the horizon of its first one."""
+        """Let a rank's actions be within the horizon of its first one, which starts as soon as it can.
+
+        A later start would shorten the rank's span on paper, but ranks do not wait for longer than they must.
+        """
         placement, begin = self.instance.placement, self._time()
         if placement.copies == 1:  # all of its actions depend on the first forward of its first stage
             first = placement.holders[0].index(rank)
             self.model.add(begin == self.starts[Action(first, Op.F, 0)])
             if not first:
                 self.model.add(begin == 0)
+            else:
+                arrives = self.ends[Action(first - 1, Op.F, 0)] + self.instance.delay(first - 1, first, 0)
+                self.model.add(begin == arrives)
         for action, start in self.starts.items():
             if placement.rank(action.stage, action.microbatch) == rank:
                 self.model.add(begin <= start)

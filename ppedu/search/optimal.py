@@ -108,7 +108,8 @@ def optimal(
     pairs: Allow overlapped pairs of a forward and a whole backward, which take `costs.overlap`; with split=None or
         False.
     objective: "makespan"; or "span", from a rank's first action to its last, of the rank where that is longest (the
-        cost in arXiv 2401.10241).
+        cost in arXiv 2401.10241), of the schedules in which microbatches pass each stage in order; a rank that begins
+        with a later microbatch begins later, and may have a shorter span. No makespan gains from another order.
     time_limit: In seconds. Ctrl+C ends the search with what it has found.
     workers: Processor cores to use.
     progress: Is called with each better schedule.
@@ -184,11 +185,11 @@ def search(
                 break
             horizon = min(most - 1, max(low, (least + most - 1) // 2))
             answer, how = race(instance, horizon, min(slice_, left), workers, FORMULATIONS, fewer, seed)
-            if answer:
-                best, most = answer, min(_ticks(instance, answer), horizon)
+            if answer and (ticks := _ticks(instance, answer)) <= horizon:
+                best, most = answer, ticks
                 if progress:
                     progress(found(best))
-            elif how:
+            elif how and not answer:
                 least, proofs = horizon + 1, (how,)
                 low = max(low, least)
             elif not fewer and left > FIRST_SLICE and _counts(instance):
