@@ -18,7 +18,7 @@ TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
 .PHONY: atlas lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons gpu lint $(LINTERS) bench \
-  lessons pictures hooks dist chromium clean site site-serve
+  lessons pictures hooks dist chromium clean recordings site site-serve
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
@@ -75,6 +75,10 @@ site: .venv/.test node_modules/.package-lock.json
 
 site-serve: site
 	$(BIN)/python site/serve.py
+
+# What the ranks of the lessons give back, for the site's pages, which have no ranks.
+recordings: .venv/.test
+	PYTHONPATH=. $(BIN)/python site/record.py
 
 # What needs a GPU: its tests, and the engine beside torch's with a GPU for each rank.
 gpu: .venv/.test

@@ -114,7 +114,7 @@ function field({ name, label, kind, value, choices }) {
   const tag = kind === "area" ? "textarea" : kind === "choice" ? "select" : "input";
   const control = /** @type {any} */ (document.createElement(tag));
   if (tag === "input") control.type = kind === "number" ? "number" : "text";
-  if (tag === "textarea") Object.assign(control, { rows: 8, spellcheck: false });
+  if (tag === "textarea") Object.assign(control, { rows: 8, spellcheck: false, maxLength: 1 << 20 });
   if (tag === "select") control.append(...choices.map((/** @type {unknown} */ each) => new Option(String(each))));
   if (kind === "number") control.min = 1;
   control.name = String(name);

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Iterator
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+from record import FILE, decoded, key, results_name
 from said import OWN_CODE, said
 
 from ppedu.core import display as drawing
@@ -36,6 +38,7 @@ RANKS = "This cell runs on several processes. Its output was recorded."
 ELSEWHERE = "This cell needs {}, which this page does not have. Its output was recorded."
 EARLIER = "This cell needs {!r} of a cell that was recorded. So was its output."
 FRAME = {"pyplot", "subplots", "show", "rcParams"}  # what a picture of timelines uses of matplotlib
+RECORDED = json.loads(Path(__file__).with_name(FILE).read_text(encoding="utf-8"))
 MOST_TEXT = 100_000  # characters of a cell's output
 
 
@@ -185,7 +188,11 @@ class Cells:
         self.outputs, self.drawn = [], []
         Nothing.used.clear()
         if source.startswith("%%torchrun"):
-            return self._keep(f"{source} results", RANKS)
+            name = results_name(source)
+            if found := RECORDED.get(key(source)):
+                self.scope[name] = [decoded(found["result"])]
+                return [{"recorded": f"{RANKS} So was what rank 0 gave back, {name}[0]."}]
+            return self._keep(f"{source} {name}", RANKS)
         text = "\n".join("" if line.startswith("%") else line for line in source.splitlines())
         printed = Printed(self.outputs)
         try:
@@ -198,6 +205,8 @@ class Cells:
                 return self._keep(source, ELSEWHERE.format(package))
             if isinstance(error, RuntimeError) and "start new thread" in str(error):
                 return self._keep(source, ELSEWHERE.format("threads"))
+            if isinstance(error, AttributeError) and error.obj is os:
+                return self._keep(source, ELSEWHERE.format(f"os.{error.name}"))
             if isinstance(error, NameError) and error.name in self.recorded:
                 return self._keep(source, EARLIER.format(error.name))
             self.outputs.append({"error": said(error)})

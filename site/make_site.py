@@ -9,6 +9,7 @@ from pathlib import Path
 
 import book
 import gallery
+from record import FILE
 
 import ppedu as pp
 from ppedu.view.interactive import display
@@ -21,7 +22,7 @@ PACKAGE = HERE.parent / "ppedu"
 NO_RANKS = ("board", "core", "planning", "search", "trace", "view", "zoo")
 PROGRAMS = {
     "playground": (("playground", "orders", "said"), NO_RANKS, ()),
-    "cells": (("cells", "said"), (*NO_RANKS, "cli", "notebook", "run"), ("cluster.csv", "model.toml")),
+    "cells": (("cells", "record", "said"), (*NO_RANKS, "cli", "notebook", "run"), ("cluster.csv", "model.toml")),
 }
 PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 
@@ -45,6 +46,8 @@ def build(target: Path) -> None:
         with zipfile.ZipFile(target / f"{program}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for name in names:
                 archive.write(HERE / f"{name}.py", f"{name}.py")
+            if "record" in names:
+                archive.write(HERE / FILE, FILE)
             for name in files:
                 archive.write(HERE.parent / "notebooks" / name, name)
             modules = (path for each in packages for path in sorted((PACKAGE / each).rglob("*")))

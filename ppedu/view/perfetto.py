@@ -106,6 +106,11 @@ def _of_links(cost: Any) -> Any:
     return [[*link, float(time)] for link, time in cost.items()] if isinstance(cost, PerLink) else float(cost)
 
 
+def _number(cost: Any) -> Any:
+    """Return a cost as JSON has it: whole numbers stay whole, so that sums of them do."""
+    return cost if isinstance(cost, int) else float(cost)
+
+
 def _about(timeline: Timeline) -> Data:
     """Return the schedule's name and size, the costs and the source: the part of a timeline that events lack."""
     schedule = timeline.schedule
@@ -116,7 +121,7 @@ def _about(timeline: Timeline) -> Data:
         if cost is None:
             return None
         stages = costs.per_stage(cost, schedule.stages, schedule.ranks, schedule.microbatches)
-        return [[*map(float, each)] if isinstance(each, tuple) else float(each) for each in stages]
+        return [[*map(_number, each)] if isinstance(each, tuple) else _number(each) for each in stages]
 
     return {
         "schedule": schedule.name,
