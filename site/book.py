@@ -20,7 +20,7 @@ SOURCE = "https://github.com/ppedu/ppedu/blob/main"
 PAGES = ("guide", "instructors", "experts", "optima")
 # The modules of the reference, each with its title. The names on their pages are those in `__all__`.
 MODULES = {
-    "ppedu": "ppedu: schedules, checks, simulations",
+    "ppedu": "ppedu: schedules, checks, simulations, plans, real runs",
     "ppedu.run": "ppedu.run: on real processes",
     "ppedu.search": "ppedu.search: proven best",
     "ppedu.zoo.theory": "ppedu.theory: closed forms",
@@ -28,6 +28,16 @@ MODULES = {
     "ppedu.core.export": "ppedu.export: for other libraries",
     "ppedu.view": "ppedu.view: pictures, pages, traces",
     "ppedu.notebook": "ppedu.notebook: cells on several ranks",
+}
+# The classes of results that are not public names of these modules.
+RETURNED = {
+    "ppedu.planning.table": "Plan",
+    "ppedu.planning.choice": "Choice",
+    "ppedu.planning.pieces": "Pieces",
+    "ppedu.trace.autopsy": "Autopsy",
+    "ppedu.trace.predict": "Prediction",
+    "ppedu.trace.calibrate": "Calibration",
+    "ppedu.view.interactive": "Interactive",
 }
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'{hashes}; worker-src 'self' blob:; connect-src 'self'; "
@@ -74,10 +84,14 @@ def _collect(sources: Path) -> None:
     for name, title in MODULES.items():
         parts = [f"{title}\n{'=' * len(title)}", f".. currentmodule:: {name}", *_directives(import_module(name))]
         (sources / "reference" / f"{name}.rst").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    title = "Results: plans, autopsies, predictions"
+    parts = [f".. autoclass:: {module}.{name}\n   :members:" for module, name in RETURNED.items()]
+    text = "\n\n".join([f"{title}\n{'=' * len(title)}", *parts]) + "\n"
+    (sources / "reference" / "returned.rst").write_text(text, encoding="utf-8")
     tables = {
         "Lessons": [f"notebooks/{path.stem}" for path in lessons],
         "Using it": [f"docs/{name}" for name in PAGES],
-        "Reference": [f"reference/{name}" for name in MODULES],
+        "Reference": [*(f"reference/{name}" for name in MODULES), "reference/returned"],
     }
     parts = ["# ppedu", "[The playground](../index.html) · [Published schedules](../schedules/index.html)"]
     for caption, names in tables.items():

@@ -10,14 +10,12 @@ import linecache
 import math
 import os
 import sys
-from collections.abc import Iterator
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-from record import FILE, decoded, key, results_name
+from absent import Absent, Nothing, package_of
+from record import FILE, key, results_name, results_of
 from said import OWN_CODE, said
 
 from ppedu.core import display as drawing
@@ -33,66 +31,12 @@ from ppedu.view.interactive import Interactive, display
 from ppedu.view.model import Panel
 
 Output = dict[str, Any]
-ABSENT = ("torch", "numpy", "tqdm", "ortools", "ipywidgets", "anywidget")
 RANKS = "This cell runs on several processes. Its output was recorded."
 ELSEWHERE = "This cell needs {}, which this page does not have. Its output was recorded."
 EARLIER = "This cell needs {!r} of a cell that was recorded. So was its output."
 FRAME = {"pyplot", "subplots", "show", "rcParams"}  # what a picture of timelines uses of matplotlib
 RECORDED = json.loads(Path(__file__).with_name(FILE).read_text(encoding="utf-8"))
 MOST_TEXT = 100_000  # characters of a cell's output
-
-
-class Nothing(ModuleType):
-    """Takes every call of matplotlib, and draws nothing: the page shows the pictures that were recorded."""
-
-    used: ClassVar[set[str]] = set()  # names, since a cell began
-
-    def __init__(self, name: str = "nothing") -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        Nothing.used.add(name)
-        return self
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def subplots(self, rows: int = 1, columns: int = 1, **_: Any) -> tuple[Any, Any]:
-        grid = [Nothing() for _ in range(rows * columns)]
-        return self, grid if len(grid) > 1 else grid[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self,))
-
-    def __getitem__(self, _: Any) -> Any:
-        return self
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        return None
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __call__
-
-
-class Absent(MetaPathFinder, Loader):
-    """Finds matplotlib, which is Nothing, and refuses what a browser does not have."""
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        package = name.partition(".")[0]
-        if package in ABSENT:
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-        return ModuleSpec(name, self, is_package=True) if package == "matplotlib" else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return Nothing(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
 
 
 class Printed(io.TextIOBase):
@@ -115,13 +59,6 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.inf
-
-
-def _absent(error: BaseException | None) -> str | None:
-    """Return the package that is missing, if this is what an error is about."""
-    while error and not (isinstance(error, ModuleNotFoundError) and error.name in ABSENT):
-        error = error.__cause__
-    return error and error.name
 
 
 class Control:
@@ -190,8 +127,8 @@ class Cells:
         if source.startswith("%%torchrun"):
             name = results_name(source)
             if found := RECORDED.get(key(source)):
-                self.scope[name] = [decoded(found["result"])]
-                return [{"recorded": f"{RANKS} So was what rank 0 gave back, {name}[0]."}]
+                self.scope[name] = results_of(found)
+                return [{"recorded": f"{RANKS} So was what the ranks gave back, {name}."}]
             return self._keep(f"{source} {name}", RANKS)
         text = "\n".join("" if line.startswith("%") else line for line in source.splitlines())
         printed = Printed(self.outputs)
@@ -201,7 +138,7 @@ class Cells:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if package := _absent(error) or self.missing.get(getattr(error, "name", "")):
+            if package := package_of(error) or self.missing.get(getattr(error, "name", "")):
                 return self._keep(source, ELSEWHERE.format(package))
             if isinstance(error, RuntimeError) and "start new thread" in str(error):
                 return self._keep(source, ELSEWHERE.format("threads"))
@@ -228,7 +165,7 @@ class Cells:
             try:
                 exec(compile(ast.Module([each], []), name, "exec"), self.scope)
             except (ModuleNotFoundError, PipelineError) as error:
-                package = _absent(error)
+                package = package_of(error)
                 if not package or not isinstance(each, (ast.Import, ast.ImportFrom)):
                     raise
                 if not self.shell.kernel:

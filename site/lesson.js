@@ -36,7 +36,8 @@ class Cell {
   constructor(node, number) {
     this.number = number;
     this.code = /** @type {HTMLElement} */ (node.querySelector(".cell_input pre"));
-    this.original = this.source;
+    this.original = (this.code.textContent ?? "").replace(/\n$/, "");
+    this.edited = false;
     const recorded = node.querySelector(".cell_output");
     this.output = recorded ?? element("div", { className: "cell_output" });
     if (!recorded) node.querySelector(".cell_input")?.after(this.output);
@@ -44,7 +45,7 @@ class Cell {
   }
 
   get source() {
-    return this.code.innerText.replace(/\n$/, "");
+    return this.edited ? this.code.innerText.replace(/\n$/, "") : this.original;
   }
 
   /** Let a reader edit and run the code. @param {() => void} start */
@@ -55,6 +56,9 @@ class Cell {
     for (const [name, value] of Object.entries({ role: "textbox", "aria-multiline": "true", "aria-label": `code of cell ${this.number + 1}`, spellcheck: "false" })) {
       code.setAttribute(name, value);
     }
+    code.addEventListener("input", () => {
+      this.edited = true;
+    });
     code.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || !event.shiftKey) return;
       event.preventDefault();

@@ -22,7 +22,11 @@ PACKAGE = HERE.parent / "ppedu"
 NO_RANKS = ("board", "core", "planning", "search", "trace", "view", "zoo")
 PROGRAMS = {
     "playground": (("playground", "orders", "said"), NO_RANKS, ()),
-    "cells": (("cells", "record", "said"), (*NO_RANKS, "cli", "notebook", "run"), ("cluster.csv", "model.toml")),
+    "cells": (
+        ("cells", "absent", "record", "said"),
+        (*NO_RANKS, "cli", "notebook", "run"),
+        ("cluster.csv", "model.toml"),
+    ),
 }
 PYTHON = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 

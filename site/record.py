@@ -12,8 +12,9 @@ from typing import Any
 from ppedu.core.timeline import Timeline
 
 HERE = Path(__file__).parent
-FILE = "recorded.json"  # by cell: the variable that holds the results, and rank 0's result
-LESSONS = ("03", "05", "08", "09", "10", "11", "12")
+FILE = "recorded.json"  # by cell: the variable that holds the results, and the result of each rank
+SAME = {"dict": [["as rank 0", True]]}  # in place of a rank's result
+LESSONS = ("02", "03", "05", "07", "08", "09", "10", "11", "12")
 
 
 def key(source: str) -> str:
@@ -55,6 +56,12 @@ def decoded(value: Any) -> Any:
         return Timeline.load(path)
 
 
+def results_of(kept: dict[str, Any]) -> list[Any]:
+    """Return the results of all ranks, as a cell's variable holds them."""
+    first, *others = kept["results"]
+    return [decoded(first), *(decoded(first if each == SAME else each) for each in others)]
+
+
 def results_name(source: str) -> str:
     """Return the variable that a `%%torchrun` cell sets: what follows --out."""
     words = source.partition("\n")[0].split()
@@ -62,11 +69,12 @@ def results_name(source: str) -> str:
 
 
 def keep(results: Any, source_key: str, name: str, folder: str) -> None:
-    """Write what rank 0 gave back, if it can be recorded; called in the lesson's kernel."""
+    """Write what the ranks gave back, if it can be recorded; called in the lesson's kernel."""
     try:
-        content = json.dumps({"name": name, "result": encoded(results[0])})
-    except (TypeError, IndexError):
+        first, *others = map(encoded, results)
+    except (TypeError, ValueError):
         return
+    content = json.dumps({"name": name, "results": [first, *(SAME if each == first else each for each in others)]})
     Path(folder, f"{source_key}.json").write_text(content, encoding="utf-8")
 
 

@@ -287,9 +287,9 @@ def test_make_test_says_before_it_installs_that_there_is_no_browser(bare, progra
 @pytest.mark.parametrize(
     ("programs", "installed"),
     [
-        ({"chromium": "", "python3": ""}, ""),
-        ({"python3": ""}, "install -y -qq --no-install-recommends chromium libatomic1\n"),
-        ({"python3": WITHOUT_VENV}, "install -y -qq --no-install-recommends chromium libatomic1 python3-venv\n"),
+        ({"chromium": "", "python3": "", "npm": ""}, ""),
+        ({"python3": "", "npm": ""}, "install -y -qq --no-install-recommends chromium libatomic1\n"),
+        ({"python3": WITHOUT_VENV}, "install -y -qq --no-install-recommends chromium libatomic1 npm python3-venv\n"),
     ],
 )
 def test_ci_installs_what_is_missing(bare, programs, installed):

@@ -87,7 +87,7 @@ class Choice:
         return torchtitan(self.partition)
 
     def megatron(self) -> str:
-        """Return the layout for Megatron's `--pipeline-model-parallel-layout`: E, t, L; stages between |.
+        """Return the layout for Megatron's `--pipeline-model-parallel-layout`: E, t, L; stages between bars (`|`).
 
         Raises:
             SettingError: The schedule does not place its stages in a loop.

@@ -285,11 +285,12 @@ def test_a_training_is_watched_while_it_runs(notebook):
         page.wait_for_timeout(50)
     assert len(seen) > 2, "the timeline was shown during training"
     page.get_by_text("[0] 12").wait_for()
-    page.locator(".ppedu-panel[aria-label*=measured]").wait_for()  # it may be drawn again after the last step
-    picture(page, "live")
-    assert page.locator(".ppedu").count() == 1 and "measured" in page.locator(".ppedu-panel").get_attribute(
-        "aria-label"
+    # It may be drawn again after the last step, so look for both at once.
+    page.wait_for_function(
+        """() => document.querySelectorAll('.ppedu').length === 1
+        && document.querySelector('.ppedu-panel')?.getAttribute('aria-label').includes('measured')"""
     )
+    picture(page, "live")
 
 
 COUNT = "from ipywidgets.widgets.widget import _instances; len(_instances)"
