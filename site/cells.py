@@ -67,9 +67,10 @@ class Control:
     MIME = "application/x-ppedu-prediction"
 
     def __init__(self, name: str, asked: Prediction) -> None:
-        numbers = asked.options if asked.step else ()
         self.asked = {"name": name, "choices": [] if asked.step else asked.options}
-        self.asked |= {"min": str(numbers[0]), "max": str(numbers[-1]), "step": str(asked.step)} if numbers else {}
+        if asked.step:
+            numbers = {"min": asked.options[0], "max": asked.options[-1], "step": asked.step}
+            self.asked |= {each: f"{number:g}" for each, number in numbers.items()}
 
     def _repr_mimebundle_(self) -> dict[str, Any]:
         return {self.MIME: self.asked}

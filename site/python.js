@@ -38,7 +38,8 @@ export class Python {
     if (Number(number) !== this.number) return;
     try {
       const answer = JSON.parse(text);
-      if (typeof answer === "object" && answer !== null) this.resolve(answer);
+      // Later, so that the page can answer a click between reading a large answer and drawing it.
+      if (typeof answer === "object" && answer !== null) setTimeout(this.resolve, 0, answer);
     } catch {
       // not an answer of ours
     }

@@ -176,6 +176,7 @@ class Panel:
         latency, transfer = (each_link(float, each) for each in (timeline.costs.latency, timeline.costs.transfer))
         return replace(timeline, rows=rows, costs=replace(timeline.costs, latency=latency, transfer=transfer))
 
+    @without_gc()
     def state(self, factor: int, unit: str) -> Data:
         """Return the data that the browser draws. `unit` is the unit of the times after multiplying by `factor`."""
 
