@@ -170,14 +170,37 @@ def test_a_damaged_link_and_a_huge_text_get_a_sentence(visit):
     expect(page.locator("#status")).to_contain_text("typo", timeout=30_000)
 
 
-def test_nothing_is_wider_than_a_phone(visit):
-    width = 400
-    page = visit(viewport={"width": width, "height": 800}, color_scheme="dark")
+def test_a_phone(visit):
+    """Fingers open each view, and nothing is wider than the screen."""
+    page = visit(viewport={"width": 400, "height": 800}, color_scheme="dark", has_touch=True, is_mobile=True)
     for name in ("write your own", "compare", "proven best"):
         before = page.url
-        page.get_by_role("tab", name=name).click()
+        page.get_by_role("tab", name=name).tap()
         page.wait_for_function("before => location.href !== before", arg=before)
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= width, name
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 400, name
+
+
+def test_the_keyboard_alone(visit):
+    page = visit()
+
+    def tab_to(wanted):
+        for _ in range(30):
+            if wanted.evaluate("node => node === document.activeElement"):
+                return
+            page.keyboard.press("Tab")
+        raise AssertionError("the keyboard does not get there")
+
+    tab_to(page.get_by_role("tab", name="explore"))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    editor = page.get_by_label("a generator, or a line of actions")
+    editor.wait_for()
+    tab_to(editor)
+    page.keyboard.press("Control+A")
+    page.keyboard.type("0F0 0B0\n1F0 1B0")
+    tab_to(page.get_by_role("button", name="check and draw"))
+    page.keyboard.press("Enter")
+    expect(page.locator("#report")).to_contain_text("The schedule is legal.")
 
 
 def test_the_second_visit_needs_no_network(visit):

@@ -289,7 +289,8 @@ dist.barrier()
 parent = os.getppid()
 family = [os.getpid(), parent]
 for stat in glob.glob("/proc/[0-9]*/stat"):
-    text = open(stat).read()
+    try: text = open(stat).read()
+    except OSError: continue  # a process that has ended meanwhile
     if text.rpartition(")")[2].split()[1] == str(parent): family.append(int(text.split()[0]))
 inodes = set()
 for process in family:

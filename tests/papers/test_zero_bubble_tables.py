@@ -6,7 +6,7 @@ from figures import figures, rate
 from ppedu.zoo import theory
 
 
-@pytest.mark.parametrize("figure", figures(), ids=lambda each: f"{each.schedule}-{each.ranks}-{each.microbatches}")
+@pytest.mark.parametrize("figure", [*figures()], ids=lambda each: f"{each.schedule}-{each.ranks}-{each.microbatches}")
 def test_bubble_rates(figure):
     assert rate(figure) == figure.simulated
     assert (figure.printed == figure.simulated) == (figure.schedule != "interleaved")
