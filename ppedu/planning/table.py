@@ -98,11 +98,12 @@ class Plan:
         if parts:
             yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
         if best.schedule.placement.copies > 1:
-            sent = max(float(kinds["gradients"]) for kinds in best.kinds) / GB
+            sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
+            largest = f"up to {max(sent):.1f} GB, on rank {sent.index(max(sent))}"
             yield f"{best.schedule.name} has two copies of the model, which add up their gradients after the step: " + (
-                f"{sent:.1f} GB of a rank, in the column of the gradients"
+                f"{largest}, in the column of the gradients"
                 if best.after is not None
-                else f"{sent:.1f} GB of a rank, which the times leave out"
+                else f"{largest}, which the times leave out"
             )
         if len(self.choices) > 1 and not self.choices[1].excess:
             yield f"{self.choices[1].name}, the runner-up, {self.choices[1].why}"
