@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
-from ppedu.notebook.exchange import write_private
+from ppedu.notebook.exchange import NUMBER, write_private
 from ppedu.notebook.launcher import PACKET, become_subreaper, close_all, kill_children, receive, send, signal_all
 from ppedu.notebook.rank import read_job, redirect, run_program
 
@@ -44,8 +44,7 @@ def serve(descriptor: int) -> NoReturn:
         folder = request.get("folder", folder)
         if "run" in request:  # any other request is for ranks that have ended
             folder = request["run"]
-            listener, job, *pipes = descriptors
-            os.close(listener)  # torchrun serves the store itself
+            job, *pipes = descriptors
             _run(control, Path(folder), job, pipes)
         request, descriptors = receive(control)
     shutil.rmtree(folder, ignore_errors=True)
@@ -129,6 +128,7 @@ def main() -> NoReturn:
     """Run one rank, started by torchrun as `-m ppedu.notebook.agent FOLDER`."""
     folder = Path(sys.argv[1])
     local = int(os.environ["LOCAL_RANK"])
+    os.environ[NUMBER] = str(local)  # the ranks of other nodes report to other notebooks
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     os.chdir(folder)
     connection.bind(f"{os.getpid()}.socket")

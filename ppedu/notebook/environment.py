@@ -8,7 +8,6 @@ from pathlib import Path
 
 HOME = str(Path(__file__).parents[2])
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 # For our own launcher: a rank that ends right after `init_process_group` must not close its connections before the
 # others have made theirs.
 BARRIER = {"TORCH_DIST_INIT_BARRIER": "1"}
@@ -19,25 +18,38 @@ def module_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def rank_environment(ranks: int, port: int, several_nodes: bool) -> dict[str, str]:
-    """Return the environment that all ranks share: this process's, and the variables that torchrun sets.
+def torchrun_environment(
+    ranks: int,
+    port: int,
+    *,
+    address: str = "127.0.0.1",
+    interface: str = "lo",
+    local: int | None = None,
+    group: int = 0,
+    groups: int = 1,
+    run: str | None = None,
+) -> dict[str, str]:
+    """Return the variables that torchrun sets, and others, for the ranks of one machine.
 
-    port: MASTER_PORT. several_nodes: torchrun runs on several nodes, so it sets its variables itself, and messages are
-    not limited to the loopback interface. The launcher adds the variables that differ between ranks, such as RANK.
+    The launcher adds the variables that differ between ranks, such as RANK.
+
+    ranks: of all machines. port, address: MASTER_PORT and MASTER_ADDR. interface: the network interface for messages.
+    local: the ranks on this machine, by default all. group: this machine's number. groups: the number of machines.
+    run: the ID of the run, the same on all machines.
     """
-    if several_nodes:
-        return os.environ | ONE_THREAD
-    torchrun = {
-        "MASTER_ADDR": "127.0.0.1",
+    return {
+        **ONE_THREAD,
+        "GLOO_SOCKET_IFNAME": interface,
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        **dict.fromkeys(("WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks)),
+        "LOCAL_WORLD_SIZE": str(ranks if local is None else local),
+        "GROUP_RANK": str(group),
+        "GROUP_WORLD_SIZE": str(groups),
         "ROLE_NAME": "default",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "TORCHELASTIC_RUN_ID": run or uuid.uuid4().hex,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    return os.environ | ONE_THREAD | LOOPBACK | torchrun

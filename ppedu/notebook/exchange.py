@@ -22,6 +22,7 @@ from ppedu.core.validate import require_count, require_instance
 from ppedu.view.perfetto import chrome_trace
 
 FOLDER = "PPEDU_RUN"  # the environment variable that holds the run's folder
+NUMBER = "PPEDU_RANK"  # and the one that holds a rank's number in the run, if that is not RANK
 FIGURE = "\x1b_ppedu:{}\x1b\\"  # a line of output that stands for a picture in the run's folder
 INPUTS = "inputs"  # the file in the run's folder with the variables of `--in`
 LIVE = FIGURE.format("live") + "\n"  # output, also within a line, that announces a new state of `show_live`
@@ -42,9 +43,14 @@ def give_back(value: Any) -> None:
         SettingError: the value cannot be pickled.
     """
     if FOLDER in os.environ:
-        rank = os.environ["LOCAL_RANK"]
+        rank = own_number()
         content = pickled(value, f"the value that rank {rank} gives back", "the cell")
         write_private(Path(os.environ[FOLDER], f"{rank}.result"), content)
+
+
+def own_number() -> str:
+    """Return the number of this rank among those that the notebook has started."""
+    return os.environ.get(NUMBER) or os.environ["RANK"]
 
 
 _last_shown = -LIVE_INTERVAL  # the time of the last call of `show_live` that had an effect
@@ -74,7 +80,7 @@ def show_live(losses: Sequence[float], timeline: Timeline, steps: int) -> None:
         raise SettingError(f"show_live takes a list of losses, one number for each step; got {losses!r}") from None
     if not numbers:
         raise SettingError("show_live takes the losses of all steps so far; call it after the first step")
-    if os.environ.get("LOCAL_RANK") != "0" or FOLDER not in os.environ:
+    if FOLDER not in os.environ or own_number() != "0":
         return
     if len(numbers) < steps and time.monotonic() < _last_shown + LIVE_INTERVAL:
         return

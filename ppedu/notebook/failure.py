@@ -6,20 +6,21 @@ import json
 import linecache
 import re
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppedu.notebook.hang import Location
+from ppedu.notebook.hang import NOWHERE, Location, named
 
 # Errors caused by a dead peer; never the root cause.
 DEAD_PEER = re.compile("[Cc]onnection (closed|reset|refused)|remote worker crashing|Broken pipe")
 
 
-def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path) -> str:
+def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path, hosts: Mapping[int, str] = NOWHERE) -> str:
     """Return the message that explains a failed run: the root cause with its traceback, and who failed afterwards.
 
     failed: by rank, its exit status and the time at which it was reported. ranks: the number of ranks. folder: the
-        run's, with the reports of the ranks.
+        run's, with the reports of the ranks. hosts: by rank, the host of one that does not run on this machine.
     """
     read = ((rank, _read(folder / f"{rank}.json", time=float, text=str)) for rank in range(ranks))
     reports = sorted((report["time"], rank, report["text"]) for rank, report in read if report)
@@ -28,16 +29,18 @@ def explain(failed: dict[int, tuple[int, float]], ranks: int, folder: Path) -> s
     silent = next((rank for rank in failed if rank not in reported), None)
     if silent is not None and not (causes and causes[0][0] < failed[silent][1]):
         root, status = silent, failed[silent][0]
-        text = f"rank {root} {describe_status(status)}"
+        text = f"{named(root, hosts)} {describe_status(status)}"
         # The rank could not say where it was; the first peer that failed can say what it was needed for.
         if reports and (line := re.search(r", (line \d+), in .*\n *(.*)", reports[0][2])):
-            text += f"\nrank {reports[0][1]} noticed at {line[1]}: {line[2]}"
+            text += f"\n{named(reports[0][1], hosts)} noticed at {line[1]}: {line[2]}"
         if status == -signal.SIGABRT:  # gloo's own message is lost among the rank's output
             text += "\n(gloo aborts if a message is larger than the tensor that receives it; compare shape and dtype)"
     else:
         _, root, traceback = (causes or reports)[0]
         ended = [] if causes else sorted(set(range(ranks)) - set(failed))
-        text = f"rank {root} failed{f' because {_names(ended)} had already ended' if ended else ''}:\n{traceback}"
+        text = (
+            f"{named(root, hosts)} failed{f' because {_names(ended)} had already ended' if ended else ''}:\n{traceback}"
+        )
     if others := sorted(set(failed) - {root}):
         text += f"\n({_names(others)} failed afterwards)"
     return text

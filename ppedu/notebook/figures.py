@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib._pylab_helpers import Gcf
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 
-from ppedu.notebook.exchange import FIGURE, FOLDER, write_private
+from ppedu.notebook.exchange import FIGURE, FOLDER, own_number, write_private
 from ppedu.view.theme import use_notebook_colors
 
 __all__ = ["FigureCanvas", "show"]
@@ -25,7 +25,7 @@ use_notebook_colors()
 def show(*_: Any, **__: Any) -> None:
     """Save all open figures in the run's folder, print the lines that make the notebook show them, and close them."""
     for manager in Gcf.get_all_fig_managers():
-        name = f"{os.environ['LOCAL_RANK']}-{next(_numbers)}.png"
+        name = f"{own_number()}-{next(_numbers)}.png"
         picture = io.BytesIO()
         manager.canvas.figure.savefig(picture, format="png", bbox_inches="tight")
         write_private(Path(os.environ[FOLDER], name), picture.getvalue())

@@ -6,7 +6,7 @@ import linecache
 import re
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -16,6 +16,7 @@ from ppedu.core import waiting
 from ppedu.core.waiting import Wait, cycles
 
 NO_ANSWER = "did not answer"
+NOWHERE: Mapping[int, str] = {}  # no rank runs on another host
 
 # Functions of torch.distributed that every rank must call.
 COLLECTIVE = re.compile(
@@ -56,16 +57,21 @@ def locate(rank: int, program: str) -> Location:
     return Location(rank, line, source, *wait)
 
 
-def describe_hang(locations: Sequence[Location], ended: Collection[int]) -> str:
+def named(rank: int, hosts: Mapping[int, str]) -> str:
+    """Return "rank 2", or "rank 2 on beta" if it runs on another host."""
+    return f"rank {rank} on {hosts[rank]}" if rank in hosts else f"rank {rank}"
+
+
+def describe_hang(locations: Sequence[Location], ended: Collection[int], hosts: Mapping[int, str] = NOWHERE) -> str:
     """Return a line for each rank in `locations`, followed by the reasons why the ranks cannot continue.
 
-    ended: the ranks that have ended.
+    ended: the ranks that have ended. hosts: by rank, the host of one that does not run on this machine.
     """
     lines = []
     for rank, line, source, doing, kind, _ in locations:
         does = f"waits in {doing}" if kind else "is"
         where = f" at line {line}: {source}" if line else f" at {source or 'its start'}"
-        lines.append(f"rank {rank} {NO_ANSWER if source is None else does + where}")
+        lines.append(f"{named(rank, hosts)} {NO_ANSWER if source is None else does + where}")
     return "\n".join([*lines, *_reasons({each.rank: each for each in locations}, ended)])
 
 

@@ -1,15 +1,17 @@
-"""Code shared by the launchers `zygote` and `agent`: messages between launcher and pool, and ending processes.
+"""Code shared by the launchers `zygote`, `agent` and `remote`: starting them, messages, and ending processes.
 
-A launcher reads JSON messages from a socket, and answers with others. With "run" come file descriptors: a socket that
-listens at MASTER_PORT, a memory file that holds {program, module, arguments, folder, environment, flags} as JSON, and
-for each rank the write end of the pipe for its output.
+A launcher reads JSON messages from a socket, and answers with others. With "run" come file descriptors: a memory file
+that holds {program, module, arguments, folder, environment, flags} as JSON, for each rank the write end of the pipe for
+its output, and with "store" a socket that listens at MASTER_PORT, for the store in which the ranks rendezvous.
 
     in   {"folder": FOLDER}           the folder of a run is about to be made
-         {"run": FOLDER}              start the ranks
+         {"run": FOLDER, "first": k, "store": s}
+                                      start ranks k, k + 1 and so on
          {"kill": true}               kill all ranks, and the processes that they have started
          {"locate": true}             have every rank report where it is, see `rank`
     out  {"ready": true}              torch is imported
-         {"error": text}              torch cannot be imported; the launcher has ended
+         {"error": text}              it cannot start ranks, and has ended
+         {"rank": k, "host": name}    a rank will be started on another host
          {"rank": k, "process": n}    a rank has started
          {"rank": k, "status": n}     a rank has ended: its exit code, or the negative number of a signal
 
@@ -25,14 +27,37 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ppedu.notebook.environment import HOME, ONE_THREAD, module_path
 
 PACKET = 1 << 20  # bytes; a message is far smaller
 MAX_RANKS = 64
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def start(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a launcher, and return its process and the socket for messages.
+
+    module: of this package; its `serve` is called with the descriptor of the launcher's socket and `arguments`.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    call = f"import sys; from ppedu.notebook.{module} import serve; serve({theirs.fileno()}, *sys.argv[1:])"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", call, *arguments],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | ONE_THREAD | module_path(),
+            cwd=HOME,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # so that an interrupt at the terminal reaches only the process that calls this
+        )
+    return process, ours
 
 
 def send(control: socket.socket, *descriptors: int, **message: Any) -> None:

@@ -16,6 +16,7 @@ from ppedu.board.results import keep_with
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.notebook import exchange
 from ppedu.notebook.boards import FileKeeper
+from ppedu.notebook.hang import named
 from ppedu.notebook.output import Output
 from ppedu.notebook.pool import LAUNCHERS, RankPool
 from ppedu.notebook.resources import memory, require_run
@@ -66,6 +67,9 @@ def _parser() -> _Parser:
     add("--live", action="store_true", help="show output as it arrives, not rank by rank")
     add("--timeout", type=float, default=60, metavar="SECONDS", help="kill the ranks after this time (default: 60)")
     add("--launcher", choices=["auto", *LAUNCHERS], default="auto", help="fork the ranks (zygote) or start torchrun")
+    add("--on", metavar="PLACE", help="local (the default), ssh:alpha,beta or slurm:OPTIONS OF SALLOC")
+    add("--python", metavar="PATH", help="with --on: Python on the other machines (default: the same path as here)")
+    add("--interface", metavar="NAME", help="with --on: the network interface for ranks (default: that of ssh)")
     add("--standalone", action="store_true", help="accepted for compatibility; has no effect")
     add("-h", "--help", action="store_true", help="show this message")
     return parser
@@ -78,8 +82,9 @@ class TorchrunMagic(Magics):
     def __init__(self, shell: Any):
         super().__init__(shell)  # type: ignore[no-untyped-call]
         self._shell = shell
-        self.pools = {launcher: RankPool(launcher) for launcher in LAUNCHERS}
-        self.pools["zygote"].start()
+        self.pools: dict[tuple[str | None, ...], RankPool] = {}  # by the arguments of each
+        self._on: list[str] = []  # the options of the last `%torchrun --on …`, which hold for the cells after it
+        self._pool("zygote", "local", None, None).start()
         self._folder = exchange.new_folder()  # of the last run; it still exists if it holds output that was not shown
 
     @line_cell_magic  # type: ignore[untyped-decorator]  # IPython has few types
@@ -91,10 +96,19 @@ class TorchrunMagic(Magics):
         `--in a,b`. Lines that start with `[k]` are the output of rank k. `pp.give_back(value)` on rank k sets
         `results[k]` in the notebook; `plt.show()` shows a figure below the cell.
 
+        `--on ssh:alpha,beta` divides the ranks among other machines; `%torchrun --on ssh:alpha,beta`, in a cell of its
+        own, does so for all cells after it.
+
         `%torchrun` lists all options; `%ranks` lists the processes.
         """
         try:
-            options, flags = _parser().parse_known_args(shlex.split(line))
+            words = shlex.split(line)
+            options, flags = _parser().parse_known_args(words)
+            if options.on is None:
+                options, flags = _parser().parse_known_args([*self._on, *words])
+            elif cell is None and not options.help:
+                self._set_place(options)
+                return
             if options.help or cell is None:
                 print(_parser().format_help())
                 return
@@ -119,17 +133,23 @@ class TorchrunMagic(Magics):
         running = [(pool, *each) for pool in self.pools.values() for each in sorted(pool.processes.items())]
         for pool, rank, process in running:
             seconds = time.monotonic() - pool.started_at
-            print(f"rank {rank}: process {process}, running for {seconds:.0f} s, {_megabytes(process)}")
+            there = rank in pool.hosts
+            took = "" if there else f", {_megabytes(process)}"
+            print(f"{named(rank, pool.hosts)}: process {process}, running for {seconds:.0f} s{took}")
         if not running:
             print("no ranks are running")
         for pool in self.pools.values():
             if pool.server:
-                print(f"launcher {pool.launcher}: process {pool.server}, {_megabytes(pool.server)}")
+                name = f"of {pool.on}" if pool.place else pool.launcher
+                print(f"launcher {name}: process {pool.server}, {_megabytes(pool.server)}")
 
     def _run(self, options: argparse.Namespace, flags: list[str], line: str, cell: str) -> None:
         """Run the cell. flags: options of torchrun itself. line: the text after `%%torchrun`."""
-        ranks, pool = options.nproc_per_node, self.pools[options.launcher.replace("auto", "zygote")]
-        require_run(ranks, options.timeout)
+        pool = self._pool(
+            options.launcher.replace("auto", "zygote"), options.on or "local", options.python, options.interface
+        )
+        ranks = options.nproc_per_node
+        require_run(ranks, options.timeout, here=pool.place is None)
         exchange.require_name("--out", options.out)
         # A comment replaces the first line, which is not Python, so that the others keep their numbers. It declares the
         # encoding, so that Python ignores any declaration in the cell itself.
@@ -169,6 +189,20 @@ class TorchrunMagic(Magics):
             screen.close()
             if not (folder / "output.txt").exists():
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _pool(self, *arguments: str | None) -> RankPool:
+        """Return the pool with these arguments, the same one each time."""
+        if arguments not in self.pools:
+            self.pools[arguments] = RankPool(*arguments)  # type: ignore[arg-type]
+        return self.pools[arguments]
+
+    def _set_place(self, options: argparse.Namespace) -> None:
+        """Let the cells after this one run where `options` say, and start to connect to the hosts."""
+        pool = self._pool("zygote", options.on, options.python, options.interface)
+        pool.start()
+        given = {"--on": options.on, "--python": options.python, "--interface": options.interface}
+        self._on = [word for name, value in given.items() if value is not None for word in (name, value)]
+        print(f"%%torchrun now runs cells on {options.on if pool.place else 'this machine'}")
 
     def _set_results(self, options: argparse.Namespace, folder: Path) -> None:
         """Set the notebook's variable `options.out` to the values given back, if a rank has given one back."""

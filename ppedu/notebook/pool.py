@@ -19,10 +19,12 @@ from typing import Any
 
 from ppedu.core.errors import PipelineError, RankError, SettingError
 from ppedu.core.validate import require_instance
-from ppedu.notebook.environment import BARRIER, HOME, ONE_THREAD, module_path, rank_environment
+from ppedu.notebook import launcher as launchers
+from ppedu.notebook.environment import BARRIER, ONE_THREAD, module_path, torchrun_environment
 from ppedu.notebook.exchange import new_folder
 from ppedu.notebook.failure import describe_status, explain, read_location
 from ppedu.notebook.hang import describe_hang
+from ppedu.notebook.hosts.place import Place
 from ppedu.notebook.launcher import PACKET, close_all, kill_group, receive, send
 from ppedu.notebook.resources import require_run
 
@@ -35,19 +37,24 @@ Tick = Callable[[int, float], None]  # receives the number of ranks that run, an
 
 
 class RankPool:
-    """Ranks on this machine, forked from a process that has already imported torch, or started by torchrun.
+    """Ranks, forked from a process that has already imported torch, or started by torchrun.
 
     launcher: "zygote" forks ranks in milliseconds; "torchrun" starts torchrun itself, which takes seconds, but whose
         ranks can be part of a run on several nodes.
+    on: where: "local"; "ssh:alpha,beta"; or "slurm:" with options of salloc.
+    python, interface: on other hosts, the path of Python, by default the same as here, and the network interface that
+        ranks use, by default the one at which a host is reached.
 
     The launcher is itself a process. The first `start` or `run` starts it; it ends with `close` or with this process.
     One program runs at a time.
 
     Raises:
-        SettingError: the launcher is unknown, or this is not Linux.
+        SettingError: the launcher or the place is unknown, or this is not Linux.
     """
 
-    def __init__(self, launcher: str = "zygote") -> None:
+    def __init__(
+        self, launcher: str = "zygote", on: str = "local", python: str | None = None, interface: str | None = None
+    ) -> None:
         if not isinstance(launcher, str) or launcher not in LAUNCHERS:
             raise SettingError(f"unknown launcher {launcher!r}; available: {', '.join(LAUNCHERS)}")
         if sys.platform != "linux":
@@ -55,8 +62,11 @@ class RankPool:
                 "ranks can only be started from here on Linux (on Windows: in WSL); "
                 "elsewhere, save the cell with --save and start the script with torchrun"
             )
-        self.launcher = launcher
+        self.launcher, self.on, self.place = launcher, on, Place.of(on, python, interface)
+        if self.place and launcher != "zygote":
+            raise SettingError(f"--launcher {launcher} starts ranks on this machine only; leave it out, or --on")
         self.processes: dict[int, int] = {}  # by rank, while it runs
+        self.hosts: dict[int, str] = {}  # by rank, for ranks on other hosts
         self.started_at = 0.0
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -72,27 +82,22 @@ class RankPool:
     def start(self) -> None:
         """Start the launcher, unless it runs already, and return before it has imported torch."""
         if self.server and self._idle:
-            return
+            assert self._control is not None
+            if not (self._ready and wait([self._control], 0)):  # the socket of a launcher that has lost a host closes
+                return
         self.close()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module = LAUNCHERS[self.launcher]
-        with theirs:
-            self._server = subprocess.Popen(
-                [sys.executable, "-c", f"from ppedu.notebook.{module} import serve; serve({theirs.fileno()})"],
-                pass_fds=[theirs.fileno()],
-                env=os.environ | ONE_THREAD | module_path(),
-                cwd=HOME,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # so that an interrupt at the terminal reaches this process only
-            )
-        self._control, self._ready, self._idle = ours, False, True
+        if self.place is None:
+            self._server, self._control = launchers.start(LAUNCHERS[self.launcher])
+        else:
+            self._server, self._control = launchers.start("hosts.remote", self.place.to_json())
+        self._ready, self._idle = False, True
 
     def close(self) -> None:
         """End the launcher and all ranks."""
         if self._control is not None:
             self._control.close()
         if self._server is not None:
-            if self._ready:
+            if self._ready or self.place:
                 self._server.send_signal(signal.SIGCONT)  # a stopped launcher would not notice that its socket closed
             else:
                 self._server.kill()  # it is importing torch, and has not started a rank
@@ -101,8 +106,7 @@ class RankPool:
             except subprocess.TimeoutExpired:
                 self._server.kill()
                 self._server.wait()
-        for process in self.processes.values():  # the ranks of a launcher that was killed
-            kill_group(process)
+        self._kill_ranks()  # those of a launcher that was killed
         self.processes = {}
         self._server = self._control = None
         self._idle = True
@@ -166,8 +170,14 @@ class RankPool:
         self.start()
         self._wait_until_ready()
         several_nodes = any(flag.startswith("--nnodes") for flag in flags)
-        listener = socket.create_server(("127.0.0.1", 0))  # where the ranks' rendezvous store will listen
-        shared = rank_environment(ranks, listener.getsockname()[1], several_nodes) | added
+        store = self.launcher == "zygote" and self.place is None
+        listener = socket.create_server(("127.0.0.1", 0)) if store else None
+        if self.place:
+            shared = added  # each host adds its own
+        elif several_nodes:  # torchrun sets its variables itself, and messages leave this machine
+            shared = os.environ | ONE_THREAD | added
+        else:
+            shared = os.environ | torchrun_environment(ranks, listener.getsockname()[1] if listener else 0) | added
         job = {
             "program": str(program),
             "module": module,
@@ -179,7 +189,9 @@ class RankPool:
         pipes = [os.pipe() for _ in range(ranks)]
         outputs = [reading for reading, _ in pipes]
         job_file = os.memfd_create("job")  # not a file on disk, as the environment may hold passwords
-        sent = [listener.detach(), job_file, *(writing for _, writing in pipes)]
+        sent = [job_file, *(writing for _, writing in pipes)]
+        if listener:
+            sent.append(listener.detach())
         run_folder = folder or new_folder()
         try:
             os.write(job_file, json.dumps(job).encode())
@@ -187,7 +199,8 @@ class RankPool:
                 self.make_folder(run_folder)
             self._idle = False
             self.started_at = time.monotonic()
-            self._send(*sent, run=str(run_folder))
+            self.hosts = {}
+            self._send(*sent, run=str(run_folder), first=0, store=store)
             close_all(sent)
             self._listen(outputs, str(program), run_folder, timeout, write, tick)
         finally:
@@ -205,8 +218,9 @@ class RankPool:
         A `run` that waits in another thread raises RankError.
         """
         processes = list(self.processes.values())  # a copy: the other thread removes ranks that have ended
-        for process in processes:
-            kill_group(process)
+        if self.place and processes:
+            self._send(kill=True)
+        self._kill_ranks()
         server = self._server  # the other thread may close it meanwhile
         if not processes and server is not None:
             if self._runner in (None, threading.current_thread()):
@@ -214,6 +228,12 @@ class RankPool:
             else:  # the other thread waits for ranks that have not started yet, or is about to return
                 server.kill()
                 server.wait()  # or the next run might still find it alive
+
+    def _kill_ranks(self) -> None:
+        """Kill the ranks on this machine."""
+        if self.place is None:
+            for process in list(self.processes.values()):
+                kill_group(process)
 
     def _require_idle(self) -> None:
         """Raise SettingError if ranks of another thread are running."""
@@ -234,7 +254,7 @@ class RankPool:
                 ended = describe_status(self._server.wait())
                 raise PipelineError(f"cannot start ranks: the launcher {ended} while it imported torch; run it again")
             if error := answer.get("error"):
-                raise PipelineError(f"cannot start ranks: importing torch failed: {error}; pip install 'ppedu[run]'")
+                raise PipelineError(error)
             self._ready = True
 
     def _listen(
@@ -287,7 +307,7 @@ class RankPool:
         finally:
             self._end(alive, KILL_TIMEOUT if hang is None else 0)
         if failed:
-            raise RankError(explain(failed, len(outputs), folder))
+            raise RankError(explain(failed, len(outputs), folder, self.hosts))
         if hang is not None:
             raise RankError(f"the ranks were stopped because they had not ended after {timeout:g} s\n{hang}")
 
@@ -316,6 +336,8 @@ class RankPool:
         if not message:
             self.close()
             raise RankError("the launcher has ended, and all ranks with it; run the cell again")
+        if "host" in message:
+            self.hosts[message["rank"]] = message["host"]
         if "process" in message:
             self.processes[message["rank"]] = message["process"]
         if "status" not in message:
@@ -330,4 +352,4 @@ class RankPool:
         while time.monotonic() < end and not all((folder / f"{rank}.location").exists() for rank in alive):
             time.sleep(0.02)
         locations = [read_location(rank, folder, program) for rank in sorted(alive)]
-        return describe_hang(locations, sorted(set(range(ranks)) - alive))
+        return describe_hang(locations, sorted(set(range(ranks)) - alive), self.hosts)

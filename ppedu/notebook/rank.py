@@ -34,12 +34,12 @@ from ppedu.notebook.launcher import exit_with_parent
 STARTS_PROGRAMS = {__file__, *(function.__code__.co_filename for function in (runpy.run_path, read_inputs))}
 
 
-def run_rank(rank: int, parent: int, folder: Path, job_file: int, output: int, query: int) -> NoReturn:
+def run_rank(rank: int, local: int, parent: int, folder: Path, job_file: int, output: int, query: int) -> NoReturn:
     """Turn this forked process into a rank, run the program and end the process.
 
-    parent: the process it was forked from. folder: the run's folder. job_file: the memory file with the job, see
-    `launcher`. output: the pipe to write to. query: the read end of a pipe; when the other end closes, the rank reports
-    its location.
+    local: its number on this machine. parent: the process it was forked from. folder: the run's folder. job_file: the
+    memory file with the job, see `launcher`. output: the pipe to write to. query: the read end of a pipe; when the
+    other end closes, the rank reports its location.
     """
     status = 1
     try:
@@ -52,7 +52,7 @@ def run_rank(rank: int, parent: int, folder: Path, job_file: int, output: int, q
         query = redirect(output, query)
         sys.stdin, sys.stdout, sys.stderr = _stream(0, "r"), _stream(1, "w"), _stream(2, "w")
         os.environ.clear()
-        os.environ.update(job["environment"] | {name: str(rank) for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")})
+        os.environ.update(job["environment"] | {"RANK": str(rank), "LOCAL_RANK": str(local), "ROLE_RANK": str(rank)})
         os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.error")
         os.chdir(job["folder"])
         sys.path[0:1] = [job["folder"]]

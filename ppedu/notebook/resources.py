@@ -15,15 +15,18 @@ from ppedu.notebook.launcher import MAX_RANKS
 RANK_MEMORY = 35 << 20  # bytes: measured for a rank that trains a small model, without what ranks share
 
 
-def require_run(ranks: Any, timeout: Any) -> None:
-    """Raise SettingError unless this machine can start `ranks` ranks and `timeout` is a number of seconds or None."""
+def require_run(ranks: Any, timeout: Any, here: bool = True) -> None:
+    """Raise SettingError unless `ranks` is a number of ranks, and `timeout` a number of seconds or None.
+
+    here: they will run on this machine, which must have the memory for them.
+    """
     require_count("the number of ranks", ranks)
     if ranks > MAX_RANKS:
-        raise SettingError(f"at most {MAX_RANKS} ranks can be started on one machine here; got {ranks}")
+        raise SettingError(f"at most {MAX_RANKS} ranks can be started from here; got {ranks}")
     is_number = isinstance(timeout, Real) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):
         raise SettingError(f"timeout must be a number of seconds above 0; got {timeout!r}")
-    free = free_memory()
+    free = free_memory() if here else None
     if free is not None and ranks * RANK_MEMORY > free:
         fit = free // RANK_MEMORY
         raise SettingError(

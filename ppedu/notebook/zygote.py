@@ -36,7 +36,8 @@ def serve(descriptor: int) -> NoReturn:
         import torch.distributed
         import torch.distributed.pipelining  # noqa: F401 (the first optimizer step would import it, in a second)
     except Exception as error:
-        launcher.send(control, error=f"{type(error).__name__}: {error}")
+        text = f"importing torch failed: {type(error).__name__}: {error}; pip install 'ppedu[run]'"
+        launcher.send(control, error=f"cannot start ranks: {text}")
         os._exit(1)
 
     # The finalizers that these imports have registered would cost each rank 60 ms and 30 MB, and the system frees all.
@@ -77,16 +78,16 @@ def serve(descriptor: int) -> NoReturn:
         if "folder" in request:
             folder = request["folder"]
         elif "run" in request:
-            folder, own = request["run"], os.getpid()
-            listener, job, *outputs = descriptors
+            folder, first, own = request["run"], request["first"], os.getpid()
+            job, *outputs = descriptors
             asked, asking = os.pipe()
             query.append(asking)
-            if os.fork() == 0:
-                _serve_store(own, listener)
-            for rank, output in enumerate(outputs):
+            if request["store"] and os.fork() == 0:
+                _serve_store(own, descriptors[-1])
+            for rank, output in enumerate(outputs[: len(outputs) - request["store"]], first):
                 process = os.fork()
                 if process == 0:
-                    run_rank(rank, own, Path(folder), job, output, asked)
+                    run_rank(rank, rank - first, own, Path(folder), job, output, asked)
                 alive[process] = rank
                 launcher.send(control, rank=rank, process=process)
             launcher.close_all([asked, *descriptors])
@@ -100,7 +101,7 @@ def serve(descriptor: int) -> NoReturn:
 def _serve_store(parent: int, listener: int) -> NoReturn:
     """Serve the TCPStore in which the ranks rendezvous, until `parent` ends or this process is killed.
 
-    listener: a socket that listens to this machine only; the store of rank 0 would listen to the whole network.
+    listener: a socket that listens on one interface only; the store of rank 0 would listen on all.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined,unused-ignore]  # which torch does not export explicitly
 
@@ -108,8 +109,8 @@ def _serve_store(parent: int, listener: int) -> NoReturn:
         launcher.exit_with_parent(parent)
         os.dup2(listener, 3)
         os.closerange(4, 1024)
-        port = socket.socket(fileno=os.dup(3)).getsockname()[1]
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=3)
+        address, port = socket.socket(fileno=os.dup(3)).getsockname()[:2]
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=3)
         while store:
             signal.pause()
     finally:

@@ -60,7 +60,7 @@ TIMELINE = pp.simulate(pp.schedule("1f1b", 1, 2))
 def test_invalid_arguments_of_show_live_are_refused(tmp_path, monkeypatch, losses, timeline, steps, where):
     if where == "in a cell":
         monkeypatch.setenv(FOLDER, str(tmp_path))
-        monkeypatch.setenv("LOCAL_RANK", "0")
+        monkeypatch.setenv("RANK", "0")
     with pytest.raises(SettingError):
         pp.show_live(losses, timeline, steps)
     assert not any(tmp_path.iterdir())
@@ -69,7 +69,7 @@ def test_invalid_arguments_of_show_live_are_refused(tmp_path, monkeypatch, losse
 @pytest.mark.parametrize("losses", [[1], (1.5, float("nan")), numpy.ones(3), [numpy.float32(1)], torch.ones(2)])
 def test_losses_may_be_any_kind_of_number(tmp_path, monkeypatch, capsys, losses):
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("RANK", "0")
     pp.show_live(losses, TIMELINE, numpy.int64(len(losses)))
     assert sorted(file.name for file in tmp_path.iterdir()) == sorted(LIVE_FILES)
 
@@ -86,7 +86,7 @@ class Odd:
 )
 def test_a_value_that_cannot_be_pickled_is_refused(tmp_path, monkeypatch, value):
     monkeypatch.setenv(FOLDER, str(tmp_path))
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("RANK", "0")
     if value is open:
         pp.give_back(value)
         assert pickle.loads((tmp_path / "0.result").read_bytes()) is open

@@ -132,9 +132,9 @@ def test_a_huge_number_of_ranks_is_refused_before_anything_is_allocated(tmp_path
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", REFUSED], env=environment, capture_output=True, text=True, timeout=100)
     assert run.stdout.splitlines() == [
-        "True at most 64 ranks can be started on one machine here; got 1000000",
-        "True at most 64 ranks can be started on one machine here; got 99999999999999",
-        "True at most 64 ranks can be started on one machine here; got 1000000",
+        "True at most 64 ranks can be started from here; got 1000000",
+        "True at most 64 ranks can be started from here; got 99999999999999",
+        "True at most 64 ranks can be started from here; got 1000000",
         "True timeout must be a number of seconds above 0; got nan",
     ], run.stderr
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("ppedu")]

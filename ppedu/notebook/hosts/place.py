@@ -1,0 +1,80 @@
+"""Where ranks run: what `--on` says, and the commands that start a program there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import astuple, dataclass
+
+from ppedu.core.errors import SettingError
+
+RELAY = "ppedu.notebook.hosts.relay"  # the module that runs on each host
+SSH = ("ssh", "-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ClearAllForwardings=yes")
+HOST = re.compile(r"[\w.@:%\[\]][\w.@:%\[\]-]*")  # does not begin like an option of ssh
+
+
+@dataclass(frozen=True)
+class Place:
+    """The hosts on which ranks run.
+
+    hosts: names that ssh knows; none for Slurm, which chooses them.
+    options: of `salloc`, if Slurm chooses the hosts; None if it does not.
+    python: the path of Python on the hosts. interface: the network interface that ranks on different hosts use; "" for
+        the one at which a host is reached.
+    """
+
+    hosts: tuple[str, ...] = ()
+    options: tuple[str, ...] | None = None
+    python: str = sys.executable
+    interface: str = ""
+
+    @classmethod
+    def of(cls, on: str, python: str | None = None, interface: str | None = None) -> Place | None:
+        """Return the place that `--on` names; None for "local", this machine.
+
+        on: "local"; "ssh:alpha,beta"; "slurm", or "slurm:" and options of `salloc`.
+
+        Raises:
+            SettingError: `on` is something else, names a host twice, or a name is not one of a host.
+        """
+        kind, _, rest = on.partition(":")
+        python, interface = python or sys.executable, interface or ""
+        if kind == "ssh" and rest:
+            hosts = tuple(name.strip() for name in rest.split(","))
+            for index, name in enumerate(hosts):
+                if not HOST.fullmatch(name):
+                    raise SettingError(f"--on {on}: {name!r} is not the name of a host; write ssh:alpha,beta")
+                if name in hosts[:index]:
+                    raise SettingError(f"--on {on}: {name} is named twice; name each host once")
+            return cls(hosts, None, python, interface)
+        if kind == "slurm":
+            try:
+                return cls((), tuple(shlex.split(rest)), python, interface)
+            except ValueError as error:
+                raise SettingError(f"--on {on}: {error}") from None
+        if on != "local":
+            raise SettingError(f'unknown place --on {on!r}; write local, ssh:alpha,beta, slurm or "slurm: --nodes=2"')
+        if python != sys.executable or interface:
+            raise SettingError("--python and --interface are for ranks on other hosts; add --on ssh:alpha,beta")
+        return None
+
+    @classmethod
+    def from_json(cls, text: str) -> Place:
+        """Return the place that `to_json` has described."""
+        hosts, options, python, interface = json.loads(text)
+        return cls(tuple(hosts), None if options is None else tuple(options), python, interface)
+
+    def to_json(self) -> str:
+        """Describe this place for another process."""
+        return json.dumps(astuple(self))
+
+    def by_ssh(self, host: str) -> list[str]:
+        """Return the command that starts the relay on a host."""
+        return [*SSH, "--", host, f"exec {shlex.quote(self.python)} -m {RELAY}"]
+
+    def by_srun(self, job: str, host: str) -> list[str]:
+        """Return the command that starts the relay on a host of a Slurm job, and ends the job when the relay ends."""
+        run = ["srun", f"--jobid={job}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap", "--unbuffered"]
+        return [*run, "sh", "-c", f"{shlex.quote(self.python)} -m {RELAY}; scancel {job}"]
