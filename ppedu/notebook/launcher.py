@@ -13,7 +13,8 @@ its output, and with "store" a socket that listens at MASTER_PORT, for the store
          {"error": text}              it cannot start ranks, and has ended
          {"rank": k, "host": name}    a rank will be started on another host
          {"rank": k, "process": n}    a rank has started
-         {"rank": k, "status": n}     a rank has ended: its exit code, or the negative number of a signal
+         {"rank": k, "status": n}     a rank has ended: its exit code, or the negative number of a signal; with
+                                      "lost", another host is lost, and the launcher ends with this run
 
 Once the socket closes, because the owner of the pool has ended, the launcher kills all ranks, removes the folder of the
 run, and ends.

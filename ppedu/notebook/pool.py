@@ -70,7 +70,7 @@ class RankPool:
         self.started_at = 0.0
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._ready = False
+        self._ready = self._lost = False
         self._idle = True  # every rank that was started has ended
         self._runner: threading.Thread | None = None  # the thread that waits in `run`
 
@@ -83,14 +83,14 @@ class RankPool:
         """Start the launcher, unless it runs already, and return before it has imported torch."""
         if self.server and self._idle:
             assert self._control is not None
-            if not (self._ready and wait([self._control], 0)):  # the socket of a launcher that has lost a host closes
+            if not (self._lost or (self._ready and wait([self._control], 0))):  # a launcher that ends closes its socket
                 return
         self.close()
         if self.place is None:
             self._server, self._control = launchers.start(LAUNCHERS[self.launcher])
         else:
             self._server, self._control = launchers.start("hosts.remote", self.place.to_json())
-        self._ready, self._idle = False, True
+        self._ready, self._idle, self._lost = False, True, False
 
     def close(self) -> None:
         """End the launcher and all ranks."""
@@ -342,6 +342,7 @@ class RankPool:
             self.processes[message["rank"]] = message["process"]
         if "status" not in message:
             return None
+        self._lost = self._lost or bool(message.get("lost"))
         self.processes.pop(message["rank"], None)
         return message["rank"], message["status"]
 

@@ -27,6 +27,7 @@ from ppedu.core.errors import PipelineError
 try:
     from ppedu.run.batch import Batching
     from ppedu.run.bugs import MUSEUM
+    from ppedu.run.clock import latency
     from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate, place
     from ppedu.run.cut import cut
     from ppedu.run.emulate import Emulation, emulate
@@ -49,7 +50,7 @@ except ModuleNotFoundError as error:
 
 __all__ = ["Batching", "Pipeline", "PipelineGroup", "Stage", "Step", "cut", "local_stages", "place", "run_schedule"]
 __all__ += ["LOOPS", "bidirectional_communicate", "communicate", "gpipe_step", "naive_step", "one_f_one_b_step"]
-__all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "PostValidation", "emulate", "measured"]
+__all__ += ["Emulation", "LossScale", "MasterWeights", "Memory", "PostValidation", "emulate", "latency", "measured"]
 __all__ += ["GPT", "Checkpoints", "GPTConfig", "TrainConfig", "TrainResult", "next_token_loss", "train_gpt"]
 __all__ += ["MUSEUM", "Pending", "PipelineBlock", "TensorPointer", "pointer_step"]
 

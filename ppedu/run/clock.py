@@ -1,17 +1,20 @@
 """Measures when actions start and end: on the CPU with its clock, on a GPU with events, which do not block it.
 
 All processes of a machine share one monotonic clock. If the ranks run on several machines, each rank measures how far
-its clock is from rank 0's, with an error of at most half the fastest round trip of a message.
+its clock is from rank 0's, with an error of at most half the fastest round trip of a message. Clocks drift apart, by
+some microseconds a second, so a pipeline repeats this from time to time.
 """
 
 from __future__ import annotations
 
 import platform
+import statistics
 import time
 import zlib
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,9 +23,11 @@ from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
+from ppedu.core.validate import require_count
 from ppedu.run.comm import PipelineGroup
+from ppedu.run.control import Control
 
-ROUND_TRIPS = 10  # that measure the offset between two machines' clocks
+ROUND_TRIPS = 10  # that measure the offset between two machines' clocks, or the latency of a link
 
 
 class Clock:
@@ -66,34 +71,103 @@ class Clock:
 
 
 def machine() -> int:
-    """Return a number that identifies this machine's monotonic clock: a boot, and a container with a clock of its own."""
+    """Return a number that identifies this process's monotonic clock: of a machine, or of a container with its own."""
     boot, clock = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")  # of Linux
     name = boot.read_text(encoding="utf-8") if boot.exists() else platform.node()
     return zlib.crc32(f"{name} {clock.readlink() if clock.is_symlink() else ''}".encode())
 
 
-def offset(group: PipelineGroup, machines: Sequence[int]) -> float:
-    """Return the seconds to add to this rank's clock to get rank 0's. All ranks must call it.
+class Offset(NamedTuple):
+    """The seconds to add to a rank's clock to get rank 0's, and the largest error that they may have."""
+
+    seconds: float
+    error: float
+
+
+class Clocks:
+    """The clocks of a pipeline's ranks. They are one if all ranks run on the same machine.
+
+    machines: each rank's `machine()`, once the ranks have exchanged them.
+    offset: in seconds, to add to this rank's clock to get rank 0's.
+    error: in seconds; by how much the offset of any rank may be wrong. Measured timelines are as exact as that.
+    """
+
+    def __init__(self) -> None:
+        self.machines: list[int] = []
+        self.offset, self.error = 0.0, 0.0
+
+    def compare(self, control: Control, purpose: str) -> None:
+        """Measure `offset` and `error`. All ranks must call this. purpose: of the call, for errors."""
+        if len(set(self.machines)) > 1:
+            with control.required_for(purpose):
+                self.offset, error = offset(control.group, self.machines)
+            self.error = control.exchange(torch.tensor([error], dtype=torch.float64), purpose).max().item()
+
+
+def offset(group: PipelineGroup, machines: Sequence[int]) -> Offset:
+    """Return this rank's offset. All ranks must call it.
 
     machines: each rank's `machine()`.
     """
-    best, found = float("inf"), 0.0
+    found = Offset(0.0, 0.0)
     for rank in range(1, group.size):
-        if machines[rank] == machines[0] or group.rank not in (0, rank):
-            continue
-        for _ in range(ROUND_TRIPS):
-            theirs = torch.zeros(1, dtype=torch.float64, device=group.device)
-            if group.rank == 0:
-                dist.recv(theirs, group.peer(rank), group.process_group)
-                dist.send(theirs.fill_(time.monotonic()), group.peer(rank), group.process_group)
-                continue
-            asked = time.monotonic()
-            dist.send(theirs, group.peer(0), group.process_group)
-            dist.recv(theirs, group.peer(0), group.process_group)
-            answered = time.monotonic()
-            if answered - asked < best:
-                best, found = answered - asked, theirs.item() - (asked + answered) / 2
+        if machines[rank] != machines[0] and group.rank in (0, rank):
+            trips = _round_trips(group, rank, 0)
+            if group.rank == rank:
+                fastest = min(trips)
+                found = Offset(fastest.answer - fastest.middle, fastest.seconds / 2)
     return found
+
+
+def latency(nbytes: int = 8, group: PipelineGroup | None = None) -> dict[tuple[int, int], float]:
+    """Return how many seconds a message takes from one rank to another, for `Costs(latency=…)`.
+
+    The keys are pairs of ranks. All ranks must call it, and all get the same. One pair at a time exchanges messages; a
+    message takes half of the median round trip.
+
+    nbytes: of a message, such as that of an activation. group: by default all ranks of the program.
+
+    Raises:
+        SettingError: `nbytes` is not a whole number above 0.
+    """
+    group = PipelineGroup.of(group)
+    require_count("nbytes", nbytes)
+    pairs = list(combinations(range(group.size), 2))
+    medians = torch.zeros(len(pairs), dtype=torch.float64, device=group.device)
+    for index, (one, other) in enumerate(pairs):
+        dist.barrier(group.process_group)
+        if group.rank in (one, other) and (trips := _round_trips(group, one, other, -(-nbytes // 8))):
+            medians[index] = statistics.median(trip.seconds for trip in trips) / 2
+    if pairs:
+        dist.all_reduce(medians, group=group.process_group)  # one rank of each pair has a number above 0
+    seconds = dict(zip(pairs, medians.tolist(), strict=True))
+    return seconds | {(other, one): each for (one, other), each in seconds.items()}
+
+
+class _Trip(NamedTuple):
+    """A message to a rank and back: the seconds it took, the time there when it turned, and here in its middle."""
+
+    seconds: float
+    answer: float
+    middle: float
+
+
+def _round_trips(group: PipelineGroup, asking: int, answering: int, words: int = 1) -> list[_Trip]:
+    """Send a message of 8 · `words` bytes to and fro between two ranks; return the trips on the one that asks."""
+    message = torch.zeros(words, dtype=torch.float64, device=group.device)
+    trips = []
+    for _ in range(1 + ROUND_TRIPS):
+        if group.rank == answering:
+            dist.recv(message, group.peer(asking), group.process_group)
+            message[0] = time.monotonic()
+            dist.send(message, group.peer(asking), group.process_group)
+            continue
+        asked = time.monotonic()
+        dist.send(message, group.peer(answering), group.process_group)
+        dist.recv(message, group.peer(answering), group.process_group)
+        answer, answered = message[0].item(), time.monotonic()
+        trips.append(_Trip(answered - asked, answer, (asked + answered) / 2))
+    return trips[1:]  # the first one may have connected the ranks
 
 
 def timeline(

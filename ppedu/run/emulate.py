@@ -116,7 +116,7 @@ class Emulation:
             self.pipeline.flush()
             self.connected = True
             self.messages.costs = self.simulated.costs
-            self.messages.offset = self.pipeline.offset
+            self.messages.offset = self.pipeline.clocks.offset
             for op in COMPUTE | OVERLAP:
                 self.pipeline.on(op, self._run)
         self.end, self.messages.due = 0.0, 0.0

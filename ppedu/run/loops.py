@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
-from ppedu.run.clock import timeline
+from ppedu.run import clock
 from ppedu.run.comm import PipelineGroup, bidirectional_communicate, communicate
 from ppedu.run.stage import Stage
 
@@ -100,15 +100,16 @@ LOOPS: dict[str, Callable[..., torch.Tensor]] = {"naive": naive_step, "gpipe": g
 def measured(name: str, stage: Stage, group: PipelineGroup) -> Timeline | None:
     """Return the measured Timeline of the last step on rank 0 of the group, None on the other ranks.
 
-    name: of the timeline's schedule. All ranks must call it. Times are seconds since the first action. The ranks must
-    run on one machine, whose processes share a monotonic clock.
+    name: of the timeline's schedule. All ranks must call it. Times are seconds since the first action.
     """
-    rows: list[list[Span]] | None = [[] for _ in range(group.size)] if group.rank == 0 else None
-    if group.size == 1:
-        rows = [stage.clock.spans()]
-    else:
-        dist.gather_object(stage.clock.spans(), rows, group.peer(0), group.process_group)
-    if rows is None:
+    spans = stage.clock.spans()
+    rows, machines = [spans] * group.size, [0] * group.size
+    if group.size > 1:
+        dist.all_gather_object(machines, clock.machine(), group.process_group)
+        ahead = clock.offset(group, machines).seconds
+        shifted = [Span(action, start + ahead, end + ahead) for action, start, end in spans]
+        dist.all_gather_object(rows, shifted, group.process_group)
+    if group.rank > 0:
         return None
     orders = tuple(tuple(span.action for span in row) for row in rows)
-    return timeline(Schedule(name, Placement.make("loop", group.size), len(stage.inputs), orders), rows)
+    return clock.timeline(Schedule(name, Placement.make("loop", group.size), len(stage.inputs), orders), rows)

@@ -47,6 +47,7 @@ Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage
 Given = tuple[Any, Any, Keywords, StageKeywords | None]
 MOST_SECONDS = 10**6  # of a timeout
+CLOCK_STEPS = 50  # after which the clocks of several machines are compared again
 
 
 class Pipeline:
@@ -128,7 +129,7 @@ class Pipeline:
         self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
-        self.offset = 0.0  # seconds from this rank's clock to rank 0's
+        self.clocks = clock.Clocks()
         self._lowered = schedule if schedule.lowered else None
         self._prepared = False
         self._rows: Rows | None = None  # posted for the end of a step
@@ -223,7 +224,7 @@ class Pipeline:
 
     @property
     def timeline(self) -> Timeline:
-        """The last step of all ranks, measured, in seconds.
+        """The last step of all ranks, measured, in seconds; on several machines, to within `clocks.error`.
 
         Raises:
             PipelineError: there has been none.
@@ -363,6 +364,8 @@ class Pipeline:
                 f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"
             )
         if self._prepared:
+            if self.steps % CLOCK_STEPS == 0:
+                self.clocks.compare(self.control, f"start {call}")
             return
         modules, purpose = self.gradients.modules, f"start {call}"
         rows = self.control.exchange(torch.tensor([clock.machine(), *storage(modules)]), purpose).tolist()
@@ -388,5 +391,6 @@ class Pipeline:
         with self.control.required_for(purpose):
             differences = self.gradients.initial_differences()
         self.control.require_none(differences, purpose)
-        self.offset = clock.offset(self.group, [row[0] for row in rows])
+        self.clocks.machines = [row[0] for row in rows]
+        self.clocks.compare(self.control, purpose)
         self._prepared = True

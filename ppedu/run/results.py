@@ -67,7 +67,7 @@ def row(step: Step) -> torch.Tensor:
             numbers[0] += stage.loss.item()
         for m, loss in stage.losses.items():
             numbers[1 + m] += loss.item()
-    offset = step.pipeline.offset
+    offset = step.pipeline.clocks.offset
     numbers += [time + offset for _, start, end in step.clock.spans() for time in (start, end)]
     numbers += [0.0] * (length(step.program) - len(numbers))
     return torch.tensor(numbers, dtype=torch.float64)

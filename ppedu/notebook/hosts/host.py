@@ -33,7 +33,7 @@ class Host:
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # it has imported torch
         self.answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._process: asyncio.subprocess.Process | None = None
-        self._errors = b""  # the end of what the command has written to stderr
+        self._errors = b""  # the last bytes that the command has written to stderr
 
     async def connect(self, interface: str) -> None:
         """Start the relay, and wait for its first message. interface: see `own_address`.

@@ -1,4 +1,4 @@
-"""What runs on each host: it passes messages between the launcher `remote`, far away, and a zygote on this host.
+"""The program that runs on each host. It passes messages between the launcher `remote` and a zygote on this host.
 
 It is started by ssh or srun, reads a secret from stdin, and repeats it on stdout, so that both know where the messages
 begin. From then on, stdin and stdout are a `Channel`; nothing listens. When the channel ends, so do the ranks.
@@ -65,7 +65,7 @@ class Relay:
         self.address, self.interface = own_address(interface)
         self.process, self.control = launcher.start("zygote")
         self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # from the zygote
-        # So that other hosts can try to reach this one, before a run; nobody answers there.
+        # So that other hosts can try to reach this one, before a run; connections get no answer.
         self._door: socket.socket | None = socket.create_server((self.address, 0))
         self._listener: socket.socket | None = None  # for the store of the next run
         self._folder: Path | None = None  # of the run

@@ -54,6 +54,8 @@ class _Remote:
         self._job = ""  # of Slurm
         self._folder = Path()  # of the run, here
         self._pipes: dict[int, int] = {}  # by rank, where its output goes; only ranks that have not ended
+        self._hearing: list[asyncio.Task[None]] = []  # what reads the hosts' messages
+        self._lost = False  # a host is lost; this launcher ends with the current run
         self._killed = False  # the pool has asked for the end of the ranks, and may read no more output
 
     async def serve(self) -> None:
@@ -63,6 +65,8 @@ class _Remote:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()  # so that the pool starts another launcher for its next run
+        for each in self._hearing:
+            each.cancel()
         if tasks[0].done() and self._folder.name:
             shutil.rmtree(self._folder, ignore_errors=True)
         await asyncio.gather(*(host.close() for host in self._hosts))
@@ -83,7 +87,7 @@ class _Remote:
         """Answer the pool's requests until it closes the socket."""
         while True:
             request, descriptors = await self._requests.get()
-            if not request:
+            if not request or ("run" in request and self._lost):
                 return
             if "folder" in request:
                 self._folder = Path(request["folder"])
@@ -102,20 +106,17 @@ class _Remote:
     async def _serve_hosts(self) -> None:
         """Connect to the hosts and pass on what they send, until one is lost and all ranks have ended."""
         try:
-            hearing = await self._connect()
+            await self._connect()
         except PipelineError as error:
             launcher.send(self._control, error=str(error))
             return
         launcher.send(self._control, ready=True)
-        await asyncio.wait(hearing, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(self._hearing, return_when=asyncio.FIRST_COMPLETED)
         while self._pipes:  # the pool kills the other hosts' ranks
             await asyncio.sleep(FULL)
-        for each in hearing:
-            if each.done():
-                each.result()
 
-    async def _connect(self) -> list[asyncio.Task[None]]:
-        """Start the relays, check the hosts, and return the tasks that hear them.
+    async def _connect(self) -> None:
+        """Start the relays, and check the hosts.
 
         Raises:
             PipelineError: a host cannot be reached, has other versions, or cannot reach another one.
@@ -128,10 +129,9 @@ class _Remote:
             self._hosts = [Host(name, place.by_srun(self._job, name)) for name in nodes]
         await asyncio.gather(*(host.connect(place.interface) for host in self._hosts))
         self._require_same_versions()
-        hearing = [asyncio.create_task(self._hear(host)) for host in self._hosts]
+        self._hearing = [asyncio.create_task(self._hear(host)) for host in self._hosts]
         await asyncio.gather(*(host.compare_clocks() for host in self._hosts), self._require_reach())
         await asyncio.gather(*(host.ready for host in self._hosts))
-        return hearing
 
     def _require_same_versions(self) -> None:
         """Raise PipelineError unless all hosts have this machine's versions: of Python, the first two numbers."""
@@ -181,6 +181,7 @@ class _Remote:
                 else:
                     host.answers.put_nowait(message)
         except Gone as gone:
+            self._lost = True
             self._fail(host, f"the host {gone}: is it down, or the network to it?")
 
     def _fail(self, host: Host, text: str) -> None:
@@ -190,7 +191,8 @@ class _Remote:
             host.ready.set_exception(PipelineError(f"cannot start ranks on {host.name}: {text}"))
         for rank in sorted(host.ranks & self._pipes.keys()):
             report = {"rank": rank, "time": time.monotonic(), "text": text}
-            write_private(self._folder / f"{rank}.json", json.dumps(report).encode())
+            with contextlib.suppress(OSError):  # the pool has removed the folder
+                write_private(self._folder / f"{rank}.json", json.dumps(report).encode())
             self._end(rank, LOST)
 
     async def _start(self, job: dict[str, Any], pipes: list[int]) -> None:
@@ -248,7 +250,7 @@ class _Remote:
         """Report the end of a rank, after all of its output."""
         if (pipe := self._pipes.pop(rank, None)) is not None:
             os.close(pipe)
-            launcher.send(self._control, rank=rank, status=status)
+            launcher.send(self._control, rank=rank, status=status, lost=self._lost)
 
 
 def _release(name: str, version: str | None) -> str | None:

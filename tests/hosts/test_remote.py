@@ -1,0 +1,226 @@
+"""Ranks on other hosts: what works on one machine works there, too."""
+
+import re
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppedu.core.errors import PipelineError, RankError, SettingError
+from ppedu.notebook.pool import RankPool
+
+SUM = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    x = torch.tensor(10 ** dist.get_rank())
+    dist.all_reduce(x)
+    print(x.item(), *(os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")))
+    """
+
+
+def test_ranks_are_divided_among_the_hosts(on_hosts, nothing_left):
+    assert on_hosts(SUM, 4) == ["1111 0 0 2 0\n", "1111 1 1 2 0\n", "1111 2 0 2 1\n", "1111 3 1 2 1\n"]
+    assert on_hosts(SUM, 3) == ["111 0 0 2 0\n", "111 1 1 2 0\n", "111 2 0 1 1\n"]
+    assert on_hosts(SUM, 1) == ["1 0 0 1 0\n"]
+
+
+def test_each_rank_runs_on_its_host(on_hosts, network):
+    program = "import socket; print(open('/proc/self/net/fib_trie').read())"
+    printed = on_hosts(program, 2)
+    assert [f"{network.address(name)}\n" in text for text in printed for name in ("alpha", "beta")] == [
+        *(True, False),
+        *(False, True),
+    ]
+
+
+def test_values_and_programs_travel(two_hosts, network, tmp_path):
+    from ppedu.notebook.exchange import INPUTS, pickled, read_results, write_private
+
+    folder = tmp_path / "run"
+    two_hosts.make_folder(folder)
+    write_private(folder / INPUTS, pickled({"x": list(range(200_000))}, "x", "the test"))
+    program = folder / "cell.py"
+    program.write_text("import ppedu as pp, os; pp.give_back((sum(x), os.environ['TMPDIR'], x * 5))")
+    two_hosts.run(program, 2, folder=folder, environment={"PPEDU_RUN": str(folder)}, timeout=60, write=lambda *_: None)
+    results = read_results(folder, 2)
+    assert [result[:2] for result in results] == [
+        (sum(range(200_000)), str(network.temporary(name))) for name in ("alpha", "beta")
+    ]
+    assert results[1][2] == [*range(200_000)] * 5
+
+
+def test_long_output_arrives_complete_and_in_order(on_hosts):
+    program = """
+        import os
+        for line in range(50_000):
+            print(os.environ["RANK"], line)
+        """
+    assert on_hosts(program, 2) == ["".join(f"{rank} {line}\n" for line in range(50_000)) for rank in range(2)]
+
+
+def test_nothing_of_ours_listens_and_torch_listens_on_the_interface_only(on_hosts, network):
+    """While ranks run, only torch listens on the hosts, and this machine does not listen at all."""
+    program = """
+        import os, subprocess, time, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        print(subprocess.run(["ss", "-Hltn"], capture_output=True, text=True).stdout)
+        dist.barrier()
+        """
+    before = _listening()
+    printed = on_hosts(program, 2)
+    for name, text in zip(("alpha", "beta"), printed, strict=True):
+        places = {line.split()[3] for line in text.splitlines() if line.strip()} - {f"{network.address(name)}:22"}
+        assert places and all(place.startswith(network.address(name)) for place in places)
+    # gloo's ranks on both, and the store on alpha.
+    assert _listening() == before
+
+
+def _listening() -> set[str]:
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return {line.split()[1] for line in lines if line.split()[3] == "0A"}
+
+
+def test_command_lines_and_logs_hold_no_secret(on_hosts, network):
+    """Neither the program nor the secret of a connection can be read by another user of a host."""
+    program = """
+        import subprocess
+        password = "swordfish"
+        print(subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout)
+        """
+    printed = "".join(on_hosts(program, 2))
+    assert "ppedu.notebook.hosts.relay" in printed and "swordfish" not in printed
+    assert not re.search(r"\b[0-9a-f]{32}\b", "\n".join(each for each in printed.splitlines() if "relay" in each))
+
+
+def test_a_stray_connection_gets_nothing_and_stops_nothing(on_hosts, network):
+    """Clients that connect to the ports of the store and of gloo, and stay, do not disturb a run."""
+    program = """
+        import os, socket, torch, torch.distributed as dist
+        stray = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        stray.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+        dist.init_process_group("gloo")
+        x = torch.ones(())
+        dist.all_reduce(x)
+        print(x.item())
+        """
+    assert on_hosts(program, 2) == ["2.0\n", "2.0\n"]
+
+
+def test_a_third_host_and_few_ranks(network, ranks, nothing_left):
+    pool = RankPool(on="ssh:alpha,beta,gamma")
+    try:
+        assert [text.split()[-1] for text in ranks(SUM, 4, pool=pool)] == ["0", "0", "1", "2"]
+        assert [text.split()[-1] for text in ranks(SUM, 2, pool=pool)] == ["0", "1"]
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(
+    ("on", "problem"),
+    [
+        ("ssh:delta", "cannot start ranks on delta: .*[Cc]ould not resolve hostname delta"),
+        ("ssh:alpha,alpha", "alpha is named twice"),
+        ("ssh:-oProxyCommand=x", "not the name of a host"),
+        ("ssh:", "unknown place"),
+        ("cloud", "unknown place --on 'cloud'; write local"),
+        ('slurm:"', "No closing quotation"),
+    ],
+)
+def test_a_wrong_place_is_an_error(network, ranks, on, problem):
+    with pytest.raises(PipelineError, match=problem):
+        pool = RankPool(on=on)
+        try:
+            ranks("pass", 1, pool=pool)
+        finally:
+            pool.close()
+
+
+def test_only_forked_ranks_run_on_hosts():
+    with pytest.raises(SettingError, match="leave it out, or --on"):
+        RankPool("torchrun", on="ssh:alpha")
+
+
+@pytest.mark.parametrize(
+    ("python", "problem"),
+    [
+        ("/nowhere/python", "cannot run the same Python as here .*name its own with --python"),
+        ("/usr/bin/python3", "has no ppedu; install 'ppedu"),
+    ],
+)
+def test_a_host_without_the_environment_is_an_error(network, ranks, nothing_left, python, problem):
+    pool = RankPool(on="ssh:alpha,beta", python=python)
+    try:
+        with pytest.raises(PipelineError, match=problem):
+            ranks("pass", 2, pool=pool)
+    finally:
+        pool.close()
+
+
+def test_another_version_is_an_error(network, ranks, nothing_left, tmp_path):
+    """A Python on beta whose torch says that it is another version."""
+    (tmp_path / "torch-1.0.0.dist-info").mkdir(parents=True)
+    (tmp_path / "torch-1.0.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.0.0\n")
+    python = tmp_path / "python"
+    real = sys.executable
+    python.write_text(
+        f'#!/bin/sh\n[ "$TMPDIR" = {network.temporary("beta")} ] && export PYTHONPATH={tmp_path}\nexec {real} "$@"\n'
+    )
+    python.chmod(0o755)
+    pool = RankPool(on="ssh:alpha,beta", python=str(python))
+    try:
+        with pytest.raises(PipelineError, match=r"beta has torch 1\.0\.0, this machine \d.*the same everywhere"):
+            ranks("pass", 2, pool=pool)
+    finally:
+        pool.close()
+
+
+def test_hosts_that_do_not_reach_each_other_are_an_error(network, ranks, nothing_left):
+    pool = RankPool(on="ssh:alpha,beta")
+    network.run("beta", "ip", "route", "add", "blackhole", network.address("alpha"))
+    try:
+        with pytest.raises(PipelineError, match=r"beta cannot reach alpha at 10.*name a network.*--interface"):
+            ranks("pass", 2, pool=pool)
+    finally:
+        network.run("beta", "ip", "route", "del", "blackhole", network.address("alpha"))
+        pool.close()
+
+
+def test_an_unknown_interface_is_an_error(network, ranks, nothing_left):
+    pool = RankPool(on="ssh:alpha,beta", interface="ib0")
+    try:
+        with pytest.raises(PipelineError, match=r"alpha: it has no interface 'ib0'.* it has lo, eth0"):
+            ranks("pass", 2, pool=pool)
+    finally:
+        pool.close()
+
+
+def test_a_host_that_talks_first_is_understood(network, ranks, nothing_left, tmp_path):
+    """As with a line in the host's .bashrc that prints a greeting."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "Welcome to $(hostname)"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    pool = RankPool(on="ssh:alpha,beta", python=str(python))
+    try:
+        assert ranks("print(1)", 2, pool=pool) == ["1\n", "1\n"]
+    finally:
+        pool.close()
+
+
+def test_ports_are_closed_between_runs(two_hosts, ranks, network):
+    """After a run, only sshd listens on the hosts."""
+    ranks(SUM, 2, pool=two_hosts)
+    for name in ("alpha", "beta"):
+        found = network.run(name, "ss", "-Hltn").splitlines()
+        assert [line.split()[3] for line in found] == [f"{network.address(name)}:22"]
+    with socket.socket() as client:
+        assert client.connect_ex((network.address("alpha"), 29500)) != 0
+
+
+def test_a_rank_that_fails_is_named_with_its_host_and_line(on_hosts, nothing_left):
+    with pytest.raises(RankError) as caught:
+        on_hosts('import os\nif os.environ["RANK"] == "3":\n    [][7]\n', 4)
+    first, *_, last = str(caught.value).splitlines()
+    assert first == "rank 3 on beta failed:" and last == "IndexError: list index out of range"
+    assert "line 3, in <module>" in str(caught.value)

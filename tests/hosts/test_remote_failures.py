@@ -1,0 +1,206 @@
+"""Failures of hosts, and of the network between them, are reported with the right host, and leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppedu.core.errors import RankError
+from ppedu.notebook.pool import RankPool
+
+# Ranks 0 and 1 say that they are connected, then exchange messages until something happens.
+FOREVER = """
+    import os, time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    x = torch.ones(())
+    dist.all_reduce(x)
+    print("connected", flush=True)
+    while True:
+        dist.all_reduce(x)
+        time.sleep(0.01)
+    """
+LIMIT = 6.0  # seconds in which a lost host must be named: 4 s of silence, and the time to end the other ranks
+
+
+def lose(pool: RankPool, folder: Path, happen: Callable[[], None]) -> tuple[str, float]:
+    """Run FOREVER on two ranks, let something happen, and return the error and after how many seconds it came."""
+    program = folder / "forever.py"
+    program.write_text(textwrap.dedent(FOREVER))
+    happened: list[float] = []
+
+    def write(rank: int, piece: bytes) -> None:
+        if piece and not happened:
+            happened.append(time.monotonic())
+            happen()
+            happened[0] = time.monotonic()
+
+    with pytest.raises(RankError) as caught:
+        pool.run(program, 2, timeout=60, write=write)
+    return str(caught.value), time.monotonic() - happened[0]
+
+
+def test_a_host_that_dies_is_named(network, two_hosts, nothing_left, tmp_path):
+    try:
+        error, seconds = lose(two_hosts, tmp_path, lambda: network.crash("beta"))
+    finally:
+        if not (network.folder / "beta.pid").exists():
+            network.start("beta")
+    assert error.startswith("rank 1 on beta failed:\nthe host has been silent for 4 s: is it down")
+    assert seconds < LIMIT
+    for file in network.temporary("beta").glob("ppedu-*"):  # a dead host cannot tidy up
+        subprocess.run(["rm", "-r", file], check=True)
+
+
+@pytest.mark.slow
+def test_a_cut_link_is_named_and_the_next_run_connects_again(network, two_hosts, nothing_left, tmp_path, ranks):
+    try:
+        error, seconds = lose(two_hosts, tmp_path, lambda: network.cut("beta"))
+        assert error.startswith("rank 1 on beta failed:\nthe host has been silent for 4 s") and seconds < LIMIT
+    finally:
+        network.repair("beta")
+    assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
+
+
+def test_a_relay_that_is_killed_is_named(network, two_hosts, nothing_left, tmp_path, ranks):
+    error, seconds = lose(two_hosts, tmp_path, lambda: network.kill("alpha", "notebook.hosts.relay"))
+    assert error.startswith("rank 0 on alpha failed:\nthe host has closed the connection") and seconds < LIMIT
+    assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
+
+
+@pytest.mark.slow
+def test_a_host_that_is_lost_between_two_runs_does_not_fail_the_second(network, two_hosts, nothing_left, ranks):
+    assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
+    network.kill("beta", "notebook.hosts.relay")
+    time.sleep(0.5)
+    assert ranks("print(2)", 2, pool=two_hosts) == ["2\n", "2\n"]
+
+
+def test_a_killed_rank_is_named(network, on_hosts, nothing_left):
+    with pytest.raises(RankError, match="rank 1 on beta was killed by SIGKILL"):
+        on_hosts("import os\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)", 2)
+
+
+def test_a_slow_host_is_named_when_the_time_is_over(network, on_hosts, nothing_left):
+    program = """
+        import os, time, torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        x = torch.ones(())
+        dist.recv(x, src=1)
+        """
+    with pytest.raises(RankError) as caught:
+        on_hosts(program, 2, timeout=4)
+    error = str(caught.value)
+    assert error.startswith("the ranks were stopped because they had not ended after 4 s")
+    assert "rank 0 on alpha waits in recv(src=1) at line 7: dist.recv(x, src=1)" in error
+    assert "rank 1 on beta is at line 5: time.sleep(60)" in error
+
+
+def test_a_rank_that_does_not_answer_is_located_by_its_stack(network, on_hosts, nothing_left):
+    """It is in a call that lets no other thread run."""
+    program = """
+        import os, re
+        if os.environ["RANK"] == "1":
+            re.match("(a+)+b", "a" * 60)
+        """
+    with pytest.raises(RankError, match=r"rank 1 on beta is at line 4: re.match"):
+        on_hosts(program, 2, timeout=3)
+
+
+@pytest.mark.slow
+def test_a_host_behind_a_slow_link_is_not_given_up(network, on_hosts):
+    limit = ("tbf", "rate", "8mbit", "burst", "32k", "latency", "9s")
+    network.run("beta", "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
+    try:
+        program = """
+            import os
+            if os.environ["RANK"] == "1":
+                for _ in range(600):
+                    print("x" * 9999)
+            """
+        assert len(on_hosts(program, 2)[1]) == 6_000_000
+    finally:
+        network.run("beta", "tc", "qdisc", "del", "dev", "eth0", "root")
+
+
+def test_a_full_disk_is_named(network, on_hosts, nothing_left):
+    folder = network.temporary("beta")
+    network.mount("beta", "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder)
+    network.mount("beta", "sh", "-c", f"yes > {folder}/full || true")
+    try:
+        with pytest.raises(RankError, match=r"rank 1 on beta failed:\n.*No space left on device"):
+            on_hosts("print(1)", 2)
+    finally:
+        network.mount("beta", "umount", "-l", folder)
+    assert on_hosts("print(1)", 2) == ["1\n", "1\n"]
+
+
+def test_an_interrupt_ends_all_ranks_and_says_where_they_were(network, two_hosts, nothing_left, tmp_path):
+    program = tmp_path / "forever.py"
+    program.write_text(textwrap.dedent(FOREVER))
+    timer = []
+
+    def write(rank: int, piece: bytes) -> None:
+        if piece and not timer:
+            timer.append(threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)))
+            timer[0].start()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        two_hosts.run(program, 2, timeout=60, write=write)
+    assert "rank 0 on alpha" in str(caught.value) and "rank 1 on beta" in str(caught.value)
+
+
+def test_ranks_can_be_stopped_by_another_thread(network, two_hosts, nothing_left, tmp_path):
+    program = tmp_path / "forever.py"
+    program.write_text(textwrap.dedent(FOREVER))
+    timer = []
+
+    def write(rank: int, piece: bytes) -> None:
+        if piece and not timer:
+            timer.append(threading.Timer(0.1, two_hosts.stop))
+            timer[0].start()
+
+    with pytest.raises(RankError, match="was killed by SIGKILL"):
+        two_hosts.run(program, 2, timeout=60, write=write)
+
+
+@pytest.mark.parametrize("after", ["connected", pytest.param("0", marks=pytest.mark.slow)])
+def test_nothing_is_left_when_the_notebook_is_killed(network, nothing_left, tmp_path, after):
+    """Killed while ranks run, or while it connects to the hosts."""
+    program = tmp_path / "forever.py"
+    program.write_text(textwrap.dedent(FOREVER))
+    source = f"""
+from ppedu.notebook.pool import RankPool
+import sys
+pool = RankPool(on="ssh:alpha,beta")
+pool.start()
+print(0, flush=True)
+pool.run({str(program)!r}, 2, write=lambda rank, piece: print(piece.decode(), flush=True))
+"""
+    before = _connections(network)
+    owner = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    while after not in owner.stdout.readline():
+        assert owner.poll() is None
+    time.sleep(0.3)
+    owner.kill()
+    owner.wait()
+    end = time.monotonic() + 5
+    while _connections(network) - before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert _connections(network) <= before
+
+
+def _connections(network: Any) -> set[str]:
+    """Return the processes of ssh that are connected to hosts."""
+    listed = subprocess.run(["pgrep", "-f", f"{network.folder}/config"], capture_output=True, text=True, check=False)
+    return set(listed.stdout.split())
