@@ -1,4 +1,4 @@
-"""`python -m ppedu train`: train a toy GPT on several ranks of this machine."""
+"""`python -m ppedu train`: train a toy GPT on several ranks, on this machine, on others, or as a job of a scheduler."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
+from ppedu.core.errors import SettingError
 from ppedu.core.validate import require_count
 
 
 def train_on_ranks(arguments: Sequence[str]) -> int:
-    """train a toy GPT on several ranks of this machine"""
+    """train a toy GPT on several ranks"""
+    from ppedu.notebook.jobs import Job, divide, save
     from ppedu.notebook.pool import RankPool
 
     before = signal.getsignal(signal.SIGINT)
@@ -26,16 +29,42 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
 
     launcher = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
     launcher.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
+    text = "where: ssh:alpha,beta, or slurm: and options of salloc (default: this machine)"
+    launcher.add_argument("--on", metavar="PLACE", default="local", help=text)
+    launcher.add_argument("--python", metavar="PATH", help="with --on: Python on the hosts (default: the same path)")
+    launcher.add_argument("--interface", metavar="NAME", help="with --on: the hosts' network interface for ranks")
+    text = "do not train, but write this job: .sbatch for Slurm, .yaml for SkyPilot, .k8s.yaml for Kubernetes"
+    launcher.add_argument("--job", metavar="FILE", help=text)
+    text = "nodes of the job; 2:4 asks for 4 and goes on with 2, from the last checkpoint in --save (default: 1)"
+    launcher.add_argument("--nodes", type=_nodes, metavar="N", default=(1, 1), help=text)
     known, settings = launcher.parse_known_args(arguments)
     parser = train.parser(prog="python -m ppedu train", parents=[launcher])
     require_count("the number of ranks", known.nproc_per_node)
     # Validate before any rank starts, so that an error is reported once and in one line.
-    train.require_saved(train.prepare(parser.parse_args(arguments), known.nproc_per_node))
+    config = train.prepare(parser.parse_args(arguments), known.nproc_per_node)
+    if known.job:
+        least, nodes = known.nodes
+        if least < nodes and config.save is None:
+            raise SettingError(f"--nodes {least}:{nodes} goes on from a checkpoint; add --save and a shared folder")
+        ranks = divide(known.nproc_per_node, nodes)
+        train.prepare(parser.parse_args(arguments), least * ranks)
+        save(Path(known.job), Job(["-m", "ppedu.run.train", *settings], ranks, nodes, least))
+        print(f"{known.job} written")
+        return 0
+    train.require_saved(config)
 
     def write(_: int, piece: bytes) -> None:
         sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
 
-    with closing(RankPool()) as pool:
+    with closing(RankPool("zygote", known.on, known.python, known.interface)) as pool:
         pool.run("ppedu.run.train", known.nproc_per_node, settings, module=True, write=write)
     return 0
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    """Return (2, 4) for "2:4", and (4, 4) for "4"."""
+    least, _, most = text.partition(":")
+    if not (least.isdigit() and (most or least).isdigit() and 0 < int(least) <= int(most or least)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes; write 4, or 2:4")
+    return int(least), int(most or least)

@@ -10,6 +10,7 @@ its output, and with "store" a socket that listens at MASTER_PORT, for the store
          {"kill": true}               kill all ranks, and the processes that they have started
          {"locate": true}             have every rank report where it is, see `rank`
     out  {"ready": true}              torch is imported
+         {"note": text}               what it waits for until it can start ranks
          {"error": text}              it cannot start ranks, and has ended
          {"rank": k, "host": name}    a rank will be started on another host
          {"rank": k, "process": n}    a rank has started

@@ -17,13 +17,14 @@ from ppedu.core.errors import PipelineError, SettingError
 from ppedu.notebook import exchange
 from ppedu.notebook.boards import FileKeeper
 from ppedu.notebook.hang import named
+from ppedu.notebook.hosts.place import Place
+from ppedu.notebook.jobs import SAVED, Job, divide, save
 from ppedu.notebook.output import Output
 from ppedu.notebook.pool import LAUNCHERS, RankPool
 from ppedu.notebook.resources import memory, require_run
 from ppedu.notebook.screen import Screen
 
 MAX_CHARACTERS = 100_000  # shown of an error
-SAVED = "# Saved from a notebook by ppedu."  # the first line of a saved script
 
 
 class CellError(PipelineError):
@@ -63,7 +64,9 @@ def _parser() -> _Parser:
     add("-n", "--nproc-per-node", "--nproc_per_node", type=int, default=1, metavar="RANKS", help="number of ranks")
     add("--in", dest="inputs", metavar="A,B", help="variables of the notebook to pass to the ranks")
     add("--out", default="results", metavar="NAME", help="the variable for values given back (default: results)")
-    add("--save", metavar="FILE.py", help="also save a script that torchrun can run elsewhere")
+    text = "also save a script for torchrun (.py) or a job: .sbatch (Slurm), .yaml (SkyPilot), .k8s.yaml (Kubernetes)"
+    add("--save", metavar="FILE", help=text)
+    add("--nodes", type=int, metavar="N", help="with --save: the nodes of the job (default: the hosts of --on, or 1)")
     add("--live", action="store_true", help="show output as it arrives, not rank by rank")
     add("--timeout", type=float, default=60, metavar="SECONDS", help="kill the ranks after this time (default: 60)")
     add("--launcher", choices=["auto", *LAUNCHERS], default="auto", help="fork the ranks (zygote) or start torchrun")
@@ -158,7 +161,7 @@ class TorchrunMagic(Magics):
         names = [] if options.inputs is None else exchange.input_names(options.inputs)
         values = exchange.pickled_inputs(names, self._shell.user_ns)
         if options.save is not None:
-            self._save(options, cell, names, values)
+            self._save(options, pool.place, cell, names, values)
         shutil.rmtree(self._folder, ignore_errors=True)
         folder = self._folder = exchange.new_folder()
         screen = Screen(self._shell)
@@ -194,6 +197,7 @@ class TorchrunMagic(Magics):
         """Return the pool with these arguments, the same one each time."""
         if arguments not in self.pools:
             self.pools[arguments] = RankPool(*arguments)  # type: ignore[arg-type]
+            self.pools[arguments].note = print
         return self.pools[arguments]
 
     def _set_place(self, options: argparse.Namespace) -> None:
@@ -209,19 +213,21 @@ class TorchrunMagic(Magics):
         if (results := exchange.read_results(folder, options.nproc_per_node)) is not None:
             self._shell.user_ns[options.out] = results
 
-    def _save(self, options: argparse.Namespace, cell: str, names: list[str], values: bytes) -> None:
-        """Save the cell as a script that torchrun can run, and the pickled variables of `--in` in a file beside it."""
-        script = Path(options.save)
-        if script.suffix != ".py":
-            raise SettingError(f"--save needs a file name that ends in .py; got {options.save!r}")
-        if script.exists() and not script.read_bytes().startswith(SAVED.encode()):
-            raise SettingError(f"{script} exists and was not saved from a notebook; choose another name")
+    def _save(
+        self, options: argparse.Namespace, place: Place | None, cell: str, names: list[str], values: bytes
+    ) -> None:
+        """Save the cell as a script or a job, and the pickled variables of `--in` in a file beside it."""
+        path = Path(options.save)
+        script = path if path.suffix == ".py" else path.with_name(f"{path.name.split('.')[0]}.py")
+        files = {}
         if names:
-            beside = script.with_suffix(".inputs")
-            exchange.write_private(beside, values)
-            cell = exchange.with_inputs(cell, names, beside.name)
-        header = f"{SAVED}\n# torchrun --standalone --nproc-per-node {options.nproc_per_node} {script.name}\n\n"
-        script.write_text(header + cell, encoding="utf-8")
+            files[script.with_suffix(".inputs").name] = values
+            cell = exchange.with_inputs(cell, names, script.with_suffix(".inputs").name)
+        ranks, nodes = options.nproc_per_node, options.nodes or (place.nodes if place else 1)
+        header = f"{SAVED} Run it with: torchrun --standalone --nproc-per-node {ranks} {script.name}\n\n"
+        files[script.name] = (header + cell).encode()
+        own = (place.options or ()) if place else ()
+        save(path, Job([script.name], divide(ranks, nodes), nodes, files=files, options=own))
 
     def _raise_syntax_error(self, error: SyntaxError, cell: str) -> NoReturn:
         """Raise a CellError that shows the line of the cell and marks the position of the error."""

@@ -65,6 +65,7 @@ class RankPool:
         self.launcher, self.on, self.place = launcher, on, Place.of(on, python, interface)
         if self.place and launcher != "zygote":
             raise SettingError(f"--launcher {launcher} starts ranks on this machine only; leave it out, or --on")
+        self.note: Callable[[str], object] = lambda _: None  # receives what the launcher waits for before the first run
         self.processes: dict[int, int] = {}  # by rank, while it runs
         self.hosts: dict[int, str] = {}  # by rank, for ranks on other hosts
         self.started_at = 0.0
@@ -248,14 +249,21 @@ class RankPool:
     def _wait_until_ready(self) -> None:
         """Wait until the launcher has imported torch. Raise PipelineError if it cannot."""
         assert self._control is not None and self._server is not None
-        if not self._ready:
-            answer, _ = receive(self._control)
+        while not self._ready:
+            try:
+                answer, _ = receive(self._control)
+            except KeyboardInterrupt:
+                if self.place:
+                    self.close()  # it may wait for a scheduler
+                raise
             if not answer:
                 ended = describe_status(self._server.wait())
                 raise PipelineError(f"cannot start ranks: the launcher {ended} while it imported torch; run it again")
             if error := answer.get("error"):
                 raise PipelineError(error)
-            self._ready = True
+            if "note" in answer:
+                self.note(answer["note"])
+            self._ready = "ready" in answer
 
     def _listen(
         self, outputs: list[int], program: str, folder: Path, timeout: float | None, write: Write, tick: Tick

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
@@ -59,6 +60,16 @@ class Place:
         if python != sys.executable or interface:
             raise SettingError("--python and --interface are for ranks on other hosts; add --on ssh:alpha,beta")
         return None
+
+    @property
+    def nodes(self) -> int:
+        """The number of hosts; of Slurm's, as many as its options ask for."""
+        if self.options is None:
+            return len(self.hosts)
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("-N", "--nodes", default="1")
+        asked = parser.parse_known_args(self.options)[0].nodes
+        return int(asked.partition("-")[0]) if asked.partition("-")[0].isdigit() else 1
 
     @classmethod
     def from_json(cls, text: str) -> Place:

@@ -125,13 +125,16 @@ class _Remote:
         if place.options is None:
             self._hosts = [Host(name, place.by_ssh(name)) for name in place.hosts]
         else:
-            self._job, nodes = await slurm.allocate(place.options)
+            self._job, nodes = await slurm.allocate(place.options, self._note)
             self._hosts = [Host(name, place.by_srun(self._job, name)) for name in nodes]
         await asyncio.gather(*(host.connect(place.interface) for host in self._hosts))
         self._require_same_versions()
         self._hearing = [asyncio.create_task(self._hear(host)) for host in self._hosts]
         await asyncio.gather(*(host.compare_clocks() for host in self._hosts), self._require_reach())
         await asyncio.gather(*(host.ready for host in self._hosts))
+
+    def _note(self, text: str) -> None:
+        launcher.send(self._control, note=text)
 
     def _require_same_versions(self) -> None:
         """Raise PipelineError unless all hosts have this machine's versions: of Python, the first two numbers."""
