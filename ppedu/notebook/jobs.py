@@ -14,7 +14,7 @@ from textwrap import dedent
 
 from ppedu.core.errors import SettingError
 
-SAVED = "# Saved by ppedu."  # the first line of a saved script, or the one after #!
+SAVED = "# Saved by ppedu."  # in the first lines of all that is saved
 PORT = 29500  # of torchrun's store, its default
 RESTARTS = 3  # after the loss of a node
 LARGEST_MAP = 1 << 20  # bytes of a ConfigMap in Kubernetes
@@ -25,8 +25,8 @@ class Job:
     """A program to run on the nodes of a cluster.
 
     program: the words after torchrun's options, such as ["job.py"] or ["-m", "ppedu.run.train"].
-    ranks: on each node. nodes, least: how many are asked for, and with how many the program goes on after others have
-        failed; it must then continue from its own checkpoint.
+    ranks: on each node. nodes, least: how many are asked for, and how many suffice after a failure; the program must then continue
+        from its own checkpoint.
     files: those that the program needs, contents by name. options: of sbatch.
     """
 

@@ -218,13 +218,15 @@ class TorchrunMagic(Magics):
     ) -> None:
         """Save the cell as a script or a job, and the pickled variables of `--in` in a file beside it."""
         path = Path(options.save)
+        if not path.name:
+            raise SettingError("--save needs the name of a file, such as lesson.py or job.sbatch")
         script = path if path.suffix == ".py" else path.with_name(f"{path.name.split('.')[0]}.py")
         files = {}
         if names:
             files[script.with_suffix(".inputs").name] = values
             cell = exchange.with_inputs(cell, names, script.with_suffix(".inputs").name)
         ranks, nodes = options.nproc_per_node, options.nodes or (place.nodes if place else 1)
-        header = f"{SAVED} Run it with: torchrun --standalone --nproc-per-node {ranks} {script.name}\n\n"
+        header = f"{SAVED}\n# torchrun --standalone --nproc-per-node {ranks} {script.name}\n\n"
         files[script.name] = (header + cell).encode()
         own = (place.options or ()) if place else ()
         save(path, Job([script.name], divide(ranks, nodes), nodes, files=files, options=own))

@@ -91,15 +91,20 @@ class Network:
             SetEnv TMPDIR={self.temporary(name)} {self.mark}
             """
         (self.folder / f"{name}.sshd").write_text(settings)
-        ahead = ["unshare", "--time", "--monotonic", "3600", "--fork"] if name == "beta" else []
-        command("ip", "netns", "exec", space, *ahead, SSHD, "-f", self.folder / f"{name}.sshd")
+        command(*self.on(name), SSHD, "-f", self.folder / f"{name}.sshd")
         end = time.monotonic() + 10
         while not (self.folder / f"{name}.pid").exists() and time.monotonic() < end:
             time.sleep(0.01)
 
+    def on(self, name: str) -> list[str]:
+        """Return the words before a command that run it on a host, without ssh."""
+        ahead = ["--time", "--monotonic", "3600", "--fork"] if name == "beta" else []
+        named = ["unshare", "--uts", *ahead, "sh", "-c", f'hostname {name}; exec "$@"', name]
+        return ["ip", "netns", "exec", self.namespace(name), *named]
+
     def run(self, name: str, *words: object) -> str:
         """Run a command on a host, without ssh, and return what it prints."""
-        return command("ip", "netns", "exec", self.namespace(name), *words)
+        return command(*self.on(name), *words)
 
     def crash(self, name: str) -> None:
         """End all processes of a host at once, and its network, as a power failure does; `start` starts it again."""

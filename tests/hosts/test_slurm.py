@@ -162,7 +162,7 @@ def test_a_saved_job_runs(slurm):
     assert sorted((slurm / "job.out").read_text().splitlines()) == ["rank 0 of 2 7", "rank 1 of 2 7"]
 
 
-def test_a_machine_without_slurm_says_so(ranks, monkeypatch):
+def test_a_machine_without_slurm_is_an_error(ranks, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     with pytest.raises(PipelineError, match="there is no salloc here; start from a machine with Slurm's commands"):
         ranks("pass", 1, pool=RankPool(on="slurm"))

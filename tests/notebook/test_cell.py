@@ -189,9 +189,15 @@ def test_a_saved_cell_prints_the_same_under_torchrun(kernel, folder):
     assert sorted(run.stdout.splitlines()) == sorted(line[4:] for line in cell.text.splitlines()), run.stderr
 
 
+def test_a_cell_is_saved_as_a_job(kernel, folder):
+    cell = kernel("%%torchrun -n 2 --nodes 2 --save lesson.sbatch\nprint(1)\n")
+    assert (cell.text, cell.error) == ("[0] 1\n[1] 1\n", None)
+    assert "--nodes=2" in (folder / "lesson.sbatch").read_text() and "print(1)" in (folder / "lesson.py").read_text()
+
+
 def test_a_file_that_was_not_saved_from_a_notebook_is_not_overwritten(kernel, failed, folder):
     (folder / "mine.py").write_text("precious")
-    assert "exists and was not saved from a notebook" in failed("%%torchrun --save mine.py\nprint('never')").traceback
+    assert "exists and was not saved by ppedu" in failed("%%torchrun --save mine.py\nprint('never')").traceback
     assert (folder / "mine.py").read_text() == "precious"
     assert not kernel("%%torchrun --save again.py\nprint(1)\n").error
     assert not kernel("%%torchrun --save again.py\nprint(2)\n").error

@@ -102,7 +102,7 @@ BAD_OPTIONS = {
     "--in class": "'class' cannot name a variable",
     "--in __name__": "'__name__' cannot name a variable",
     "--in ,": "'' cannot name a variable",
-    "--save ''": "the name of the file to save must end in .py, .sbatch, .k8s.yaml, .yaml; got '.'",
+    "--save ''": "--save needs the name of a file, such as lesson.py or job.sbatch",
 }
 
 

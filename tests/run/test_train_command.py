@@ -264,3 +264,25 @@ def test_an_interrupt_ends_the_command_and_its_ranks(tmp_path, marked, gone):
     _, told = process.communicate(timeout=60)
     assert (process.returncode, told) == (130, b"")
     assert len(started) == 5 and gone(started)  # itself, what it forks from, the store, and two ranks
+
+
+def test_a_training_run_is_saved_as_a_job(tmp_path):
+    job = tmp_path / "train.sbatch"
+    ended = command("-n", 4, "--nodes", "1:2", "--job", job, "--save", tmp_path / "run", *SMALL)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{job} written\n", "")
+    last = job.read_text().splitlines()[-1]
+    assert "--nnodes=1:2 --nproc-per-node=2" in last and "-m ppedu.run.train" in last and "--job" not in last
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["-n", 4, "--nodes", 3], "4 ranks do not fit on 3 nodes"),
+        (["-n", 4, "--nodes", "1:2"], "--nodes 1:2 goes on from a checkpoint; add --save and a shared folder"),
+        (["-n", 4, "--nodes", "two"], "'two' is not a number of nodes; write 4, or 2:4"),
+    ],
+)
+def test_a_job_that_cannot_run_is_an_error(tmp_path, arguments, problem):
+    ended = command(*arguments, "--job", tmp_path / "train.sbatch", *SMALL)
+    assert ended.returncode and problem in ended.stderr and not list(tmp_path.iterdir())

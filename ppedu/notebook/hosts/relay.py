@@ -4,6 +4,7 @@ It is started by ssh or srun, reads a secret from stdin, and repeats it on stdou
 begin. From then on, stdin and stdout are a `Channel`; nothing listens. When the channel ends, so do the ranks.
 
     in   {"reach": [[name, address, port], …]}   can these hosts be reached?
+         {"close": true}                         all hosts have been reached
          {"listen": true}                        open MASTER_PORT, for the store in which the ranks rendezvous
          {"run": {…}}, files                     start ranks, see `_start`
          {"kill": true}, {"locate": true}        as in `launcher`
@@ -66,7 +67,7 @@ class Relay:
         self.process, self.control = launcher.start("zygote")
         self._news: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # from the zygote
         # So that other hosts can try to reach this one, before a run; connections get no answer.
-        self._door: socket.socket | None = socket.create_server((self.address, 0))
+        self._door = socket.create_server((self.address, 0))
         self._listener: socket.socket | None = None  # for the store of the next run
         self._folder: Path | None = None  # of the run
         self._pumps: dict[int, asyncio.Task[None]] = {}  # by rank, what passes on its output
@@ -79,6 +80,7 @@ class Relay:
         asyncio.get_running_loop().add_reader(self.control, self._receive_news)
         answers: dict[str, Callable[[Any, bytes], Awaitable[None]]] = {
             "reach": self._reach,
+            "close": self._close,
             "time": self._tell_time,
             "listen": self._listen,
             "run": self._start,
@@ -86,7 +88,7 @@ class Relay:
             "locate": self._locate,
         }
         tasks = [asyncio.create_task(each) for each in (self.channel.beat(), self._pass_on_news())]
-        hello = {"address": self.address, "interface": self.interface, "port": self._door.getsockname()[1]}  # type: ignore[union-attr]
+        hello = {"address": self.address, "interface": self.interface, "port": self._door.getsockname()[1]}
         try:
             await self.channel.send(b"", **versions(), **hello)
             while True:
@@ -112,6 +114,9 @@ class Relay:
     async def _reach(self, others: list[tuple[str, str, int]], _: bytes) -> None:
         await self.channel.send(unreachable=await unreachable(others))
 
+    async def _close(self, _: bool, __: bytes) -> None:
+        self._door.close()
+
     async def _tell_time(self, _: bool, __: bytes) -> None:
         await self.channel.send(time=time.monotonic())
 
@@ -133,9 +138,6 @@ class Relay:
         the names and sizes of those in `content`; and `address`, `port`, `group`, `groups` and `run`, see
         `torchrun_environment`.
         """
-        if self._door:
-            self._door.close()
-            self._door = None
         descriptors: list[int] = []
         try:
             require_run(run["ranks"], None)

@@ -163,6 +163,7 @@ class _Remote:
                 )
 
         await asyncio.gather(*(reach(host) for host in self._hosts))
+        await asyncio.gather(*(host.channel.send(close=True) for host in self._hosts))
 
     async def _hear(self, host: Host) -> None:
         """Pass on what a host sends until it is lost."""
