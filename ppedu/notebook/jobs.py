@@ -25,8 +25,8 @@ class Job:
     """A program to run on the nodes of a cluster.
 
     program: the words after torchrun's options, such as ["job.py"] or ["-m", "ppedu.run.train"].
-    ranks: on each node. nodes, least: how many are asked for, and how many suffice after a failure; the program must then continue
-        from its own checkpoint.
+    ranks: on each node. nodes, least: how many are asked for, and how many suffice after a failure; the program must
+        then continue from its own checkpoint.
     files: those that the program needs, contents by name. options: of sbatch.
     """
 
