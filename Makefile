@@ -125,6 +125,7 @@ bench: .venv/.bench
 	$(BIN)/python tests/bench_trace.py
 	$(BIN)/python tests/bench_plan.py
 	$(BIN)/python tests/bench_ranks.py
+	PYTHONPATH=.:tests/hosts $(BIN)/python tests/bench_hosts.py
 	PYTHONPATH=tests/browser $(BIN)/python tests/bench_view.py
 	PYTHONPATH=.:tests/browser:tests/papers $(BIN)/python tests/bench_site.py
 	$(BIN)/python tests/bench_lessons.py

@@ -60,23 +60,27 @@ def test_a_host_that_dies_is_named(network, two_hosts, nothing_left, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cut_link_is_named_and_the_next_run_connects_again(network, two_hosts, nothing_left, tmp_path, ranks):
+def test_a_cut_link_is_named_and_the_next_run_connects_again(network, two_hosts, tmp_path, ranks):
+    before = {*network.left()}
     try:
         error, seconds = lose(two_hosts, tmp_path, lambda: network.cut("beta"))
         assert error.startswith("rank 1 on beta failed:\nthe host has been silent for 4 s") and seconds < LIMIT
     finally:
         network.repair("beta")
     assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
+    assert not before & {*network.left()}
 
 
-def test_a_relay_that_is_killed_is_named(network, two_hosts, nothing_left, tmp_path, ranks):
+def test_a_relay_that_is_killed_is_named_and_the_next_run_connects_again(network, two_hosts, tmp_path, ranks):
+    before = {*network.left()}
     error, seconds = lose(two_hosts, tmp_path, lambda: network.kill("alpha", "notebook.hosts.relay"))
     assert error.startswith("rank 0 on alpha failed:\nthe host has closed the connection") and seconds < LIMIT
     assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
+    assert not before & {*network.left()}
 
 
 @pytest.mark.slow
-def test_a_host_that_is_lost_between_two_runs_does_not_fail_the_second(network, two_hosts, nothing_left, ranks):
+def test_a_host_that_is_lost_between_two_runs_does_not_fail_the_second(network, two_hosts, ranks):
     assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
     network.kill("beta", "notebook.hosts.relay")
     time.sleep(0.5)
@@ -105,6 +109,7 @@ def test_a_slow_host_is_named_when_the_time_is_over(network, on_hosts, nothing_l
     assert "rank 1 on beta is at line 5: time.sleep(60)" in error
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_is_located_by_its_stack(network, on_hosts, nothing_left):
     """It is in a call that lets no other thread run."""
     program = """

@@ -151,7 +151,10 @@ def test_waiting_for_nodes_can_be_interrupted(slurm, ranks):
 
 
 def test_a_saved_job_runs(slurm):
-    program = b'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], open("job.inputs").read())'
+    program = b"""import os
+text = open("job.inputs").read()
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {text}\\n", end="")  # in one write
+"""
     save(slurm / "job.sbatch", Job(["job.py"], 2, 1, files={"job.py": program, "job.inputs": b"7"}))
     path = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     checked = subprocess.run(

@@ -19,6 +19,7 @@ def train(*arguments: object, on: str = "local") -> str:
     return re.search(r"^loss (.*)$", done.stdout, re.MULTILINE)[1]  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_one_machine(network, nothing_left):
     assert train("-n", 4, "--steps", 3, on="ssh:alpha,beta") == train("-n", 4, "--steps", 3)
 
