@@ -1,6 +1,6 @@
 """Ranks on two hosts beside ranks on one machine: how long they take to start, and how well a step is predicted.
 
-The hosts are network namespaces of this machine; see tests/hosts/conftest.py. `make bench`. Nothing here fails.
+The hosts are network namespaces of this machine; see tests/hosts/netns.py. `make bench`. Nothing here fails.
 """
 
 import json
@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from statistics import median
 
+from netns import SSHD, Network
+
 import ppedu as pp
-from conftest import SSHD, Network
 from ppedu.notebook.pool import RankPool
 
 MEET = """
