@@ -311,7 +311,8 @@ EXERCISES = {
     "01.1": Exercise(
         _not_the_fewest,
         "The fullest rank decides. This is your pipeline with one microbatch (a slice of the batch, here one "
-        "sequence): forward goes down, backward comes back up. In the empty space ranks wait; lesson 3 is about that.",
+        "sequence): forward goes down, backward comes back up (9B0: the backward of stage 9 for microbatch 0). In the "
+        "empty space ranks wait; lesson 3 is about that.",
         lambda fewest: simulate(schedule("naive", int(fewest(*BUDGETS[0])), 1)),
         hints=(
             "What has to be at most the budget: the sum over the ranks, or the largest of them?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from operator import eq
 from typing import Any
@@ -371,7 +372,7 @@ EXERCISES = {
     "04.3": Exercise(
         _misses_early_actions,
         "Six boxes of the slide come too early. This is how its orders really run.",
-        lambda _: simulate(slide().schedule, SLOTS),
+        lambda _: simulate(replace(slide().schedule, name="the slide's orders, as they run"), SLOTS),
         (
             "First make a dict of all ends: `ends = {span.action: span.end for row in timeline.rows for span in row}`.",
             "Then visit every action again. A forward has one dependency, `pp.F(stage - 1, microbatch)`; a backward "
