@@ -284,12 +284,19 @@ def test_make_test_says_before_it_installs_that_there_is_no_browser(bare, progra
     assert done.returncode == 2 and done.stdout.startswith(f"{says}Installing into .venv")
 
 
+HOSTS = dict.fromkeys(("sshd", "ssh", "ip", "ethtool", "slurmd", "munged"), "")
+
+
 @pytest.mark.parametrize(
     ("programs", "installed"),
     [
-        ({"chromium": "", "python3": "", "npm": ""}, ""),
-        ({"python3": "", "npm": ""}, "install -y -qq --no-install-recommends chromium libatomic1\n"),
-        ({"python3": WITHOUT_VENV}, "install -y -qq --no-install-recommends chromium libatomic1 npm python3-venv\n"),
+        ({"chromium": "", "python3": "", "npm": "", **HOSTS}, ""),
+        ({"python3": "", "npm": "", **HOSTS}, "install -y -qq --no-install-recommends chromium libatomic1\n"),
+        (
+            {"python3": WITHOUT_VENV},
+            "install -y -qq --no-install-recommends chromium libatomic1 npm openssh-server openssh-client iproute2 "
+            "ethtool slurm-wlm munge python3-venv\n",
+        ),
     ],
 )
 def test_ci_installs_what_is_missing(bare, programs, installed):

@@ -2,8 +2,9 @@
 
 Reading order: rank (what a rank does), launcher, zygote and agent (the processes that start ranks), environment and
 resources, hang and failure (error messages), pool (the owner's side); exchange and figures (values and pictures),
-screen, output and magic (the cell); rehearsal and stepper (simulated ranks), exercises, project (the lessons' model and
-cluster), fits, graph, memory and menu (pictures and controls of the lessons). May import every package but `cli`.
+screen, output, jobs and magic (the cell); hosts (ranks on other machines); rehearsal and stepper (simulated ranks),
+exercises, project (the lessons' model and cluster), fits, graph, memory and menu (pictures and controls of the
+lessons). May import every package but `cli`.
 """
 
 from ppedu.notebook.exercises import check_answer, hint, is_right, outcome, predict, predictions, progress, record
