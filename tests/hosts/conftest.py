@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,12 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     tools = [shutil.which(name) for name in ("ip", "ethtool", SSHD)]
     if sys.platform != "linux" or os.geteuid() != 0 or not all(tools):
         pytest.skip("hosts are network namespaces with an sshd: needs root, iproute2, ethtool and openssh-server")
+    name = f"pp-probe{os.getpid()}"
+    probe = [["ip", "netns", "add", name], ["ip", "netns", "exec", name, "unshare", "--time", "true"]]
+    allowed = all(subprocess.run(each, capture_output=True, check=False).returncode == 0 for each in probe)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    if not allowed:
+        pytest.skip("hosts are network namespaces, which this machine does not permit")
     made = Network(tmp_path_factory.mktemp("hosts"))
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{made.folder / 'bin'}:{before}"

@@ -68,11 +68,16 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "slurm.conf").write_text("\n".join(line.strip() for line in settings.splitlines()))
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")
     try:
-        _until(door.exists)
-        with (folder / "log").open("w") as log:
-            for daemon in ("slurmctld", "slurmd"):
-                started.append(subprocess.Popen([daemon, "-D"], stdout=log, stderr=log))
-        _until(lambda: "idle" in subprocess.run(["sinfo", "-h"], capture_output=True, text=True, check=False).stdout)
+        try:
+            _until(door.exists)
+            with (folder / "log").open("w") as log:
+                for daemon in ("slurmctld", "slurmd"):
+                    started.append(subprocess.Popen([daemon, "-D"], stdout=log, stderr=log))
+            _until(
+                lambda: "idle" in subprocess.run(["sinfo", "-h"], capture_output=True, text=True, check=False).stdout
+            )
+        except AssertionError:
+            pytest.skip(f"Slurm does not start on this machine: {(folder / 'log').read_text()[-500:]}")
         yield folder
     finally:
         for each in reversed(started):
