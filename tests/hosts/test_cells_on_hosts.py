@@ -97,10 +97,11 @@ def test_a_wrong_option_is_an_error_in_one_line(kernel):
     assert kernel("%%torchrun -n 2 --on ssh:alpha --launcher torchrun\npass").error.startswith("--launcher torchrun")
 
 
+@pytest.mark.parametrize("on", ["ssh:alpha,beta", pytest.param("ssh:alpha,beta,gamma", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "lesson", [each if each == IN_CHECK else pytest.param(each, marks=pytest.mark.slow) for each in WITH_RANKS]
 )
-def test_a_lesson_prints_on_two_hosts_what_it_prints_on_one_machine(network, tmp_path, lesson):
+def test_a_lesson_prints_on_hosts_what_it_prints_on_one_machine(network, tmp_path, lesson, on):
     """nbval compares all outputs with the saved ones. In a deadlock's report, hosts are named as well."""
     text = (LESSONS / lesson).read_text("utf-8")
     for rank, host in enumerate(("alpha", "beta")):
@@ -115,7 +116,7 @@ def test_a_lesson_prints_on_two_hosts_what_it_prints_on_one_machine(network, tmp
         "id": "hosts",
         "metadata": {"tags": ["nbval-ignore-output"]},
         "outputs": [],
-        "source": ["%torchrun --on ssh:alpha,beta"],
+        "source": [f"%torchrun --on {on}"],
     }
     page["cells"].insert(first + 1, hosts)
     for each in LESSONS.iterdir():
