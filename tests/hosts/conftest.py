@@ -35,10 +35,10 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture
 def nothing_left(network: Network) -> Iterator[None]:
-    """After the test, wait until all that it has started on hosts has ended; fail if some has not within 5 s."""
+    """After the test, wait until all that it has started on hosts has ended; fail if some has not within 20 s."""
     before = {*network.left()}
     yield
-    end = time.monotonic() + 5
+    end = time.monotonic() + 20
     while (found := {*network.left()} - before) and time.monotonic() < end:
         time.sleep(0.05)
     assert not found
