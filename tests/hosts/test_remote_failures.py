@@ -1,6 +1,7 @@
 """Failures of hosts, and of the network between them, are reported with the right host, and leave nothing behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -47,13 +48,24 @@ def lose(pool: RankPool, folder: Path, happen: Callable[[], None]) -> tuple[str,
     return str(caught.value), time.monotonic() - happened[0]
 
 
+def _ended(network: Any, before: set[str]) -> bool:
+    """Wait until nothing of what was on the hosts before is left there; return whether that is so."""
+    end = time.monotonic() + 20
+    while before & {*network.left()} and time.monotonic() < end:
+        time.sleep(0.05)
+    return not before & {*network.left()}
+
+
 def test_a_host_that_dies_is_named(network, two_hosts, nothing_left, tmp_path):
     try:
         error, seconds = lose(two_hosts, tmp_path, lambda: network.crash("beta"))
     finally:
         if not (network.folder / "beta.pid").exists():
             network.start("beta")
-    assert error.startswith("rank 1 on beta failed:\nthe host has been silent for 4 s: is it down")
+    # On a busy machine, ssh may find that the address is gone before the silence is over.
+    assert re.match(
+        "rank 1 on beta failed:\nthe host has (been silent for 4 s|closed the connection): is it down", error
+    )
     assert seconds < LIMIT
     for file in network.temporary("beta").glob("ppedu-*"):  # a dead host cannot tidy up
         subprocess.run(["rm", "-r", file], check=True)
@@ -68,7 +80,7 @@ def test_a_cut_link_is_named_and_the_next_run_connects_again(network, two_hosts,
     finally:
         network.repair("beta")
     assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
-    assert not before & {*network.left()}
+    assert _ended(network, before)
 
 
 def test_a_relay_that_is_killed_is_named_and_the_next_run_connects_again(network, two_hosts, tmp_path, ranks):
@@ -76,7 +88,7 @@ def test_a_relay_that_is_killed_is_named_and_the_next_run_connects_again(network
     error, seconds = lose(two_hosts, tmp_path, lambda: network.kill("alpha", "notebook.hosts.relay"))
     assert error.startswith("rank 0 on alpha failed:\nthe host has closed the connection") and seconds < LIMIT
     assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
-    assert not before & {*network.left()}
+    assert _ended(network, before)
 
 
 @pytest.mark.slow

@@ -18,7 +18,9 @@ dist.init_process_group("gloo")
 x = torch.tensor(10 ** dist.get_rank())
 dist.all_reduce(x)
 if dist.get_rank() == 0:
-    print("sum", x.item(), pathlib.Path("job.inputs").read_text())
+    print("sum", x.item(), pathlib.Path("job.inputs").read_text(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
 """
 JOB = Job(["job.py"], 2, 2, files={"job.py": PROGRAM, "job.inputs": b"7"})
 
