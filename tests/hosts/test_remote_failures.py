@@ -49,7 +49,7 @@ def lose(pool: RankPool, folder: Path, happen: Callable[[], None]) -> tuple[str,
 
 
 def _ended(network: Any, before: set[str]) -> bool:
-    """Wait until nothing of what was on the hosts before is left there; return whether that is so."""
+    """Wait until the processes and files `before` have gone from the hosts; return False if some stay."""
     end = time.monotonic() + 20
     while before & {*network.left()} and time.monotonic() < end:
         time.sleep(0.05)
