@@ -7,8 +7,8 @@ Read the modules in this order:
     loops                     the training step of three schedules, written out by hand
     tiny                      any schedule, in fifty lines
     pipeline, interpreter, control    any schedule, with all that real training needs: the public class, the loop over
-                              the actions, and what ranks agree on. batch, messages, gradients, sharded, results,
-                              clock and post_validation are its parts
+                              the actions, and what ranks agree on. program, batch, messages, gradients, sharded,
+                              results, clock and post_validation are its parts
     emulate                   a pipeline whose stages sleep instead of computing
     memory                    the bytes that a rank holds, measured
     precision                 mixed precision: a scale for losses, fp32 copies of weights

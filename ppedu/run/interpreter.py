@@ -1,4 +1,4 @@
-"""The interpreter of a lowered schedule: a `Program` is one rank's order, and a `Step` runs it once.
+"""The interpreter of a lowered schedule: a `Step` runs a `Program`, which is one rank's order, once.
 
 `METHODS` maps each op to the method of `Step` that runs it; a handler set with `Pipeline.on` takes its place.
 """
@@ -8,22 +8,18 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.profiler import record_function
 
-from ppedu.core.actions import COMMUNICATION, RECEIVE, SEND, Action, F, Op
-from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.actions import RECEIVE, Action, F, Op
+from ppedu.core.dependencies import Result, produces
 from ppedu.core.errors import CommunicationError, PipelineError
-from ppedu.core.lower import strip
-from ppedu.core.schedule import Schedule
 from ppedu.run import clock
 from ppedu.run.batch import Batch
-from ppedu.run.messages import other_end
+from ppedu.run.program import Program
 from ppedu.run.stage import as_tuple
 
 if TYPE_CHECKING:
@@ -31,112 +27,6 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
-FORWARD = {Op.F, Op.SEND_F, Op.RECV_F}
-
-
-class Instruction(NamedTuple):
-    """One action of a rank's order, with all that is known about it before a step.
-
-    ops: its own and its parts'. receives: the messages that a computing action waits for, as their RECV actions.
-    completes: the stages whose gradients are complete after it.
-    """
-
-    action: Action
-    computes: bool
-    ops: frozenset[Op]
-    receives: tuple[Action, ...]
-    completes: tuple[int, ...]
-
-
-class Program:
-    """A lowered schedule as one rank runs it.
-
-    schedule: its computing actions only. instructions: the rank's order. delivered: by RECV action, the sends of this
-    rank that have arrived before it, since its sender had received them. fingerprint: equal on ranks with the same
-    schedule.
-    """
-
-    def __init__(self, lowered: Schedule, rank: int):
-        self.schedule = replace(lowered, orders=strip(lowered.orders))
-        self.lowered, self.rank = lowered, rank
-        self.fingerprint = zlib.crc32(lowered.to_csv().encode())
-        self.placement = lowered.placement
-        self.order = lowered.order(rank)
-        self.longest = max(map(len, self.schedule.orders))  # computing actions of the busiest rank
-        # As properties of an action alone, these are computed once, and not once a step.
-        self.receives = cache(self._receives)
-        self.source = cache(self._source)
-        last = {one.stage: i for i, action in enumerate(self.order) for one in action.singles if one.op in (Op.B, Op.W)}
-        self.instructions = [
-            Instruction(
-                action,
-                action.computes,
-                frozenset(each.op for each in (action, *action.parts)),
-                self.receives(action) if action.computes else (),
-                tuple(stage for stage, position in last.items() if position == index),
-            )
-            for index, action in enumerate(self.order)
-        ]
-        self.delivered: dict[Action, list[Action]] = {}
-        for peer, order in enumerate(lowered.orders):
-            received: list[Action] = []  # by the peer, since it last sent to this rank
-            for action in order:
-                if peer != rank and action.op in COMMUNICATION and rank in lowered.placement.route(action):
-                    if action.op in RECEIVE:
-                        received.append(other_end(action))
-                    else:
-                        self.delivered[other_end(action)], received = received, []
-
-    @cached_property
-    def _cuts(self) -> list[int]:
-        return _cuts(self.lowered)
-
-    @property
-    def cut(self) -> int:
-        """This many instructions run before any rank's first backward, and depend on none."""
-        return self._cuts[self.rank]
-
-    @cached_property
-    def unread(self) -> list[Action]:
-        """The RECV actions behind this rank's cut whose messages other ranks send before theirs, in that order."""
-        early = set(self.order[: self.cut])
-        sent = (action for order, cut in zip(self.lowered.orders, self._cuts, strict=True) for action in order[:cut])
-        sent_here = [each for each in sent if each.op in SEND and self.placement.route(each)[1] == self.rank]
-        return [other_end(each) for each in sent_here if other_end(each) not in early]
-
-    def around(self, index: int) -> str:
-        """Return an action's neighbors in the order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
-        first, behind = max(0, index - 2), index + 3
-        shown = [f"[{each}]" if place == index else str(each) for place, each in enumerate(self.order)][first:behind]
-        return f"(in the order: {'… ' if first else ''}{' '.join(shown)}{' …' if behind < len(self.order) else ''})"
-
-    def _receives(self, action: Action) -> tuple[Action, ...]:
-        wanted = requires(action, self.placement, lowered=True)
-        return tuple(Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE)
-
-    def _source(self, action: Action) -> Result | None:
-        """Return the result of another stage that an F, B or I starts from; None for the model's first F and last B."""
-        own = ("F", action.stage, action.microbatch)
-        return next((result for result in requires(action, self.placement, lowered=True) if result != own), None)
-
-
-def _cuts(lowered: Schedule) -> list[int]:
-    """Return for each rank how many of its actions run before any rank's first backward, and depend on none."""
-    known: set[Result] = set()
-    cuts = [0] * lowered.ranks
-    moved = True
-    while moved:
-        moved = False
-        for rank, order in enumerate(lowered.orders):
-            while cuts[rank] < len(order):
-                action = order[cuts[rank]]
-                forward = all(each.op in FORWARD for each in action.singles)
-                if not forward or not known.issuperset(requires(action, lowered.placement, lowered=True)):
-                    break
-                known.update(produces(action))
-                cuts[rank] += 1
-                moved = True
-    return cuts
 
 
 class Step:
@@ -175,12 +65,16 @@ class Step:
     def run(self, first: int = 0, behind: int | None = None) -> None:
         """Run the program, or its instructions from `first` on and before `behind`."""
         handled, sharded = self.pipeline.handlers.keys(), self.pipeline.sharded
+        # Before the cut, nothing may be received from behind it; a handler posts when it wants to.
+        early = behind is None and handled.isdisjoint(RECEIVE)
         part = self.program.instructions[first:behind]
-        for index, (action, computes, ops, receives, completes) in enumerate(part, first):
+        for index, (action, computes, ops, receives, ahead, completes) in enumerate(part, first):
             try:
                 if not computes:
                     self._run(action)
                     continue
+                if early:
+                    self._post_early(ahead)
                 if handled.isdisjoint(ops):  # a handler decides itself when to wait
                     for message in receives:
                         self._accept(message, action)
@@ -317,7 +211,15 @@ class Step:
         self.messages.send(action, values, self.kinds[action.microbatch])
 
     def post(self, action: Action) -> None:
-        self.messages.receive(action, self.kinds[action.microbatch])
+        if action not in self.messages.pending:
+            self.messages.receive(action, self.kinds[action.microbatch])
+
+    def _post_early(self, ahead: Iterable[Action]) -> None:
+        """Post receives before their place in the order, as far as that changes nothing but the time."""
+        for message in ahead:
+            if not self.messages.can_be_early(message, self.kinds[message.microbatch]):
+                break
+            self.post(message)
 
     def _run(self, action: Action) -> None:
         """Run an action: its handler, if there is one, or the built-in behavior."""

@@ -36,9 +36,10 @@ from ppedu.run.batch import Batch, Batching
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.control import Control, Rows
 from ppedu.run.gradients import GradientSync, Tie
-from ppedu.run.interpreter import METHODS, Handler, Program, Step, evaluation_mode
+from ppedu.run.interpreter import METHODS, Handler, Step, evaluation_mode
 from ppedu.run.messages import Messages
 from ppedu.run.post_validation import PostValidation, Validation
+from ppedu.run.program import AHEAD, Program
 from ppedu.run.results import Results
 from ppedu.run.sharded import Shards, is_sharded, storage
 from ppedu.run.stage import Loss, Stage, as_stages, local_stages, own_loss
@@ -372,7 +373,8 @@ class Pipeline:
         self.sharded = is_sharded([row[1:] for row in rows])
         self.shards: Shards = Shards(modules, self.group.rank)
         lowered = self._lowered or lower(self.schedule, self._receive, self.sharded)
-        self.program = Program(lowered, self.group.rank)
+        # The receives of a schedule that was given lowered stay where they are.
+        self.program = Program(lowered, self.group.rank, ahead=0 if self._lowered else AHEAD)
         settings = {
             "schedule": self.program.fingerprint,
             "debug": self.messages.debug,

@@ -12,7 +12,8 @@ from ppedu.core.errors import PipelineError
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
 from ppedu.run import clock
-from ppedu.run.interpreter import Program, Step
+from ppedu.run.interpreter import Step
+from ppedu.run.program import Program
 
 
 class Results(NamedTuple):
