@@ -84,7 +84,7 @@ class Plan:
             times = sorted(piece.forward + piece.backward for piece in pieces)
             usual = times[len(times) // 2]
             heavy = max(pieces, key=lambda piece: piece.forward + piece.backward)
-            found = f"of the {best.bubble:.1%} bubble, {imbalance * 100:.1f} points are imbalance"
+            found = f"stages of equal length would save {imbalance * 100:.1f} points of the {best.bubble:.1%} bubble"
             weight = heavy.forward + heavy.backward
             if usual and weight >= HEAVY * usual and imbalance > best.bubble / 4:
                 advice = "shard the vocabulary first (arXiv 2411.05288)" if heavy.name == "head" else "split it first"
