@@ -161,33 +161,29 @@ def test_a_full_disk_is_named(network, on_hosts, nothing_left):
     assert on_hosts("print(1)", 2) == ["1\n", "1\n"]
 
 
-def test_an_interrupt_ends_all_ranks_and_says_where_they_were(network, two_hosts, nothing_left, tmp_path):
-    program = tmp_path / "forever.py"
+def run_forever(pool, folder, stop, *arguments):
+    """Run two ranks that don't end, and call `stop` shortly after the first has printed something."""
+    program = folder / "forever.py"
     program.write_text(textwrap.dedent(FOREVER))
     timer = []
 
     def write(rank: int, piece: bytes) -> None:
         if piece and not timer:
-            timer.append(threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)))
+            timer.append(threading.Timer(0.2, stop, arguments))
             timer[0].start()
 
+    pool.run(program, 2, timeout=60, write=write)
+
+
+def test_an_interrupt_ends_all_ranks_and_says_where_they_were(network, two_hosts, nothing_left, tmp_path):
     with pytest.raises(KeyboardInterrupt) as caught:
-        two_hosts.run(program, 2, timeout=60, write=write)
+        run_forever(two_hosts, tmp_path, os.kill, os.getpid(), signal.SIGINT)
     assert "rank 0 on alpha" in str(caught.value) and "rank 1 on beta" in str(caught.value)
 
 
 def test_ranks_can_be_stopped_by_another_thread(network, two_hosts, nothing_left, tmp_path):
-    program = tmp_path / "forever.py"
-    program.write_text(textwrap.dedent(FOREVER))
-    timer = []
-
-    def write(rank: int, piece: bytes) -> None:
-        if piece and not timer:
-            timer.append(threading.Timer(0.1, two_hosts.stop))
-            timer[0].start()
-
     with pytest.raises(RankError, match="was killed by SIGKILL"):
-        two_hosts.run(program, 2, timeout=60, write=write)
+        run_forever(two_hosts, tmp_path, two_hosts.stop)
 
 
 @pytest.mark.parametrize("after", ["connected", pytest.param("0", marks=pytest.mark.slow)])

@@ -172,5 +172,5 @@ print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} {text}\\n", end=
 
 def test_a_machine_without_slurm_is_an_error(ranks, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    with pytest.raises(PipelineError, match="there is no salloc here; start from a machine with Slurm's commands"):
+    with pytest.raises(PipelineError, match="salloc is not installed here; start on a machine with Slurm's commands"):
         ranks("pass", 1, pool=RankPool(on="slurm"))

@@ -24,7 +24,7 @@ def own_address(interface: str) -> tuple[str, str]:
         the address of its name.
 
     Raises:
-        SettingError: there is no such interface.
+        SettingError: this host has no interface of that name with an IPv4 address.
     """
     found = addresses()
     reached = os.environ.get("SSH_CONNECTION", "").split()[2:3]

@@ -63,7 +63,7 @@ class Place:
 
     @property
     def nodes(self) -> int:
-        """The number of hosts; of Slurm's, as many as its options ask for."""
+        """The number of hosts; with Slurm, the number that the options ask for."""
         if self.options is None:
             return len(self.hosts)
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -18,7 +18,7 @@ async def allocate(options: Sequence[str], note: Callable[[str], None]) -> tuple
     options: of salloc, such as --nodes=2. note: called with each line that salloc prints while it waits.
 
     Raises:
-        PipelineError: there is no salloc here, or Slurm refuses.
+        PipelineError: `salloc` is not installed on this machine, or Slurm refuses.
     """
     said = await _run("salloc", "--no-shell", *options, note=note)
     granted = re.search(r"Granted job allocation (\d+)", said)
@@ -40,7 +40,7 @@ async def _run(*command: str, note: Callable[[str], None] | None = None) -> str:
             *command, stdout=PIPE, stderr=asyncio.subprocess.STDOUT, preexec_fn=end_with_parent
         )
     except FileNotFoundError:
-        raise PipelineError(f"there is no {command[0]} here; start from a machine with Slurm's commands") from None
+        raise PipelineError(f"{command[0]} is not installed here; start on a machine with Slurm's commands") from None
     assert process.stdout is not None
     said = ""
     while line := (await process.stdout.readline()).decode("utf-8", "replace"):
