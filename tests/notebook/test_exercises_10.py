@@ -106,7 +106,7 @@ WRONG = {
     "W right after I": (
         delayed(lambda r, p: 0),
         "with 4 ranks and 8 microbatches your schedule is legal, but takes 30, where 27 is possible. Each W runs right "
-        "after its I, and the gaps stay empty. One of them is outlined",
+        "after its I, and the gaps stay empty. Rank 2 waits 25–26: which of its Ws could it have kept for then?",
     ),
     "one microbatch too early": (
         delayed(lambda r, p: max(0, r - 1)),

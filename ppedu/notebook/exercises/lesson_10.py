@@ -40,8 +40,8 @@ def _not_filled(generator: Any) -> str | None:
         if max(timeline.peak_activations) > room:
             return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
         if timeline.makespan > best:
-            order = _early_start(timeline) or _whole(yours) or _late_start(yours) or _nothing_delayed(yours)
-            why = order or _needless(timeline, room) or longest_wait(timeline)
+            order = _early_start(timeline) or _whole(yours) or _late_start(yours)
+            why = order or _nothing_delayed(timeline) or _needless(timeline, room) or longest_wait(timeline)
             return (
                 f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is "
                 f"possible. {why}"
@@ -101,13 +101,30 @@ def _late_start(yours: Schedule) -> str | None:
     return None
 
 
-def _nothing_delayed(yours: Schedule) -> str | None:
-    """Describe a schedule in which each W directly follows its I."""
-    for order in yours.orders:
-        for before, action in pairwise(order):
-            if action.op == "W" and (before.op, before.microbatch) != ("I", action.microbatch):
-                return None
-    return "Each W runs right after its I, and the gaps stay empty. One of them is outlined: what could fill it?"
+def _delays_nothing(yours: Schedule) -> bool:
+    """Say whether each W directly follows its I."""
+    pairs = (pair for order in yours.orders for pair in pairwise(order) if pair[1].op == "W")
+    return all((before.op, before.microbatch) == ("I", after.microbatch) for before, after in pairs)
+
+
+def _nothing_delayed(timeline: Timeline) -> str | None:
+    """Describe a schedule in which each W directly follows its I, and a gap that an earlier W could fill.
+
+    The later the rank, the more memory it has for delaying Ws.
+    """
+    waits = [
+        (rank, before.end, after.start)
+        for rank, row in enumerate(timeline.rows)
+        for before, after in pairwise(row)
+        if before.action.op == "W" and before.end < after.start
+    ]
+    if not waits or not _delays_nothing(timeline.schedule):
+        return None
+    rank, start, end = max(waits)
+    return (
+        f"Each W runs right after its I, and the gaps stay empty. Rank {rank} waits {pretty(start)}–{pretty(end)}: "
+        "which of its Ws could it have kept for then?"
+    )
 
 
 def _needless(timeline: Timeline, room: int) -> str | None:
@@ -234,7 +251,7 @@ def _short_of_work(timeline: Timeline, most: int) -> str | None:
 def _early_weights(timeline: Timeline, most: int) -> str:
     """Describe a schedule whose Ws run too early to fill all gaps, and a rank with memory to delay them."""
     late, peaks = longest_wait(timeline), timeline.peak_activations
-    if _nothing_delayed(timeline.schedule):
+    if _delays_nothing(timeline.schedule):
         return f"Each W runs right after its I, on some ranks too early: no W is left for the gaps. {late}"
     if min(peaks) == most:
         return late
