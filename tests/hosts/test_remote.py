@@ -94,18 +94,39 @@ def test_command_lines_and_logs_hold_no_secret(on_hosts, network):
     assert not re.search(r"\b[0-9a-f]{32}\b", "\n".join(each for each in printed.splitlines() if "relay" in each))
 
 
-def test_a_stray_connection_gets_nothing_and_stops_nothing(on_hosts, network):
-    """Clients that connect to the ports of the store and of gloo, and stay, do not disturb a run."""
-    program = """
-        import os, socket, torch, torch.distributed as dist
-        stray = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
-        stray.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
-        dist.init_process_group("gloo")
-        x = torch.ones(())
-        dist.all_reduce(x)
-        print(x.item())
-        """
-    assert on_hosts(program, 2) == ["2.0\n", "2.0\n"]
+STRAY = """
+import os, socket, threading, time, torch, torch.distributed as dist
+from ipaddress import IPv4Address
+from pathlib import Path
+
+SENT = [b"GET / HTTP/1.0\\r\\n\\r\\n", os.urandom(4096), bytes(64), b"\\xff" * 64, b""]
+held = {}
+
+def disturb():
+    '''Connect to whatever listens on this host but sshd, as soon as it does, and stay.'''
+    while True:
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            address, port = (bytes.fromhex(part) for part in local.split(":"))
+            place = str(IPv4Address(address[::-1])), int.from_bytes(port, "big")
+            if state == "0A" and place[1] != 22 and place not in held:
+                held[place] = [socket.create_connection(place) for _ in SENT]
+                for client, text in zip(held[place], SENT):
+                    client.sendall(text)
+
+threading.Thread(target=disturb, daemon=True).start()
+dist.init_process_group("gloo")
+x = torch.ones(())
+for _ in range(100):
+    dist.all_reduce(x.fill_(1))
+    time.sleep(0.005)
+print(x.item(), len(held))
+"""
+
+
+def test_stray_connections_get_nothing_and_stop_nothing(on_hosts, nothing_left):
+    """Clients that connect to the ports of the store and of gloo, send something and stay, do not disturb a run."""
+    assert on_hosts(STRAY, 2) == ["2.0 2\n", "2.0 1\n"]  # the store is on alpha
 
 
 def test_a_third_host_and_few_ranks(network, ranks, nothing_left):
