@@ -71,7 +71,7 @@ def test_memory_above_the_limit_is_outlined(outlined):
 
 def test_a_named_action_or_wait_is_outlined(outlined):
     message, found = outlined("10.1", with_warmup(lambda rank, ranks: ranks - rank - 1, split=True))
-    assert "Each W runs right after its I" in message and found == [(0, 21, 22, "", False)]
+    assert "Each W runs right after its I" in message and found == [(2, 25, 26, "", False)]
     message, found = outlined("12.1", with_warmup(lambda rank, ranks: ranks - rank - 1))
     assert "rank 3 waits 9.75–10.25" in message and found == [(3, 9.75, 10.25, "", False)]
     message, found = outlined("09.1", lambda r, p, m, v: [F(c * p + r, k) for c in range(v) for k in range(m)])
