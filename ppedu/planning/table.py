@@ -99,11 +99,10 @@ class Plan:
             yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
         if best.schedule.placement.copies > 1:
             sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
-            largest = f"up to {max(sent):.1f} GB, on rank {sent.index(max(sent))}"
-            yield f"{best.schedule.name} has two copies of the model, which add up their gradients after the step: " + (
-                f"{largest}, in the column of the gradients"
-                if best.after is not None
-                else f"{largest}, which the times leave out"
+            counts = "leave out" if best.after is None else "count"
+            yield (
+                f"the times {counts} that {best.schedule.name}'s two copies of the model add up their gradients after "
+                f"the step: up to {max(sent):.1f} GB to send, on rank {sent.index(max(sent))}"
             )
         if len(self.choices) > 1 and not self.choices[1].excess:
             yield f"{self.choices[1].name}, the runner-up, {self.choices[1].why}"
