@@ -17,12 +17,13 @@ from ppedu.run.gradients import Tie
 
 
 def train_alone(pieces: int, divide: bool = True, device: torch.device | str = "cpu") -> list[float]:
-    """Train the toy GPT in one process, and return the loss of each step. A batch is cut into `pieces`."""
+    """Train the toy GPT in one process, its batches in `pieces`, and return the loss of each step."""
     text, losses = Text(), []
     model = GPT(GPTConfig(len(text.characters))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(20):
-        batch, mean = torch.stack(text.batch(16, 64, seed=step)).to(device), torch.zeros((), device=device)
+        batch = torch.stack(text.batch(16, 64, seed=step)).to(device)
+        mean = torch.zeros((), device=device)
         for x, y in batch.chunk(pieces, dim=1):
             loss = next_token_loss(model(x), y)
             mean += loss.detach() / pieces

@@ -78,7 +78,8 @@ def run_schedule(
             receives.pop((kind, stage, microbatch)).wait()
         return slots.pop((kind, stage, microbatch))
 
-    for stage, op, m, _ in (part for action in lowered.orders[dist.get_rank()] for part in action.singles):
+    order = lowered.orders[dist.get_rank()]
+    for stage, op, m, _ in (part for action in order for part in action.singles):
         match op:
             case Op.F:
                 x = take("F", stage, m).requires_grad_() if stage > 0 else inputs[m]

@@ -440,6 +440,61 @@ def test_lesson_runs_in_jupyterlab(open_page, lesson):
     picture(page, Path(lesson).stem)
 
 
+# Open a notebook as a reader who has not started a kernel, and does not trust it: its scripts do not run.
+OPEN_UNTRUSTED = """async path => {
+  const nothing = { autoStartDefault: false, shouldStart: false };
+  const open = { path, factory: 'Notebook', kernelPreference: nothing };
+  const notebook = await window.jupyterapp.commands.execute('docmanager:open', open);
+  await notebook.revealed;
+}"""
+
+# The cells whose saved outputs cannot be seen, and how much of an output is cut off at the right.
+SEEN = """() => {
+  const { content, node, sessionContext } = window.jupyterapp.shell.currentWidget;
+  const code = content.widgets.filter(cell => cell.model.type === 'code');
+  const filled = code.filter(cell => cell.model.outputs.length && !cell.outputHidden);
+  const outputs = [...node.querySelectorAll('.jp-OutputArea-output')];
+  const shown = area => [...area.querySelectorAll('.jp-OutputArea-output')].every(
+    each => each.innerText.trim() || each.querySelector('img, svg'));
+  return {
+    kernel: sessionContext.session?.kernel ?? null,
+    trusted: code.filter(cell => cell.model.trusted).length,
+    unseen: filled.filter(cell => !shown(cell.outputArea.node)).map(cell => cell.model.sharedModel.source),
+    broken: outputs.map(each => each.innerText).filter(text => /model not found|loading widget/i.test(text)),
+    cut: Math.max(...outputs.map(each => each.scrollWidth - each.clientWidth)),
+    pictures: [...node.querySelectorAll('.jp-OutputArea-output img')].map(image => image.naturalWidth),
+  };
+}"""
+
+
+@pytest.fixture(scope="module")
+def untrusting(server, context):
+    """A narrow page of JupyterLab. ipywidgets raises an error in each page that has a notebook without a kernel."""
+    page = context.new_page()
+    page.set_viewport_size({"width": 1024, "height": 900})
+    page.goto(f"{server[0]}lab?reset")
+    page.wait_for_function("() => window.jupyterapp?.shell.currentWidget")
+    page.evaluate("() => window.jupyterapp.commands.execute('application:toggle-left-area')")
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize(
+    "lesson", [name if name.startswith("06") else pytest.param(name, marks=pytest.mark.slow) for name in LESSONS]
+)
+def test_a_saved_lesson_is_read_without_a_kernel_and_without_trust(untrusting, lesson):
+    page = untrusting
+    page.evaluate(OPEN_UNTRUSTED, lesson)
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.content.widgets.length > 10")
+    page.wait_for_timeout(1000)
+    seen = page.evaluate(SEEN)
+    picture(page, f"untrusted_{Path(lesson).stem[:2]}")
+    page.evaluate("() => window.jupyterapp.shell.currentWidget.close()")
+    pictures = seen.pop("pictures")
+    assert seen == {"kernel": None, "trusted": 0, "unseen": [], "broken": [], "cut": 0}
+    assert pictures and all(pictures)
+
+
 def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
     page = notebook(
         [
