@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from textwrap import fill
 from typing import Any
 
 from ppedu.core.lower import align
@@ -15,7 +16,7 @@ def table(schedule: Schedule) -> str:
     """Return the lockstep grid of `align` as text: a line for each step, a column for each rank, a dot for idle.
 
     If ranks get stuck, a last line marks the action at which each one does with ✗. The problems of an illegal schedule
-    follow.
+    follow, in lines of at most 100 characters.
 
     Raises:
         SettingError: `schedule` is not a Schedule, or it is lowered.
@@ -30,7 +31,7 @@ def table(schedule: Schedule) -> str:
         rows.append([str(len(rows) - 1), *(stuck.get(rank, "·") for rank in range(schedule.ranks))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(chain(lines, map(str, schedule.problems)))
+    return "\n".join(chain(lines, (fill(str(problem), 100, break_on_hyphens=False) for problem in schedule.problems)))
 
 
 def draw(timeline: Timeline, width: int = 128) -> str:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core.actions import Action
+from ppedu.core.actions import Action, B, F
 from ppedu.core.export import to_torch
 from ppedu.run.batch import Batching
 from ppedu.run.comm import PipelineGroup, communicate
@@ -82,9 +82,13 @@ def both_send_first(stage: Stage, inputs: Microbatches, targets: Microbatches, s
     backwards(stage, range(microbatches - warmup, microbatches), shape)
 
 
-def order_of(other: int, rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """Yield the order that 1F1B gives the rank `other`, as actions of `rank`."""
-    return (action._replace(stage=rank) for action in one_f_one_b(other, ranks, microbatches))
+def alternate(rank: int, warmup: int, microbatches: int) -> Iterator[Action]:
+    """Yield `warmup` forwards, then one forward and one backward in turn, then the remaining backwards."""
+    for m in range(microbatches + warmup):
+        if m < microbatches:
+            yield F(rank, m)
+        if m >= warmup:
+            yield B(rank, m - warmup)
 
 
 @MUSEUM.exhibit(
@@ -95,7 +99,8 @@ def order_of(other: int, rank: int, ranks: int, microbatches: int) -> Iterator[A
 )
 def warmup_reversed(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """1F1B with the longest warm-up on the last rank, which waits for forwards that the first has not started."""
-    return order_of(ranks - 1 - rank, rank, ranks, microbatches)
+    warmup = min(rank, microbatches)
+    return alternate(rank, warmup, microbatches)
 
 
 @MUSEUM.exhibit(
@@ -106,7 +111,8 @@ def warmup_reversed(rank: int, ranks: int, microbatches: int) -> Iterator[Action
 )
 def warmup_short_by_one(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     """1F1B with one forward too few in the warm-up, so that each rank waits in every turn of the steady state."""
-    return order_of(min(rank + 1, ranks - 1), rank, ranks, microbatches)
+    warmup = min(max(0, ranks - rank - 2), microbatches)
+    return alternate(rank, warmup, microbatches)
 
 
 # Messages that are confused, and memory that is overwritten

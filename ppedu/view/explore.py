@@ -38,7 +38,7 @@ SLIDERS: dict[str, tuple[str, Any, Any, Any, Any]] = {
     "backward": ("B takes", 0.5, 8, 0.5, 2),
     "weight": ("W's part of B", 0, 1, 0.1, Fraction(1, 2)),
     "latency": ("latency", 0, 2, 0.1, 0),
-    "overlap": ("a pair saves", 0, 0.5, 0.05, 0),
+    "overlap": ("a pair saves", 0, 0.5, 0.01, 0),
     "memory": ("memory limit", 0, 10**9, 1, 0),  # 0: no limit; the slider ends at what is needed, see `_hungriest`
 }
 COSTS = ("forward", "backward", "weight", "latency", "overlap")

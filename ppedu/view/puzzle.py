@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
+from ppedu.board.board import Board
 from ppedu.board.levels import LEVELS, Level, level
 from ppedu.board.results import RULES, Result, keeper, stars
 from ppedu.core.actions import Action, Op
@@ -24,23 +25,41 @@ READY = (
 PAIR_SLOTS = 6  # of a rank: for the overlapped pairs that can be placed, four at most, and for those just placed
 
 
+class Attempt:
+    """A level's board, and the help that the learner has had with it."""
+
+    def __init__(self, board: Board):
+        self.board = board
+        slots = PAIR_SLOTS if board.pairs else 0
+        self.pairs: list[list[Action | None]] = [[None for _ in range(slots)] for _ in range(board.ranks)]
+        self.fresh, self.hinted, self.finished = True, False, False
+
+
 class Puzzle(Interactive):
-    """A board to fill by clicking. `schedule` holds the actions that are placed."""
+    """A board to fill by clicking. `schedule` holds the actions that are placed. Each level keeps its board."""
 
     kind = "puzzle"
 
     def __init__(self, level: Level):
         super().__init__()
+        self._attempts: dict[str, Attempt] = {}
         self._open(level)
 
     def _open(self, level: Level) -> None:
-        self.level, self.board = level, level.board()
-        ranks = range(self.board.ranks)
-        slots = PAIR_SLOTS if self.board.pairs else 0
-        self._pairs: list[list[Action | None]] = [[None for _ in range(slots)] for _ in ranks]
-        self._arrange({})
-        self._fresh, self._hinted, self._finished = True, False, False
+        self.level = level
+        if level.name not in self._attempts:
+            self._attempts[level.name] = Attempt(level.board())
+            self._arrange({})
         self._report("Click an action to append it to its rank's order.")
+
+    @property
+    def _attempt(self) -> Attempt:
+        return self._attempts[self.level.name]
+
+    @property
+    def board(self) -> Board:
+        """The board of the level that is open."""
+        return self._attempt.board
 
     def _report(self, note: str, tone: str = "ok", rank: int = 0) -> None:
         self._note, self._tone, self._rank = note[0].upper() + note[1:], tone, rank
@@ -71,18 +90,18 @@ class Puzzle(Interactive):
                     self._report(f"Undone: {_list(board.undo())}.")
                 case {"do": "redo"}:
                     self._report(f"Redone: {_list(board.redo())}.")
-                    self._fresh = False
+                    self._attempt.fresh = False
                 case {"do": "reset"}:
                     board.reset()
-                    self._fresh = True
+                    self._attempt.fresh = True
                     self._report("The board is empty; redo brings the actions back.")
                 case {"do": "hint"}:
                     self._report(f"{board.hint()} can be placed next.")
                     self._begin()
-                    self._hinted = True
+                    self._attempt.hinted = True
                 case {"do": "finish"}:
                     board.finish()
-                    self._fresh, self._finished = False, True
+                    self._attempt.fresh, self._attempt.finished = False, True
                     self._report(f"Finished for you, without a star: {board.verdict()} Reset, and find it yourself.")
         except PipelineError as error:
             self._report(f"{error}.", "no", self._rank)
@@ -92,8 +111,9 @@ class Puzzle(Interactive):
 
     def _begin(self) -> None:
         """Begin a new attempt, without help so far, if the board is new or was reset."""
-        if self._fresh:
-            self._fresh, self._hinted, self._finished = False, False, False
+        attempt = self._attempt
+        if attempt.fresh:
+            attempt.fresh, attempt.hinted, attempt.finished = False, False, False
 
     def _place(self, action: str) -> None:
         placed, start, end = self.board.place(action)
@@ -109,11 +129,11 @@ class Puzzle(Interactive):
 
     def _complete(self) -> None:
         """Report that the learner has placed the last action, and keep the result unless the board was finished."""
-        if self._finished:
+        if self._attempt.finished:
             said = "No star, as the rest was finished for you before; reset for a new attempt."
         else:
             makespan = self.timeline.makespan
-            number = 1 + (makespan <= self.level.par.makespan) * (1 if self._hinted else 2)
+            number = 1 + (makespan <= self.level.par.makespan) * (1 if self._attempt.hinted else 2)
             keeper().add(self.level.name, Result(number, makespan))
             said = f"That earns {stars(number)}{', as you asked for a hint' if number == 2 else ''}."
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
@@ -148,7 +168,7 @@ class Puzzle(Interactive):
         for _, block in groupby(own, lambda each: each.op):
             blocks.append([_button(each, self.board.is_left(each)) for each in block])
         free = self._open_pairs(rank)
-        if pairs := self._pairs[rank]:
+        if pairs := self._attempt.pairs[rank]:
             blocks.append([each and _button(each, each in free) for each in pairs])
         return blocks
 
@@ -169,7 +189,7 @@ class Puzzle(Interactive):
         The slot of a pair becomes free one move after the pair cannot be placed any more, so that an accidental second
         click cannot place another one.
         """
-        for rank, slots in enumerate(self._pairs):
+        for rank, slots in enumerate(self._attempt.pairs):
             free = self._open_pairs(rank)
             new = [action for action in free if action not in slots]
             for place, action in enumerate(slots):

@@ -461,8 +461,8 @@ def test_the_table_of_an_illegal_schedule_marks_stuck_actions_and_lists_problems
         "step  rank 0  rank 1  rank 2\n"
         "0     0F0     ·       ·\n"
         "1     ✗ 0B0   ✗ 1F1   ✗ 2F0\n"
-        "deadlock: rank 0 waits at position 1 (0B0) for 1B0 of rank 1, "
-        "rank 1 waits at position 0 (1F1) for 0F1 of rank 0"
+        "deadlock: rank 0 waits at position 1 (0B0) for 1B0 of rank 1, rank 1 waits at position 0 (1F1) for\n"
+        "0F1 of rank 0"
     )
 
 
@@ -474,7 +474,7 @@ def test_the_table_marks_each_stuck_rank_and_ends_with_the_problems(random):
         return
     problems = [str(problem) for problem in check(schedule)]
     lines = table(schedule).splitlines()
-    assert lines[len(lines) - len(problems) :] == problems
+    assert " ".join(lines).endswith(" ".join(problems)) and max(map(len, lines)) <= 100
     got_through = map(len, align_without_idle(schedule))
     stuck = [order[done] for order, done in zip(schedule.orders, got_through, strict=True) if done < len(order)]
     crossed = [line for line in lines if "✗" in line]

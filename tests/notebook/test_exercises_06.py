@@ -16,7 +16,7 @@ from strategies import often
 from ppedu import Action, SettingError, lower, schedule
 from ppedu.core.dependencies import replay
 from ppedu.core.schedule import Schedule
-from ppedu.notebook.exercises import find_fault
+from ppedu.notebook.exercises import find_fault, lesson_06
 from ppedu.notebook.rehearsal import BOTH_WAYS, ONE_WAY, rehearse
 from ppedu.run import comm
 
@@ -460,6 +460,31 @@ WRONG = {
 def test_a_wrong_loop_is_rejected_with_the_reason(refused):
     for exercise, answer, reason in WRONG.values():
         refused(exercise, answer, reason)
+
+
+def ring_of_even_ranks_first(me, value):
+    """Wrong with three ranks; with a single one, it would wait for itself."""
+    down, up = (me.rank + 1) % me.ranks, (me.rank - 1) % me.ranks
+    if me.rank % 2 == 0:
+        me.send(value, down)
+        return value + me.recv(up)
+    received = me.recv(up)
+    me.send(value, down)
+    return value + received
+
+
+def test_the_steps_shown_are_those_of_the_run_that_the_reason_is_about(monkeypatch):
+    shown = []
+    monkeypatch.setattr(lesson_06, "has_page", lambda: True)
+    monkeypatch.setattr(lesson_06, "publish", lambda bundle: shown.append(bundle["text/plain"]))
+    for exercise, answer, ranks, end in [
+        ("06.5", ring_of_even_ranks_first, 3, "All ranks have ended."),
+        ("06.1", receives_first, 2, "Deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0."),
+    ]:
+        reason = find_fault(exercise, answer)
+        lesson_06.EXERCISES[exercise].draw_wrong(answer, reason)
+        assert f"with {ranks} ranks" in reason and end in shown[-1]
+        assert all((f"ank {rank} " in shown[-1]) == (rank < ranks) for rank in range(4))
 
 
 def test_an_error_in_the_learners_code_is_reported_with_its_line_and_rank(refused):

@@ -155,26 +155,23 @@ WRONG_FITS = {
     "busy ranks, too": (
         fitted(counts=everything),
         "a message takes 5 ms; your costs say 7.136 ms. You count messages for which no rank was waiting: "
-        "the input of 1F4 was sent 549.3 ms before 1F4 started, but its rank was busy then. Compare the end "
-        "of the rank's previous action with the end of the action that sends the message, not with its start.",
+        "the input of 1F4 was sent 549.3 ms before 1F4 started, but its rank was busy then. Count a message only if "
+        "the rank's previous action had ended before the action that sends it.",
     ),
     "busy ranks, too, the mean": (
         fitted(late=mean, counts=everything),
         "You count messages for which no rank was waiting: the input of 1F4 was sent 549.3 ms before 1F4 "
-        "started, but its rank was busy then. Compare the end of the rank's previous action with the end of "
-        "the action that sends the message, not with its",
+        "started, but its rank was busy then.",
     ),
     "every pause is a wait": (
         fitted(counts=lambda made, free, start: start > free),
         "You count messages for which no rank was waiting: the input of 1F4 was sent 549.3 ms before 1F4 "
-        "started, but its rank was busy then. Compare the end of the rank's previous action with the end of "
-        "the action that sends the message, not with its start.",
+        "started, but its rank was busy then.",
     ),
     "every pause after an action is a wait": (
         fitted(counts=lambda made, free, start: start > free > 0),
         "your costs say 7.205 ms. You count messages for which no rank was waiting: the input of 1F4 was "
-        "sent 549.3 ms before 1F4 started, but its rank was busy then. Compare the end of the rank's "
-        "previous action with the end of the action that sends the message, not with its start.",
+        "sent 549.3 ms before 1F4 started, but its rank was busy then.",
     ),
     "the mean latency": (fitted(late=mean), "That is the mean, and some messages took 6 times as long as the others."),
     "the fastest message": (fitted(late=min), "That is the fastest message; the others take longer."),

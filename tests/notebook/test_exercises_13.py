@@ -69,4 +69,8 @@ def test_plans():
     assert find_fault("13.1", mine) is None
     lessons = pp.plan(pp.Model.measured(TIMES), pp.Machine(1e9), 2, 4, schedules=["1f1b"])
     assert "that's the lesson's model" in find_fault("13.1", lessons)
+    llama = pp.Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128_256)
+    lessons = pp.plan(llama, "h100", 4, 16, sequence=4096, schedules=["1f1b"])
+    assert "that's the lesson's model" in find_fault("13.1", lessons)
+    assert find_fault("13.1", pp.plan(llama, "a100", 4, 16, sequence=4096, schedules=["1f1b"])) is None
     assert "give a plan" in find_fault("13.1", mine.best)

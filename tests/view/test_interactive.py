@@ -429,9 +429,15 @@ def test_a_board_that_was_finished_for_the_learner_earns_no_star(kept, undone):
     assert kept.best("two-ranks") == (3, 12), "a new attempt"
 
 
-def test_opening_a_level_begins_a_new_attempt(kept):
+def test_a_level_keeps_its_board_while_another_one_is_open(kept):
     board = pp.puzzle("first")
     board.handle({"do": "finish"})
+    finished = board.schedule
+    board.handle({"level": "two-ranks"})
+    solve(board)
+    assert kept.best("two-ranks").stars == 3, "the help was for the other level"
     board.handle({"level": "first"})
+    assert board.schedule == finished and not board.state()["best"].startswith("★")
+    board.handle({"do": "reset"})
     solve(board)
     assert kept.best("first").stars == 3

@@ -181,8 +181,8 @@ def _not_the_latency(run: Timeline, fitted: Costs, time: float) -> str | None:
         worst = max(crossed, key=lambda message: (not message.awaited, message.delay))
         return (
             f"{fault}. You count messages for which no rank was waiting: the input of {worst.action} was sent "
-            f"{in_seconds(worst.delay)} before {worst.action} started, but its rank was busy then. Compare the end of "
-            "the rank's previous action with the end of the action that sends the message, not with its start"
+            f"{in_seconds(worst.delay)} before {worst.action} started, but its rank was busy then. Count a message "
+            "only if the rank's previous action had ended before the action that sends it"
         )
     return fault
 

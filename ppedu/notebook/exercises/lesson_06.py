@@ -13,6 +13,7 @@ from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.core.waiting import cycles
 from ppedu.notebook.exercises.common import Exercise, call, missing_return, not_legal, require_function, with_sizes
 from ppedu.notebook.exercises.feedback import has_page, publish
@@ -81,6 +82,9 @@ def _mixed_up(rehearsal: Rehearsal, case: str) -> str | None:
     )
 
 
+# For each case that is tried, what is wrong, if anything, and the rehearsal of that case.
+Checks = Iterator[tuple[str | None, Rehearsal]]
+
 # (ranks, microbatches): the smallest case that can go wrong comes first, because it is the easiest to understand.
 CASES = [(2, 2), (1, 1), (2, 1), (2, 4), (4, 2), (3, 3), (4, 8)]
 
@@ -94,30 +98,29 @@ def _ran(step: Any, ranks: int, microbatches: int) -> tuple[Rehearsal, Schedule]
     return rehearsal, Schedule("yours", Placement.make("loop", ranks), microbatches, orders)
 
 
-def _not_a_step(step: Any, name: str = "") -> str | None:
-    """Explain what is wrong with a training step; return None if it is right.
-
-    name: of the schedule whose order the step must keep, if any.
-    """
+def _steps(step: Any, name: str = "") -> Checks:
+    """Check a training step. name: of the schedule whose order it must keep, if any."""
     require_function(step, "me", "microbatches")
     for ranks, microbatches in CASES:
         case = with_sizes(ranks, microbatches)
         rehearsal, yours = _ran(step, ranks, microbatches)
-        if fault := _hang(rehearsal, case, microbatches) or _mixed_up(rehearsal, case):
-            return fault
-        if not any(yours.orders):
-            return f"{case} your loop runs nothing; is there a return before its end?"
-        if fault := not_legal(yours, f"{case} nothing hangs; still"):
-            return fault
-        if name:
-            theirs = schedule(name, ranks, microbatches)
-            for rank, (own, wanted) in enumerate(zip(yours.orders, theirs.orders, strict=True)):
-                for mine, its in zip(own, wanted, strict=True):
-                    if mine != its:
-                        return (
-                            f"{case} nothing hangs, but it is not {name.upper()} anymore: rank {rank} runs {mine} "
-                            f"where it should run {its}. Keep that order, and change how the ranks send and receive"
-                        )
+        fault = _hang(rehearsal, case, microbatches) or _mixed_up(rehearsal, case)
+        if not fault and not any(yours.orders):
+            fault = f"{case} your loop runs nothing; is there a return before its end?"
+        fault = fault or not_legal(yours, f"{case} nothing hangs; still")
+        yield fault or (_not_in_order(yours, name, case) if name else None), rehearsal
+
+
+def _not_in_order(yours: Schedule, name: str, case: str) -> str | None:
+    """Explain where a rank leaves the order of the schedule `name`; return None if none does."""
+    theirs = schedule(name, yours.ranks, yours.microbatches)
+    for rank, (own, wanted) in enumerate(zip(yours.orders, theirs.orders, strict=True)):
+        for mine, its in zip(own, wanted, strict=True):
+            if mine != its:
+                return (
+                    f"{case} nothing hangs, but it is not {name.upper()} anymore: rank {rank} runs {mine} "
+                    f"where it should run {its}. Keep that order, and change how the ranks send and receive"
+                )
     return None
 
 
@@ -168,59 +171,63 @@ def _sum_ignored(rehearsal: Rehearsal, target: float) -> str:
     return ""
 
 
-def _not_stopped(train: Any) -> str | None:
+def _trainings(train: Any) -> Checks:
+    """Check a training loop that should end when the loss is below a target."""
     require_function(train, "me", "steps", "target")
     for ranks, target, losses, enough in TRAININGS:
         case, rehearsal = _trained(train, ranks, target, losses)
-        if fault := _hang(rehearsal, case):
-            return fault + _sum_ignored(rehearsal, target)
         taken = rehearsal.ranks[-1].steps
-        if taken != enough:
+        if fault := _hang(rehearsal, case):
+            fault += _sum_ignored(rehearsal, target)
+        elif taken != enough:
             shown = ", ".join(f"{loss:g}" for loss in losses)
             fault = (
                 f"{case} nothing hangs, and the losses are {shown}: training should end after "
                 f"{plural(enough, 'step')}, but takes {taken}"
             )
             if taken < enough:
-                return f"{fault}. me.step() returns 0 on the other ranks, so the sum over all ranks is the loss itself"
-            return fault
-    return None
+                fault += ". me.step() returns 0 on the other ranks, so the sum over all ranks is the loss itself"
+        yield fault, rehearsal
 
 
 # The optional exercise: a sum over all ranks, made of messages. A chain there and back sends two per rank.
 MAX_SENDS = 2
 
 
-def _not_a_sum(function: Any) -> str | None:
+def _sums(function: Any) -> Checks:
+    """Check a sum over all ranks."""
     require_function(function, "me", "value")
     for ranks in (2, 3, 1, 4, 7):
         values = [2**rank for rank in range(ranks)]
         case = f"with {plural(ranks, 'rank')}"
         results, rehearsal = _added(function, case, values)
-        if fault := _hang(rehearsal, case):
-            return fault
-        if any(rank.sums for rank in rehearsal.ranks):
-            return "your function calls all_reduce, and that is what you are to build: use me.send and me.recv"
-        for rank, result in enumerate(results):
-            if isinstance(result, bool) or not isinstance(result, Real):
-                return f"{case} rank {rank} returns {result!r} instead of a number{missing_return(result)}"
-            if result != sum(values):
-                fault = (
-                    f"{case}, whose values are {', '.join(map(str, values))}, rank {rank} returns {result!r}, and the "
-                    f"sum is {sum(values)}"
-                )
-                if result == sum(values[: rank + 1]):
-                    return f"{fault}. It knows the sum up to its own value; how does it learn the rest?"
-                return fault
-        sent = Counter(
-            wait.rank for moment in rehearsal.moments for wait in moment.matched if wait.kind in ("send", "swap")
-        )
-        rank, most = max(sent.items(), key=lambda each: each[1], default=(0, 0))
-        if most > MAX_SENDS:
-            return (
-                f"{case} every rank gets the sum, but rank {rank} sends {most} messages, and at most {MAX_SENDS} are "
-                "allowed: on 2,048 ranks, that rank would keep all the others waiting"
+        yield _hang(rehearsal, case) or _not_the_sum(rehearsal, results, values, case), rehearsal
+
+
+def _not_the_sum(rehearsal: Rehearsal, results: list[Any], values: list[int], case: str) -> str | None:
+    """Explain what is wrong with the results of a sum that has ended; return None if they are right."""
+    if any(rank.sums for rank in rehearsal.ranks):
+        return "your function calls all_reduce, and that is what you are to build: use me.send and me.recv"
+    for rank, result in enumerate(results):
+        if isinstance(result, bool) or not isinstance(result, Real):
+            return f"{case} rank {rank} returns {result!r} instead of a number{missing_return(result)}"
+        if result != sum(values):
+            fault = (
+                f"{case}, whose values are {', '.join(map(str, values))}, rank {rank} returns {result!r}, and the "
+                f"sum is {sum(values)}"
             )
+            if result == sum(values[: rank + 1]):
+                return f"{fault}. It knows the sum up to its own value; how does it learn the rest?"
+            return fault
+    sent = Counter(
+        wait.rank for moment in rehearsal.moments for wait in moment.matched if wait.kind in ("send", "swap")
+    )
+    rank, most = max(sent.items(), key=lambda each: each[1], default=(0, 0))
+    if most > MAX_SENDS:
+        return (
+            f"{case} every rank gets the sum, but rank {rank} sends {most} messages, and at most {MAX_SENDS} are "
+            "allowed: on 2,048 ranks, that rank would keep all the others waiting"
+        )
     return None
 
 
@@ -235,24 +242,28 @@ def _added(function: Any, case: str, values: list[int]) -> tuple[list[Any], Rehe
     return results, rehearsal._replace(program=function)
 
 
-def _stepped(rehearsals: Callable[[Any], Iterator[Rehearsal]]) -> Callable[[Any, str], None]:
-    """Return a function that shows the steps of the first rehearsal of an answer that goes wrong, on a page."""
+def _exercise(
+    checks: Callable[[Any], Checks],
+    praise: str,
+    reward: Callable[[Any], Timeline] | None = None,
+    hints: tuple[str, ...] = (),
+) -> Exercise:
+    """Return an exercise whose answer is wrong if one of the checks finds a fault. That one's rehearsal is shown."""
+
+    def first(answer: Any) -> tuple[str | None, Rehearsal | None]:
+        return next((found for found in checks(answer) if found[0]), (None, None))
 
     def show(answer: Any, _: str) -> None:
         with suppress(SettingError):  # the answer has failed with an error, and the feedback has reported it
-            for rehearsal in rehearsals(answer) if has_page() else ():
-                if rehearsal.waits or any(rank.mixed for rank in rehearsal.ranks):
-                    publish(rehearsal._repr_mimebundle_())
-                    return
+            if has_page() and (rehearsal := first(answer)[1]) and rehearsal.moments:
+                publish(rehearsal._repr_mimebundle_())
 
-    return show
+    return Exercise(lambda answer: first(answer)[0], praise, reward, hints, show)
 
-
-_steps_of_step = _stepped(lambda step: (_ran(step, *case)[0] for case in CASES))
 
 EXERCISES = {
-    "06.1": Exercise(
-        _not_a_step,
+    "06.1": _exercise(
+        _steps,
         "Each rank sends what its neighbor is waiting for before it waits for a message of its own. This is what your "
         "loop ran.",
         lambda step: simulate(_ran(step, 4, 2)[1]),
@@ -261,10 +272,9 @@ EXERCISES = {
             "Rank 0 can run `me.forward` as soon as it has `x`. It doesn't need `dy` until `me.backward`.",
             "Move one line: receive `dy` just before the line that uses it.",
         ),
-        draw_wrong=_steps_of_step,
     ),
-    "06.2": Exercise(
-        lambda step: _not_a_step(step, "1f1b"),
+    "06.2": _exercise(
+        lambda step: _steps(step, "1f1b"),
         "Every rank gets to its end, on any number of ranks, and it is still 1F1B. This is what your loop ran.",
         lambda step: simulate(_ran(step, 4, 8)[1]),
         hints=(
@@ -274,30 +284,27 @@ EXERCISES = {
             "There is nothing left to receive after the last microbatch: there, send `dx` with `communicate`. And if "
             "`warmup == microbatches`, the middle loop has no first `x` to receive.",
         ),
-        draw_wrong=_steps_of_step,
     ),
-    "06.3": Exercise(
-        _not_stopped,
+    "06.3": _exercise(
+        _trainings,
         "All ranks know the loss, so all of them stop after the same step.",
         hints=(
             "Which ranks call `me.all_reduce`, and which must?",
             "`me.step()` returns 0 on all ranks but the last. Which number is the sum over all ranks, then?",
             "Call `me.all_reduce` outside of any `if`, and let every rank decide by what it returns.",
         ),
-        draw_wrong=_stepped(lambda train: (_trained(train, *each[:3])[1] for each in TRAININGS)),
     ),
-    "06.4": Exercise(
-        _not_a_step,
+    "06.4": _exercise(
+        _steps,
         "Every backward gets its own microbatch's gradient. This is what your loop ran.",
         lambda step: simulate(_ran(step, 4, 8)[1]),
         hints=(
             "In which order does the last rank send its gradients, and in which order does its peer expect them?",
             "Two ranks must agree on one order. Which one doesn't matter.",
         ),
-        draw_wrong=_steps_of_step,
     ),
-    "06.5": Exercise(
-        _not_a_sum,
+    "06.5": _exercise(
+        _sums,
         "You have built a collective. The partial sums went down the ranks and the total came back up, like the "
         "activations and gradients of a pipeline.",
         hints=(
@@ -305,6 +312,5 @@ EXERCISES = {
             "Rank 0 sends its value to rank 1, which adds its own and sends the result on. The last rank has the sum.",
             "The sum goes back the same way: receive it from the next rank and send it to the previous one.",
         ),
-        draw_wrong=_stepped(lambda function: (_added(function, "", [1] * ranks)[1] for ranks in (2, 3, 1, 4, 7))),
     ),
 }

@@ -32,6 +32,7 @@ def _longer_runs() -> list[tuple[Timeline, Costs]]:
     even, uneven = Costs(0.020), Costs([0.012, 0.020, 0.016], [0.030, 0.030, 0.044], latency=0.004)
     cases = [  # schedule, costs, the most by which an action is slowed down, the most by which a message is late
         (schedule("1f1b", 4, 8), even, 2.5, 0.010),
+        (schedule("1f1b", 3, 6), Costs(0.020, 0.040, latency=0.005), 2, 0.020),
         (schedule("interleaved", 3, 6, chunks=2), Costs(0.020, 0.040, latency=0.005), 2, 0.020),
         (schedule("1f1b", 4, 8), even, 1, 0.006),
         (schedule("gpipe", 3, 6), uneven, 2, 0),
