@@ -50,11 +50,11 @@ class Prediction:
     assumptions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        change = 1 - self.makespan / self.now
-        less = f"{change:.1%} less than" if change >= 0 else f"{-change:.1%} more than"
+        saved = self.now - self.makespan
         lines = [
-            f"{self.schedule.name}, {self.schedule.size}: {pretty(self.makespan, 's')} "
-            f"({pretty(self.low, 's')}–{pretty(self.high, 's')}), {less} now ({pretty(self.now, 's')} without the tail)"
+            f"{self.schedule.name}, {self.schedule.size}: the pipeline takes {pretty(self.makespan, 's')} "
+            f"({pretty(self.low, 's')}–{pretty(self.high, 's')}), {pretty(abs(saved), 's')} "
+            f"{'less' if saved >= 0 else 'more'} than now ({pretty(self.now, 's')})"
         ]
         return "\n".join([*lines, *(f"assumed: {assumption}" for assumption in self.assumptions)])
 

@@ -117,6 +117,19 @@ def test_code_is_not_cut_off_on_a_page_of_1024_pixels(page):
     assert not [line for cell in _code(page) for line in cell.source.splitlines() if len(line) > 107]
 
 
+def test_dollars_are_not_taken_for_formulas(page):
+    """JupyterLab sets whatever is between two dollar signs of a paragraph as a formula, escaped or not."""
+    text = [cell.source for cell in page.cells if cell.cell_type == "markdown"]
+    paragraphs = "\n\n".join(text).split("\n\n")
+    assert not [each for each in paragraphs if each.count("$") > 1 and (each.count("$") % 2 or "\\$" in each)]
+
+
+def test_links_lead_to_lessons_or_to_the_web(page):
+    """A learner may have a copy of the lessons alone."""
+    links = re.findall(r"\]\((.+?)\)", "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown"))
+    assert {link for link in links if not link.startswith("https://")} <= {path.name for path in [START, *LESSONS]}
+
+
 def test_every_exercise_has_hints_and_one_is_harder(lesson):
     from ppedu.notebook.exercises import EXERCISES
 
