@@ -463,7 +463,7 @@ def test_a_wrong_loop_is_rejected_with_the_reason(refused):
 
 
 def ring_of_even_ranks_first(me, value):
-    """Wrong with three ranks; with a single one, it would wait for itself."""
+    """Return a wrong sum with three ranks; with a single one, hang."""
     down, up = (me.rank + 1) % me.ranks, (me.rank - 1) % me.ranks
     if me.rank % 2 == 0:
         me.send(value, down)

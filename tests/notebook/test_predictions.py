@@ -80,6 +80,7 @@ def test_wrong_arguments_raise_with_what_is_allowed(given):
         (100, Fraction(193, 2), ": 3.5 too high"),
         (28, 28.5, ": right, as near as the slider goes"),
         (28, 28.75, ": 0.75 too low"),
+        (96.5, 98.12345, ": 1.62 too low"),
     ],
 )
 def test_a_number_is_compared_with_its_outcome(capsys, said, guess, value, verdict):

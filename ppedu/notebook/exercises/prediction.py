@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from difflib import get_close_matches
 from html import escape
 from itertools import count
@@ -137,10 +138,10 @@ def _verdict(said: Any, found: Any, step: Any) -> str:
         return "right"
     if not all(isinstance(each, Real) for each in (said, found)):
         return ""
-    off = abs(said - found)
-    if step and 2 * off <= step:
+    if step and 2 * abs(said - found) <= step:
         return "right, as near as the slider goes"
-    return f"{_readable(off)} too {'low' if said < found else 'high'}"
+    shown = [Decimal(_readable(each).replace(",", "")) for each in (said, found)]
+    return f"{pretty(float(abs(shown[0] - shown[1])))} too {'low' if said < found else 'high'}"
 
 
 def _on_a_line(made: Prediction, value: Any) -> str:
