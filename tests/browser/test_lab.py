@@ -5,6 +5,7 @@ import re
 import signal
 from pathlib import Path
 
+import nbformat
 import pytest
 from opened import ROOT, picture, run_all
 from playwright.sync_api import expect
@@ -463,6 +464,7 @@ SEEN = """() => {
     broken: outputs.map(each => each.innerText).filter(text => /model not found|loading widget/i.test(text)),
     cut: Math.max(...outputs.map(each => each.scrollWidth - each.clientWidth)),
     pictures: [...node.querySelectorAll('.jp-OutputArea-output img')].map(image => image.naturalWidth),
+    formulas: node.querySelectorAll('.jp-MarkdownOutput mjx-container').length,
   };
 }"""
 
@@ -486,11 +488,16 @@ def test_a_saved_lesson_is_read_without_a_kernel_and_without_trust(untrusting, l
     page = untrusting
     page.evaluate(OPEN_UNTRUSTED, lesson)
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.content.widgets.length > 10")
+    text = "\n\n".join(
+        cell.source for cell in nbformat.read(ROOT / "notebooks" / lesson, 4).cells if cell.cell_type == "markdown"
+    )
+    formulas = sum(len(re.findall(r"(?<!\\)\$+", paragraph)) // 2 for paragraph in text.split("\n\n"))
     page.wait_for_timeout(1000)
     seen = page.evaluate(SEEN)
     picture(page, f"untrusted_{Path(lesson).stem[:2]}")
     page.evaluate("() => window.jupyterapp.shell.currentWidget.close()")
-    pictures = seen.pop("pictures")
+    pictures, shown = seen.pop("pictures"), seen.pop("formulas")
+    assert shown == formulas
     assert seen == {"kernel": None, "trusted": 0, "unseen": [], "broken": [], "cut": 0}
     assert pictures and all(pictures)
 
