@@ -83,7 +83,7 @@ _IN_ORDER = (
     Level(
         *("gpipe", "gpipe", 3, 4),
         "GPipe: three ranks, as much memory as you like",
-        "All forwards, then all backwards, is one way. Which idle time can no order avoid?",
+        "All forwards, then all backwards, is one way to do it. Some idle time is left in any order: find the rest.",
     ),
     Level(
         *("1f1b", "1f1b", 3, 6),

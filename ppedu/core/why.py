@@ -114,9 +114,9 @@ class Reasons:
         maker = self[cause]
         if self.awaited.get((rank, index)) == cause:
             return f"{waits} is of the next step, and rank {cause[0]} ends this one at {self._clock(maker.end)}"
-        ends = f", which ends at {self._clock(maker.end)}" if maker.end < start else ""
+        ends = f", which ends at {self._clock(maker.end)} on" if maker.end < start else " from"
         late = self._late(self.trips, cause, (rank, index)) if self.trips else ""
-        return f"{waits} needs {maker.action} from rank {cause[0]}{ends}{late}"
+        return f"{waits} needs {maker.action}{ends} rank {cause[0]}{late}"
 
     def _late(self, trips: Trips, cause: Place, place: Place) -> str:
         """Return when the message from `cause` to `place` starts, and after which other one, if it has to wait."""

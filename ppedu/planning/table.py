@@ -132,16 +132,17 @@ class Plan:
         yield [*kept]
         yield from zip(*kept.values(), strict=True)
 
-    def partition(self, most: int | None = None) -> str:
-        """Return the best partition in a line for each rank: which layers it holds, in which stages.
+    def partition(self, choice: Choice | None = None, most: int | None = None) -> str:
+        """Return a choice's partition in a line for each rank: which layers it holds, in which stages.
 
-        most: Of more ranks than this, only the first and the last are listed.
+        choice: One of `choices`; by default the best. most: Of more ranks than this, only the first and the last are
+        listed.
         """
-        best, last = self.best, len(self.job.pieces) - 1
+        chosen, last = self.best if choice is None else choice, len(self.job.pieces) - 1
         lines = []
-        for rank in range(best.schedule.ranks):
-            stages = sorted(best.schedule.placement.stages_of(rank))
-            held = "; ".join(f"stage {stage}: {_held(best.partition[stage], last)}" for stage in stages)
+        for rank in range(chosen.schedule.ranks):
+            stages = sorted(chosen.schedule.placement.stages_of(rank))
+            held = "; ".join(f"stage {stage}: {_held(chosen.partition[stage], last)}" for stage in stages)
             lines.append(f"rank {rank}: {held}")
         if most and len(lines) > most:
             lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
@@ -155,7 +156,7 @@ class Plan:
         lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each"]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40))]
         lines += [f"… and {more} more"] if more > 0 else []
-        lines += ["", f"best: {self.best.name}", self.partition(LISTED), ""]
+        lines += ["", f"best: {self.best.name}", self.partition(most=LISTED), ""]
         for number, finding in enumerate(self.findings, 1):
             lines += wrap(f"{number}. {finding}", 100, subsequent_indent="   ")
         if self.interrupted:

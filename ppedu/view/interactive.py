@@ -192,9 +192,18 @@ class Comparison(Interactive):
     kind = "compare"
 
     def rows(self) -> list[tuple[str, Any, float, Any, int]]:
-        """Return a row per timeline: the schedule's name, makespan, bubble, peak memory and number of messages."""
+        """Return a row per timeline: its name, makespan, bubble, peak memory and number of messages.
+
+        The name is that of the schedule, after the source of a timeline that is not simulated: "measured 1f1b".
+        """
         return [
-            (each.schedule.name, each.makespan, each.bubble, max(each.peak_activations), _messages(each.schedule))
+            (
+                each.schedule.name if each.source == "simulated" else f"{each.source} {each.schedule.name}",
+                each.makespan,
+                each.bubble,
+                max(each.peak_activations),
+                _messages(each.schedule),
+            )
             for each in (panel.timeline for panel in self.panels())
         ]
 

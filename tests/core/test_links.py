@@ -209,10 +209,10 @@ def test_messages_have_times_of_their_own_and_keep_no_rank_busy():
 def test_the_reason_names_the_message_that_comes_before():
     timeline = two_messages("pair")
     assert timeline.why_idle(1, 13) == (
-        "rank 1 waits 12–17: 1F1 needs 0F1 from rank 0, which ends at 4; its message starts at 13, after 0RECV_B0 of "
+        "rank 1 waits 12–17: 1F1 needs 0F1, which ends at 4 on rank 0; its message starts at 13, after 0RECV_B0 of "
         "rank 0"
     )
-    assert timeline.why_idle(1, 0) == "rank 1 waits 0–6: 1F0 needs 0F0 from rank 0, which ends at 2"
+    assert timeline.why_idle(1, 0) == "rank 1 waits 0–6: 1F0 needs 0F0, which ends at 2 on rank 0"
     path = [str(span.action) for _, span in timeline.critical_path()]
     assert path == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
 
@@ -362,7 +362,7 @@ def test_the_stall_of_warm_up_receives_that_are_posted_early():
     assert makespan(early, 0.1, "rank") == pytest.approx(178.8)
     assert makespan(timed, 0.1, "rank") == pytest.approx(131.7)
     timeline = simulate(early, Costs(forward=2, backward=4, links="rank"))
-    reason = "1F1 needs 0F1 from rank 0, which ends at 2; its message starts at 8, after 8RECV_F0 of rank 0"
+    reason = "1F1 needs 0F1, which ends at 2 on rank 0; its message starts at 8, after 8RECV_F0 of rank 0"
     assert timeline.why_idle(1, 2) == f"rank 1 waits 2–8: {reason}"
     path = " ".join(str(span.action) for _, span in timeline.critical_path())
     assert path.startswith("0F0 1F0 2F0 3F0 4F0 5F0 6F0 7F0 1F1 2F1 3F1 4F1 5F1 6F1 7F1 1F2")

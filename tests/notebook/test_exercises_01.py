@@ -225,7 +225,7 @@ def training(kept=lambda model, microbatches: microbatches, each=16, least=max):
 
 def test_gpipe_needs_ten_nodes_where_the_weights_need_two(told):
     assert training()(heron, 32) == 10 and training(lambda model, _: 0)(heron, 32) == 2
-    assert told("01.3", training()).startswith("Right. Most of it is activations")
+    assert told("01.3", training()).startswith("Right. Heron needs 10 nodes, mostly for activations.")
 
 
 def total_over_memory(model, microbatches):

@@ -128,13 +128,13 @@ WRONG = {
     "what the lesson starts with": (
         in_whole_pieces,
         "with 4 ranks and 8 microbatches your schedule is legal and fits, but takes 37, 8.25 more than zb-v. "
-        "Time is lost here: rank 3 waits 9.75–10.25: 3F2 needs 2F2 from rank 2, which ends at 10. And with "
+        "Time is lost here: rank 3 waits 9.75–10.25: 3F2 needs 2F2, which ends at 10 on rank 2. And with "
         "an undivided B, the previous rank also has to wait for the W in it.",
     ),
     "ZB-H1": (
         ahead(lambda r, p: p - r, lambda r, p: r),
-        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank "
-        "2, which ends at 8. Rank 0 never holds more than 4 microbatches, but there is memory for 6",
+        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2, which ends at "
+        "8 on rank 2. Rank 0 never holds more than 4 microbatches, but there is memory for 6",
     ),
     "ZB-H2": (
         lambda rank, *sizes: schedule("zb-h2", *sizes).orders[rank],
@@ -149,21 +149,21 @@ WRONG = {
     ),
     "more on every rank": (
         filled(lambda r, p: p - r + p // 2),
-        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 9.75–10.25: 3F4 needs 2F4 from rank "
-        "2, which ends at 10. All ranks wait for the last rank's first I, and it runs 3 forwards before "
+        "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 9.75–10.25: 3F4 needs 2F4, which ends at "
+        "10 on rank 2. All ranks wait for the last rank's first I, and it runs 3 forwards before "
         "that, where 1 would be enough.",
     ),
     "ZB-H2's forwards, cut off": (
         filled(lambda r, p: min(room(p), 2 * (p - r) - 1)),
         "with 6 ranks and 12 microbatches your schedule is legal and fits, but takes 48, 3.75 more than "
-        "zb-v. Time is lost here: rank 5 waits 31.25–32.75: 5F11 needs 4F11 from rank 4, which ends at 32.5. "
+        "zb-v. Time is lost here: rank 5 waits 31.25–32.75: 5F11 needs 4F11, which ends at 32.5 on rank 4. "
         "Before their first I the ranks run 9, 9, 7, 5, 3, 1 forwards. Rank 1 runs as many as rank 0, so it "
         "never has one queued; let it run at least one fewer.",
     ),
     "more on the first ranks": (
         filled(lambda r, p: 1 + (p - 1 - r) * (room(p) - 1) // (p - 1)),
-        "takes 29.5, 0.75 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2 from rank "
-        "2, which ends at 8. Before their first I the ranks run 6, 4, 2, 1 forwards. You have the large "
+        "takes 29.5, 0.75 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2, which ends at "
+        "8 on rank 2. Before their first I the ranks run 6, 4, 2, 1 forwards. You have the large "
         "steps at the top, but rank 3 runs only 1 fewer than rank 2. Start the steps of 2 from the last rank up.",
     ),
     "too few on the first ranks": (
@@ -173,7 +173,7 @@ WRONG = {
     "Ws only where memory is full": (
         full_at_once,
         "with 3 ranks and 7 microbatches your schedule is legal and fits, but takes 24.5, 0.5 more than zb-v. Time is "
-        "lost here: rank 0 waits 19.5–20.5: 0I5 needs 1I5 from rank 1, which ends at 20.25. Before their first I the "
+        "lost here: rank 0 waits 19.5–20.5: 0I5 needs 1I5, which ends at 20.25 on rank 1. Before their first I the "
         "ranks run 4, 3, 1 forwards, so the forwards are fine. Look at the Ws",
     ),
     "right for four ranks": (
@@ -186,14 +186,14 @@ WRONG = {
     ),
     "W at once": (
         ahead(more_at_the_top, lambda r, p: 0),
-        "takes 31.5, 2.75 more than zb-v. Time is lost here: rank 0 waits 28.5–29.5: 0I7 needs 1I7 from rank "
-        "1, which ends at 29.25. Rank 3 never holds more than 1 microbatch, but there is memory for 6: use "
+        "takes 31.5, 2.75 more than zb-v. Time is lost here: rank 0 waits 28.5–29.5: 0I7 needs 1I7, which ends at "
+        "29.25 on rank 1. Rank 3 never holds more than 1 microbatch, but there is memory for 6: use "
         "it for more forwards at the start, or to delay Ws.",
     ),
     "W when full": (
         when_full,
-        "takes 30.5, 1.75 more than zb-v. Time is lost here: rank 0 waits 23.5–24.5: 0I7 needs 1I7 from rank "
-        "1, which ends at 24.25. While it waits, rank 0 could run 0W3, but its order has 0W3 after 0I7.",
+        "takes 30.5, 1.75 more than zb-v. Time is lost here: rank 0 waits 23.5–24.5: 0I7 needs 1I7, which ends at "
+        "24.25 on rank 1. While it waits, rank 0 could run 0W3, but its order has 0W3 after 0I7.",
     ),
     "as fast as par": (
         ahead(more_at_the_top, lambda r, p: r),

@@ -158,7 +158,7 @@ def progress() -> None:
     where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
     summary = (
         f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one; on the "
-        f"board {STAR} complete, {STAR * 2} in par, {STAR * 3} without a hint).{where}"
+        f"board of lesson 4 {STAR} complete, {STAR * 2} as fast as par, {STAR * 3} without a hint).{where}"
     )
     show(f"{html}<p>{rendered(summary)}</p>", f"{text}\n{summary}")
 

@@ -330,7 +330,7 @@ EXERCISES = {
     ),
     "01.3": Exercise(
         _not_the_fewest_with_activations,
-        "Most of it is activations, not weights. Lesson 5 keeps far fewer of them.",
+        "Heron needs 10 nodes, mostly for activations. Lesson 5 keeps far fewer of them.",
         hints=(
             "Write down the bytes on one GPU of each rank, and compare the largest with `model.memory`.",
             "On a rank with `count` layers, each GPU keeps `count * microbatches * model.layer_activation` bytes of "

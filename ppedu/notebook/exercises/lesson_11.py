@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from ppedu.core.actions import Op
 from ppedu.core.costs import Costs
-from ppedu.core.errors import SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
@@ -286,12 +285,13 @@ def _not_a_pair(orders: dict[str, list[Any]], layers: int) -> str | None:
 
 
 def _first_wait(spans: Spans, known: Mapping[str, Part]) -> str:
-    """Name the first part of the backward that starts later than its input arrives."""
+    """Name the first part that starts later than its input arrives: of the backward if one of its parts waits."""
     ends: dict[str | None, float] = {None: 0.0, **{name: end for _, name, _, end in spans}}
-    for _, name, start, _ in sorted(spans, key=lambda span: span[2]):
-        if name[0] == "B" and start > ends[known[name].after] + 1e-9:
-            return f"{name} could start at {pretty(ends[known[name].after])} and starts at {pretty(start)}"
-    raise SettingError("no part of the backward waits")
+    starts = {name: start for _, name, start, _ in sorted(spans, key=lambda span: span[2])}
+    late = [name for name, start in starts.items() if start > ends[known[name].after] + 1e-9]
+    name = min(late, key=lambda each: each[0] != "B")
+    why = "" if name[0] == "B" else "no part of the backward waits, but the forward ends after it. "
+    return f"{why}{name} could start at {pretty(ends[known[name].after])} and starts at {pretty(starts[name])}"
 
 
 EXERCISES = {

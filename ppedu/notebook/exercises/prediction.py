@@ -145,20 +145,22 @@ def _verdict(said: Any, found: Any, step: Any) -> str:
 
 
 def _on_a_line(made: Prediction, value: Any) -> str:
-    """Return an SVG picture of a slider's range, with the prediction as a circle and the outcome as a dot."""
+    """Return HTML: a slider's range, with the prediction as a circle and the outcome as a dot.
+
+    The ends stand beside the picture: JupyterLab removes it from a page that it does not trust, but not its text.
+    """
     low, high = made.options[0], made.options[-1]
     said, found = (
         10 + 340 * float(min(max(each, low), high) - low) / float(high - low) for each in (made.value, value)
     )
     color = TONES["right" if _verdict(made.value, value, made.step).startswith("right") else "wrong"][0]
     return (
-        '<svg width="360" height="44" aria-hidden="true" font-size="12" fill="currentColor" text-anchor="middle">'
+        f'<div>from {pretty(low)} <svg width="360" height="24" aria-hidden="true" style="vertical-align: middle">'
         '<line x1="10" x2="350" y1="12" y2="12" stroke="currentColor" stroke-opacity="0.4" stroke-width="2"/>'
         f'<line x1="{said:.0f}" x2="{found:.0f}" y1="12" y2="12" stroke="{color}" stroke-width="4"/>'
         f'<circle cx="{found:.0f}" cy="12" r="7" fill="{color}"/>'
         f'<circle cx="{said:.0f}" cy="12" r="7" fill="none" stroke="currentColor" stroke-width="2"/>'
-        f'<text x="10" y="38" text-anchor="start">{pretty(low)}</text>'
-        f'<text x="350" y="38" text-anchor="end">{pretty(high)}</text></svg>'
+        f"</svg> to {pretty(high)}</div>"
     )
 
 

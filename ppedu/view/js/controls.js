@@ -423,7 +423,10 @@ export class Figure {
     return this.everyLane.slice(0, names ? 2 : 1).map((each, k) => each.moment(time, names?.[k])).join(" ");
   }
 
-  /** Put the tooltip below the pointer, or below the box that the keyboard has reached; or above, if there is no space. */
+  /**
+   * Put the tooltip below the pointer, or below the box that the keyboard has reached; or above, if there is no space.
+   * A backward's gradient comes from the rank below, which stays in view: its tooltip is above.
+   */
   placeTip() {
     if (this.tip.hidden || !this.current) return;
     const { panel, lane, i, gap } = this.current;
@@ -436,7 +439,9 @@ export class Figure {
       [x, top, bottom] = [holder.left + left + width / 2, holder.top + upper - 4, holder.top + upper + height + 6];
     }
     const { offsetWidth, offsetHeight } = this.tip;
-    const below = bottom - home.top + offsetHeight <= home.height || top - home.top < offsetHeight;
+    const fits = bottom - home.top + offsetHeight <= home.height;
+    const upward = i !== undefined && "BI".includes(this.drawn(this.current)?.boxes.op[i] ?? " ");
+    const below = (fits && !upward) || top - home.top < offsetHeight;
     this.tip.style.left = `${Math.max(0, Math.min(x - home.left, home.width - offsetWidth))}px`;
     this.tip.style.top = `${(below ? bottom : top - offsetHeight) - home.top}px`;
   }
