@@ -260,6 +260,7 @@ class RankPool:
                 ended = describe_status(self._server.wait())
                 raise PipelineError(f"cannot start ranks: the launcher {ended} while it imported torch; run it again")
             if error := answer.get("error"):
+                self.close()  # the launcher is about to end
                 raise PipelineError(error)
             if "note" in answer:
                 self.note(answer["note"])

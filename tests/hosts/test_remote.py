@@ -3,6 +3,7 @@
 import re
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,31 @@ def test_long_output_arrives_complete_and_in_order(on_hosts):
             print(os.environ["RANK"], line)
         """
     assert on_hosts(program, 2) == ["".join(f"{rank} {line}\n" for line in range(50_000)) for rank in range(2)]
+
+
+def test_output_after_a_large_value_arrives_with_it(two_hosts, tmp_path):
+    from ppedu.notebook.exchange import read_results
+
+    folder, printed = tmp_path / "run", []
+    two_hosts.make_folder(folder)
+    program = folder / "cell.py"
+    program.write_text("import ppedu as pp; pp.give_back(bytes(80_000_000)); print('the end')")
+    settings = {"folder": folder, "environment": {"PPEDU_RUN": str(folder)}, "timeout": 60}
+    two_hosts.run(program, 2, write=lambda rank, piece: printed.append(piece), **settings)
+    assert b"".join(printed).count(b"the end\n") == 2
+    assert [len(result) for result in read_results(folder, 2)] == [80_000_000] * 2
+
+
+def test_output_that_is_read_slowly_arrives_to_its_end(two_hosts, tmp_path):
+    program, printed = tmp_path / "long.py", bytearray()
+    program.write_text("print('x' * 6_000_000)\nprint('the end')")
+
+    def write(rank, piece):
+        printed.extend(piece)
+        time.sleep(0.02)
+
+    two_hosts.run(program, 1, write=write, timeout=60)
+    assert len(printed) == 6_000_009 and printed.endswith(b"the end\n")
 
 
 def test_nothing_of_ours_listens_and_torch_listens_on_the_interface_only(on_hosts, network):

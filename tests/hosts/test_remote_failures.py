@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ppedu.core.errors import RankError
+from ppedu.core.errors import PipelineError, RankError
 from ppedu.notebook.pool import RankPool
 
 # Ranks 0 and 1 say that they are connected, then exchange messages until something happens.
@@ -149,16 +149,93 @@ def test_a_host_behind_a_slow_link_is_not_given_up(network, on_hosts):
         network.run("beta", "tc", "qdisc", "del", "dev", "eth0", "root")
 
 
-def test_a_full_disk_is_named(network, on_hosts, nothing_left):
-    folder = network.temporary("beta")
-    network.mount("beta", "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder)
-    network.mount("beta", "sh", "-c", f"yes > {folder}/full || true")
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_a_full_disk_is_named_and_leaves_nothing(network, on_hosts, nothing_left, name):
+    """Alpha also serves the ranks' store."""
+    folder, rank = network.temporary(name), ("alpha", "beta").index(name)
+    network.mount(name, "mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder)
+    network.mount(name, "sh", "-c", f"yes > {folder}/full || true")
     try:
-        with pytest.raises(RankError, match=r"rank 1 on beta failed:\n.*No space left on device"):
+        with pytest.raises(RankError, match=rf"rank {rank} on {name} failed:\n.*No space left on device"):
             on_hosts("print(1)", 2)
+        listed = network.run(name, "nsenter", "-t", _process(network, name), "-m", "ls", folder)
+        assert listed.split() == ["full"]
+        [port] = network.run(name, "ss", "-Hltn").splitlines()
+        assert port.split()[3].endswith(":22"), "the store's port is closed"
     finally:
-        network.mount("beta", "umount", "-l", folder)
-    assert on_hosts("print(1)", 2) == ["1\n", "1\n"]
+        network.mount(name, "umount", "-l", folder)
+    assert on_hosts("print(1)", 2, timeout=20) == ["1\n", "1\n"]
+
+
+def _process(network: Any, name: str) -> str:
+    return (network.folder / f"{name}.pid").read_text().strip()
+
+
+def test_after_the_end_of_a_zygote_the_next_run_connects_again(network, two_hosts, ranks):
+    before = {*network.left()}
+    with pytest.raises(RankError, match="rank 1 on beta "):
+        ranks("import os\nif os.environ['RANK'] == '1': os.kill(os.getppid(), 9)", 2, pool=two_hosts)
+    assert ranks("print(1)", 2, timeout=20, pool=two_hosts) == ["1\n", "1\n"]
+    assert _ended(network, before)
+
+
+@pytest.mark.slow
+def test_a_zygote_that_a_rank_stops_leaves_nothing(network, ranks, nothing_left):
+    program = """
+        import os, signal, subprocess, time
+        if os.environ["RANK"] == "1":
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+            os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(60)
+        """
+    pool = RankPool(on="ssh:alpha,beta")
+    try:
+        with pytest.raises(RankError):
+            ranks(program, 2, timeout=2, pool=pool)
+    finally:
+        pool.close()
+
+
+def test_a_failed_connection_is_reported_as_often_as_it_fails(network, ranks, nothing_left):
+    pool = RankPool(on="ssh:alpha,beta", interface="lo")
+    try:
+        for _ in range(2):
+            with pytest.raises(PipelineError, match="cannot reach"):
+                ranks("pass", 2, pool=pool)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("after", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_an_interrupt_while_connecting_prints_nothing(network, ranks, nothing_left, capfd, after):
+    pool = RankPool(on="ssh:alpha,beta")
+    timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ranks("import time; time.sleep(60)", 2, pool=pool)
+    finally:
+        timer.join()
+        pool.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_ranks_that_print_without_end_are_located(network, on_hosts, nothing_left):
+    with pytest.raises(RankError, match=r"rank 1 on beta is at line 2: while True: print") as caught:
+        on_hosts("\nwhile True: print('y' * 100)", 2, timeout=3)
+    assert "did not answer" not in str(caught.value)
+
+
+def test_a_refused_key_is_reported_as_such(network, ranks):
+    with (network.folder / "config").open("a") as file:
+        file.write(f"Host stranger\n HostName {network.address('alpha')}\n IdentityFile /nowhere/key\n")
+        file.write(f" IdentitiesOnly yes\n StrictHostKeyChecking no\n UserKnownHostsFile {network.folder}/strangers\n")
+    pool = RankPool(on="ssh:stranger")
+    try:
+        with pytest.raises(PipelineError, match=r"cannot start ranks on stranger: .*Permission denied"):
+            ranks("pass", 1, pool=pool)
+    finally:
+        pool.close()
 
 
 def run_forever(pool, folder, stop, *arguments):

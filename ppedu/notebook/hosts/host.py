@@ -8,6 +8,7 @@ import ctypes
 import secrets
 import signal
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from ppedu.notebook.launcher import PR_SET_PDEATHSIG
 
 CONNECT = 20.0  # seconds in which a relay must answer
 FAREWELL = 4.0  # seconds in which it must end
+SSH_FAILED = 255  # the exit status of ssh itself, where it cannot reach a host or log in
 BANNER = 1 << 16  # bytes that a host may print before the relay's secret
 PINGS = 5  # that measure how far a host's clock is from this machine's
 
@@ -31,7 +33,10 @@ class Host:
         self.offset = 0.0  # seconds to add to its clock to get this machine's
         self.about: dict[str, Any] = {}  # its versions, address and port
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # it has imported torch
-        self.answers: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.ready.add_done_callback(
+            lambda ready: ready.cancelled() or ready.exception()
+        )  # another error may be raised
+        self._asked: deque[asyncio.Future[dict[str, Any]]] = deque()  # answers come in the order of the questions
         self._process: asyncio.subprocess.Process | None = None
         self._errors = b""  # the last bytes that the command has written to stderr
 
@@ -60,9 +65,12 @@ class Host:
             self.about, _ = await self.channel.receive()
         except asyncio.TimeoutError:
             raise PipelineError(f"{problem}: no answer within {CONNECT:g} s") from None
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, Gone):
-            await asyncio.wait([self._reading], timeout=1)
-            raise PipelineError(f"{problem}: {self._reason()}") from None
+        except asyncio.LimitOverrunError:
+            said = "its shell prints too much before a program starts; look into its start-up files"
+            raise PipelineError(f"{problem}: {said}") from None
+        except (OSError, asyncio.IncompleteReadError, Gone):
+            await asyncio.wait([self._reading, asyncio.create_task(process.wait())], timeout=1)
+            raise PipelineError(f"{problem}: {self._reason(process.returncode)}") from None
         if "error" in self.about:
             raise PipelineError(f"{problem}: {self.about['error']}")
 
@@ -72,10 +80,21 @@ class Host:
         Raises:
             Gone: the host is lost, or cannot answer.
         """
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
         await self.channel.send(**message)
-        if not (answer := await self.answers.get()):
-            raise Gone("cannot answer")
-        return answer
+        return await answer
+
+    def answer(self, message: dict[str, Any]) -> None:
+        """Pass an answer of the host to the first `ask` that waits for one."""
+        if self._asked and not (asked := self._asked.popleft()).done():  # it is done if it was cancelled
+            asked.set_result(message)
+
+    def refuse(self) -> None:
+        """End every `ask` that waits for an answer."""
+        while self._asked:
+            if not (asked := self._asked.popleft()).done():
+                asked.set_exception(Gone("cannot answer"))
 
     async def compare_clocks(self) -> None:
         """Measure `offset`; the fastest of some answers is the most accurate."""
@@ -103,14 +122,16 @@ class Host:
         while piece := await stream.read(1 << 16):
             self._errors = (self._errors + piece)[-BANNER:]
 
-    def _reason(self) -> str:
-        """Return why the relay could not be started, from what ssh or the host's shell has printed."""
+    def _reason(self, status: int | None) -> str:
+        """Return why the relay could not be started, from what ssh or the host's shell has printed. status: of ssh."""
         text = self._errors.decode("utf-8", "replace").strip()
+        lines = [line for line in text.splitlines() if not line.startswith("Warning: Permanently added")]
+        if status == SSH_FAILED and lines:
+            return lines[-1].strip()
         if "No module named" in text:
             return f"its Python has no ppedu; install 'ppedu[run]=={versions()['ppedu']}' there"
         if "No such file or directory" in text or "not found" in text:
             return f"it cannot run the same Python as here ({text.splitlines()[-1]}); name its own with --python"
-        lines = [line for line in text.splitlines() if not line.startswith("Warning: Permanently added")]
         return lines[-1].strip() if lines else "the connection ended before the relay answered"
 
 

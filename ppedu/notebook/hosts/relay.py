@@ -26,6 +26,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -43,7 +44,8 @@ from ppedu.notebook.hosts.channel import Channel, Gone
 from ppedu.notebook.hosts.network import own_address, unreachable
 from ppedu.notebook.resources import require_run
 
-LATE_OUTPUT = 0.5  # seconds after a rank's end in which a process that it has left behind may still write
+LATE_OUTPUT = 0.5  # seconds without output after a rank's end, until a process that it has left behind is ignored
+LATE_BYTES = 1 << 18  # after a rank's end; what it has written itself and nothing has read yet is less
 LOCATING = 1.0  # seconds in which ranks report where they are
 
 
@@ -70,7 +72,7 @@ class Relay:
         self._door = socket.create_server((self.address, 0))
         self._listener: socket.socket | None = None  # for the store of the next run
         self._folder: Path | None = None  # of the run
-        self._pumps: dict[int, asyncio.Task[None]] = {}  # by rank, what passes on its output
+        self._pumps: dict[int, tuple[asyncio.Task[None], asyncio.Event]] = {}  # by rank; the event: it has ended
         self._sent: dict[str, tuple[int, int, int]] = {}  # the files of the run that have been sent
         self._sending = asyncio.Lock()
         self._translate = (b"", b"")  # the program's path here, and its path in the notebook
@@ -87,24 +89,29 @@ class Relay:
             "kill": self._kill,
             "locate": self._locate,
         }
-        tasks = [asyncio.create_task(each) for each in (self.channel.beat(), self._pass_on_news())]
         hello = {"address": self.address, "interface": self.interface, "port": self._door.getsockname()[1]}
+
+        async def answer() -> None:
+            with contextlib.suppress(Gone):
+                await self.channel.send(b"", **versions(), **hello)
+                while True:
+                    message, content = await self.channel.receive()
+                    for name, value in message.items():
+                        await answers[name](value, content)
+
+        beating = asyncio.create_task(self.channel.beat())
+        tasks = [asyncio.create_task(each) for each in (answer(), self._pass_on_news())]
         try:
-            await self.channel.send(b"", **versions(), **hello)
-            while True:
-                message, content = await self.channel.receive()
-                for name, value in message.items():
-                    await answers[name](value, content)
-        except Gone:
-            pass
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
+            for task in (beating, *tasks):
                 task.cancel()
             self._end()
 
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self.control)
         self.control.close()  # the zygote kills its ranks, removes the run's folder and ends
+        self.process.send_signal(signal.SIGCONT)  # a rank may have stopped it
         with contextlib.suppress(Exception):
             self.process.wait(5)
         self.process.kill()
@@ -145,7 +152,7 @@ class Relay:
             launcher.send(self.control, folder=str(folder))
             folder.mkdir(mode=0o700)
             for name, size in run["files"]:
-                write_private(folder / name, content[:size])
+                await asyncio.to_thread(write_private, folder / name, content[:size])  # signs of life go on
                 content = content[size:]
             job = self._job(run, folder)
             descriptors.append(os.memfd_create("job"))
@@ -154,7 +161,8 @@ class Relay:
             for rank in range(run["first"], run["first"] + run["ranks"]):
                 reading, writing = os.pipe()
                 descriptors.append(writing)
-                self._pumps[rank] = asyncio.create_task(self._pass_on_output(rank, reading))
+                ended = asyncio.Event()
+                self._pumps[rank] = asyncio.create_task(self._pass_on_output(rank, reading, ended)), ended
             if self._listener:
                 descriptors.append(self._listener.detach())
             launcher.send(
@@ -162,6 +170,12 @@ class Relay:
             )
             self._listener = None
         except (OSError, SettingError) as error:
+            self._pumps.clear()  # each ends with its pipe
+            if self._listener:
+                self._listener.close()
+                self._listener = None
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
             await self.channel.send(error=str(error))
         finally:
             launcher.close_all(descriptors)
@@ -186,7 +200,8 @@ class Relay:
         if not job["module"]:
             program = str(folder / Path(program).name)
         self._translate = program.encode(), job["program"].encode()
-        here = job["folder"] if os.access(job["folder"], os.R_OK | os.X_OK) else str(Path.home())
+        folders = (each for each in (job["folder"], str(Path.home())) if os.access(each, os.R_OK | os.X_OK))
+        here = next(folders, "/")
         return job | {"program": program, "folder": here, "environment": environment}
 
     def _receive_news(self) -> None:
@@ -200,27 +215,42 @@ class Relay:
         with contextlib.suppress(Gone):
             while message := await self._news.get():
                 if "status" in message:
-                    pump = self._pumps.pop(message["rank"])
-                    await asyncio.wait([pump], timeout=LATE_OUTPUT)
-                    pump.cancel()
+                    pump, ended = self._pumps.pop(message["rank"])
+                    ended.set()
+                    await asyncio.wait([pump])
                     await self._send_files()
                     if not self._pumps and self._folder:
                         shutil.rmtree(self._folder, ignore_errors=True)
                 await self.channel.send(**message)
             await self.channel.send(error="the process that starts ranks on it has ended")
 
-    async def _pass_on_output(self, rank: int, descriptor: int) -> None:
-        """Pass on what a rank writes, after the files to which it may refer."""
+    async def _pass_on_output(self, rank: int, descriptor: int, ended: asyncio.Event) -> None:
+        """Pass on what a rank writes, after the files to which it may refer.
+
+        After its end, processes that it has left behind may keep the pipe open. Then this waits no longer than
+        LATE_OUTPUT, but a message is never cut off.
+        """
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0)
         )
+        end, late = asyncio.create_task(ended.wait()), LATE_BYTES
         try:
             with contextlib.suppress(Gone):
-                while piece := await reader.read(1 << 16):
+                while late > 0:
+                    reading = asyncio.create_task(reader.read(1 << 16))
+                    await asyncio.wait([reading, end], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([reading], timeout=LATE_OUTPUT)
+                    if not reading.done():
+                        reading.cancel()
+                        return
+                    if not (piece := reading.result()):
+                        return
+                    late -= len(piece) * ended.is_set()
                     await self._send_files()
                     await self.channel.send(piece, output=rank)
         finally:
+            end.cancel()
             transport.close()
 
     async def _send_locations(self) -> None:

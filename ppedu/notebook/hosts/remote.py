@@ -56,7 +56,7 @@ class _Remote:
         self._pipes: dict[int, int] = {}  # by rank, where its output goes; only ranks that have not ended
         self._hearing: list[asyncio.Task[None]] = []  # what reads the hosts' messages
         self._lost = False  # a host is lost; this launcher ends with the current run
-        self._killed = False  # the pool has asked for the end of the ranks, and may read no more output
+        self._unread = False  # the pool has asked for the ranks' places or end, and may read no more output
 
     async def serve(self) -> None:
         """Serve the pool and the hosts until either end: the pool by closing its socket, or a host unasked."""
@@ -74,7 +74,8 @@ class _Remote:
             await slurm.cancel(self._job)
         for task in tasks:
             if task.done():
-                task.result()  # raises what has gone wrong here
+                with contextlib.suppress(Gone, OSError):  # a host, or the pool, is gone
+                    task.result()  # raises what has gone wrong here
             task.cancel()
 
     def _receive_request(self) -> None:
@@ -93,11 +94,10 @@ class _Remote:
                 self._folder = Path(request["folder"])
             elif "run" in request:
                 job, *pipes = descriptors
-                with contextlib.suppress(Gone):  # reported where the host is heard
-                    await self._start(read_job(job), pipes)
+                await self._start(read_job(job), pipes)
                 os.close(job)
             else:
-                self._killed = self._killed or "kill" in request
+                self._unread = True
                 for host in self._hosts:
                     if host.ranks & self._pipes.keys():
                         with contextlib.suppress(Gone):
@@ -183,14 +183,17 @@ class _Remote:
                 elif "error" in message:
                     self._fail(host, message["error"])
                 else:
-                    host.answers.put_nowait(message)
+                    host.answer(message)
         except Gone as gone:
             self._lost = True
             self._fail(host, f"the host {gone}: is it down, or the network to it?")
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            self._lost = True
+            self._fail(host, f"the host has sent what is not a message: {error!r}")
 
     def _fail(self, host: Host, text: str) -> None:
         """Report that a host's ranks have failed, or that it cannot start any. text: why."""
-        host.answers.put_nowait({})
+        host.refuse()
         if not host.ready.done():
             host.ready.set_exception(PipelineError(f"cannot start ranks on {host.name}: {text}"))
         for rank in sorted(host.ranks & self._pipes.keys()):
@@ -201,7 +204,7 @@ class _Remote:
 
     async def _start(self, job: dict[str, Any], pipes: list[int]) -> None:
         """Divide the ranks among the hosts, the first of which serves their store, and start them."""
-        self._pipes, self._killed = dict(enumerate(pipes)), False
+        self._pipes, self._unread = dict(enumerate(pipes)), False
         least, more = divmod(len(pipes), len(self._hosts))
         first = 0
         for index, host in enumerate(self._hosts):
@@ -213,20 +216,36 @@ class _Remote:
         used = [host for host in self._hosts if host.ranks]
         named = [self._folder / INPUTS] + [Path(job["program"])] * (not job["module"])
         files = [(file.name, file.read_bytes()) for file in named if file.exists()]
-        store = await used[0].ask(listen=True)
+        waiting = list(used)  # those that have not been asked to start ranks
+        try:
+            store = await used[0].ask(listen=True)
+            await self._ask_all(job, files, len(pipes), waiting, store["port"])
+        except Gone:
+            lost = waiting[0]
+            while lost.ranks & self._pipes.keys():  # until it is reported where the host is heard
+                await asyncio.sleep(FULL)
+            for rank in set().union(*(host.ranks for host in waiting)):
+                self._end(rank, 0)  # it was never started, and is not the cause
+
+    async def _ask_all(
+        self, job: dict[str, Any], files: list[tuple[str, bytes]], total: int, waiting: list[Host], port: int
+    ) -> None:
+        """Ask each host to start its ranks, and remove it from `waiting`. port: of the store on the first of them."""
         common = {
             "job": job,
             "files": [(name, len(content)) for name, content in files],
-            "total": len(pipes),
-            "address": used[0].about["address"],
-            "port": store["port"],
-            "groups": len(used),
+            "total": total,
+            "address": waiting[0].about["address"],
+            "port": port,
+            "groups": len(waiting),
             "run": uuid.uuid4().hex,
         }
         content = b"".join(content for _, content in files)
-        for group, host in enumerate(used):
+        for group in range(len(waiting)):
+            host = waiting[0]
             part = {"first": min(host.ranks), "ranks": len(host.ranks), "group": group}
             await host.channel.send(content, run=common | part)
+            waiting.pop(0)
 
     async def _write(self, rank: int, content: bytes) -> None:
         """Write a piece of a rank's output into the pool's pipe, as soon as there is room."""
@@ -234,7 +253,7 @@ class _Remote:
             try:
                 content = content[os.write(self._pipes[rank], content) :]
             except BlockingIOError:
-                if self._killed:
+                if self._unread:
                     return
                 await asyncio.sleep(FULL)
             except BrokenPipeError:
@@ -243,7 +262,8 @@ class _Remote:
     def _save(self, host: Host, name: str, content: bytes) -> None:
         """Save a file that a rank has left in the run's folder; the time in a report is that of the host's clock."""
         if name.endswith(".json") and name[0].isdigit():
-            with contextlib.suppress(ValueError, LookupError, TypeError):  # the rank's program can write to it, too
+            # The rank's program can write to it, too.
+            with contextlib.suppress(ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
                 report = json.loads(content)
                 report["time"] += host.offset
                 content = json.dumps(report).encode()
