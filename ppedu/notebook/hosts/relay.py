@@ -14,7 +14,7 @@ begin. From then on, stdin and stdout are a `Channel`; nothing listens. When the
          {"ready": true}, {"rank": k, "process": n}, {"rank": k, "status": n}              as in `launcher`
          {"output": k}, bytes                    output of a rank
          {"file": name}, bytes                   a file that a rank has left in the run's folder
-         {"error": text}                         this host cannot start ranks
+         {"error": text}, and "ending": true     this host cannot start ranks; the relay ends
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Relay:
                     if not self._pumps and self._folder:
                         shutil.rmtree(self._folder, ignore_errors=True)
                 await self.channel.send(**message)
-            await self.channel.send(error="the process that starts ranks on it has ended")
+            await self.channel.send(error="the process that starts ranks on it has ended", ending=True)
 
     async def _pass_on_output(self, rank: int, descriptor: int, ended: asyncio.Event) -> None:
         """Pass on what a rank writes, after the files to which it may refer.

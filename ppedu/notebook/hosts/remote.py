@@ -181,6 +181,7 @@ class _Remote:
                 elif "ready" in message:
                     host.ready.set_result(True)
                 elif "error" in message:
+                    self._lost = self._lost or "ending" in message
                     self._fail(host, message["error"])
                 else:
                     host.answer(message)
