@@ -83,7 +83,7 @@ _IN_ORDER = (
     Level(
         *("gpipe", "gpipe", 3, 4),
         "GPipe: three ranks, as much memory as you like",
-        "All forwards, then all backwards, is one way to do it. Some idle time is left in any order: find the rest.",
+        "All forwards, then all backwards, is one way to do it. Some idle time is left in any order. Avoid the rest.",
     ),
     Level(
         *("1f1b", "1f1b", 3, 6),

@@ -16,6 +16,7 @@ from ppedu.core.validate import require_count
 
 def train_on_ranks(arguments: Sequence[str]) -> int:
     """train a toy GPT on several ranks"""
+    from ppedu.notebook.hosts.place import Place
     from ppedu.notebook.jobs import Job, divide, save
     from ppedu.notebook.pool import RankPool
 
@@ -42,13 +43,19 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
     require_count("the number of ranks", known.nproc_per_node)
     # Validate before any rank starts, so that an error is reported once and in one line.
     config = train.prepare(parser.parse_args(arguments), known.nproc_per_node)
-    if known.job:
+    place = Place.of(known.on, known.python, known.interface)
+    if known.job is not None:
+        if known.job.endswith(".py"):
+            raise SettingError(
+                "--job writes .sbatch, .yaml or .k8s.yaml; to train with torchrun, use --on or no option"
+            )
         least, nodes = known.nodes
         if least < nodes and config.save is None:
             raise SettingError(f"--nodes {least}:{nodes} goes on from a checkpoint; add --save and a shared folder")
         ranks = divide(known.nproc_per_node, nodes)
         train.prepare(parser.parse_args(arguments), least * ranks)
-        save(Path(known.job), Job(["-m", "ppedu.run.train", *settings], ranks, nodes, least))
+        own = (place.options or ()) if place else ()
+        save(Path(known.job), Job(["-m", "ppedu.run.train", *settings], ranks, nodes, least, options=own))
         print(f"{known.job} written")
         return 0
     train.require_saved(config)

@@ -6,6 +6,7 @@ Each job starts torchrun once on every node. The store of torchrun has no passwo
 from __future__ import annotations
 
 import base64
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,13 @@ from pathlib import Path
 from textwrap import dedent
 
 from ppedu.core.errors import SettingError
+from ppedu.notebook.exchange import write_private
 
 SAVED = "# Saved by ppedu."  # in the first lines of all that is saved
 PORT = 29500  # of torchrun's store, its default
 RESTARTS = 3  # after the loss of a node
-LARGEST_MAP = 1 << 20  # bytes of a ConfigMap in Kubernetes
+LARGEST_MAP = 250_000  # bytes of a ConfigMap, of which `kubectl apply` keeps a copy in an annotation of 256 KiB
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # of a job: one that all schedulers accept
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,8 @@ def divide(ranks: int, nodes: int) -> int:
     Raises:
         SettingError: they cannot be divided evenly.
     """
+    if nodes < 1:
+        raise SettingError(f"a job needs at least one node; got {nodes}")
     if ranks % nodes:
         raise SettingError(f"a job has equally many ranks on each node; {ranks} ranks do not fit on {nodes} nodes")
     return ranks // nodes
@@ -63,25 +68,46 @@ def divide(ranks: int, nodes: int) -> int:
 def save(path: Path, job: Job) -> None:
     """Write a job, in the format that the end of the name says, and the files that it needs beside it; or only these.
 
+    Files with the values of variables can be read by this user only.
+
     Raises:
-        SettingError: the name has another ending, a file exists and was not saved by ppedu, or the format cannot hold
-            the job.
+        SettingError: the name has another ending, or a scheduler would not accept it; a file exists and was not saved
+            by ppedu, or cannot be written; the format cannot hold the job.
     """
     ending = next((each for each in FORMATS if path.name.endswith(each)), None)
     if ending is None:
         raise SettingError(f"the name of the file to save must end in {', '.join(FORMATS)}; got {str(path)!r}")
+    if ending != ".py" and not NAME.fullmatch(path.name.removesuffix(ending)):
+        raise SettingError(
+            f"{path.name!r}: a job's name begins with a letter and has at most 40 letters, digits, - and _; "
+            f"write, for example, job{ending}"
+        )
+    if unprintable := [word for word in (*job.program, *job.options) if not word.isprintable()]:
+        raise SettingError(f"a job cannot contain line breaks or other control characters; got {unprintable[0]!r}")
     texts = FORMATS[ending](path, job)
     for file in texts:
         require_own(file)
-    for file, content in texts.items():
-        file.touch(mode=0o600 if file.suffix == ".inputs" else 0o644)
-        file.write_bytes(content)
+    private = any(name.endswith(".inputs") for name in job.files)
+    try:
+        for file, content in texts.items():
+            if file.suffix == ".inputs" or (private and ending == ".k8s.yaml"):
+                write_private(file, content)
+            else:
+                file.write_bytes(content)
+    except OSError as error:
+        raise SettingError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def require_own(file: Path) -> None:
     """Raise SettingError if a file exists and was not saved by ppedu. Inputs have no mark: their script has it."""
-    if file.suffix != ".inputs" and file.exists() and SAVED.encode() not in file.read_bytes()[:100]:
-        raise SettingError(f"{file} exists and was not saved by ppedu; choose another name")
+    marked = file.with_suffix(".py") if file.suffix == ".inputs" else file
+    try:
+        if file.is_symlink() or (file.exists() and SAVED.encode() not in marked.read_bytes()[:100]):
+            raise SettingError(f"{file} exists and was not saved by ppedu; choose another name")
+    except FileNotFoundError:  # a file of inputs without its script
+        raise SettingError(f"{file} exists and was not saved by ppedu; choose another name") from None
+    except OSError as error:
+        raise SettingError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _script(path: Path, job: Job) -> dict[Path, bytes]:
@@ -105,7 +131,7 @@ def _sbatch(path: Path, job: Job) -> dict[Path, bytes]:
         {SAVED} Submit it with: sbatch {path.name}
         # For GPUs, add a line such as #SBATCH --gpus-per-node={job.ranks}
         """
-    lines = [dedent(text), *(f"#SBATCH {each}\n" for each in options)]
+    lines = [dedent(text), *(f"#SBATCH {shlex.quote(each)}\n" for each in options)]
     lines.append('\nexport OMP_NUM_THREADS=1\nfirst=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n')
     lines.append(f"{srun} {run}\n")
     return {path: "".join(lines).encode()} | _script(path, job)
@@ -117,7 +143,7 @@ def _sky(path: Path, job: Job) -> dict[Path, bytes]:
     run = job.torchrun('--node-rank="$SKYPILOT_NODE_RANK"', '--master-addr="$first"', f"--master-port={PORT}")
     text = f"""\
         {SAVED} Start it, in this folder, with: sky launch {path.name}
-        name: {_name(path)}
+        name: "{_name(path)}"
         num_nodes: {job.nodes}
         resources:
           cpus: {job.ranks}+  # for GPUs: accelerators: H100:{job.ranks}
@@ -136,7 +162,10 @@ def _kubernetes(path: Path, job: Job) -> dict[Path, bytes]:
     name = _name(path)
     content = {each: base64.b64encode(text).decode() for each, text in job.files.items()}
     if sum(map(len, content.values())) > LARGEST_MAP:
-        raise SettingError("the cell and its --in exceed the 1 MiB that Kubernetes allows; save the data elsewhere")
+        raise SettingError(
+            f"the cell and its --in exceed {LARGEST_MAP // 1000} kB, the most that kubectl apply accepts; save the "
+            "data elsewhere, and read it in the cell"
+        )
     if job.elastic:
         options = ["--rdzv-backend=c10d", '--rdzv-endpoint="$PET_RDZV_ENDPOINT"', f"--rdzv-id={name}"]
         options.append(f"--max-restarts={RESTARTS}")
@@ -146,9 +175,9 @@ def _kubernetes(path: Path, job: Job) -> dict[Path, bytes]:
         replicas = {"Master": 1, "Worker": job.nodes - 1}
     lines = [f"{SAVED} Start it with: kubectl apply -f {path.name} (needs Kubeflow's training operator)"]
     if content:
-        lines += ["apiVersion: v1", "kind: ConfigMap", f"metadata: {{name: {name}}}", "binaryData:"]
+        lines += ["apiVersion: v1", "kind: ConfigMap", f'metadata: {{name: "{name}"}}', "binaryData:"]
         lines += [f"  {each}: {text}" for each, text in content.items()] + ["---"]
-    lines += ["apiVersion: kubeflow.org/v1", "kind: PyTorchJob", f"metadata: {{name: {name}}}", "spec:"]
+    lines += ["apiVersion: kubeflow.org/v1", "kind: PyTorchJob", f'metadata: {{name: "{name}"}}', "spec:"]
     lines += [f'  nprocPerNode: "{job.ranks}"']
     if job.elastic:
         lines += ["  elasticPolicy:", "    rdzvBackend: c10d", f"    minReplicas: {job.least}"]
@@ -166,7 +195,7 @@ def _kubernetes(path: Path, job: Job) -> dict[Path, bytes]:
             lines += [f"                  exec {job.torchrun(*options)}"]
             if content:
                 lines += ["              volumeMounts: [{name: job, mountPath: /job}]"]
-                lines += [f"          volumes: [{{name: job, configMap: {{name: {name}}}}}]"]
+                lines += [f'          volumes: [{{name: job, configMap: {{name: "{name}"}}}}]']
     return {path: "\n".join([*lines, ""]).encode()}
 
 

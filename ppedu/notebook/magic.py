@@ -160,6 +160,8 @@ class TorchrunMagic(Magics):
         compile(program, "cell", "exec", dont_inherit=True)
         names = [] if options.inputs is None else exchange.input_names(options.inputs)
         values = exchange.pickled_inputs(names, self._shell.user_ns)
+        if options.nodes is not None and options.save is None:
+            raise SettingError("--nodes is for a job; add --save job.sbatch, or name hosts with --on")
         if options.save is not None:
             self._save(options, pool.place, cell, names, values)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -225,7 +227,9 @@ class TorchrunMagic(Magics):
         if names:
             files[script.with_suffix(".inputs").name] = values
             cell = exchange.with_inputs(cell, names, script.with_suffix(".inputs").name)
-        ranks, nodes = options.nproc_per_node, options.nodes or (place.nodes if place else 1)
+        ranks, nodes = options.nproc_per_node, options.nodes
+        if nodes is None:
+            nodes = place.nodes if place else 1
         header = f"{SAVED}\n# torchrun --standalone --nproc-per-node {ranks} {script.name}\n\n"
         files[script.name] = (header + cell).encode()
         own = (place.options or ()) if place else ()

@@ -108,7 +108,7 @@ class Plan:
             yield f"{self.choices[1].name}, the runner-up, {self.choices[1].why}"
         too_large = [f"{each.name} ({float(max(each.memory)) / GB:.0f} GB)" for each in self.choices if each.excess]
         if too_large:
-            yield f"too large: {', '.join(too_large)}"
+            yield f"too large: {'; '.join(too_large)}"
 
     def _rows(self, count: int) -> Iterator[Sequence[str]]:
         """Yield the head of the table and its rows: the choices that fit. Columns without a number are left out."""
@@ -156,7 +156,8 @@ class Plan:
         lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each"]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40))]
         lines += [f"… and {more} more"] if more > 0 else []
-        lines += ["", f"best: {self.best.name}", self.partition(most=LISTED), ""]
+        copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)
+        lines += ["", f"best: {self.best.name}{copies}", self.partition(most=LISTED), ""]
         for number, finding in enumerate(self.findings, 1):
             lines += wrap(f"{number}. {finding}", 100, subsequent_indent="   ")
         if self.interrupted:

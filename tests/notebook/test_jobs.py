@@ -54,8 +54,8 @@ def test_a_job_for_skypilot_runs_the_program_on_its_nodes(tmp_path):
 
 
 def test_a_job_for_kubernetes_runs_the_program_on_its_nodes(tmp_path):
-    save(tmp_path / "My job.k8s.yaml", JOB)
-    files, job = yaml.safe_load_all((tmp_path / "My job.k8s.yaml").read_text())
+    save(tmp_path / "My_job.k8s.yaml", JOB)
+    files, job = yaml.safe_load_all((tmp_path / "My_job.k8s.yaml").read_text())
     assert files["metadata"] == job["metadata"] == {"name": "my-job"}
     assert job["spec"]["nprocPerNode"] == "2"
     for name, text in files["binaryData"].items():
@@ -110,7 +110,13 @@ def test_a_job_for_slurm_keeps_the_options_that_it_is_given(tmp_path):
     [
         ("job.txt", JOB, r"must end in \.py, \.sbatch, \.k8s\.yaml, \.yaml; got .*job.txt"),
         ("job.yaml", Job(["job.py"], 1, 2, 1), "SkyPilot starts a fixed number of nodes; write --nodes 2"),
-        ("job.k8s.yaml", Job(["job.py"], 1, files={"job.inputs": bytes(10**6)}), "exceed the 1 MiB"),
+        ("job.k8s.yaml", Job(["job.py"], 1, files={"job.inputs": bytes(2 * 10**5)}), "exceed 250 kB"),
+        ("job.sbatch", Job(["a\nb"], 1), "cannot contain line breaks or other control characters"),
+        ("missing/job.sbatch", Job(["job.py"], 1), r"job\.sbatch cannot be written: No such file or directory"),
+        ("7b.k8s.yaml", JOB, "'7b.k8s.yaml': a job's name begins with a letter .* for example, job.k8s.yaml"),
+        ("my job.sbatch", JOB, "a job's name begins with a letter"),
+        (f"{'a' * 41}.yaml", JOB, "has at most 40 letters"),
+        (".sbatch", JOB, "a job's name begins with a letter"),
     ],
 )
 def test_a_job_that_cannot_be_saved_is_an_error(tmp_path, name, job, problem):
@@ -124,6 +130,25 @@ def test_other_files_are_kept(tmp_path):
     with pytest.raises(SettingError, match=r"job.py exists and was not saved by ppedu"):
         save(tmp_path / "job.sbatch", JOB)
     assert [each.name for each in tmp_path.iterdir()] == ["job.py"]
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_inputs_of_others_are_kept(tmp_path, link):
+    own = tmp_path / "own"
+    own.write_text("mine")
+    inputs = tmp_path / "job.inputs"
+    inputs.symlink_to(own) if link else own.rename(inputs)
+    with pytest.raises(SettingError, match=r"job.inputs exists and was not saved by ppedu"):
+        save(tmp_path / "job.sbatch", JOB)
+    assert inputs.read_text() == "mine" and not (tmp_path / "job.sbatch").exists()
+
+
+@pytest.mark.parametrize("name", ["true", "null", "no"])
+def test_a_name_stays_a_name(tmp_path, name):
+    for ending in ("yaml", "k8s.yaml"):
+        save(tmp_path / f"{name}.{ending}", JOB)
+        [*found] = yaml.safe_load_all((tmp_path / f"{name}.{ending}").read_text())
+        assert [each.get("metadata", each)["name"] for each in found] == [name] * len(found)
 
 
 def test_a_job_can_be_saved_again(tmp_path):

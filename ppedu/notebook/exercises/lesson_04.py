@@ -354,8 +354,8 @@ EXERCISES = {
             "of each rank.",
             "Then check the ranks: in B, all that begins with 1 or 3 belongs to rank 1. In the others, a rank's "
             "actions begin with its own number.",
-            "For the rest, take each backward and find the same microbatch on the next rank. It must have *ended* when "
-            "the backward starts. Being slow is not a fault.",
+            "For the rest, take each backward and find the backward of the same microbatch in the next stage. It must "
+            "have *ended* when the first one starts. Being slow is not a fault.",
         ),
     ),
     "04.2": Exercise(

@@ -194,8 +194,8 @@ export class Timeline {
     return (
       `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on rank ${rank[i]}, ` +
       `${this.when(i)}${part[i] ? ", overlapped" : ""}. ${beside}` +
-      `Requires ${list(this.data.sources[i])}; required by ${list(this.users[i])}. ` +
-      `While it runs, rank ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}.`
+      `Requires ${list(this.data.sources[i])}; required by ${list(this.users[i])}.` +
+      (this.data.peaks.length ? ` While it runs, rank ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}.` : "")
     );
   }
 
