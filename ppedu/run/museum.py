@@ -16,7 +16,7 @@ Program = Callable[..., Any]
 
 @dataclass(frozen=True, repr=False)
 class Bug:
-    """An exhibit. Its repr is its program, below the symptom, the detector and the cure.
+    """An exhibit. Its repr is the symptom, then the program, then the detector and the cure.
 
     wrong: the program with the bug; its docstring says what the mistake is.
     right: a correct program that takes the same arguments.
@@ -38,9 +38,9 @@ class Bug:
 
     def __repr__(self) -> str:
         program = inspect.getsource(self.wrong)
-        facts = {"You see": self.symptom, "Found by": self.detector, "Cure": self.cure, "Seen in": self.source}
+        facts = {"Found by": self.detector, "Cure": self.cure, "Seen in": self.source}
         lines = [f"{name}: {text}" for name, text in facts.items() if text]
-        return "\n".join([*lines, "", program[program.index("def ") :].rstrip()])
+        return "\n".join([f"You see: {self.symptom}", "", program[program.index("def ") :].rstrip(), "", *lines])
 
 
 class Museum(dict[str, Bug]):

@@ -133,7 +133,7 @@ def test_other_files_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_inputs_of_others_are_kept(tmp_path, link):
+def test_other_inputs_are_kept(tmp_path, link):
     own = tmp_path / "own"
     own.write_text("mine")
     inputs = tmp_path / "job.inputs"

@@ -305,8 +305,8 @@ EXERCISES = {
     ),
     "06.5": _exercise(
         _sums,
-        "You have built a collective. The partial sums went down the ranks and the total came back up, like the "
-        "activations and gradients of a pipeline.",
+        "You have built a collective. Every rank knows the sum, and none has sent more than two messages. One way is "
+        "that of a pipeline: partial sums go down the ranks, and the total comes back up.",
         hints=(
             "Who can know the sum first, if every rank may only add its value to the one it receives?",
             "Rank 0 sends its value to rank 1, which adds its own and sends the result on. The last rank has the sum.",
