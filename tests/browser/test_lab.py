@@ -538,6 +538,9 @@ def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
         page.keyboard.press("Enter")
     judged("D", "0B0 on rank 0 is wrong")
     judged("E", "0B1 on rank 0 is wrong")
+    panels.nth(4).hover(position={"x": 62 + 8.5 * scale, "y": 34})
+    tip, panel = page.locator(".ppedu-tip:visible").bounding_box(), panels.nth(4).bounding_box()
+    assert tip["y"] + tip["height"] <= panel["y"] + 34, "1B2, which 0B2 requires, stays in view"
     assert fits(page)
     picture(page, "lineup")
     page.evaluate(
