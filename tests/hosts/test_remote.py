@@ -173,6 +173,8 @@ def test_a_third_host_and_few_ranks(network, ranks, nothing_left):
         ("ssh:", "unknown place"),
         ("cloud", "unknown place --on 'cloud'; write local"),
         ('slurm:"', "No closing quotation"),
+        (7, "--on must be a string without control characters; got 7"),
+        ("ssh:a\0b", "--on must be a string without control characters"),
     ],
 )
 def test_a_wrong_place_is_an_error(network, ranks, on, problem):

@@ -38,10 +38,14 @@ class Place:
         on: "local"; "ssh:alpha,beta"; "slurm", or "slurm:" and options of `salloc`.
 
         Raises:
-            SettingError: `on` is something else, names a host twice, or a name is not one of a host.
+            SettingError: `on` is something else, names a host twice, or a name is not one of a host; an argument is not
+                a string, or contains control characters.
         """
-        kind, _, rest = on.partition(":")
         python, interface = python or sys.executable, interface or ""
+        for option, value in {"--on": on, "--python": python, "--interface": interface}.items():
+            if not isinstance(value, str) or not value.isprintable():
+                raise SettingError(f"{option} must be a string without control characters; got {value!r}")
+        kind, _, rest = on.partition(":")
         if kind == "ssh" and rest:
             hosts = tuple(name.strip() for name in rest.split(","))
             for index, name in enumerate(hosts):
