@@ -33,9 +33,8 @@ class Host:
         self.offset = 0.0  # seconds to add to its clock to get this machine's
         self.about: dict[str, Any] = {}  # its versions, address and port
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # it has imported torch
-        self.ready.add_done_callback(
-            lambda ready: ready.cancelled() or ready.exception()
-        )  # another error may be raised
+        # Another host's error may be raised first; asyncio prints an exception that nothing has looked at.
+        self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self._asked: deque[asyncio.Future[dict[str, Any]]] = deque()  # answers come in the order of the questions
         self._process: asyncio.subprocess.Process | None = None
         self._errors = b""  # the last bytes that the command has written to stderr

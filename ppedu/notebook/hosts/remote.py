@@ -242,11 +242,10 @@ class _Remote:
             "run": uuid.uuid4().hex,
         }
         content = b"".join(content for _, content in files)
-        for group in range(len(waiting)):
-            host = waiting[0]
+        for group, host in enumerate([*waiting]):
             part = {"first": min(host.ranks), "ranks": len(host.ranks), "group": group}
             await host.channel.send(content, run=common | part)
-            waiting.pop(0)
+            waiting.remove(host)
 
     async def _write(self, rank: int, content: bytes) -> None:
         """Write a piece of a rank's output into the pool's pipe, as soon as there is room."""
