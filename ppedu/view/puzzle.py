@@ -17,8 +17,8 @@ from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
 
 READY = (
-    "Its attribute .schedule is an ordinary schedule: pass it to pp.check, pp.simulate and pp.export, or run it on "
-    "real ranks with pp.run.Pipeline."
+    "Now board.schedule is an ordinary schedule: pass it to pp.check, pp.simulate and pp.export, or run it on real "
+    "ranks with pp.run.Pipeline."
 )
 
 

@@ -31,6 +31,10 @@ def test_predictions_and_hints_are_made_with_the_keyboard(notebook):
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     page.get_by_text("22", exact=True).wait_for()
+    box = page.locator(".widget-readout").first.bounding_box()
+    page.mouse.click(box["x"] + 5, box["y"] + 5)
+    assert not page.evaluate("() => document.activeElement.isContentEditable"), "a number cannot be typed, and lost"
+    handle.focus()
     assert handle.get_attribute("aria-valuetext") == "22"
     page.get_by_role("radiogroup", name="the longest wait: your prediction?").wait_for()
     for key in ("Tab", "Space", "ArrowDown"):  # the arrow must not select the next cell

@@ -28,12 +28,12 @@ function render({ model, el }) {
       control?.setAttribute("aria-label", label);
       if (control?.matches(".widget-radio-box")) control.setAttribute("role", "radiogroup");
     }
-    // What a slider says is the number of its stop, and the text beside it cannot be edited.
+    // A slider says the number of its stop. What is typed into the text beside it would be lost, so it cannot be edited.
     for (const slider of box?.querySelectorAll(".widget-slider") ?? []) {
       const [handle, readout] = [".noUi-handle", ".widget-readout"].map((each) => slider.querySelector(each));
       const value = readout?.textContent?.trim() ?? "";
       if (handle?.getAttribute("aria-valuetext") !== value) handle?.setAttribute("aria-valuetext", value);
-      readout?.setAttribute("tabindex", "-1");
+      for (const [key, value] of [["tabindex", "-1"], ["contenteditable", "false"]]) readout?.setAttribute(key, value);
     }
   }
 
