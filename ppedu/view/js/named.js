@@ -33,7 +33,8 @@ function render({ model, el }) {
       const [handle, readout] = [".noUi-handle", ".widget-readout"].map((each) => slider.querySelector(each));
       const value = readout?.textContent?.trim() ?? "";
       if (handle?.getAttribute("aria-valuetext") !== value) handle?.setAttribute("aria-valuetext", value);
-      for (const [key, value] of [["tabindex", "-1"], ["contenteditable", "false"]]) readout?.setAttribute(key, value);
+      readout?.setAttribute("tabindex", "-1");
+      readout?.setAttribute("contenteditable", "false");
     }
   }
 
