@@ -27,6 +27,8 @@ def measure(lesson):
         while not ended.wait(0.1):
             sizes.append(megabytes(mark))
 
+    client.comm_open_handlers.clear()  # https://github.com/jupyter/nbclient/issues/312: with an Output it may hang
+
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(processors)})  # and so has all that is started from here
     with client.setup_kernel(env=os.environ | dict([mark.split("=")], OMP_NUM_THREADS="1")):

@@ -36,7 +36,9 @@ def in_a_new_kernel(folder):
     def run(source):
         source = f"from ppedu.notebook import check_answer, progress\n{source}"
         page = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-        NotebookClient(page, resources={"metadata": {"path": str(folder)}}).execute()
+        client = NotebookClient(page, timeout=100, resources={"metadata": {"path": str(folder)}})
+        client.comm_open_handlers.clear()  # https://github.com/jupyter/nbclient/issues/312: with an Output it may hang
+        client.execute()
         return "\n".join(each.text if "text" in each else each.data["text/plain"] for each in page.cells[0].outputs)
 
     return run
@@ -136,7 +138,7 @@ def test_in_a_notebook_a_hint_is_given_only_when_its_button_is_clicked(in_a_new_
         f"{give}hint('03.1')\n{click}\nbutton.click()\nprint(button.description)\nbutton.click()\n"
         "print(button.description, button.disabled)"
     )
-    assert "Hint 2 of 2" in told and "No more hints True" in told
+    assert HINTS[0] in told and "Hint 2 of 2" in told and "No more hints True" in told
     assert (folder / "progress.txt").read_text().count("03.1 hint ") == 2
     still = in_a_new_kernel(f"import os\nos.environ['PPEDU_STILL'] = '1'\n{give}hint('03.1')")
     assert still == "03.1 has 2 hints. Run this cell to read them, one at a time.\n"
