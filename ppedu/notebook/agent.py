@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from ppedu.notebook.exchange import NUMBER, write_private
 from ppedu.notebook.launcher import PACKET, become_subreaper, close_all, kill_children, receive, send, signal_all
-from ppedu.notebook.rank import read_job, redirect, run_program
+from ppedu.notebook.rank import end, read_job, redirect, run_program
 
 MAX_LINES = 12  # of torchrun's own output, in an error
 LOST = -signal.SIGKILL  # the status of a rank whose end neither it nor torchrun has reported
@@ -145,7 +145,7 @@ def main() -> NoReturn:
     finally:
         with contextlib.suppress(OSError):
             send(connection, rank=local, status=status)
-    sys.exit(status)
+    end(status)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,20 @@ def run_rank(rank: int, local: int, parent: int, folder: Path, job_file: int, ou
         sys.path[0:1] = [job["folder"]]
         _reseed()
         status = run_program(rank, folder, job, query)
-        threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does at its end: wait for threads
-        atexit._run_exitfuncs()  # and call the functions that the program has registered
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        end(status)
+
+
+def end(status: int) -> NoReturn:
+    """End the process as an interpreter does, but without finalizing its objects.
+
+    A process group that the program has not destroyed has threads of its own, and finalizing it may abort the process.
+    """
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # wait for the program's threads
+        atexit._run_exitfuncs()  # and call the functions that it has registered
     except BaseException:
         traceback.print_exc()
     finally:
