@@ -74,7 +74,7 @@ def test_the_stakes_that_the_readme_states_are_those_of_the_running_example():
         return pp.simulate(pp.schedule(name, 8, 32), heron.costs(8))
 
     usual, best = run("1f1b"), run("zb-v")
-    waiting = f"wait {usual.bubble:.0%} of the time. At ${heron.price:.0f} per GPU and hour"
+    waiting = f"wait {usual.bubble:.1%} of the time. At ${heron.price:.0f} per GPU and hour"
     for stated in (
         f"{heron.weights / 1e9:.0f} billion weights, on {heron.gpus(8):,} GPUs",
         f"these GPUs {waiting}, that's ${usual.bubble * heron.dollars(8, HOUR):.0f} an hour",

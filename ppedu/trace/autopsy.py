@@ -153,7 +153,7 @@ class Autopsy:
         steps = f"{plural(len(self.steps), 'step')} of {pretty(self.step, 's')}"
         yield f"{run.schedule.name}, {run.schedule.size}{replicas}: {steps}, bubble {self.bubble:.1%}"
         if run.warm_up:
-            yield f"left out, because the run was warming up: {steps_in_words(run.warm_up)}"
+            yield f"left out, as a slow start: {steps_in_words(run.warm_up)}"
         if unlike := len(run.recorded) - len(run.regular):
             yield f"left out, because they ran another order: {plural(unlike, 'step')}"
         if run.faults:

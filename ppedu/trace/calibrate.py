@@ -47,7 +47,7 @@ class Calibration:
             lines.append(f"{stage:<7}" + "".join(f"{cell:>26}" for cell in cells))
         lines.append(f"overhead per action: {pretty(self.overhead, 's')}")
         if self.warm_up:
-            lines.append(f"left out, because the run was warming up: {steps_in_words(self.warm_up)}")
+            lines.append(f"left out, as a slow start: {steps_in_words(self.warm_up)}")
         return "\n".join(lines)
 
 

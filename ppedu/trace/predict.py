@@ -52,8 +52,8 @@ class Prediction:
     def __str__(self) -> str:
         saved = self.now - self.makespan
         lines = [
-            f"{self.schedule.name}, {self.schedule.size}: the pipeline takes {pretty(self.makespan, 's')} "
-            f"({pretty(self.low, 's')}–{pretty(self.high, 's')}), {pretty(abs(saved), 's')} "
+            f"{self.schedule.name}, {self.schedule.size}: the pipeline takes {pretty(self.makespan, 's')} of a step "
+            f"(most steps: {pretty(self.low, 's')}–{pretty(self.high, 's')}), {pretty(abs(saved), 's')} "
             f"{'less' if saved >= 0 else 'more'} than now ({pretty(self.now, 's')})"
         ]
         return "\n".join([*lines, *(f"assumed: {assumption}" for assumption in self.assumptions)])

@@ -115,7 +115,7 @@ WRONG_FITS = {
     "the mean": (
         fitted(middle=mean),
         "in a run of 1f1b with 4 ranks and 8 microbatches a forward of stage 0 takes 20 ms; your costs say "
-        "36.17 ms. That is the mean, and one of them took 8 times as long as the others. The median ignores "
+        "36.17 ms. That is the mean, and one of them took about 8 times as long as the others. The median ignores "
         "it.",
     ),
     "the wait counted as work": (

@@ -47,12 +47,12 @@ def in_a_new_kernel(folder):
 def test_solved_exercises_are_remembered_until_the_file_is_deleted(in_a_new_kernel, folder, capsys):
     before = in_a_new_kernel(f"progress()\ncheck_answer('03.1', {WRONG})\ncheck_answer('03.1', {RIGHT})")
     assert (
-        f"Solved: 0 of {len(EXERCISES)} exercises (★★ without a hint, ★ with one; on the board" in before
+        f"Solved: 0 of {len(EXERCISES)} exercises (★★ without a hint, ★ with one). The board" in before
         and "03.1 ☆☆" in before
     )
     known = in_a_new_kernel("progress()")
     assert "03.1 ★★" in known and known.partition("Solved")[0].count("★★") == 1
-    assert f"Solved: 1 of {len(EXERCISES)} exercises (★★ without" in known and "without a hint). progress.txt" in known
+    assert f"Solved: 1 of {len(EXERCISES)} exercises (★★ without" in known and "without a hint. progress.txt" in known
     [file] = folder.iterdir()
     file.unlink()
     progress()

@@ -157,8 +157,8 @@ def progress() -> None:
     html, text = table(list(_in_columns(rows)))
     where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
     summary = (
-        f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one; on the "
-        f"board of lesson 4 {STAR} complete, {STAR * 2} as fast as par, {STAR * 3} without a hint).{where}"
+        f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one). The board "
+        f"is a game in lesson 4: {STAR} complete, {STAR * 2} as fast as par, {STAR * 3} without a hint.{where}"
     )
     show(f"{html}<p>{rendered(summary)}</p>", f"{text}\n{summary}")
 

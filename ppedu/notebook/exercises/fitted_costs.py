@@ -115,7 +115,7 @@ WITH_WAIT = "You measure from the end of the previous action, which includes the
 WRONG_TIMES: list[tuple[Callable[[Timeline, str, int], float], str]] = [
     (
         lambda run, op, stage: mean(_times(run, op, stage)),
-        f"That is the mean, and one of them took {SLOW} times as long as the others. The median ignores it",
+        f"That is the mean, and one of them took about {SLOW} times as long as the others. The median ignores it",
     ),
     (lambda run, op, stage: median(_from_end_to_end(run, op, stage)), WITH_WAIT),
     (lambda run, op, stage: mean(_from_end_to_end(run, op, stage)), WITH_WAIT),
