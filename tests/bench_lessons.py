@@ -22,12 +22,11 @@ def measure(lesson):
     mark, seconds, sizes, ended = f"PPEDU_BENCH={uuid.uuid4().hex}", {}, [], threading.Event()
     page = nbformat.read(lesson, as_version=4)
     client = NotebookClient(page, timeout=300, resources={"metadata": {"path": str(lesson.parent)}})
+    client.comm_open_handlers.clear()  # https://github.com/jupyter/nbclient/issues/312: with an Output it may hang
 
     def watch():
         while not ended.wait(0.1):
             sizes.append(megabytes(mark))
-
-    client.comm_open_handlers.clear()  # https://github.com/jupyter/nbclient/issues/312: with an Output it may hang
 
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(processors)})  # and so has all that is started from here
