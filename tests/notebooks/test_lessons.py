@@ -126,7 +126,9 @@ def test_dollars_are_not_taken_for_formulas(page):
 
 def test_links_lead_to_lessons_or_to_the_web(page):
     """A learner may have a copy of the lessons alone."""
-    links = re.findall(r"\]\((.+?)\)", "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown"))
+    text = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
+    assert not re.search(r"(?<!\])\(https?://", text), "an address without the text of its link"
+    links = re.findall(r"\]\((.+?)\)", text)
     assert {link for link in links if not link.startswith("https://")} <= {path.name for path in [START, *LESSONS]}
 
 
