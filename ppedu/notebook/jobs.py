@@ -19,6 +19,9 @@ from ppedu.notebook.exchange import write_private
 SAVED = "# Saved by ppedu."  # in the first lines of all that is saved
 PORT = 29500  # of torchrun's store, its default
 RESTARTS = 3  # after the loss of a node
+# Otherwise ranks that start again may read the addresses of those that have ended, and wait for them:
+# https://github.com/pytorch/pytorch/issues/135712
+FRESH_STORE = "env TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 LARGEST_MAP = 250_000  # bytes of a ConfigMap, of which `kubectl apply` keeps a copy in an annotation of 256 KiB
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")  # of a job: one that all schedulers accept
 
@@ -48,7 +51,7 @@ class Job:
     def torchrun(self, *options: str) -> str:
         """Return the command that starts the ranks of one node."""
         nodes = f"{self.least}:{self.nodes}" if self.elastic else str(self.nodes)
-        words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={self.ranks}", *options]
+        words = [FRESH_STORE] * self.elastic + ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={self.ranks}", *options]
         return " ".join([*words, shlex.join(self.program)])
 
 

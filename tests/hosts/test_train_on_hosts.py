@@ -32,7 +32,7 @@ def test_training_goes_on_with_one_host_from_the_last_checkpoint(network, tmp_pa
     words = [sys.executable, "-m", "ppedu", "train", "-n", 4, "--nodes", "1:2", "--job", job, *SMALL, *arguments]
     subprocess.run([*map(str, words)], check=True)
     line = job.read_text().splitlines()[-1]
-    script = "torchrun" + line.partition(" torchrun")[2]
+    script = line.partition("--kill-on-bad-exit=0 ")[2]
     environment = {"SLURM_JOB_ID": "7", "first": "alpha", "GLOO_SOCKET_IFNAME": "eth0"}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     nodes = []

@@ -91,6 +91,23 @@ def test_an_elastic_job_asks_kubernetes_for_workers_only(tmp_path):
     assert "--nnodes=1:3" in command and command.endswith("-m ppedu.run.train --save '/shared/a b'\n")
 
 
+def test_ranks_that_start_again_do_not_see_what_the_ended_ones_have_written(tmp_path):
+    (tmp_path / "again.py").write_text("""import os, sys, torch.distributed as dist
+dist.init_process_group("gloo")
+store = dist.distributed_c10d._get_default_store()
+seen = store.check(["address"])
+dist.barrier()
+store.set("address", "of a rank that ends")
+dist.barrier()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(1)
+print(seen, flush=True)
+""")
+    options = ["--rdzv-id=7", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29618", "--local-addr=127.0.0.1"]
+    options += ["--max-restarts=1", "--rdzv-conf=last_call_timeout=1"]
+    assert run_nodes(Job(["again.py"], 2, 2, 1).torchrun(*options), tmp_path, {}) == "False\nFalse\n"
+
+
 def test_a_job_for_slurm_keeps_the_options_that_it_is_given(tmp_path):
     save(tmp_path / "job.sbatch", Job(["job.py"], 4, 2, options=("--partition=gpu", "--nodes=2")))
     lines = (tmp_path / "job.sbatch").read_text().splitlines()
