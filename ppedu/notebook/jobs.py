@@ -51,8 +51,8 @@ class Job:
     def torchrun(self, *options: str) -> str:
         """Return the command that starts the ranks of one node."""
         nodes = f"{self.least}:{self.nodes}" if self.elastic else str(self.nodes)
-        words = [FRESH_STORE] * self.elastic + ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={self.ranks}", *options]
-        return " ".join([*words, shlex.join(self.program)])
+        words = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={self.ranks}", *options]
+        return " ".join([*[FRESH_STORE] * self.elastic, *words, shlex.join(self.program)])
 
 
 def divide(ranks: int, nodes: int) -> int:

@@ -101,7 +101,7 @@ store.set("address", "of a rank that ends")
 dist.barrier()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(1)
-print(seen, flush=True)
+print(f"{seen}\\n", end="", flush=True)  # in one write, as torchrun mixes the output of its ranks
 """)
     options = ["--rdzv-id=7", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29618", "--local-addr=127.0.0.1"]
     options += ["--max-restarts=1", "--rdzv-conf=last_call_timeout=1"]
