@@ -1,9 +1,14 @@
-"""File names, and writing files."""
+"""File names, and reading and writing files."""
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, cast
 
 from ppedu.core.errors import PipelineError, SettingError
 
@@ -21,6 +26,22 @@ def named(path: str | os.PathLike[str]) -> Path:
         raise ValueError
     except (TypeError, ValueError):
         raise SettingError(f"a file name must be text or a Path; got {path!r}") from None
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a file to read its bytes; one that gzip has compressed is decompressed, whatever its name.
+
+    Raises:
+        PipelineError: The file cannot be read, or its compressed data is damaged; also while it is being read.
+    """
+    try:
+        with named(path).open("rb") as raw:
+            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+            yield cast("IO[bytes]", gzip.GzipFile(fileobj=raw)) if zipped else raw
+    except (OSError, EOFError, zlib.error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else f"it is damaged ({error})"
+        raise PipelineError(f"cannot read {str(path)!r}: {why}") from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -156,8 +156,7 @@ class Autopsy:
             yield f"left out, as a slow start: {steps_in_words(run.warm_up)}"
         if unlike := len(run.recorded) - len(run.regular):
             yield f"left out, because they ran another order: {plural(unlike, 'step')}"
-        if run.faults:
-            yield f"left out, because the trace is incomplete: {run.faults[0]}"
+        yield from run.remarks
         shifts = [abs(shift) for clocks in run.clocks.values() for shift in clocks.shifts]
         if any(shifts):
             yield f"clocks were corrected by up to {pretty(max(shifts), 's')}: no message arrives before it is sent"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ from ppedu.core.files import named
 
 CHUNK = 1 << 22  # characters read at a time
 LARGEST = 1 << 26  # characters of one value; a file with a larger one is assumed to be damaged
+
+# Numbers as C prints those that JSON lacks, such as an operator's argument.
+BARE = re.compile(r"(?<=[:,\[\s])-?(?:inf|nan)(?=[\s,\]}])", re.IGNORECASE)
 
 Progress = Callable[[float], Any]  # called with the part that has been read, from 0 to 1
 
@@ -77,7 +81,10 @@ class _Stream:
                 if end < len(self.buffer):  # else, a number may go on in the next chunk
                     self.at = end
                     return value
-            except (json.JSONDecodeError, RecursionError):
+            except (json.JSONDecodeError, RecursionError) as error:
+                if isinstance(error, json.JSONDecodeError) and BARE.match(self.buffer, error.pos):
+                    self.buffer, self.at = BARE.sub("null", self.buffer[self.at :]), 0
+                    continue
                 if len(self.buffer) - self.at > LARGEST:
                     raise self._damaged("is damaged") from None
             self._read()

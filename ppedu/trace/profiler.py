@@ -1,10 +1,10 @@
 """Traces of torch.profiler (Kineto): one JSON file per rank, with a range for each action.
 
 torch's pipeline runtime and this package's engine mark an action as "PP:2F0". `ScheduleGPipe` marks "Forward 0" and
-"Backward 0". Such a range begins before the rank waits for a message, and on a GPU it covers the launches and not the
-work. So an action's time is, on a GPU, that of the kernels launched within its range (they carry the launch's
-correlation id), without NCCL's; on a CPU, from the first operator within the range to the end of the last, without
-sends and receives.
+"Backward 0"; see `Names` for ranges of other names. Such a range begins before the rank waits for a message, and on a
+GPU it covers the launches and not the work. So an action's time is, on a GPU, that of the kernels launched within its
+range (they carry the launch's correlation id, which all kernels of a CUDA graph share), without NCCL's; on a CPU, from
+the first operator within the range to the end of the last, without sends and receives.
 """
 
 from __future__ import annotations
@@ -13,86 +13,123 @@ import os
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
-from ppedu.core.actions import OVERLAP, Action, Op
+from ppedu.core.actions import OVERLAP, Action
 from ppedu.core.errors import ParseError
 from ppedu.core.files import named
+from ppedu.core.numeric import plural
 from ppedu.trace.events import Progress, entries
-from ppedu.trace.records import Record
+from ppedu.trace.names import UNKNOWN, Names
+from ppedu.trace.places import CURE, Place, Source, find_places
+from ppedu.trace.records import Record, worker_of
 
-PREFIX = "PP:"
-GPIPE = re.compile(r"(Forward|Backward) ([0-9]+)").fullmatch
-STEP = re.compile(r"ProfilerStep#([0-9]+)").fullmatch
+STEP = re.compile(r"ProfilerStep#([0-9]{1,9})").fullmatch
 MESSAGES = re.compile(r"gloo:|nccl|c10d::|record_param_comms", re.IGNORECASE).match
 BACKWARD = "autograd::engine::evaluate_function"
-RANK = re.compile(r"(?:^|[^0-9A-Za-z])(?:rank)?[_-]?([0-9]+)(?=[^0-9A-Za-z]|$)", re.IGNORECASE)
 SHOWN = 5  # names of ranges in an error
+LATEST = 1e19  # nanoseconds or microseconds since 1970; a later time is damaged
+
+Thread = tuple[Any, Any]  # the ids of a process and of its thread
 
 
 class Range(NamedTuple):
     name: str
-    thread: Any
+    thread: Thread
     start: float
     end: float
 
 
 class File:
-    """The parts of a rank's trace that matter here. Times are in seconds on the clock of the rank's machine."""
+    """The parts of a trace that matter here. Times are in seconds on the clock of the machine.
 
-    def __init__(self, path: str | os.PathLike[str], progress: Progress | None):
-        self.path = named(path)
-        self.rank: int | None = None
-        self.base = 0  # nanoseconds
-        self.ranges: list[Range] = []
-        self.steps: list[Range] = []
+    about: the trace's "distributedInfo". ranges: those of actions. others: other ranges. left_out: what could not be
+    understood, in words (a noun, and the rest), and how many of it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], names: Names, progress: Progress | None = None):
+        self.path, self.names = named(path), names
+        self.about: Mapping[str, Any] = {}
+        self.base = 0.0  # seconds
+        self.ranges: list[tuple[Range, Action]] = []
+        self.steps: defaultdict[Any, list[Range]] = defaultdict(list)  # by process
         self.others: list[Range] = []
+        self.left_out: Counter[tuple[str, str]] = Counter()
         # By thread: the operators' starts, ends, and whether they belong to a backward.
-        self.operators: defaultdict[Any, tuple[array[float], array[float], array[int]]] = defaultdict(
+        self.operators: defaultdict[Thread, tuple[array[float], array[float], array[int]]] = defaultdict(
             lambda: (array("d"), array("d"), array("b"))
         )
         self.launches: tuple[array[float], array[int]] = array("d"), array("q")  # their times and correlation ids
+        # By correlation id. All kernels of a CUDA graph have that of its launch: from the first start to the last end.
         self.kernels: dict[int, tuple[float, float]] = {}
         for key, value in entries(path, progress):
             if key == "traceEvents":
                 if isinstance(value, dict) and value.get("ph") == "X":
                     self._note(value)
             elif key == "distributedInfo" and isinstance(value, dict):
-                self.rank = value.get("rank")
+                self.about = value
             elif key == "baseTimeNanoseconds":
-                self.base = int(value)
+                if _is_time(value):
+                    self.base = value / 1e9
+                else:
+                    self.left_out["time base", f" {value!r}"] += 1
         self._sort()
 
+    @property
+    def processes(self) -> list[Any]:
+        """The ids of the processes that ran actions, in the order in which they began to compute."""
+        begins: dict[Any, float] = {}
+        for span, action in self.ranges:
+            begins.setdefault(span.thread[0], self.time(span, action.op in OVERLAP)[0])
+        return sorted(begins, key=lambda process: begins[process])
+
+    def step(self, span: Range) -> int | None:
+        """Return the number of the profiler's step in which a range begins; None if there is none."""
+        steps = self.steps[span.thread[0]]
+        index = bisect_right(steps, span.start, key=lambda each: each.start) - 1
+        match = STEP(steps[index].name) if index >= 0 and span.start <= steps[index].end else None
+        return int(match[1]) if match else None
+
     def _note(self, event: dict[str, Any]) -> None:
-        try:
-            name, category = str(event["name"]), event.get("cat", "")
-            start = float(event["ts"]) / 1e6
-            end = start + float(event.get("dur", 0)) / 1e6
-        except (KeyError, TypeError, ValueError) as error:
-            raise ParseError(f"{str(self.path)!r} holds an event without a name or a time: {event}") from error
-        thread = event.get("tid")
-        if category == "cpu_op":
-            if not MESSAGES(name):
-                starts, ends, backward = self.operators[thread]
-                starts.append(start)
-                ends.append(end)
-                backward.append(name.startswith(BACKWARD))
-        elif category == "kernel":
-            if not MESSAGES(name):
-                self.kernels[event.get("args", {}).get("correlation", -1)] = start, end
-        elif category in ("cuda_runtime", "cuda_driver"):
-            self.launches[0].append(start)
-            self.launches[1].append(event.get("args", {}).get("correlation", -1))
-        elif name.startswith(PREFIX) or GPIPE(name):
-            if category != "gpu_user_annotation":
-                self.ranges.append(Range(name, thread, start, end))
-        elif STEP(name):
-            if category != "gpu_user_annotation":
-                self.steps.append(Range(name, thread, start, end))
-        elif category == "user_annotation" and not MESSAGES(name):
-            self.others.append(Range(name, thread, start, end))
+        name, category = event.get("name"), event.get("cat", "")
+        ts, dur, arguments = event.get("ts"), event.get("dur", 0), event.get("args")
+        thread = event.get("pid"), event.get("tid")
+        if not isinstance(name, str) or not _is_time(ts) or not _is_time(dur) or dur < 0 or not _are_ids(thread):
+            self.left_out["event", " without a name, a usable time or a thread"] += 1
+            return
+        start, end = ts / 1e6, (ts + dur) / 1e6
+        if category in ("kernel", "cuda_runtime", "cuda_driver"):
+            correlation = arguments.get("correlation") if isinstance(arguments, dict) else None
+            if MESSAGES(name) or not isinstance(correlation, int) or abs(correlation) >= 1 << 63:
+                return
+            if category == "kernel":
+                first, last = self.kernels.get(correlation, (start, end))
+                self.kernels[correlation] = min(first, start), max(last, end)
+            else:
+                self.launches[0].append(start)
+                self.launches[1].append(correlation)
+        elif category != "gpu_user_annotation":
+            self._note_on_host(Range(name, thread, start, end), category)
+
+    def _note_on_host(self, span: Range, category: Any) -> None:
+        named, action = self.names(span.name)
+        if action:
+            self.ranges.append((span, action))
+        elif named:
+            self.left_out["range", f" {span.name!r}"] += 1
+        elif STEP(span.name):
+            self.steps[span.thread[0]].append(span)
+        elif MESSAGES(span.name):
+            pass
+        elif category == "cpu_op":
+            starts, ends, backward = self.operators[span.thread]
+            starts.append(span.start)
+            ends.append(span.end)
+            backward.append(span.name.startswith(BACKWARD))
+        elif category == "user_annotation":
+            self.others.append(span)
 
     def _sort(self) -> None:
         for thread, (starts, ends, backward) in self.operators.items():
@@ -105,8 +142,9 @@ class File:
         times, ids = self.launches
         order = sorted(range(len(times)), key=times.__getitem__)
         self.launches = array("d", (times[i] for i in order)), array("q", (ids[i] for i in order))
-        self.ranges.sort(key=lambda each: (each.start, -each.end))
-        self.steps.sort(key=lambda each: each.start)
+        self.ranges.sort(key=lambda each: (each[0].start, -each[0].end))
+        for steps in self.steps.values():
+            steps.sort(key=lambda each: each.start)
 
     def time(self, span: Range, pair: bool) -> tuple[float, float]:
         """Return when the rank computed within a range. pair: it is an overlapped pair."""
@@ -117,7 +155,7 @@ class File:
             return (min(start for start, _ in ran), max(end for _, end in ran)) if ran else (span.end, span.end)
         if not self.operators:
             return span.start, span.end
-        starts, ends, backward = self.operators[span.thread]
+        starts, ends, backward = self.operators.get(span.thread, ((), (), ()))
         first, last = bisect_left(starts, span.start), bisect_right(starts, span.end)
         if first == last:  # it has only waited
             return span.end, span.end
@@ -128,132 +166,108 @@ class File:
             )
             if turn < last:
                 begin += starts[turn] - max(ends[first:turn])
-        return begin, min(end, span.end)
+        end = min(end, span.end)
+        return min(begin, end), end
 
 
-def read(paths: Sequence[str | os.PathLike[str]], progress: Progress | None = None) -> list[Record]:
-    """Return the records of the traces of all ranks.
+def read(
+    paths: Sequence[tuple[Place | None, str | os.PathLike[str]]], names: Names, progress: Progress | None = None
+) -> tuple[list[Record], list[str]]:
+    """Return the records of the traces of all ranks, and remarks on what was left out.
+
+    paths: Each with the place of its rank, if the caller knows it.
 
     Raises:
         PipelineError: A file cannot be read.
-        ParseError: A file is damaged, has no ranges of actions, or does not say whose it is; or the ranks have run
-            unlike numbers of steps.
+        ParseError: A file is damaged or has no ranges of actions, or it is unknown of which rank it is.
     """
     files = []
-    for index, path in enumerate(paths):
-        part = _part(progress, index, len(paths))
-        files.append(File(path, part))
-    return records(files)
-
-
-def records(files: Sequence[File]) -> list[Record]:
-    """Return the records of the files of all ranks; see `read`."""
+    for index, (_, path) in enumerate(paths):
+        files.append(File(path, names, _part(progress, index, len(paths))))
+        _require_actions(files[-1])
+    sources = [
+        Source(file.path, file.about, file.processes, given) for file, (given, _) in zip(files, paths, strict=True)
+    ]
     base = min(file.base for file in files)
-    found: list[Record] = []
-    counted: dict[int, str] = {}
-    for index, file in enumerate(files):
-        _require_ranges(file)
-        worker = _worker(file, index, len(files))
-        if worker in counted:
-            raise ParseError(
-                f"{str(file.path)!r} and {counted[worker]!r} are both of rank {worker}; give one file of each rank, "
-                "from the same cycle of the profiler"
-            )
-        counted[worker] = str(file.path)
-        shift = (file.base - base) / 1e9
-        found += (_shifted(record, shift) for record in _records(file, worker, len(files)))
-    steps = {worker: len({record.step for record in found if record.worker == worker}) for worker in counted}
-    if len(set(steps.values())) > 1 and not all(file.steps for file in files):
-        told = ", ".join(f"{count} on rank {worker}" for worker, count in sorted(steps.items()))
-        raise ParseError(
-            f"the ranks have run unlike numbers of steps: {told}; profile the same steps on all ranks, or call "
-            "profiler.step() after each, so that the traces number them"
-        )
-    return found
+    records: list[Record] = []
+    for file, source, places in zip(files, sources, find_places(sources), strict=True):
+        for process, place in zip(source.processes, places, strict=True):
+            records += _records(file, process, place, file.base - base)
+    left_out = sum((file.left_out for file in files), Counter())
+    return records, [f"left out: {each}" for each in _in_words(left_out)]
 
 
-def _records(file: File, worker: int, ranks: int) -> Iterator[Record]:
-    """Yield the records of a rank. A step begins at "ProfilerStep#…", or else where an action occurs again."""
-    seen: set[Action] = set()
-    step, begins = 0, []
+def _records(file: File, process: Any, place: Place, shift: float) -> Iterator[Record]:
+    """Yield the records of a rank, whose steps only "ProfilerStep#…" numbers. shift: added to the file's times."""
+    worker = worker_of(place.rank, place.replica)
     inside: list[Range] = []  # ranges of actions that are not within another
-    for span in file.ranges:
-        if inside and span.end <= inside[-1].end:
-            continue  # a part of a pair
-        action = _action(span.name, file, worker)
+
+    def record(span: Range, action: Action | None) -> Record:
+        start, end = file.time(span, pair=bool(action and action.parts))
+        return Record(file.step(span), place.replica, worker, action, span.name, start + shift, end + shift)
+
+    for span, action in file.ranges:
+        if span.thread[0] != process or (inside and span.end <= inside[-1].end):
+            continue  # another rank's, or a part of a pair
         inside.append(span)
-        if not action.computes:
-            continue
-        if not seen.isdisjoint(action.singles):
-            seen.clear()
-            step += 1
-        if not seen:
-            begins.append(span.start)
-        seen.update(action.singles)
-        label = _label(file, span.start, step)
-        yield Record(label, None, worker, action, span.name, *file.time(span, action.op in OVERLAP))
+        if action.computes:
+            yield record(span, _on_stage(action, place, file))
     starts = [span.start for span in inside]
     for span in file.others:
         before = bisect_right(starts, span.start) - 1
-        if before >= 0 and span.end <= inside[before].end:
-            continue  # within an action
-        number = max(0, bisect_right(begins, span.start) - 1)
-        yield Record(_label(file, span.start, number), None, worker, None, span.name, *file.time(span, False))
+        if span.thread[0] == process and not (before >= 0 and span.end <= inside[before].end):
+            yield record(span, None)
 
 
-def _label(file: File, time: float, step: int) -> int:
-    """Return the number of the profiler's step at a time; `step` if the profiler does not number them."""
-    index = bisect_right(file.steps, time, key=lambda each: each.start) - 1
-    match = STEP(file.steps[index].name) if index >= 0 and time <= file.steps[index].end else None
-    return int(match[1]) if match else step
+def _on_stage(action: Action, place: Place, file: File) -> Action:
+    """Return an action with its stage, which some names do not say: it is then the rank's place in its pipeline."""
+    if action.stage != UNKNOWN:
+        return action
+    if place.stage is None:
+        raise ParseError(
+            f"{str(file.path)!r} does not say which of its process groups is the pipeline, and its ranges do not name "
+            f"a stage; {CURE}"
+        )
+    return action._replace(stage=place.stage)
 
 
-def _action(name: str, file: File, worker: int) -> Action:
-    """Return the action that a range is named after."""
-    if match := GPIPE(name):  # of a schedule with one stage on each rank
-        return Action(worker, Op.F if match[1] == "Forward" else Op.B, int(match[2]))
-    try:
-        return Action.parse(name.removeprefix(PREFIX))
-    except ParseError as error:
-        raise ParseError(f"{str(file.path)!r} has a range {name!r}: {error}") from None
-
-
-def _require_ranges(file: File) -> None:
+def _require_actions(file: File) -> None:
+    """Raise ParseError unless a file has ranges of actions whose times it tells."""
     if file.ranges:
+        if len(file.processes) > 1 and file.kernels:
+            raise ParseError(
+                f"{str(file.path)!r} holds {len(file.processes)} processes, and does not say which kernel is whose; "
+                "give a file for each rank"
+            )
         return
-    if not (file.others or file.operators or file.kernels):
+    if not (file.others or file.operators or file.kernels or file.left_out):
         raise ParseError(
             f'{str(file.path)!r} holds no events; a trace is a JSON object with a list "traceEvents", as '
             "torch.profiler's export_chrome_trace and Timeline.save write it"
         )
     names = sorted({other.name for other in file.others})[:SHOWN]
     shown = f"; its ranges are {', '.join(map(repr, names))}" if names else ""
+    wrong = "".join(f"; it has {each}" for each in _in_words(file.left_out))
     raise ParseError(
-        f"{str(file.path)!r} has no range of a pipeline's action, such as 'PP:2F0'{shown}. torch's Schedule1F1B "
-        "does not mark any. Run the same order with torch's _PipelineScheduleRuntime, whose _load_csv reads what "
-        "pp.export.to_torch writes, or with ppedu.run.Pipeline"
+        f"{str(file.path)!r} has no range of a pipeline's action, such as 'PP:2F0'{shown}{wrong}. If some ranges are "
+        "the forwards and backwards, say which: Run.load(…, names={'forward_step': 'F', 'backward_step': 'B'}). "
+        "torch's Schedule1F1B does not mark any. Run the same order with torch's _PipelineScheduleRuntime, whose "
+        "_load_csv reads what pp.export.to_torch writes, or with ppedu.run.Pipeline"
     )
 
 
-def _worker(file: File, index: int, files: int) -> int:
-    """Return the rank of a file: as the profiler wrote it, or as the file's name says."""
-    if isinstance(file.rank, int):
-        return file.rank
-    if files == 1:
-        return 0
-    numbers = RANK.findall(file.path.name)
-    if len(numbers) != 1:
-        raise ParseError(
-            f"{str(file.path)!r} does not say of which rank it is; initialize torch.distributed before the profiler "
-            'starts, or name the file after its rank, such as "trace.rank2.json"'
-        )
-    return int(numbers[0])
-
-
-def _shifted(record: Record, shift: float) -> Record:
-    return record._replace(start=record.start + shift, end=record.end + shift) if shift else record
+def _in_words(left_out: Counter[tuple[str, str]]) -> list[str]:
+    return [f"{plural(count, what)}{rest}" for (what, rest), count in left_out.most_common(SHOWN)]
 
 
 def _part(progress: Progress | None, index: int, files: int) -> Progress | None:
     """Return the progress of one file of several."""
     return progress and (lambda part: progress((index + part) / files))
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and abs(value) < LATEST  # false for NaN
+
+
+def _are_ids(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, int | float | str | None) for value in values)

@@ -8,26 +8,34 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Op
 from ppedu.core.costs import Costs
 from ppedu.core.errors import ParseError, SettingError
+from ppedu.core.files import named
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
 from ppedu.core.validate import require_count
 from ppedu.trace import profiler, saved, table
+from ppedu.trace.assemble import assemble, recognized
 from ppedu.trace.calibrate import Calibration, calibrate, settled, steps_in_words
 from ppedu.trace.clocks import Clocks, align
 from ppedu.trace.events import Progress
-from ppedu.trace.records import Key, Recorded, assemble, recognized
+from ppedu.trace.names import Names
+from ppedu.trace.places import Place
+from ppedu.trace.records import MOST, Key, Recorded
 from ppedu.trace.replay import Measured, travels
 
 if TYPE_CHECKING:
     from ppedu.trace.autopsy import Autopsy
     from ppedu.trace.predict import Prediction
+
+File = str | os.PathLike[str]
+Paths = File | Iterable[File] | Mapping[int, File] | Mapping[tuple[int, int], File]
 
 
 class Run:
@@ -35,53 +43,64 @@ class Run:
 
     Read one with `Run.load`. `only` chooses some of its steps or replicas, as another run.
 
-    faults: a sentence on each step that is incomplete in the trace and was left out.
+    remarks: sentences on what was trimmed or left out while the trace was read, and on what looks wrong with it.
     clocks: by replica, how far the clocks of its ranks were off; see `Clocks`.
+    warm_up: the steps in which the run was warming up, if they are known; found by their times if not.
     """
 
-    def __init__(self, recorded: Mapping[Key, Recorded], faults: Sequence[str] = (), clocks: Mapping[int, Clocks] = {}):
-        self.recorded, self.faults, self.clocks = dict(recorded), tuple(faults), dict(clocks)
+    def __init__(
+        self,
+        recorded: Mapping[Key, Recorded],
+        remarks: Sequence[str] = (),
+        clocks: Mapping[int, Clocks] = {},
+        warm_up: Sequence[int] | None = None,
+    ):
+        self.recorded, self.remarks, self.clocks = dict(recorded), tuple(remarks), dict(clocks)
+        self._warm_up = warm_up
 
     @classmethod
-    def load(
-        cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], progress: Progress | None = None
-    ) -> Run:
+    def load(cls, paths: Paths, progress: Progress | None = None, names: Mapping[str, str] | None = None) -> Run:
         """Read a run from its trace.
 
         paths: One of
             - the JSON files that torch.profiler wrote, one for each rank, zipped or not, with a range for each action
-              (see `ppedu.trace.profiler`);
+              (see `ppedu.trace.profiler`), or one file of all ranks merged; whose is which is found from what torch
+              wrote into them and from their names, unless a dict says it: {rank: file} or {(replica, rank): file};
             - a file saved with `Timeline.save`, or with `ppedu.view.save`, of one or several steps; of measured and
               simulated timelines in one file, the measured ones count;
-            - a CSV table with a line for each operation (see `ppedu.trace.table`).
+            - a CSV table with a line for each operation (see `ppedu.trace.table`);
+            - a folder with these files.
         progress: Called now and then with the part that has been read, from 0 to 1.
+        names: What ranges or operations of other names are: regular expressions for whole names, each with an action
+            that may contain groups and lack numbers, such as {"forward_step": "F", "dgrad ([0-9]+)": r"I\\1"}. Without
+            a stage, it is the place of the rank in the pipeline; without a microbatch, they count from 0 in each step.
+
+        A step that is incomplete is left out, and what is damaged or unknown; `remarks` counts it.
 
         Raises:
             PipelineError: A file cannot be read.
             ParseError: A file is damaged or not such a trace, or the trace is impossible: a rank is missing, or does
-                two things at once.
-            SettingError: `paths` is not a file name or several.
+                two things at once in every step.
+            SettingError: `paths` is not a file name or several, or `names` are not as above.
         """
-        given = [paths] if isinstance(paths, str | os.PathLike) else paths
-        names = list(given) if isinstance(given, list | tuple | set | Iterator | dict) else []
-        if not names or not all(isinstance(name, str | os.PathLike) for name in names):
-            raise SettingError(f"Run.load takes the name of a trace file, or a list of several; got {paths!r}")
-        tables = [name for name in names if table.is_table(name)]
-        if tables and len(names) > 1:
-            raise SettingError(f"give one table of the whole run, or traces alone; got {', '.join(map(str, names))}")
-        source = repr(str(names[0])) if len(names) == 1 else f"the trace {str(names[0])!r} and {len(names) - 1} more"
-        faults: list[str] = []
-        if tables:
-            recorded, faults = assemble(table.read(names[0]), source)
-        elif len(names) == 1 and saved.is_saved(names[0]):
-            timelines = saved.load_all(names[0])
+        placed = _placed(paths)
+        files = [path for _, path in placed]
+        tables = [file for file in files if table.is_table(file)]
+        if tables and (len(files) > 1 or placed[0][0]):
+            raise SettingError(f"give one table of the whole run, or traces alone; got {', '.join(map(str, files))}")
+        source = repr(str(files[0])) if len(files) == 1 else f"the trace {str(files[0])!r} and {len(files) - 1} more"
+        remarks: list[str] = []
+        if not tables and len(files) == 1 and saved.is_saved(files[0]):
+            timelines = saved.load_all(files[0])
             run = [each for each in timelines if each.source != "simulated"] or timelines
             steps = chain.from_iterable(each.steps for each in run)
             recorded = {(step, 0): Recorded(recognized(each)) for step, each in enumerate(steps)}
         else:
-            recorded, faults = assemble(profiler.read(names, progress), source)
-        _require_last_rank([each.timeline for each in recorded.values()], source)
-        return cls(*_aligned(recorded, faults, source))
+            known = Names(names)
+            read = table.read(tables[0], known) if tables else profiler.read(placed, known, progress)
+            recorded, remarks = assemble(read[0], source, read[1])
+        recorded, clocks = _aligned(recorded, source)
+        return cls(recorded, [*remarks, *_suspicions(each.timeline for each in recorded.values())], clocks)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -112,8 +131,11 @@ class Run:
 
     @cached_property
     def warm_up(self) -> tuple[int, ...]:
-        """The steps at the start that took clearly unlike times."""
+        """The steps at the start that took clearly unlike times; of a part of a run, those that are so in the whole."""
         steps = sorted({step for step, _ in self.regular})
+        if self._warm_up is not None:
+            known = tuple(step for step in steps if step in self._warm_up)
+            return known if len(known) < len(steps) else ()
         times = [max(each.timeline.makespan for key, each in self.regular.items() if key[0] == step) for step in steps]
         return tuple(steps[: settled(times)])
 
@@ -149,7 +171,7 @@ class Run:
                 f"the run has no such steps; it has {steps_in_words(self.steps)} of "
                 f"{plural(len(self.replicas), 'replica')}"
             )
-        return Run(kept, self.faults, self.clocks)
+        return Run(kept, self.remarks, self.clocks, self.warm_up)
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -243,32 +265,66 @@ def _numbers(name: str, values: Any) -> set[int]:
     return {_number(name.removesuffix("s"), value) for value in values}
 
 
-def _require_last_rank(timelines: Iterable[Timeline], source: str) -> None:
-    """Raise ParseError if the last stage waits long for its first backward, as if a stage after it were missing."""
-    waits, forwards = [], []
+def _placed(paths: Any) -> list[tuple[Place | None, str | os.PathLike[str]]]:
+    """Return the files, each with its place if `paths` says it; raise SettingError for anything else."""
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    places, values = (list(map(_place, paths)), paths.values()) if isinstance(paths, Mapping) else ([], paths)
+    files = list(values) if places or isinstance(values, list | tuple | set | Iterator) else []
+    if not files or not all(isinstance(file, str | os.PathLike) for file in files) or None in places:
+        raise SettingError(
+            "Run.load takes the name of a trace file or of a folder, a list of files, or a dict such as {0: 'a.json'} "
+            f"or {{(replica, rank): 'a.json'}}; got {paths!r}"
+        )
+    if places:
+        return list(zip(places, files, strict=True))
+    return [(None, file) for path in files for file in (_in_folder(named(path)) if named(path).is_dir() else [path])]
+
+
+def _place(key: Any) -> Place | None:
+    """Return the place that the key of a dict of files stands for; None if it stands for none."""
+    match key:
+        case int() if 0 <= key < MOST:
+            return Place(key, None, key)
+        case (int() as replica, int() as rank) if all(0 <= each < MOST for each in (replica, rank)):
+            return Place(rank, replica, rank)
+    return None
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    """Return the traces in a folder, or else its tables; raise SettingError if there are none."""
+    for kind in ("json", "csv"):
+        if found := sorted(path for end in ("", ".gz") for path in folder.rglob(f"*.{kind}{end}")):
+            return found
+    raise SettingError(f"the folder {str(folder)!r} has no files that end in .json, .json.gz, .csv or .csv.gz")
+
+
+def _suspicions(timelines: Iterable[Timeline]) -> Iterator[str]:
+    """Yield a remark if in every step the last stage waits for its first backward as if a stage after it were missing.
+
+    Without that one, the last stage waits for about a forward or longer, and far longer than ranks usually pause.
+    """
+    waits, forwards, pauses = [], [], []
     for timeline in timelines:
         last = timeline.schedule.stages - 1
-        spans = [
-            (single.op, before.end, after.start, after.end)
+        ran = [
+            (single.op, after.start - before.end, after.end - after.start)
             for row in timeline.rows
             for before, after in pairwise(row)
             for single in after.action.singles
             if single.stage == last
         ]
-        forwards += [end - start for op, _, start, end in spans if op is Op.F]
-        first = min(((start, start - free) for op, free, start, _ in spans if op in (Op.B, Op.I)), default=(0, 0))
-        waits.append(first[1])
-    if forwards and median(waits) > median(forwards):
-        wait, forward = (pretty(median(each), "s") for each in (waits, forwards))
-        raise ParseError(
-            f"in {source}, the last stage waits {wait} before its first backward, longer than a forward ({forward}), "
-            "although it needs nothing else; are the ranks after it missing? Give the traces of all ranks"
+        forwards += [time for op, _, time in ran if op is Op.F]
+        pauses += [wait for _, wait, _ in ran]
+        waits.append(next((wait for op, wait, _ in ran if op in (Op.B, Op.I)), 0.0))
+    if forwards and min(waits) > max(0.75 * median(forwards), 3 * median(pauses)):
+        yield (
+            f"in every step, stage {last} waits at least {pretty(min(waits), 's')} before its first backward, as if it "
+            "were not the last one; if ranks after it are missing, give the traces of all ranks"
         )
 
 
-def _aligned(
-    recorded: dict[Key, Recorded], faults: list[str], source: str
-) -> tuple[dict[Key, Recorded], list[str], dict[int, Clocks]]:
+def _aligned(recorded: dict[Key, Recorded], source: str) -> tuple[dict[Key, Recorded], dict[int, Clocks]]:
     """Return the same steps with the clocks of the ranks aligned, as far as messages tell."""
     clocks: dict[int, Clocks] = {}
     found: dict[Key, Recorded] = {}
@@ -279,7 +335,7 @@ def _aligned(
         except ValueError as error:
             raise ParseError(f"{source} contradicts itself: {error}; are these the traces of one job?") from None
         found.update((key, _shifted(each, clocks[replica].shifts)) for key, each in mine.items())
-    return found, faults, clocks
+    return found, clocks
 
 
 def _shifted(recorded: Recorded, shifts: Sequence[float]) -> Recorded:

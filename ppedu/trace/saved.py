@@ -9,8 +9,8 @@ from typing import Any
 
 from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
-from ppedu.core.errors import ParseError, PipelineError
-from ppedu.core.files import named
+from ppedu.core.errors import ParseError
+from ppedu.core.files import opened
 from ppedu.core.numeric import plural
 from ppedu.core.per_link import PerLink
 from ppedu.core.placement import Placement
@@ -34,12 +34,11 @@ def is_saved(path: str | os.PathLike[str]) -> bool:
     Raises:
         PipelineError: The file cannot be read.
     """
-    try:
-        with named(path).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - END))
-            return b'"ppedu": [' in file.read()
-    except OSError as error:
-        raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    end = b""
+    with opened(path) as file:
+        while part := file.read(END):
+            end = end[-END:] + part
+    return b'"ppedu": [' in end
 
 
 def load(path: str | os.PathLike[str]) -> Timeline:
@@ -58,12 +57,10 @@ def load(path: str | os.PathLike[str]) -> Timeline:
 
 def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
     """Return all timelines in a trace file, in the order in which they were saved. Raises what `load` raises."""
+    with opened(path) as file:
+        content = file.read()
     try:
-        text = named(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"cannot read {str(path)!r}: {error}; give a file saved with Timeline.save") from error
-    try:
-        data = json.loads(text, parse_int=_whole)
+        data = json.loads(content.decode("utf-8"), parse_int=_whole)
         placements = [_placement(about) for about in data["ppedu"]]
         rows: list[list[list[Span]]] = [[[] for _ in range(placement.ranks)] for placement in placements]
         for event in data["traceEvents"]:

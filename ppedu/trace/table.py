@@ -6,47 +6,55 @@
 
 The first line names the columns. Their order does not matter, and other columns are ignored:
 
-    step        or iteration
+    step        or iteration; without it, one begins where an operation occurs again
     replica     or dp_rank, dp: which of several pipelines that share the batch; without it, there is one
-    stage       or pp_rank: the stage; if there is a column for the chunk, the place in the pipeline instead
+    stage       or pp_rank: the stage; if there is a column for the chunk, the place in the pipeline instead; without
+                it, ranks hold one each, in the order in which they begin
     rank        or worker: tells the ranks apart, if a rank runs several stages; without it, each stage has its own
+    pid         the same
     chunk       or mc, model_chunk: the chunk on the rank; stage s of chunk c is stage s + c · ranks of the model
-    operation   or op, optype, action: see below
-    microbatch  or mb_id
-    start       or start_ts, ts: seconds
-    duration    or dur: seconds; or end, end_ts
+    operation   or op, optype, action, name: see below
+    microbatch  or mb_id; without it, they count from 0 in each step
+    start       or start_ts, ts: seconds; or "start (ns)", and likewise us and ms
+    duration    or dur, likewise; or end, end_ts
 
 An operation is F, B, I or W; one of the words below; or a whole action such as 2F0 or (2F1;1B0)OVERLAP_F_B, which needs
-neither stage nor microbatch. Sends and receives are left out, because the order says which action waits for which. All
-other operations are kept as time outside the pipeline.
+neither stage nor microbatch; or what `Names` say. Sends and receives are left out, because the order says which action
+waits for which. All other operations are kept as time outside the pipeline.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.errors import ParseError, PipelineError
-from ppedu.core.files import named
-from ppedu.trace.records import Record
+from ppedu.core.errors import ParseError
+from ppedu.core.files import named, opened
+from ppedu.core.numeric import plural
+from ppedu.trace.names import UNKNOWN, Names
+from ppedu.trace.records import MOST, Record, rank_of, worker_of
 
 COLUMNS = {
     "step": ("step", "iteration"),
     "replica": ("replica", "dp_rank", "dp"),
     "stage": ("stage", "pp_rank"),
     "rank": ("rank", "worker"),
+    "pid": ("pid",),
     "chunk": ("chunk", "mc", "model_chunk"),
-    "operation": ("operation", "op", "optype", "action"),
+    "operation": ("operation", "op", "optype", "action", "name"),
     "microbatch": ("microbatch", "mb_id"),
     "start": ("start", "start_ts", "ts"),
     "duration": ("duration", "dur"),
     "end": ("end", "end_ts"),
 }
+UNITS = {" (s)": 1.0, " (ms)": 1e-3, " (us)": 1e-6, " (ns)": 1e-9}
 WORDS = {
     Op.F: ("f", "forward", "forward-compute", "fwd"),
     Op.B: ("b", "backward", "backward-compute", "bwd"),
@@ -55,6 +63,8 @@ WORDS = {
 }
 OPS = {word: op for op, words in WORDS.items() for word in words}
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv", "send", "recv")
+MESSAGE = Action(0, Op.SEND_F)
+FEW = 0.01  # of the lines may be damaged, or a single one, such as the last one that a run wrote
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -62,12 +72,12 @@ def is_table(path: str | os.PathLike[str]) -> bool:
     return named(path).name.lower().removesuffix(".gz").endswith((".csv", ".parquet", ".tsv"))
 
 
-def read(path: str | os.PathLike[str]) -> list[Record]:
-    """Return the records of a table.
+def read(path: str | os.PathLike[str], names: Names) -> tuple[list[Record], list[str]]:
+    """Return the records of a table, and remarks on lines that were left out.
 
     Raises:
         PipelineError: The file cannot be read.
-        ParseError: A column is missing, or a line cannot be understood; the error names it.
+        ParseError: A column is missing, or several lines cannot be understood; the error names the first one.
     """
     where = named(path)
     if where.name.lower().endswith(".parquet"):
@@ -75,28 +85,113 @@ def read(path: str | os.PathLike[str]) -> list[Record]:
             f"{str(path)!r} is a Parquet file; turn it into CSV with pandas: "
             f"pandas.read_parquet({str(path)!r}).to_csv({where.stem + '.csv'!r}, index=False)"
         )
+    with opened(where) as file:
+        content = file.read()
     try:
-        content = where.read_bytes()
-        text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise PipelineError(f"cannot read {str(path)!r}: {error}; give a table of operations as CSV") from error
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    lines = csv.reader(io.StringIO(text), delimiter=delimiter)
-    columns = _columns(next(lines, []), str(path))
-    rows = [(number, line) for number, line in enumerate(lines, 2) if any(line)]
-    return list(_records(columns, rows, str(path)))
+        text = content.decode("utf-8-sig")
+        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ParseError(f"cannot read {str(path)!r}: {error}; give a table of operations as CSV") from error
+    columns = _columns(lines[0] if lines else [], str(path))
+    records: list[Record] = []
+    wrong: list[str] = []
+    rows = [_Row(columns, cells) for cells in lines[1:]]
+    ranks = _ranks(rows) if {"chunk", "stage"} <= columns.keys() else 1
+    for number, row in enumerate(rows, 2):
+        try:
+            if any(row.cells) and (record := row.record(names, ranks)):
+                records.append(record)
+        except ValueError as error:
+            wrong.append(f"{str(path)!r}, line {number}: {','.join(row.cells)!r} is not an operation: {error}")
+    if len(wrong) > max(1, FEW * len(rows)):
+        raise ParseError(f"{wrong[0]} (and {plural(len(wrong) - 1, 'more line')} like it)")
+    return _on_stages(records), [f"left out: {each}" for each in wrong]
 
 
-def _columns(head: Iterable[str], path: str) -> dict[str, int]:
-    """Return the index of each known column."""
-    places = {name.strip().lower(): index for index, name in enumerate(head)}
+class _Column(NamedTuple):
+    at: int
+    unit: float  # in seconds, of a time
+
+
+class _Row(NamedTuple):
+    """A line of a table."""
+
+    columns: Mapping[str, _Column]
+    cells: list[str]
+
+    def text(self, column: str) -> str:
+        """Return the text in a cell; "" if there is none."""
+        at = self.columns[column].at if column in self.columns else len(self.cells)
+        return self.cells[at].strip() if at < len(self.cells) else ""
+
+    def whole(self, column: str) -> int:
+        if not (text := self.text(column)):
+            raise ValueError(f"it has no {column}")
+        number = float(text)
+        if not number.is_integer() or not 0 <= number < MOST:
+            raise ValueError(f"{column} {text} is not a whole number from 0 to {MOST - 1}")
+        return int(number)
+
+    def seconds(self, column: str) -> float:
+        number = float(self.text(column)) * self.columns[column].unit
+        if not math.isfinite(number):
+            raise ValueError(f"{column} {self.text(column)} is not a time")
+        return number
+
+    def record(self, names: Names, ranks: int) -> Record | None:
+        """Return the operation; None for a message. ranks: of the pipeline, if the table numbers the chunks of each.
+
+        Raises:
+            ValueError: it cannot be understood.
+        """
+        operation = self.text("operation")
+        action = self._action(operation, names, ranks)
+        if action and not action.computes:
+            return None
+        start = self.seconds("start")
+        end = start + self.seconds("duration") if "duration" in self.columns else self.seconds("end")
+        if end < start:
+            raise ValueError(f"it ends at {end} and starts at {start}")
+        named = [column for column in ("rank", "pid", "stage") if self.text(column)]
+        rank = self.whole(named[0]) if named else action.singles[0].stage if action else UNKNOWN
+        if rank == UNKNOWN:
+            raise ValueError("it has neither a rank nor a stage")
+        step = self.whole("step") if "step" in self.columns else None
+        replica = self.whole("replica") if self.text("replica") else 0
+        return Record(step, replica, worker_of(rank, replica), action, operation, start, end)
+
+    def _action(self, operation: str, names: Names, ranks: int) -> Action | None:
+        """Return the action of the line, and None for time outside the pipeline. MESSAGE stands for any message."""
+        word = operation.lower().replace("_", "-")
+        named, action = names(operation)
+        if not named:
+            action = Action(UNKNOWN, OPS[word], UNKNOWN) if word in OPS else MESSAGE if word in MESSAGES else None
+            with suppress(ParseError):
+                action = action or Action.parse(operation)
+        if action is None:
+            return None
+        stage, op, microbatch, parts = action
+        if stage == UNKNOWN and "stage" in self.columns:
+            stage = self.whole("stage") + ranks * (self.whole("chunk") if self.text("chunk") not in ("", "-1") else 0)
+        if microbatch == UNKNOWN and "microbatch" in self.columns:
+            microbatch = self.whole("microbatch")
+        return Action(stage, op, microbatch, parts)
+
+
+def _columns(head: Iterable[str], path: str) -> dict[str, _Column]:
+    """Return where each known column is."""
+    places: dict[str, _Column] = {}
+    for index, title in enumerate(head):
+        name = title.strip().lower()
+        unit = next((unit for unit in UNITS if name.endswith(unit)), "")
+        places.setdefault(name.removesuffix(unit), _Column(index, UNITS.get(unit, 1.0)))
     columns = {
         column: next(places[name] for name in names if name in places)
         for column, names in COLUMNS.items()
         if not places.keys().isdisjoint(names)
     }
-    needed = ["step", "operation", "start"]
-    lost = [column for column in needed if column not in columns]
+    lost = [column for column in ("operation", "start") if column not in columns]
     if not columns.keys() & {"duration", "end"}:
         lost.append("duration")
     if lost:
@@ -109,58 +204,31 @@ def _columns(head: Iterable[str], path: str) -> dict[str, int]:
     return columns
 
 
-def _records(columns: Mapping[str, int], rows: list[tuple[int, list[str]]], path: str) -> Iterator[Record]:
-    def cell(line: list[str], column: str) -> str:
-        return line[columns[column]].strip() if column in columns and columns[column] < len(line) else ""
-
-    def whole(line: list[str], column: str) -> int:
-        return int(float(cell(line, column)))
-
-    ranks = 1
-    if "chunk" in columns and "stage" in columns:
-        ranks += max((whole(line, "stage") for _, line in rows if cell(line, "stage")), default=0)
-    for number, line in rows:
-        try:
-            operation = cell(line, "operation")
-            action = _action(operation, line, cell, whole, ranks)
-            if action == MESSAGE:
-                continue
-            start = float(cell(line, "start"))
-            end = start + float(cell(line, "duration")) if "duration" in columns else float(cell(line, "end"))
-            if not 0 <= end - start < float("inf"):
-                raise ValueError(f"it ends at {end} and starts at {start}")
-            replica = whole(line, "replica") if cell(line, "replica") else 0
-            column = "rank" if cell(line, "rank") else "stage"
-            worker = whole(line, column) if cell(line, column) else _stage_of(action)
-            yield Record(whole(line, "step"), replica, replica << 32 | worker, action, operation, start, end)
-        except (ValueError, OverflowError) as error:
-            raise ParseError(f"{path!r}, line {number}: {','.join(line)!r} is not an operation: {error}") from error
+def _ranks(rows: Iterable[_Row]) -> int:
+    """Return the number of ranks in a pipeline, by the places that stages have in it."""
+    most = 0
+    for row in rows:
+        with suppress(ValueError):
+            most = max(most, row.whole("stage"))
+    return 1 + most
 
 
-MESSAGE = Action(0, Op.SEND_F)
-
-
-def _action(operation: str, line: list[str], cell: Any, whole: Any, ranks: int) -> Action | None:
-    """Return the action of a line, `MESSAGE` for a send or receive, and None for time outside the pipeline."""
-    word = operation.lower().replace("_", "-")
-    if word in MESSAGES:
-        return MESSAGE
-    if word in OPS:
-        if not cell(line, "stage") or not cell(line, "microbatch"):
-            raise ValueError("it has no stage or no microbatch")
-        stage = whole(line, "stage") + ranks * (max(0, whole(line, "chunk")) if cell(line, "chunk") else 0)
-        return Action(stage, OPS[word], whole(line, "microbatch"))
-    try:
-        action = Action.parse(operation.removeprefix("PP:"))
-    except ParseError:
-        return None
-    return action if action.computes else MESSAGE
-
-
-def _stage_of(action: Action | None) -> int:
-    if action is None:
-        raise ValueError("it has neither a rank nor a stage")
-    return action.singles[0].stage
+def _on_stages(records: list[Record]) -> list[Record]:
+    """Return the records with a stage: without that column, a worker's place in the order in which they begin."""
+    begins: defaultdict[int | None, dict[int, float]] = defaultdict(dict)  # by replica and worker
+    for record in records:
+        if record.action and record.action.stage == UNKNOWN:
+            mine = begins[record.replica]
+            mine[record.worker] = min(record.start, mine.get(record.worker, record.start))
+    places = {
+        worker: stage for mine in begins.values() for stage, worker in enumerate(sorted(mine, key=mine.__getitem__))
+    }
+    return [
+        record._replace(action=record.action._replace(stage=places[record.worker]))
+        if record.action and record.action.stage == UNKNOWN
+        else record
+        for record in records
+    ]
 
 
 def write(records: Iterable[Record]) -> str:
@@ -169,5 +237,5 @@ def write(records: Iterable[Record]) -> str:
     for step, replica, worker, action, name, start, end in records:
         operation = str(action) if action else name
         quoted = f'"{operation}"' if "," in operation else operation
-        lines.append(f"{step},{replica or 0},{worker & 0xFFFFFFFF},{quoted},{start:.6f},{end - start:.6f}")
+        lines.append(f"{step},{replica or 0},{rank_of(worker)},{quoted},{start:.6f},{end - start:.6f}")
     return "\n".join([*lines, ""])

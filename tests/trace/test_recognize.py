@@ -3,8 +3,9 @@
 import pytest
 
 import ppedu as pp
+from ppedu.trace.assemble import assemble
 from ppedu.trace.recognize import recognize
-from ppedu.trace.records import Record, assemble
+from ppedu.trace.records import Record
 
 OPTIONS = {"interleaved": [{"chunks": 3}], "looped-bfs": [{"chunks": 4}], "v-adaptive": [{"memory": 3}]}
 

@@ -107,7 +107,7 @@ def test_a_trace_is_read_recognized_and_replayed(traces, name, runtime, size):
     run = pp.Run.load(sorted(traces.glob(f"{name}.{runtime}.{size}.rank*.json")))
     assert run.schedule.name == name
     assert run.schedule.orders == pp.schedule(name, size, 4).orders
-    assert run.steps == (0, 1, 2) and not run.faults
+    assert run.steps == (0, 1, 2) and not run.remarks
     ratios = [run.replay(step).makespan / run.timeline(step).makespan for step in run.steps]
     assert median(ratios) == pytest.approx(1, abs=0.03)  # on quiet cores 0.99 to 1; see `make bench`
     times = run.costs()

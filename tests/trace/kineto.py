@@ -1,0 +1,74 @@
+"""Traces as torch.profiler writes them, of runs that are drawn."""
+
+import gzip
+import json
+import random
+
+import ppedu as pp
+from ppedu.trace.drawn import Job
+from ppedu.trace.records import rank_of
+
+START = 1_700_000_000_000_000  # microseconds
+
+
+def event(name, ts, dur, category="user_annotation", pid=1, tid=1, **arguments):
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": arguments}
+
+
+def kineto(path, rank, events, text=None, groups=None):
+    """Write a trace file, zipped if its name ends in .gz. rank: None if torch.distributed was not initialized."""
+    about = {"schemaVersion": 1, "baseTimeNanoseconds": 0, "traceEvents": events}
+    if rank is not None:
+        about["distributedInfo"] = {"rank": rank, **({"pg_config": groups} if groups else {})}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = (json.dumps(about) if text is None else text).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def drawn(name="1f1b", ranks=2, microbatches=4, **settings):
+    """Return a job of few steps, in milliseconds that survive the rounding of a trace."""
+    settings = {"replicas": 1, "steps": 3, "noise": 0.05, "latency": 0.002, "overhead": 0.0, "tail": ()} | settings
+    return Job(pp.schedule(name, ranks, microbatches), **settings)
+
+
+def by_rank(job):
+    """Return, by replica and rank, the records of a job in the order of time."""
+    found = {}
+    for record in job.records():
+        found.setdefault((record.replica, rank_of(record.worker)), []).append(record)
+    return {key: sorted(each, key=lambda record: record.start) for key, each in sorted(found.items())}
+
+
+def events_of(records, pid=1, called=lambda record: f"PP:{record.name}", device=False):
+    """Yield the events of a rank. A range begins while the rank waits; its time is that of the work within.
+
+    device: the work is done by three kernels of one CUDA graph, which run long after their launch.
+    """
+    free, before = None, None
+    for number, record in enumerate(records):
+        step, _, _, action, name, start, end = record
+        free, before = free if step == before else None, step
+        first, last = (START + 1e6 * time for time in (start if free is None else free, end))
+        begin, free = START + 1e6 * start, end
+        if not action:
+            yield event(name, begin, last - begin, pid=pid)
+            continue
+        if device:
+            first = first - 100.0
+            yield event(called(record), first, 50.0, pid=pid)
+            yield event("cudaGraphLaunch", first + 10, 5, "cuda_runtime", pid, correlation=number)
+            part = (last - begin) / 3
+            for kernel in (0, 2, 1):
+                yield event("gemm", begin + kernel * part, part, "kernel", 0, 7, correlation=number)
+        else:
+            yield event(called(record), first, last - first, pid=pid)
+            yield event("gloo:recv", first, begin - first, pid=pid)
+            yield event("aten::mm", begin, (last - begin) / 2, "cpu_op", pid)
+            yield event("aten::mm", (begin + last) / 2, (last - begin) / 2, "cpu_op", pid)
+
+
+def shuffled(events, seed=0):
+    events = list(events)
+    random.Random(seed).shuffle(events)
+    return events
