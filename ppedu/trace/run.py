@@ -21,7 +21,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
 from ppedu.core.validate import require_count
 from ppedu.trace import profiler, saved, table
-from ppedu.trace.assemble import assemble, recognized
+from ppedu.trace.assemble import ROUNDING, SMALL, assemble, recognized
 from ppedu.trace.calibrate import Calibration, calibrate, settled, steps_in_words
 from ppedu.trace.clocks import Clocks, align
 from ppedu.trace.events import Progress
@@ -100,7 +100,8 @@ class Run:
             read = table.read(tables[0], known) if tables else profiler.read(placed, known, progress)
             recorded, remarks = assemble(read[0], source, read[1])
         recorded, clocks = _aligned(recorded, source)
-        return cls(recorded, [*remarks, *_suspicions(each.timeline for each in recorded.values())], clocks)
+        remarks += _suspicions((each.timeline for each in recorded.values()), clocks.values())
+        return cls(recorded, remarks, clocks)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -299,11 +300,14 @@ def _in_folder(folder: Path) -> list[Path]:
     raise SettingError(f"the folder {str(folder)!r} has no files that end in .json, .json.gz, .csv or .csv.gz")
 
 
-def _suspicions(timelines: Iterable[Timeline]) -> Iterator[str]:
-    """Yield a remark if in every step the last stage waits for its first backward as if a stage after it were missing.
+def _suspicions(timelines: Iterable[Timeline], clocks: Iterable[Clocks]) -> Iterator[str]:
+    """Yield a remark if messages arrive before they were sent, and one if a stage after the last one may be missing.
 
-    Without that one, the last stage waits for about a forward or longer, and far longer than ranks usually pause.
+    Without that stage, the last one waits for its first backward in every step: for about a forward or longer, and far
+    longer than ranks usually pause.
     """
+    if (early := max(each.early for each in clocks)) > ROUNDING:
+        yield f"messages arrive up to {pretty(early, 's')} before they were sent, however the clocks are shifted"
     waits, forwards, pauses = [], [], []
     for timeline in timelines:
         last = timeline.schedule.stages - 1
@@ -331,7 +335,9 @@ def _aligned(recorded: dict[Key, Recorded], source: str) -> tuple[dict[Key, Reco
     for replica in sorted({replica for _, replica in recorded}):
         mine = {key: each for key, each in recorded.items() if key[1] == replica}
         try:
-            clocks[replica] = align([each.timeline for each in mine.values()])
+            timelines = [each.timeline for each in mine.values()]
+            usual = median(span.end - span.start for each in timelines for row in each.rows for span in row)
+            clocks[replica] = align(timelines, SMALL * usual)
         except ValueError as error:
             raise ParseError(f"{source} contradicts itself: {error}; are these the traces of one job?") from None
         found.update((key, _shifted(each, clocks[replica].shifts)) for key, each in mine.items())

@@ -341,3 +341,25 @@ def test_a_part_of_a_run_knows_when_the_run_was_warming_up(tmp_path):
         prediction = part.predict("1f1b")
         assert max(abs(prediction.makespan / time - 1) for time in others) < 0.02
     assert run.only(steps=[1, 2]).warm_up == ()
+
+
+@pytest.mark.parametrize("drift", [0.5e-3, 20e-3])
+def test_clocks_that_drift_apart_a_little(tmp_path, drift):
+    """Half a millisecond between the first and the last step is no contradiction; a third of a forward is one."""
+    records = []
+    for (_, rank), mine in by_rank(drawn("1f1b", 3, 6, steps=8, latency=0.0)).items():
+        length = mine[-1].end
+        for record in mine:
+            shift = drift * (rank - 1) * (record.start / length - 0.5)
+            records.append(record._replace(start=record.start + shift, end=record.end + shift))
+    path = csv_of(tmp_path / "x.csv", records)
+    if drift > 1e-3:
+        with pytest.raises(pp.ParseError, match="contradicts itself: no constant shift"):
+            pp.Run.load(path)
+        return
+    run = pp.Run.load(path)
+    remark = run.remarks[-1]
+    assert remark.startswith("messages arrive up to 0.") and remark.endswith("however the clocks are shifted")
+    known = pp.Run.load(csv_of(tmp_path / "y.csv", drawn("1f1b", 3, 6, steps=8, latency=0.0).records()))
+    assert run.autopsy().causes == pytest.approx(known.autopsy().causes, abs=2e-3)
+    assert run.predict("zb-h1").makespan == pytest.approx(known.predict("zb-h1").makespan, rel=2e-3)
