@@ -280,9 +280,10 @@ class _Step:
 
     @classmethod
     def of(cls, timeline: Timeline, usual: Costs, overhead: float) -> _Step:
-        schedule, measured = timeline.schedule, Measured.of(timeline, usual.delay)
+        schedule = timeline.schedule
         durations = usual.durations(schedule.stages, schedule.ranks)
         travelled = travels(schedule, usual.delay)
+        measured = Measured.of(timeline, travelled)
         factors: dict[tuple[Op, Place], float] = {}
         starts: defaultdict[tuple[Op, bool], dict[Place, Start]] = defaultdict(dict)
         for rank, index, needs in turns(schedule):

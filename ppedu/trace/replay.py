@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Timeline
+
+FEWEST = 3  # steps, to tell what is usual
 
 Place = tuple[int, int]  # a rank, and the index of one of its actions
 Grid = list[list[float]]  # by rank and index, one number for each action
@@ -54,8 +56,8 @@ class Measured(NamedTuple):
     travels: Grid
 
     @classmethod
-    def of(cls, timeline: Timeline, latency: Callable[[int, int], float]) -> Measured:
-        """Take a timeline apart. latency: the usual latency of a link."""
+    def of(cls, timeline: Timeline, usual: Grid) -> Measured:
+        """Take a timeline apart. usual: of each action, the usual time of its messages."""
         rows, zero = timeline.rows, timeline.start
         grids: list[Grid] = [[[0.0] * len(row) for row in rows] for _ in range(3)]
         lasts, pauses, travels = grids
@@ -63,12 +65,12 @@ class Measured(NamedTuple):
             _, start, end = rows[rank][index]
             lasts[rank][index] = end - start
             free = rows[rank][index - 1].end if index else None
-            made = max(((rows[r][i].end, r) for r, i in needs), default=None)
+            made = max((rows[r][i].end for r, i in needs), default=None)
             if made is None:
                 pauses[rank][index] = start - (zero if free is None else free)
                 continue
-            travels[rank][index] = min(latency(made[1], rank), start - made[0])
-            arrives = made[0] + travels[rank][index]
+            travels[rank][index] = min(usual[rank][index], start - made)
+            arrives = made + travels[rank][index]
             pauses[rank][index] = start - (arrives if free is None else max(free, arrives))
         return cls(timeline.schedule, lasts, pauses, travels)
 
@@ -108,6 +110,25 @@ def travels(schedule: Schedule, latency: Callable[[int, int], float]) -> Grid:
     for rank, index, needs in turns(schedule):
         found[rank][index] = max((latency(sender, rank) for sender, _ in needs), default=0.0)
     return found
+
+
+def usual_travels(timelines: Sequence[Timeline], latency: Callable[[int, int], float]) -> Grid:
+    """Return the usual time of the messages that each action needs, in steps of one schedule.
+
+    That is the latency of the link, or longer if the same action waits longer in most of the steps: as at the start of
+    a step, if a message is sent together with a later one.
+    """
+    schedule = timelines[0].schedule
+    usual = travels(schedule, latency)
+    for rank, index, needs in turns(schedule):
+        waited = []
+        for rows in (timeline.rows for timeline in timelines):
+            made = max((rows[r][i].end for r, i in needs), default=None)
+            if made is not None and (not index or rows[rank][index - 1].end <= made):
+                waited.append(rows[rank][index].start - made)
+        if len(timelines) >= FEWEST and len(waited) > len(timelines) / 2:
+            usual[rank][index] = max(usual[rank][index], median(waited))
+    return usual
 
 
 Kind = tuple[Any, ...]

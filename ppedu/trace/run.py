@@ -28,7 +28,7 @@ from ppedu.trace.events import Progress
 from ppedu.trace.names import Names
 from ppedu.trace.places import Place
 from ppedu.trace.records import MOST, Key, Recorded
-from ppedu.trace.replay import Measured, travels
+from ppedu.trace.replay import Grid, Measured, travels, usual_travels
 
 if TYPE_CHECKING:
     from ppedu.trace.autopsy import Autopsy
@@ -209,10 +209,16 @@ class Run:
         )
         return replace(timeline, rows=rows, source="replayed")
 
+    @cached_property
+    def travels(self) -> Grid:
+        """The usual time of the messages that each action needs, by rank and index, with the overhead of an action."""
+        overhead, costs = self.calibration.overhead, self.costs()
+        timelines = [each.timeline for each in self.steady.values()]
+        return usual_travels(timelines, lambda sender, receiver: costs.delay(sender, receiver) + overhead)
+
     def measured(self, timeline: Timeline) -> Measured:
         """Return the durations, pauses and messages of one of the run's timelines."""
-        overhead, costs = self.calibration.overhead, self.costs()
-        return Measured.of(timeline, lambda sender, receiver: costs.delay(sender, receiver) + overhead)
+        return Measured.of(timeline, self.travels)
 
     def autopsy(self) -> Autopsy:
         """Return why the run's steps take as long as they do; see `Autopsy`.

@@ -12,6 +12,7 @@ from strategies import often, sample
 import ppedu as pp
 from ppedu.trace import table
 from ppedu.trace.drawn import PLANTED, Job
+from ppedu.trace.records import Record
 from ppedu.trace.replay import Measured, travels
 
 STRENGTH = {
@@ -165,3 +166,25 @@ def test_an_autopsy_of_an_order_that_deadlocks_is_refused(tmp_path):
     path.write_text("\n".join(lines))
     with pytest.raises(pp.PipelineError, match=r"0B0|contradicts"):
         pp.Run.load(path).autopsy()
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_messages_that_are_late_in_every_step_are_not_pauses(tmp_path, name):
+    """The second stage starts one forward late, as where a message is sent together with the next one."""
+    schedule = pp.schedule(name, 4, 8)
+    records = []
+    for step in range(6):
+        chance = random.Random(step)
+        lasts = [[0.06 * chance.gauss(1, 0.01) for _ in order] for order in schedule.orders]
+        waits = travels(schedule, lambda sender, receiver: 0.0004)
+        waits[1][0] += 0.06
+        measured = Measured(schedule, lasts, [[0.0] * len(row) for row in lasts], waits)
+        for rank, starts in enumerate(measured.starts()):
+            for action, start, time in zip(schedule.orders[rank], starts, lasts[rank], strict=True):
+                records.append(Record(step, 0, rank, action, str(action), 3 * step + start, 3 * step + start + time))
+    path = tmp_path / "late.csv"
+    path.write_text(table.write(records))
+    autopsy = pp.Run.load(path).autopsy()
+    assert abs(autopsy.causes["pauses"]) < 0.005 and autopsy.causes["messages"] > 0.03
+    finding = next(each.sentence for each in autopsy.findings if each.cause == "messages")
+    assert finding.startswith("a message from rank 0 to rank 1 takes")
