@@ -40,6 +40,7 @@ def assemble(
     pipelines = _pipelines(every)
     places = {each: (replica, rank) for replica, workers in pipelines.items() for rank, each in enumerate(workers)}
     orders = Orders(every)
+    forward_only = all(single.op == Op.F for record in every if record.action for single in record.action.singles)
     by_place: defaultdict[Key, list[Record]] = defaultdict(list)
     for record in every:
         if record.worker in places:
@@ -50,7 +51,7 @@ def assemble(
         step, replica = key
         try:
             rows = orders.rows(mine, pipelines[replica])
-            schedule = _schedule(rows)
+            schedule = _schedule(rows, forward_only)
         except ValueError as error:
             faults.append(f"step {step}{f' of replica {replica}' if len(pipelines) > 1 else ''}: {error}")
             continue
@@ -171,8 +172,10 @@ class Orders:
         return row
 
 
-def _schedule(rows: Sequence[Sequence[Span]]) -> Schedule:
+def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
     """Return the schedule that the rows follow, named after the published one that it is.
+
+    forward_only: the run has no backwards at all, so that a step without them is not one that was cut off.
 
     Raises:
         ValueError: an action is missing.
@@ -188,7 +191,6 @@ def _schedule(rows: Sequence[Sequence[Span]]) -> Schedule:
         missing = plural(stages * microbatches - len(forwards), "forward")
         raise ValueError(f"{F(stage, m)} is never run ({missing} missing)")
     orders = tuple(tuple(span.action for span in row) for row in rows)
-    forward_only = all(single.op == Op.F for _, single in singles)
     schedule = Schedule("measured", _placement(len(rows), singles), microbatches, orders, forward_only)
     if lost := [problem for problem in schedule.problems if problem.kind == "missing"]:
         raise ValueError(f"{lost[0].message} ({plural(len(lost), 'action')} missing)")
