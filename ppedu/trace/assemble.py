@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from statistics import median
 
 from ppedu.core.actions import Action, F, Op
@@ -187,7 +186,7 @@ def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
     microbatches = 1 + max(single.microbatch for _, single in singles)
     forwards = {(single.stage, single.microbatch) for _, single in singles if single.op == Op.F}
     if len(forwards) < stages * microbatches:  # many more than there are if a number is wrong
-        stage, m = next(each for each in product(range(stages), range(microbatches)) if each not in forwards)
+        stage, m = next((s, m) for s in range(stages) for m in range(microbatches) if (s, m) not in forwards)
         missing = plural(stages * microbatches - len(forwards), "forward")
         raise ValueError(f"{F(stage, m)} is never run ({missing} missing)")
     orders = tuple(tuple(span.action for span in row) for row in rows)
