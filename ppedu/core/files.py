@@ -19,6 +19,8 @@ def named(path: str | os.PathLike[str]) -> Path:
     Raises:
         SettingError: It cannot be the name of a file.
     """
+    if path == "":
+        raise SettingError("a file name must not be empty; '.' is the current folder")
     try:
         where = Path(path)
         if b"\0" not in os.fsencode(where):  # fsencode raises ValueError for a lone surrogate

@@ -1,12 +1,15 @@
 """Checkpoints, from which training resumes: weights and optimizer state, by their names in the whole model.
 
-A checkpoint does not depend on ranks or stages: two ranks can load what four have saved, with another schedule. A
-folder holds one checkpoint, such as `step-40`; while the next one is written, it is called `step-50.part`. The file
+A checkpoint does not depend on ranks: two ranks can load what four have saved, with another schedule. Each name stands
+for one weight: different weights with the same name are refused before anything is written.
+
+A folder holds one checkpoint, such as `step-40`; while the next one is written, it is called `step-50.part`. The file
 `lock` keeps a second run from using the folder while the first one trains.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,8 +18,10 @@ import shutil
 import socket
 import warnings
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
 
@@ -26,13 +31,30 @@ from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ppedu.core.errors import PipelineError
+from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.files import named
 from ppedu.run.comm import PipelineGroup
+from ppedu.run.messages import checksum
+from ppedu.run.stage import Stage
 
+Tensors = dict[str, torch.Tensor]  # by their names in a checkpoint
 Answer = TypeVar("Answer")
 ABOUT = "about.json"  # in each checkpoint, beside torch's files: the settings of the run, and its losses so far
 LOCK = "lock"  # in the folder, beside the checkpoint
+BY_STAGE = "give Checkpoints the stages as Pipeline takes them, {stage: module}, and names differ by stage"
+
+
+class _Writer(checkpoint.FileSystemWriter):
+    """Writes the file of a rank. An error of the file system is raised as such: torch raises one of its own for it."""
+
+    def write_data(self, *given: Any) -> Any:
+        try:
+            return super().write_data(*given)
+        except Exception as error:
+            cause: BaseException | None = error
+            while cause and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            raise cause or error from None
 
 
 class Checkpoints:
@@ -40,24 +62,47 @@ class Checkpoints:
 
     folder: a folder that all ranks can access. The first `load` or `save` locks it, until this object is freed or its
         process ends.
-    modules: this rank's modules, whose weights have the names they have in the whole model. If several ranks hold a
-        weight, one of them writes it.
+    modules: this rank's stages by number, as `Pipeline` takes them. If two stages have a name in common, all names in
+        the checkpoint begin with the stage, as in `stages.3.linear.weight`, and training resumes with the same stages,
+        on any ranks. If not, names are those of the whole model, as in the stages that `cut` makes, and training
+        resumes with other stages, too. Or modules without numbers, whose names are those of the whole model.
+        If several ranks hold a weight, it must be equal on all of them; one of them writes it.
     optimizer: its state is saved; its settings, such as the learning rate, are not.
     model: the settings that must stay the same when training resumes, such as the model's sizes, as JSON values.
     group: all ranks that train; by default all ranks of the program.
+
+    Raises:
+        SettingError: the optimizer steps a weight that is in none of the modules, or a module has state that is not a
+            tensor.
     """
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        modules: Iterable[nn.Module],
+        modules: Mapping[int, nn.Module | Stage] | Iterable[nn.Module],
         optimizer: torch.optim.Optimizer,
         model: Mapping[str, Any],
         group: PipelineGroup | None = None,
     ):
-        self.folder, self.modules, self.optimizer, self.model = named(folder), list(modules), optimizer, dict(model)
+        self.folder, self.optimizer, self.model = named(folder), optimizer, dict(model)
+        pairs = modules.items() if isinstance(modules, Mapping) else ((None, module) for module in modules)
+        self._modules: list[tuple[int | None, nn.Module]] = [
+            (stage, each.module if isinstance(each, Stage) else each) for stage, each in pairs
+        ]
+        self._prefixes: list[str] = []  # of the names of each module; see `_find_prefixes`
         self.group = PipelineGroup.of(group)
         self._locked = False
+        held = {weight for _, module in self._modules for weight in module.parameters()}
+        for weight in chain(*(each["params"] for each in optimizer.param_groups)):
+            if weight not in held:
+                raise SettingError(
+                    f"the optimizer steps a weight of shape {tuple(weight.shape)} that is in none of the modules, so a "
+                    "checkpoint would not hold it; give Checkpoints all modules whose weights the optimizer steps"
+                )
+        for name, value in chain(*(module.state_dict().items() for _, module in self._modules)):
+            if not torch.is_tensor(value):
+                kind = type(value).__name__
+                raise SettingError(f"{name!r} is a {kind}, and a checkpoint holds tensors only; use a buffer for it")
 
     def save(self, losses: Sequence[float]) -> None:
         """Write the checkpoint after step number `len(losses)`. All ranks must call it.
@@ -65,8 +110,9 @@ class Checkpoints:
         The checkpoint before is removed once this one is complete, so that one can be loaded after a kill at any time.
 
         Raises:
-            PipelineError: the checkpoint cannot be written, the folder holds one of this step or a later one, or
-                another run is using the folder.
+            PipelineError: different weights have the same name, the checkpoint cannot be written, the folder holds one
+                of this step or a later one, or another run is using the folder. On all ranks, and the checkpoint before
+                stays.
         """
         complete = self.folder / f"step-{len(losses)}"
         part = complete.with_name(f"{complete.name}.part")
@@ -90,8 +136,11 @@ class Checkpoints:
                 shutil.rmtree(self.folder / f"step-{step}")
 
         self._on_first(begin)
+        self._find_prefixes()
+        tensors = self._tensors()
+        self._require_different_names(tensors)
         with _one_error(f"cannot write the checkpoint {str(complete)!r}"):
-            checkpoint.save(self._tensors(), checkpoint_id=part, **self._torch_options())
+            checkpoint.save(tensors, storage_writer=_Writer(part), **self._torch_options())
         self._on_first(finish)
 
     def load(self) -> list[float]:
@@ -100,8 +149,9 @@ class Checkpoints:
         Only load checkpoints that you trust: torch writes a pickle into each, and a pickle can run any code.
 
         Raises:
-            PipelineError: the checkpoint cannot be read, was made with another `model`, or another run is using the
-                folder.
+            PipelineError: the checkpoint cannot be read, was made with another `model`, or holds other weights than the
+                modules; another run is using the folder; or the folder is empty, and `save` would refuse the names of
+                the weights. On all ranks.
         """
 
         def look() -> tuple[Path, list[float], dict[str, Any]] | None:
@@ -112,12 +162,18 @@ class Checkpoints:
                 return *found, checkpoint.FileSystemReader(found[0]).read_metadata().state_dict_metadata
 
         newest = self._on_first(look)
+        self._find_prefixes()
         if newest is None:
+            self._require_different_names(self._tensors())
             return []
         path, losses, listed = newest
-        self._allocate(listed)
+        state = self._empty_state(listed)
+        tensors = self._tensors() | {name: value for name, (_, _, value) in state.items()}
+        self._require_listed(path, listed, tensors)
         with _one_error(_unreadable(path)):
-            checkpoint.load(self._tensors(), checkpoint_id=path, **self._torch_options())
+            checkpoint.load(tensors, checkpoint_id=path, **self._torch_options())
+        for weight, part, value in state.values():
+            self.optimizer.state[weight][part] = value
         return losses
 
     def _require_lock(self) -> None:
@@ -126,12 +182,51 @@ class Checkpoints:
             weakref.finalize(self, _lock_folder(self.folder).close)
             self._locked = True
 
-    def _weights(self) -> dict[str, nn.Parameter]:
-        return {name: weight for each in self.modules for name, weight in each.named_parameters(remove_duplicate=False)}
+    def _find_prefixes(self) -> None:
+        """Let all names begin with their stage if two stages have a name in common. All ranks must call it.
 
-    def _allocate(self, listed: Mapping[str, Any]) -> None:
-        """Allocate the optimizer state in `listed`: before its first step, an optimizer has no tensors to load into."""
+        Raises:
+            PipelineError: two weights of a rank have the same name. On all ranks.
+        """
+        states = [(stage, module.state_dict(keep_vars=True)) for stage, module in self._modules]
+        own = [(stage, name, id(value)) for stage, state in states for name, value in state.items()]
+        stages: defaultdict[str, set[int]] = defaultdict(set)
+        for rank, rows in enumerate(self._gather(own)):
+            values: dict[tuple[int | None, str], int] = {}
+            for stage, name, value in rows:
+                if stage is not None:
+                    stages[name].add(stage)
+                if values.setdefault((stage, name), value) != value:
+                    raise PipelineError(f"rank {rank} holds two weights with the name {name!r}; {BY_STAGE}")
+        by_stage = any(len(each) > 1 for each in stages.values())
+        self._prefixes = [f"stages.{stage}." if by_stage and stage is not None else "" for stage, _ in self._modules]
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        return {
+            prefix + name: weight
+            for prefix, (_, module) in zip(self._prefixes, self._modules, strict=True)
+            for name, weight in module.named_parameters(remove_duplicate=False)
+        }
+
+    def _tensors(self) -> Tensors:
+        """Return the tensors of a checkpoint by name: weights, buffers and optimizer state. torch loads in place."""
+        tensors = {
+            prefix + name: value
+            for prefix, (_, module) in zip(self._prefixes, self._modules, strict=True)
+            for name, value in module.state_dict().items()
+        }
+        for name, weight in self._weights().items():
+            state = self.optimizer.state.get(weight, {})
+            tensors |= {f"optimizer.{name}.{part}": value for part, value in state.items() if torch.is_tensor(value)}
+        return tensors
+
+    def _empty_state(self, listed: Mapping[str, Any]) -> dict[str, tuple[nn.Parameter, str, torch.Tensor]]:
+        """Return tensors for the optimizer state in `listed`, which an optimizer does not have before its first step.
+
+        Each comes with its weight and the name of the part, such as "exp_avg".
+        """
         weights = {f"optimizer.{name}": weight for name, weight in self._weights().items()}
+        state = {}
         for key, entry in listed.items():
             name, _, part = key.rpartition(".")
             if name in weights:
@@ -141,15 +236,55 @@ class Checkpoints:
                 else:
                     device = "cpu" if part == "step" else weight.device  # as in torch's optimizers
                     empty = torch.empty(entry.size, dtype=dtype, device=device)
-                self.optimizer.state[weight][part] = empty
+                state[key] = weight, part, empty
+        return state
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of a checkpoint by name: weights, buffers and optimizer state. torch loads in place."""
-        tensors = {name: value for module in self.modules for name, value in module.state_dict().items()}
-        for name, weight in self._weights().items():
-            state = self.optimizer.state.get(weight, {})
-            tensors |= {f"optimizer.{name}.{part}": value for part, value in state.items() if torch.is_tensor(value)}
-        return tensors
+    def _require_different_names(self, tensors: Tensors) -> None:
+        """Raise PipelineError on all ranks if two ranks hold different tensors with one name. All ranks must call it.
+
+        Equal tensors with one name may be one weight or several. Saved as one, all of them can be loaded.
+        """
+        count = Counter(chain(*self._gather([*tensors])))
+        looks = self._gather({name: _look(value) for name, value in tensors.items() if count[name] > 1})
+        first: dict[tuple[str, Any], tuple[int, Any]] = {}
+        for rank, mine in enumerate(looks):
+            for name, (offset, look) in mine.items():
+                other, expected = first.setdefault((name, offset), (rank, look))
+                if look != expected:
+                    raise PipelineError(
+                        f"rank {other} and rank {rank} hold different tensors with the name {name!r}, and a checkpoint "
+                        f"holds one; if they are weights of two stages, {BY_STAGE}; if they are copies of one weight, "
+                        "build them from one seed; slices of one must be DTensors"
+                    )
+
+    def _require_listed(self, path: Path, listed: Mapping[str, Any], tensors: Tensors) -> None:
+        """Raise PipelineError on all ranks unless a checkpoint holds exactly their tensors. All ranks must call it.
+
+        listed: the tensors in the checkpoint.
+        """
+        wrong = []
+        for name, value in tensors.items():
+            found = listed[name].size if name in listed else None
+            if found != value.shape:
+                has = f"does not have {name!r} of shape"
+                if found is not None:
+                    has = f"has {name!r} of shape {tuple(found)}, not"
+                wrong.append(f"{has} {tuple(value.shape)} as on rank {self.group.rank}")
+        ranks = self._gather(([*tensors], wrong[:1]))
+        held = {*chain(*(names for names, _ in ranks))}
+        more = [f"also has {name!r}, which is on none of the ranks" for name in listed if name not in held]
+        for sentence in [*chain(*(wrong for _, wrong in ranks)), *more]:
+            raise PipelineError(
+                f"the checkpoint {str(path)!r} {sentence}; resume with the stages and the optimizer with which it was "
+                "saved, or save in another folder"
+            )
+
+    def _gather(self, value: Answer) -> list[Answer]:
+        """Return the value of each rank, on all ranks."""
+        values = [value] * self.group.size
+        if self.group.size > 1:
+            dist.all_gather_object(values, value, self.group.process_group)
+        return values
 
     def _torch_options(self) -> dict[str, Any]:
         return {"process_group": self.group.process_group, "no_dist": self.group.size == 1}
@@ -237,7 +372,16 @@ def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float]] 
 
 
 def _unreadable(path: Path) -> str:
-    return f"cannot read the checkpoint {str(path)!r} (remove it to start from the beginning)"
+    return f"cannot read the checkpoint {str(path)!r} (if its files are damaged, remove it to start from the beginning)"
+
+
+def _look(tensor: Any) -> tuple[Any, Any]:
+    """Return where in the whole tensor this rank's part begins, and what must be equal if two ranks hold that part."""
+    offset, here = (0,) * tensor.ndim, tensor
+    if hasattr(tensor, "to_local"):
+        (part,) = tensor.__create_chunk_list__()
+        offset, here = tuple(part.offsets), tensor.to_local()
+    return offset, (tensor.dtype, tuple(tensor.shape), tuple(here.shape), checksum(here))
 
 
 def _only(value: Any, other: Any) -> str:
@@ -258,4 +402,6 @@ def _one_error(what: str) -> Iterator[None]:
         raise
     except (Exception, CheckpointException) as error:  # CheckpointException is a BaseException with all ranks' errors
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        if isinstance(first, OSError) and first.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PipelineError(f"{what}: the disk is full; free some space, or save in another folder") from error
         raise PipelineError(f"{what}: {type(first).__name__}: {first}") from error

@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import re
 import socket
 
 import pytest
@@ -184,6 +185,272 @@ def test_a_checkpoint_without_a_loss_for_each_step_is_damaged(folder):
             alone(folder, steps=3)
 
 
+# Saves and resumes models of eight layers, in stages whose names are those of the whole model, or the same in each
+# stage. The sweep compares with layers that were trained alone, in this process.
+STAGES = """
+import errno, json, random, sys
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+import ppedu as pp
+from ppedu.run import Checkpoints, PipelineGroup, Stage, cut, local_stages
+
+dist.init_process_group("gloo")
+rank, top = dist.get_rank(), Path(sys.argv[1])
+teams = {size: dist.new_group(range(size)) for size in (1, 2, 4)}
+SCHEDULES = [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("zb-v", 2), ("zb-v", 4), ("dualpipe", 2), ("dualpipe", 4)]
+SCHEDULES += [("interleaved", 2), ("dualpipev", 2)]
+
+class Block(nn.Module):
+    def __init__(self, layers, **others):
+        super().__init__()
+        self.layers = layers if isinstance(layers, nn.ModuleDict) else nn.ModuleList(layers)
+
+def random_numbers(shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+def layer(number, seed, kind):
+    made = nn.Linear(3, 3 + number % 2 if kind == "other shapes" else 3)  # biases are 0, and so equal
+    with torch.no_grad():
+        made.weight.copy_(random_numbers(made.weight.shape, seed if kind == "all equal" else seed + number))
+        made.bias.zero_()
+    return made
+
+def trained(layers, kind, steps=2):
+    "Return an optimizer that has stepped these layers, by number."
+    optimizer = torch.optim.AdamW([weight for each in layers.values() for weight in each.parameters()], lr=0.1)
+    for step in range(steps):
+        for number, each in layers.items():
+            for weight in each.parameters():
+                same = kind == "all equal" or weight.ndim == 1
+                weight.grad = like(weight, random_numbers(weight.shape, step if same else step + number))
+        optimizer.step()
+    return optimizer
+
+def like(weight, value):
+    "Return the value sharded like the weight."
+    return distribute_tensor(value, weight.device_mesh, weight.placements) if hasattr(weight, "to_local") else value
+
+def state(layers, optimizer):
+    found = {}
+    for number, each in layers.items():
+        for name, weight in each.named_parameters():
+            found[number, name] = weight.detach()
+            found |= {(number, name, part): value for part, value in optimizer.state[weight].items()}
+    return {name: value.to_local() if hasattr(value, "to_local") else value for name, value in found.items()}
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+def stages(schedule, names, kind, seed):
+    "Return this rank's stages, and their layers by number."
+    whole = [layer(number, seed, kind) for number in range(8)]
+    share = 8 // schedule.stages
+    parts = {stage: range(stage * share, stage * share + share) for stage in local_stages(schedule, rank)}
+    if names == "cut":
+        made = cut(nn.Sequential(*whole), schedule, rank)
+    elif names == "of the model":
+        made = {s: Block(nn.ModuleDict({str(n): whole[n] for n in part})) for s, part in parts.items()}
+    else:
+        made = {s: Block([whole[n] for n in part]) for s, part in parts.items()}
+    return made, {number: whole[number] for part in parts.values() for number in part}
+
+def outcome(call):
+    try:
+        return call()
+    except pp.PipelineError as error:
+        return str(error)
+
+def on(size, do, *given):
+    return outcome(lambda: do(PipelineGroup(rank, size, teams[size]), *given)) if rank < size else None
+
+def save(group, folder, schedule, names, kind, form):
+    made, layers = stages(schedule, names, kind, seed=100)
+    return Checkpoints(folder, form(made), trained(layers, kind), {}, group).save([0.5, 0.25])
+
+def load(group, folder, schedule, names, kind, form, expected):
+    made, layers = stages(schedule, names, kind, seed=200)
+    optimizer = trained(layers, kind, steps=0)
+    try:
+        assert Checkpoints(folder, form(made), optimizer, {}, group).load() == [0.5, 0.25]
+    except pp.PipelineError:
+        assert not optimizer.state
+        raise
+    found = state(layers, optimizer)
+    assert equal(found, {key: value for key, value in expected.items() if key[0] in layers})
+
+def agreed(text):
+    texts = [None] * 4
+    dist.all_gather_object(texts, text)
+    return texts
+
+FORMS = {
+    "by number": dict,
+    "as stages": lambda made: {number: Stage(module, number) for number, module in made.items()},
+    "listed": lambda made: made.values(),
+}
+"""
+
+SWEEP = """
+drawn = random.Random(int(sys.argv[2]))
+counts = {"resumed": 0, "not saved": 0, "not resumed": 0}
+for turn in range(int(sys.argv[3])):
+    (one, before), (other, after) = drawn.choice(SCHEDULES), drawn.choice(SCHEDULES)
+    names = drawn.choice(["cut", "of the model", "of the stage", "of the stage"])
+    kind, (form, make) = drawn.choice(["", "other shapes", "all equal"]), drawn.choice([*FORMS.items()])
+    first, second = pp.schedule(one, before, 8), pp.schedule(other, after, 8)
+    case, folder = (one, before, other, after, names, kind, form), top / str(turn)
+    whole = {number: layer(number, 100, kind) for number in range(8)}
+    expected = state(whole, trained(whole, kind))
+    unique = names != "of the stage" or form != "listed" or first.stages == 1
+    texts = agreed(on(before, save, folder, first, names, kind, make))[:before]
+    if texts[0]:
+        assert set(texts) == {texts[0]} and not unique, (case, texts)
+        assert [each.name for each in folder.iterdir()] == ["lock"], case
+        counts["not saved"] += 1
+        continue
+    assert set(texts) == {None} and (unique or kind == "all equal"), (case, texts)
+    texts = agreed(on(after, load, folder, second, names, kind, make, expected))[:after]
+    if texts[0]:
+        assert set(texts) == {texts[0]}, (case, texts)
+        assert names == "of the stage" and first.stages != second.stages or not unique, (case, texts)
+        counts["not resumed"] += 1
+    else:
+        counts["resumed"] += 1
+    assert agreed(on(before, load, folder, first, names, kind, make, expected))[:before] == [None] * before, case
+print(json.dumps(counts))
+"""
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
+def test_what_was_saved_is_loaded_in_any_stages_or_refused(ranks, tmp_path, seed):
+    (counts, *_) = ranks(STAGES + SWEEP, 4, str(tmp_path), str(seed), "10")
+    assert min(json.loads(counts).values()) > 0
+
+
+REFUSALS = """
+zb, pair, both = pp.schedule("zb-v", 2, 4), pp.schedule("1f1b", 2, 4), FORMS["listed"]
+texts = {}
+
+def note(case, text):
+    texts[case] = agreed(text)[:2]
+
+for kind in "", "other shapes":
+    note(f"two ranks {kind}", on(2, save, top / "a", pair, "of the stage", kind, both))
+note("one rank", on(2, save, top / "b", zb, "of the stage", "", both))
+assert [[each.name for each in (top / name).iterdir()] for name in "ab"] == [["lock"]] * 2
+
+def begin(group):
+    made, layers = stages(pair, "of the stage", "", seed=100)
+    return Checkpoints(top / "c", made.values(), trained(layers, "", 0), {}, group).load()
+
+note("before training", on(2, begin))
+
+on(4, save, top / "d", pp.schedule("1f1b", 4, 8), "of the stage", "", dict)
+expected = state(whole := {number: layer(number, 100, "") for number in range(8)}, trained(whole, ""))
+note("other stages", on(2, load, top / "d", pair, "of the stage", "", dict, expected))
+
+def fewer(group):
+    made, layers = stages(pair, "of the model", "", seed=200)
+    del made[rank].layers["6" if rank else "0"]
+    weights = made[rank].parameters()
+    return Checkpoints(top / "e", made, torch.optim.AdamW(weights), {}, group).load()
+
+on(2, save, top / "e", pair, "of the model", "", dict)
+note("a layer less", on(2, fewer))
+note("other layers", on(2, load, top / "e", pair, "of the model", "other shapes", dict, expected))
+
+def replicas(group):
+    made = {0: layer(0, rank, "")}
+    return Checkpoints(top / "f", made, trained(made, ""), {}, group).save([0.5])
+
+note("replicas", on(2, replicas))
+
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))["replica"]
+
+def sharded(seed):
+    "A layer of stage `rank % 2`, whose slices two replicas hold."
+    made = layer(rank % 2, seed, "")
+    for name, weight in [*made.named_parameters()]:
+        setattr(made, name, nn.Parameter(distribute_tensor(weight.detach(), mesh, [Shard(0)])))
+    return made
+
+def save_sharded(group, folder, form):
+    made = {rank % 2: sharded(100)}
+    return Checkpoints(folder, form(made), trained(made, ""), {}, group).save([0.5])
+
+def load_sharded(group, folder):
+    made = {rank % 2: sharded(200)}
+    optimizer = trained(made, "", 0)
+    Checkpoints(folder, made, optimizer, {}, group).load()
+    expected = {rank % 2: sharded(100)}
+    assert equal(state(made, optimizer), state(expected, trained(expected, "")))
+
+assert agreed(on(4, save_sharded, top / "g", dict) or on(4, load_sharded, top / "g")) == [None] * 4
+note("slices of two stages", on(4, save_sharded, top / "h", FORMS["listed"]))
+
+class Filling:
+    "A file on a disk with `left` bytes of space."
+    left = 0
+    def __init__(self, file):
+        self.file = file
+    def write(self, data):
+        Filling.left -= len(data)
+        if Filling.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(data)
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        self.file.close()
+
+def save_twice(group, folder, left):
+    made, layers = stages(pair, "of the model", "", seed=100)
+    checkpoints = Checkpoints(folder, made, trained(layers, ""), {}, group)
+    checkpoints.save([0.5, 0.25])
+    Filling.left, usual = left, Path.open
+    Path.open = lambda path, *given, **more: Filling(usual(path, *given, **more))
+    try:
+        return outcome(lambda: checkpoints.save([0.5, 0.25, 0.125]))
+    finally:
+        Path.open = usual
+
+on(2, save_twice, top / "i", 10**9)
+whole_size = max(agreed(10**9 - Filling.left)[:2])
+for left in 0, 0.3, 0.6, 0.9, 0.999:
+    folder = top / f"j{left}"
+    note(f"full disk {left}", on(2, save_twice, folder, int(left * whole_size)))
+    assert agreed(on(2, load, folder, pair, "of the model", "", dict, expected)) == [None] * 4
+print(json.dumps(texts))
+"""
+CURE = "give Checkpoints the stages as Pipeline takes them, {stage: module}, and names differ by stage"
+FULL_DISK = r"cannot (write|use) .*: the disk is full; free some space, or save in another folder"
+TOLD = {
+    "two ranks ": f"rank 0 and rank 1 hold different tensors with the name 'layers.0.weight', .*, {CURE}; if they are",
+    "two ranks other shapes": "rank 0 and rank 1 hold different tensors with the name 'layers.0.weight'",
+    "one rank": f"rank 0 holds two weights with the name 'layers.0.weight'; {CURE}",
+    "before training": "rank 0 and rank 1 hold different tensors with the name 'layers.0.weight'",
+    "other stages": "d/step-2' does not have 'stages.0.layers.2.weight' of shape .3, 3. as on rank 0; resume with",
+    "a layer less": "e/step-2' also has 'layers.0.weight', which is on none of the ranks; resume with the stages",
+    "other layers": "e/step-2' has 'layers.1.weight' of shape .3, 3., not .4, 3. as on rank 0; resume with the stages",
+    "slices of two stages": "rank 0 and rank 1 hold different tensors with the name 'weight'",
+    **{f"full disk {left}": f"{FULL_DISK}$" for left in (0, 0.3, 0.6, 0.9, 0.999)},
+    "replicas": "if they are copies of one weight, build them from one seed; slices of one must be DTensors",
+}
+
+
+def test_weights_with_one_name_and_missing_weights_are_reported_on_every_rank(ranks, tmp_path):
+    texts = json.loads(ranks(STAGES + REFUSALS, 4, str(tmp_path))[0])
+    assert texts.keys() == TOLD.keys()
+    for case, (first, second) in texts.items():
+        assert first == second and re.search(TOLD[case], first), (case, first, second)
+        assert "remove it" not in first
+
+
 # Two runs, one on each rank: the first is kept in the middle of its training until the second has tried to begin.
 TWO_RUNS = """
 import json, os, sys, time
@@ -283,3 +550,38 @@ def test_a_folder_that_cannot_be_created_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(pp.PipelineError, match=r"cannot save in '.*file/saved'"):
         alone(tmp_path / "file" / "saved")
+
+
+def blocks(folder, modules, stepped=None):
+    """Checkpoints of these modules, and of an optimizer that has stepped their weights once."""
+    weights = [weight for module in (stepped or modules) for weight in module.parameters()]
+    optimizer = torch.optim.AdamW(weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    return Checkpoints(folder, modules, optimizer, {})
+
+
+def test_an_optimizer_of_weights_that_would_not_be_saved_is_refused(folder):
+    module, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
+    with pytest.raises(pp.SettingError, match=r"the optimizer steps a weight of shape \(3, 2\) that is in none of the"):
+        blocks(folder, [module], [module, other])
+    scaled = type("Scaled", (torch.nn.Linear,), {"get_extra_state": lambda self: {"scale": 2.0}})(2, 2)
+    with pytest.raises(
+        pp.SettingError, match="'_extra_state' is a dict, and a checkpoint holds tensors only; use a buffer"
+    ):
+        blocks(folder, [scaled])
+
+
+def test_a_module_that_is_listed_twice_is_saved_once(folder):
+    module = torch.nn.Linear(2, 2)
+    blocks(folder, [module, module], [module]).save([0.5])
+    resumed = torch.nn.Linear(2, 2)
+    assert blocks(folder, [resumed]).load() == [0.5] and torch.equal(resumed.weight, module.weight)
+
+
+def test_an_empty_name_of_a_folder_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pp.SettingError, match=r"a file name must not be empty; '\.' is the current folder"):
+        blocks("", [torch.nn.Linear(2, 2)])
+    assert contents(tmp_path) == []
