@@ -195,6 +195,20 @@ class Instance:
             unit="",
         )
 
+    def in_order(self) -> tuple[Instance, int]:
+        """Return the instance in finer ticks, of which each action takes at least one; and how many are in a tick.
+
+        Actions that take no time also hold memory, one after the other, which start times alone do not show. All of
+        them together take less than a tick, so that schedules within n ticks are those within n + 1, exclusive.
+        """
+        least = [each for row in self.times.values() for each in row] + (self.overlap if self.pairs else [])
+        if min(least) > 0:
+            return self, 1
+        fine = 3 * self.microbatches * self.placement.stages + 1
+        times = {op: [each * fine or 1 for each in row] for op, row in self.times.items()}
+        overlap = [each * fine or Fraction(1, 2) for each in self.overlap]
+        return replace(self, tick=self.tick / fine, times=times, overlap=overlap), fine
+
     def value(self, timeline: Timeline) -> Any:
         """Return the objective."""
         return timeline.makespan if self.objective == "makespan" else timeline.span

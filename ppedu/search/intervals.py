@@ -16,16 +16,14 @@ from ppedu.core.actions import Action, Op
 from ppedu.core.schedule import Schedule
 from ppedu.search.instance import Instance
 
-# The order of actions that start at the same time because some take none.
-EARLIER = {Op.F: 0, Op.B: 1, Op.I: 1, Op.W: 2}
-
 
 class Intervals:
     """The question whether an instance has a schedule within a number of ticks, the horizon.
 
     fewer: Ticks below which the same instance with fewer microbatches cannot be, by their number.
 
-    Each action has a start and an end. Where backwards may be whole or split, `whole` holds which they are.
+    Each action has a start and an end, at least a tick later; see `Instance.in_order`. Where backwards may be whole or
+    split, `whole` holds which they are.
     """
 
     def __init__(self, instance: Instance, horizon: int, fewer: Mapping[int, int] = {}):
@@ -265,8 +263,6 @@ class Intervals:
                 found = Action(-1, Op.OVERLAP_F_B, -1, parts)
             elif action in paired:
                 continue
-            depth = stage if op == "F" else -stage
-            key = value(start), value(self.ends[action]), EARLIER[op], depth, microbatch
-            orders[placement.rank(stage, microbatch)].append((key, found))
-        rows = tuple(tuple(action for _, action in sorted(order, key=lambda each: each[0])) for order in orders)
+            orders[placement.rank(stage, microbatch)].append((value(start), found))
+        rows = tuple(tuple(action for _, action in sorted(order)) for order in orders)
         return Schedule("searched", placement, self.instance.microbatches, rows)

@@ -250,6 +250,8 @@ def race(
     from ppedu.search import counters
     from ppedu.search.intervals import Intervals
 
+    instance, fine = instance.in_order()
+    horizon, fewer = horizon * fine + fine - 1, {number: ticks * fine for number, ticks in fewer.items()}
     questions: dict[str, Any] = {"intervals": Intervals(instance, horizon, fewer)} if "intervals" in only else {}
     if "counters" in only and counters.applies(instance, horizon):
         questions["counters"] = counters.Counters(instance, horizon, fewer)

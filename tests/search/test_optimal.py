@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ppedu as pp
 from ppedu.core.actions import Action, Op
 from ppedu.core.placement import Placement
-from ppedu.search.instance import Instance
+from ppedu.search.instance import OBJECTIVES, Instance
 from ppedu.search.optimal import race, search
 
 UNIT, CHUNKS = pp.Costs(1, 2), pp.Costs(2, 4)  # F = I = W = 1 for stages of one and of two a rank
@@ -118,16 +118,20 @@ def in_order(order):
 def best_of_all(instance, split, pairs=False):
     """Return the least objective of all schedules: for the makespan, in any order of the microbatches."""
     placement, microbatches = instance.placement, instance.microbatches
-    halves = (Op.F, Op.I, Op.W) if split else (Op.F, Op.B)
+    halves, whole = (Op.F, Op.I, Op.W), (Op.F, Op.B)
+    kinds = [halves, whole] if split is None else [halves if split else whole]
     orders = []
     for rank in range(placement.ranks):
-        chains = [
-            [Action(stage, op, microbatch) for op in halves]
+        held = [
+            (stage, microbatch)
             for stage in range(placement.stages)
             for microbatch in range(microbatches)
             if placement.rank(stage, microbatch) == rank
         ]
-        mine = [order for order in merged(chains) if instance.objective == "makespan" or in_order(order)]
+        mine = []
+        for chosen in product(kinds, repeat=len(held)):
+            chains = [[Action(s, op, m) for op in kind] for kind, (s, m) in zip(chosen, held, strict=True)]
+            mine += [order for order in merged(chains) if instance.objective == "makespan" or in_order(order)]
         orders.append({each for order in mine for each in with_pairs(order)} if pairs else mine)
     best = None
     for rows in product(*orders):
@@ -153,6 +157,20 @@ def test_nothing_is_better_than_what_is_called_optimal(forward, first, second, l
         found = search(instance, 60)
         require_good(found)
         assert (found.status, found.value) == ("optimal", best_of_all(instance, True))
+
+
+or_none = st.lists(st.sampled_from([0, 0, 1]), min_size=2, max_size=2)  # a time, or none
+
+
+@given(or_none, or_none, or_none, st.integers(0, 1), st.sampled_from([True, False, None]), st.sampled_from(OBJECTIVES))
+@example([0, 1], [0, 0], [0, 1], 1, None, "makespan")
+@example([0, 0], [1, 0], [0, 1], 0, None, "span")
+def test_actions_that_take_no_time_hold_memory_too(forward, first, second, latency, split, objective):
+    whole = [sum(both) for both in zip(first, second, strict=True)]
+    costs = pp.Costs(forward, whole, input=first, weight=second, latency=latency)
+    found = search(Instance.of(Placement.make("loop", 2), 2, costs, split, False, 1, objective), 60)
+    require_good(found)
+    assert (found.status, found.value) == ("optimal", best_of_all(found.instance, split))
 
 
 @given(times, times, times, st.integers(0, 2), st.integers(2, 8))
