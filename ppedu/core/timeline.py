@@ -229,7 +229,7 @@ class Timeline:
         "communication": The idle time that would vanish without latency; in a measured run, all idle time that a
             simulation with the run's own costs does not show.
         "variation": The idle time that would then vanish if a stage took the same time for every microbatch, their
-            mean. Only if the costs vary by microbatch; otherwise it is not listed.
+            mean. Negative if it helps that they vary. Only if the costs vary by microbatch; otherwise it is not listed.
         "imbalance": The idle time that would then vanish if every stage took the mean time. Negative if uneven stages
             help.
         "ordering": The idle time that would then vanish with a faster order of the same actions that needs no more

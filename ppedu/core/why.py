@@ -175,7 +175,8 @@ def causes(timeline: Timeline) -> dict[str, float]:
 
 def _mean_causes(timeline: Timeline) -> dict[str, float]:
     """Return the causes of the bubble in steps that do not overlap."""
-    found = [(causes(step), float(ratio(step.makespan, timeline.makespan))) for step in timeline.steps]
+    total = timeline.makespan or 1  # without it, there are no shares to weight
+    found = [(causes(step), float(ratio(step.makespan, total))) for step in timeline.steps]
     shares = {cause: sum(each[cause] * part for each, part in found) for cause in found[0][0]}
     return {**shares, "communication": timeline.bubble - sum(shares.values()) + shares["communication"]}
 

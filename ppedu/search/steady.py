@@ -105,6 +105,9 @@ def steady(
     if split is None:
         raise SettingError("split must be True or False for a pattern; got None")
     instance = Instance.of(place, 1, costs, split, False, memory, "makespan")
+    for op in (Op.F, Op.I, Op.W) if split else (Op.F, Op.B):
+        if not min(instance.times[op]):  # start times alone do not order such actions
+            raise SettingError(f"a pattern is of actions that take time, and an {op} takes none; give it a small time")
     require_number("time_limit", time_limit, lambda each: each > 0, "a number of seconds above 0")
     require_count("workers", workers)
     require_solver()

@@ -112,6 +112,33 @@ def test_the_causes_add_up_to_the_bubble(schedule, costs):
     assert costs.latency or causes["communication"] == pytest.approx(0, abs=1e-12)
 
 
+def or_nothing(stages):
+    """Draw a time for all stages, or one for each; it may be 0."""
+    return st.integers(0, 1) | st.lists(st.integers(0, 2), min_size=stages, max_size=stages)
+
+
+@given(st.data(), legal_schedules(most_chunks=2, pairs=0.2), st.integers(1, 3), st.booleans())
+@often(150)
+def test_actions_that_take_no_time_are_explained_like_others(data, schedule, steps, barrier):
+    times = {name: data.draw(or_nothing(schedule.stages)) for name in ("forward", "input", "weight", "overlap")}
+    times |= {name: data.draw(st.integers(0, 1)) for name in ("latency", "transfer")}
+    links = data.draw(st.sampled_from(["free", "pair", "rank"]))
+    timeline = simulate(pp.lower(schedule), Costs(**times, links=links), steps=steps, barrier=barrier)
+    causes = timeline.causes()
+    assert sum(causes.values()) == pytest.approx(timeline.bubble, abs=1e-12)
+    assert min(share for cause, share in causes.items() if cause != "imbalance") >= -1e-12
+    assert sum(gap.end - gap.start for gap in timeline.gaps()) == sum(timeline.idle)
+    path = [span for _, span in timeline.critical_path()]
+    assert path[0].start == 0 and path[-1].end == timeline.makespan
+    assert all(before.end <= after.start for before, after in pairwise(path))
+    assert timeline.summary() and timeline.text() and 0 <= timeline.bubble <= 1
+
+
+def test_steps_that_take_no_time_have_no_causes():
+    causes = simulate(pp.schedule("1f1b", 2, 2), Costs(forward=0), steps=2).causes()
+    assert set(causes.values()) == {0.0}
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved", "looped-bfs"])
 def test_warm_up_and_cooldown_are_the_only_causes_of_these_bubbles(name):
     timeline = simulate(pp.schedule(name, 4, 8))

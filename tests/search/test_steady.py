@@ -74,6 +74,9 @@ def test_what_is_not_possible_is_refused():
         pp.search.steady(4, split=None)
     with pytest.raises(pp.SettingError, match="too little: a rank holds up to 1 for a single microbatch"):
         pp.search.steady(4, memory=Fraction(1, 2))
+    for costs, split in ((pp.Costs(0), True), (pp.Costs(1, [0, 2]), False), (pp.Costs(1, weight=0), True)):
+        with pytest.raises(pp.SettingError, match=r"actions that take time, and an [FBW] takes none; give it a small"):
+            pp.search.steady(2, costs, placement="loop", split=split)
     with pytest.raises(pp.SettingError, match="time_limit must be a number of seconds above 0"):
         pp.search.steady(4, time_limit=0)
     with pytest.raises(pp.SettingError, match="microbatches must be at least 1"):
