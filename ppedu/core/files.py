@@ -19,7 +19,7 @@ def named(path: str | os.PathLike[str]) -> Path:
     Raises:
         SettingError: It cannot be the name of a file.
     """
-    if path == "":
+    if isinstance(path, str) and not path:
         raise SettingError("a file name must not be empty; '.' is the current folder")
     try:
         where = Path(path)

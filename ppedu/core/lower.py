@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import overload
 
 from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
 from ppedu.core.costs import Costs
@@ -201,13 +202,21 @@ def align(schedule: Schedule) -> Grid:
     return tuple(map(tuple, grid))
 
 
-def strip(grid: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]:
-    """Return the compute actions of a grid or of orders, without idle steps, messages and sharding.
+@overload
+def strip(given: Schedule) -> Schedule: ...
+@overload
+def strip(given: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]: ...
+def strip(given: Schedule | Sequence[Sequence[Action | None]]) -> Schedule | tuple[tuple[Action, ...], ...]:
+    """Return a schedule, or the orders of a grid, with compute actions only: no idle steps, messages and sharding.
+
+    `Pipeline` then places messages of its own, as `lower` does.
 
     Raises:
-        SettingError: `grid` does not consist of rows of actions.
+        SettingError: `given` is not a Schedule, and does not consist of rows of actions.
     """
-    rows = grid if isinstance(grid, Sequence) else [grid]
+    if isinstance(given, Schedule):
+        return replace(given, orders=strip(given.orders))
+    rows = given if isinstance(given, Sequence) else [given]
     if not all(isinstance(row, Sequence) and all(isinstance(cell, Action | None) for cell in row) for row in rows):
-        raise SettingError(f"strip takes rows of actions, such as align(schedule) or schedule.orders; got {grid!r}")
-    return tuple(tuple(action for action in row if action and action.computes) for row in grid)
+        raise SettingError(f"strip takes a schedule, or rows of actions such as align(schedule); got {given!r}")
+    return tuple(tuple(action for action in row if action and action.computes) for row in given)

@@ -34,10 +34,8 @@ def reorder(timeline: Timeline) -> Timeline:
     No rank's activations have a higher peak than in `timeline`. Overlapped pairs stay pairs; messages and sharding are
     dropped. If no faster order is found, the order does not change. Latency is ignored, so the costs should have 0.
     """
-    schedule, costs = timeline.schedule, replace(timeline.costs, links="free")
-    compute = strip(schedule.orders)
-    if compute != schedule.orders:
-        schedule = replace(schedule, orders=compute)
+    schedule, costs = strip(timeline.schedule), replace(timeline.costs, links="free")
+    if schedule != timeline.schedule:
         timeline = simulate(schedule, costs)
     tasks = Tasks(schedule, costs)
     turns = (min(TURN[single.op] for single in action.singles) for action in tasks.actions)
@@ -51,7 +49,7 @@ def reorder(timeline: Timeline) -> Timeline:
     ticks, started = min(attempt for attempt in attempts if attempt)
     if Fraction(ticks, tasks.clock.ticks.per_one) >= timeline.makespan:
         return timeline
-    orders: list[list[Action]] = [[] for _ in compute]
+    orders: list[list[Action]] = [[] for _ in schedule.orders]
     for task in started:
         orders[tasks.rank[task]].append(tasks.actions[task])
     found = simulate_partial(replace(schedule, orders=tuple(map(tuple, orders))), costs)

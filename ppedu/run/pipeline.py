@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from types import NoneType
@@ -111,8 +110,11 @@ class Pipeline:
         if self.group.size != schedule.ranks:
             raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {self.group.size}")
         if schedule.lowered and (problems := check(schedule, rendezvous=True)):
-            raise SettingError(f"{schedule!r} would run only if every send were buffered: {problems[0]}")
-        self.schedule = replace(schedule, orders=strip(schedule.orders))
+            raise SettingError(
+                f"{schedule!r} runs on a backend that buffers sends (gloo), but not where a send waits for its receive "
+                f"(NCCL): {problems[0]}; give Pipeline(pp.strip(schedule), …), which places messages of its own"
+            )
+        self.schedule = strip(schedule)
         self.stages = as_stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         if self.last:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 from functools import cache, cached_property
 from itertools import zip_longest
 from typing import NamedTuple
@@ -44,7 +43,7 @@ class Program:
     """
 
     def __init__(self, lowered: Schedule, rank: int, ahead: int = AHEAD):
-        self.schedule = replace(lowered, orders=strip(lowered.orders))
+        self.schedule = strip(lowered)
         self.lowered, self.rank = lowered, rank
         self.fingerprint = zlib.crc32(lowered.to_csv().encode())
         self.placement = lowered.placement

@@ -218,7 +218,7 @@ def test_a_lowered_schedule_is_legal_and_computes_the_same():
             for rendezvous in (False, True):
                 assert judge.legal(lowered, rendezvous=rendezvous)
                 assert check(lowered, rendezvous=rendezvous) == []
-            assert strip(lowered.orders) == schedule.orders
+            assert strip(lowered) == schedule and strip(lowered.orders) == schedule.orders
             assert with_orders(lowered, schedule.orders) == schedule
 
 
@@ -230,7 +230,7 @@ def test_a_lowered_random_schedule_is_legal_and_computes_the_same(random):
         for rendezvous in (False, True):
             assert judge.legal(lowered, rendezvous=rendezvous), schedule.to_csv()
             assert check(lowered, rendezvous=rendezvous) == []
-        assert strip(lowered.orders) == schedule.orders
+        assert strip(lowered) == schedule
 
 
 def test_each_boundary_between_ranks_is_crossed_twice_by_each_microbatch():

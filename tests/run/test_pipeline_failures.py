@@ -399,7 +399,11 @@ late = pp.Schedule("late", lowered.placement, 4, tuple(map(tuple, orders)))
 assert not pp.check(late)
 pipeline = make(late)
 """,
-        ["SettingError: .* would run only if every send were buffered: deadlock: rank 1 waits at position"] * 3,
+        [
+            r"SettingError: .* buffers sends \(gloo\), but not where a send waits for its receive \(NCCL\): deadlock: "
+            r"rank 1 waits at position .*; give Pipeline\(pp.strip\(schedule\), …\), which places messages of its own"
+        ]
+        * 3,
         None,
     ),
     "a write after a send": (
