@@ -12,6 +12,7 @@ from ppedu import SettingError
 from ppedu.notebook import check_answer, hint, progress, record
 from ppedu.notebook import exercises as package
 from ppedu.notebook.exercises import EXERCISES, feedback
+from ppedu.notebook.exercises.progress_file import recorded
 
 RIGHT, WRONG = "lambda p, m: (p - 1) / (m + p - 1)", "lambda p, m: (p - 1) / m"
 
@@ -81,6 +82,12 @@ def test_an_edited_file_is_still_read(folder, capsys):
     progress()
     known = capsys.readouterr().out
     assert known.partition("Solved")[0].count("★★") == 1 and "03.1 ★★" in known
+
+
+def test_an_event_after_a_line_without_an_end_is_remembered(folder):
+    (folder / "progress.txt").write_text("exercise 01.1 ★ on 2026-01-01")  # as some editors leave it, or a full disk
+    record("board 1f1b", 2)
+    assert recorded() == {"exercise 01.1": 1, "board 1f1b": 2}
 
 
 def test_an_answer_is_right_even_if_the_file_cannot_be_written(folder, capsys):

@@ -18,8 +18,10 @@ def record(event: str, stars: int = 0) -> None:
     try:
         known = recorded()
         if event not in known or known[event] < stars:
+            # The last line has no end if an editor left it so, or the disk was full.
+            begin = "\n" if PROGRESS.exists() and PROGRESS.read_bytes()[-1:] not in (b"", b"\n") else ""
             with PROGRESS.open("a", encoding="utf-8") as file:  # appended: several notebooks may run at once
-                file.write(f"{' '.join(filter(None, (event, STAR * stars)))} on {date.today()}\n")
+                file.write(f"{begin}{' '.join(filter(None, (event, STAR * stars)))} on {date.today()}\n")
     except OSError as error:
         print(f"(This could not be recorded in {PROGRESS}: {error.strerror}.)")
 
