@@ -1,17 +1,22 @@
 """Gradient synchronization: every rank that holds a weight gets the same gradient, once a step.
 
-A weight has several holders if the schedule has two copies of the model (dualpipe), if pipelines run side by side as
-replicas, or if it is tied to a weight of another stage, as a language model's embedding is to its head. Copies and ties
-add up their gradients; replicas average them. Stages that fully_shard has sharded are reduced in `sharded`.
+A weight of the model can be several parameters: one in each copy of the model if the schedule has two (dualpipe), one
+at each end of a tie, as of a language model's embedding to its head, and one in each replica of the pipeline. Copies
+and ties add up their gradients; replicas average them. On the other hand, several stages of a rank can share one
+parameter. Names that stand for one weight, for any of these reasons, form a class, and each class is added up once.
+Stages that fully_shard has sharded are reduced in `sharded`.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -25,20 +30,19 @@ from ppedu.run.comm import PipelineGroup, start_swap
 from ppedu.run.messages import checksum, wait
 from ppedu.run.stage import Stage
 
-Tie = tuple[tuple[int, str], tuple[int, str]]  # two weights that are one, each by its stage and its name there
+Name = tuple[int, str]  # of a parameter: its stage, and its name there
+Tie = tuple[Name, Name]  # two names of one weight
+Exchange = Callable[[torch.Tensor], torch.Tensor]  # from a row of numbers to the rows of all ranks of the pipeline
 
 
 class SharedWeights(NamedTuple):
-    """Weights of this rank whose gradients are added to those of `partners`, on this rank, or of rank `peer`.
+    """Weights of the model that are several parameters, on the same ranks of a pipeline.
 
-    is_first: this rank's gradients are the first term of the sum. Both ranks add in the same order, so that their sums
-    are equal to the last bit.
+    weights: for each weight, the parameters that it is on this rank. ranks: all ranks that hold them, in order.
     """
 
-    weights: list[nn.Parameter]
-    partners: list[nn.Parameter]
-    peer: int
-    is_first: bool
+    weights: list[list[nn.Parameter]]
+    ranks: Sequence[int]
 
 
 class HeldStage(NamedTuple):
@@ -99,64 +103,91 @@ class GradientSync:
                 "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by "
                 f"its stage and its name there; got {ties!r}"
             )
-        self.placement, self.stages, self.ties = placement, stages, list(ties)
+        self.placement, self.stages = placement, stages
+        self.ties = [((one, name), (other, partner)) for (one, name), (other, partner) in ties]
         self.group, self.replicas, self.timeout = group, replicas, timeout
         self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
         self.replica_device = "cuda" if replicas is not None and dist.get_backend(replicas) == "nccl" else "cpu"
         self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
+        self._incomplete: set[int] = set()  # stages whose last backward is still ahead
+        self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []  # by the ranks that hold them
+        for stage, name in (end for tie in ties for end in tie):
+            if stage in stages or not 0 <= stage < placement.stages:
+                self._require_weight(stage, name)
         self.find_shared()
 
     @property
     def modules(self) -> dict[int, nn.Module]:
         return {index: stage.module for index, stage in self.stages.items()}
 
+    @property
+    def names(self) -> dict[nn.Parameter, list[Name]]:
+        """All names of each parameter of this rank, in any of its stages."""
+        found: dict[nn.Parameter, list[Name]] = {}
+        for stage, module in sorted(self.modules.items()):
+            for name, parameter in module.named_parameters(remove_duplicate=False):
+                found.setdefault(parameter, []).append((stage, name))
+        return found
+
     def find_shared(self) -> None:
-        """Find the weights and stages with several holders; before each step, as the caller may replace weights."""
-        self.tied = list(self._tied_weights())
-        copied = [
-            SharedWeights(weights, [], holders[is_first], is_first)
-            for stage, holders, is_first in self._copies()
-            if (weights := _trainable(self.stages[stage].module))
-        ]
-        self.shared = copied + self.tied
+        """Find the parameters and stages with several holders; before each step, as the caller may replace weights."""
+        named = {name: weight for weight, names in self.names.items() for name in names} if self._classes else {}
+        self.shared = []
+        for ranks, classes in self._classes:
+            weights = [
+                list(dict.fromkeys(named[name] for name in names if name in named and named[name].requires_grad))
+                for names in classes
+            ]
+            several = [each for each in weights if len(each) > 1 or (each and len(ranks) > 1)]
+            if several:
+                self.shared.append(SharedWeights(several, ranks))
         self.held = list(self._held_stages())
 
-    def initial_differences(self) -> list[str]:
-        """Return a sentence for each weight, buffer and tie that is not equal on all of its holders."""
+    def initial_differences(self, exchange: Exchange) -> list[str]:
+        """Learn which weights are one, and return a sentence for each weight and buffer that its holders differ in."""
         found = []
+        names = self.names
         for each in self.held:
             weights, buffers = dict(each.module.named_parameters()), each.buffers
             looks = [(name, part.shape, part.dtype, part.requires_grad) for name, part in (weights | buffers).items()]
-            row = each.gather(torch.tensor([zlib.crc32(repr((each.stage, looks)).encode())]))
+            sharing = [names[weight] for weight in weights.values()]
+            row = each.gather(torch.tensor([zlib.crc32(repr((each.stage, looks, sharing)).encode())]))
             if other := _first_different(row.flatten().tolist()):
                 found.append(
                     f"stage {each.stage} has different weights or buffers on {each.holders[other]} than on "
-                    f"{each.holders[0]}: names, shapes, dtypes and requires_grad must be the same"
+                    f"{each.holders[0]}: names, shapes, dtypes, requires_grad and which stages share a weight must be "
+                    "the same"
                 )
                 continue  # every holder has found this, and compares no further
             # Each replica holds another slice of a sharded weight; all slices together are one weight.
             whole = {name: weight for name, weight in weights.items() if not hasattr(weight, "to_local")}
             found += {**each.differences("weight", whole), **each.differences("buffer", buffers)}.values()
-        for weights_here, partners, peer, is_first in self.tied:
-            mine = _checksums(weights_here)
-            theirs = _checksums(partners) if partners else self._exchange_with(peer, is_first, mine)[int(is_first)]
-            if not torch.equal(mine, theirs):
-                found.append(f"the tied weights on rank {self.group.rank} and rank {peer} are not the same")
+        if self.ties or self.placement.copies > 1:
+            found += self._agree(names, exchange)
         return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
 
-    def begin(self, loss_scale: float = 1) -> None:
-        """Set aside the gradients of earlier steps: their holders already have the sum of these, and unscaled."""
+    def begin(self, stages: Iterable[int], loss_scale: float = 1) -> None:
+        """Start a step with backwards of `stages`.
+
+        Set aside the gradients of earlier steps: their holders already have the sum of these, and unscaled.
+        """
+        self._incomplete = set(stages)
         self._means, self._earlier, self.loss_scale = [], [], loss_scale
-        shared = {weight: None for one in self.shared for weight in one.weights + one.partners}
+        shared = {weight: None for one in self.shared for same in one.weights for weight in same}
         for weight in shared if loss_scale == 1 else nn.ModuleList(self.modules.values()).parameters():
             if weight.grad is not None:
                 self._earlier.append((weight, weight.grad))
                 weight.grad = None
 
     def start_mean(self, stage: int) -> None:
-        """Start to average the gradients of `stage`, which are complete, over the replicas."""
-        weights = [] if self.replicas is None else _trainable(self.stages[stage].module)
+        """Start to average the gradients that are complete after the last backward of `stage` over the replicas."""
+        self._incomplete.discard(stage)
+        if self.replicas is None:
+            return
+        later = {id(weight) for other in self._incomplete for weight in self.stages[other].module.parameters()}
+        trained = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
+        weights = [[weight] for weight in trained if id(weight) not in later]
         if not weights:
             return
         total = _flatten(weights).to(self.replica_device)
@@ -176,14 +207,9 @@ class GradientSync:
         """
         for finish_mean in self._means:
             finish_mean()
-        for weights, partners, peer, is_first in self.shared:
+        for weights, ranks in self.shared:
             mine = _flatten(weights)
-            if partners:
-                total = mine + _flatten(partners)
-                _unflatten(partners, total)
-            else:
-                total = self._exchange_with(peer, is_first, mine).sum(0).to(mine.device)
-            _unflatten(weights, total)
+            _unflatten(weights, self._gather(ranks, mine).sum(0).to(mine.device))
         if self.loss_scale != 1:
             for weight in nn.ModuleList(self.modules.values()).parameters():
                 if weight.grad is not None:
@@ -231,9 +257,9 @@ class GradientSync:
         """
         elsewhere = {
             id(weight)
-            for weights, partners, _, is_first in self.shared
-            if partners or not is_first
-            for weight in partners or weights
+            for weights, ranks in self.shared
+            for same in weights
+            for weight in same[int(ranks[0] == self.group.rank) :]
         }
         same_sharding: dict[Any, list[torch.Tensor]] = {}  # torch takes the norm of gradients that are sharded alike
         for weight in nn.ModuleList(self.modules.values()).parameters():  # a weight of two stages counts once
@@ -246,33 +272,45 @@ class GradientSync:
         total: torch.Tensor = torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
         return total
 
-    def _copies(self) -> Iterator[tuple[int, list[int], bool]]:
-        """Yield the stages of this rank of which another rank has a copy.
+    def _agree(self, names: Mapping[nn.Parameter, list[Name]], exchange: Exchange) -> list[str]:
+        """Find the classes of names that stand for one weight, in agreement with the other ranks of the pipeline.
 
-        Each comes with the ranks that hold it, and with whether this rank is the first of them.
+        names: see `names`. A rank cannot see which parameters the stages of another rank share, so each reports its
+        own. Returns a sentence for each class that is not the same weight on this rank as on another.
         """
-        for stage in sorted(self.stages):  # in the same order on both ranks
-            holders = [copy[stage] for copy in self.placement.holders]
-            if len(set(holders)) > 1:
-                yield stage, holders, holders[0] == self.group.rank
+        tied = set(chain.from_iterable(self.ties))
+        own = [(ends, _digest(weight)) for weight, ends in names.items() if len(ends) > 1 or not tied.isdisjoint(ends)]
+        reports = [json.loads(text) for text in _exchange_texts(json.dumps(own), exchange)]
+        parameters = [
+            (rank, {(stage, name) for stage, name in ends}, digest)
+            for rank, report in enumerate(reports)
+            for ends, digest in report
+        ]
+        joined = _joined([*map(set, self.ties), *(ends for _, ends, _ in parameters)])
+        alone = [[ends[0]] for ends in names.values() if not any(ends[0] in each for each in joined)]
+        classes: defaultdict[tuple[int, Sequence[int]], list[list[Name]]] = defaultdict(list)
+        found = []
+        for each in sorted([*map(sorted, joined), *alone]):
+            ranks = tuple(sorted({copy[stage] for stage, _ in each for copy in self.placement.holders}))
+            if self.group.rank in ranks:
+                classes[each[0][0], ranks].append(each)
+                digests = [(rank, digest) for rank, ends, digest in parameters if not ends.isdisjoint(each)]
+                mine = next((digest for rank, digest in digests if rank == self.group.rank), None)
+                for rank, digest in digests:
+                    if mine not in (None, digest):
+                        found.append(
+                            f"the tied weights on rank {self.group.rank} and rank {rank} are not the same in shape, "
+                            "dtype, requires_grad or values"
+                        )
+        # In the same order on all ranks, so that none waits for another in a cycle; stage by stage, to save memory.
+        self._classes = [(ranks, each) for (_, ranks), each in sorted(classes.items())]
+        return found
 
-    def _tied_weights(self) -> Iterator[SharedWeights]:
-        """Yield the tied weights of this rank, in the order of `ties`, which is the same on all ranks."""
-        rank, placement = self.group.rank, self.placement
-        for tie in self.ties:
-            for copy in placement.holders:
-                holders = [copy[stage] if 0 <= stage < placement.stages else -1 for stage, _ in tie]
-                here = [self._weight(*end) for end, holder in zip(tie, holders, strict=True) if holder in (rank, -1)]
-                is_first = holders[0] == rank
-                if len(here) == 2 and here[0] is not here[1]:
-                    yield SharedWeights(here[:1], here[1:], rank, is_first)
-                elif len(here) == 1:
-                    yield SharedWeights(here, [], holders[is_first], is_first)
-
-    def _weight(self, stage: int, name: str) -> nn.Parameter:
+    def _require_weight(self, stage: int, name: str) -> None:
+        """Raise SettingError unless this rank's `stage` has a weight called `name`."""
         modules = self.modules
         try:
-            return modules[stage].get_parameter(name)
+            modules[stage].get_parameter(name)
         except (KeyError, AttributeError):
             known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
             raise SettingError(
@@ -281,21 +319,23 @@ class GradientSync:
 
     def _held_stages(self) -> Iterator[HeldStage]:
         """Yield the stages of this rank that other ranks hold, too: copies within the schedule, then replicas."""
-        for stage, holders, is_first in self._copies():
-            gather = partial(self._exchange_with, holders[is_first], is_first)
-            yield HeldStage(stage, self.stages[stage].module, [f"rank {rank}" for rank in holders], gather)
+        for stage, module in sorted(self.modules.items()):  # in the same order on both ranks
+            holders = [copy[stage] for copy in self.placement.holders]
+            if len(set(holders)) > 1:
+                yield HeldStage(stage, module, [f"rank {rank}" for rank in holders], partial(self._gather, holders))
         if self.replicas is not None and self.replica_count > 1:
             names = [f"global rank {rank}" for rank in dist.get_process_group_ranks(self.replicas)]
             for stage, module in sorted(self.modules.items()):
                 yield HeldStage(stage, module, names, self._gather_replicas)
 
-    def _exchange_with(self, peer: int, is_first: bool, mine: torch.Tensor) -> torch.Tensor:
-        """Return this rank's row and that of `peer`, shape (2, length), in the same order on both."""
+    def _gather(self, ranks: Sequence[int], mine: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these ranks of the pipeline in their order, shape (ranks, length); each must call this."""
         mine = mine.to(self.group.device)
-        theirs = torch.empty_like(mine)
-        for request in start_swap(mine, theirs, peer, self.group):
-            wait(request, self.group.device, self.timeout)
-        return torch.stack([mine, theirs] if is_first else [theirs, mine])
+        rows = {rank: mine if rank == self.group.rank else torch.empty_like(mine) for rank in ranks}
+        for peer in sorted(rows.keys() - {self.group.rank}):
+            for request in start_swap(mine, rows[peer], peer, self.group):
+                wait(request, self.group.device, self.timeout)
+        return torch.stack([rows[rank] for rank in ranks])
 
     def _gather_replicas(self, mine: torch.Tensor) -> torch.Tensor:
         """Return the rows of all replicas, shape (replicas, length)."""
@@ -313,8 +353,21 @@ def _is_tie(tie: Any) -> bool:
     return False
 
 
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in module.parameters() if weight.requires_grad]
+def _joined(groups: Iterable[set[Name]]) -> list[set[Name]]:
+    """Join groups that have a name in common, until no two have."""
+    joined: list[set[Name]] = []
+    for group in groups:
+        apart = [each for each in joined if each.isdisjoint(group)]
+        joined = [*apart, group.union(*(each for each in joined if each not in apart))]
+    return joined
+
+
+def _exchange_texts(text: str, exchange: Exchange) -> list[str]:
+    """Return the texts of all ranks, each followed by spaces."""
+    own = text.encode()
+    longest = int(exchange(torch.tensor([len(own)])).max())
+    rows = exchange(torch.tensor(list(own.ljust(longest)), dtype=torch.uint8))
+    return [bytes(row).decode() for row in rows.tolist()]
 
 
 def _average_buffers(held: HeldStage) -> None:
@@ -348,23 +401,38 @@ def _checksums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.tensor([checksum(_local(tensor)) for tensor in tensors])
 
 
+def _digest(weight: nn.Parameter) -> int:
+    """Return a number that stands for all that must be equal in two parameters that are one weight."""
+    look = tuple(_local(weight).shape), str(weight.dtype), weight.requires_grad, checksum(_local(weight))
+    return zlib.crc32(repr(look).encode())
+
+
 def _local(tensor: Any) -> torch.Tensor:
     """Return this rank's slice of a sharded tensor, or any other tensor itself, detached in both cases."""
     slice_here: torch.Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
     return slice_here
 
 
-def _flatten(weights: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Return all gradients in one row, with zeros for a missing one; then, for each weight, 1 if it has a gradient."""
-    grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights]
-    row = torch.cat([(_local(grad).to_dense() if grad.is_sparse else _local(grad)).reshape(-1) for grad in grads])
-    return torch.cat([row, row.new_tensor([weight.grad is not None for weight in weights])])
+def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
+    """Return the gradients of all weights in one row, each the sum over its parameters.
+
+    At the end of the row is, for each weight, 1 if it has a gradient, else 0.
+    """
+    row = torch.cat([_sum(same).reshape(-1) for same in weights])
+    return torch.cat([row, row.new_tensor([any(each.grad is not None for each in same) for same in weights])])
 
 
-def _unflatten(weights: Sequence[nn.Parameter], row: torch.Tensor) -> None:
-    """Store the parts of `row` as the weights' gradients. A weight without a gradient on any rank keeps none."""
-    *parts, marks = row.split([*(_local(weight).numel() for weight in weights), len(weights)])
-    for weight, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
-        if has_grad:
+def _sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Return the sum of the parameters' gradients; zeros if all are missing."""
+    grads = [each.grad for each in same if each.grad is not None]
+    zeros = [] if grads else [torch.zeros_like(same[0], dtype=same[0].grad_dtype)]
+    return reduce(torch.add, [(_local(grad).to_dense() if grad.is_sparse else _local(grad)) for grad in grads + zeros])
+
+
+def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> None:
+    """Store the parts of `row` as gradients of all parameters. A weight without a gradient on any rank keeps none."""
+    *parts, marks = row.split([*(_local(same[0]).numel() for same in weights), len(weights)])
+    for same, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
+        for weight in same if has_grad else ():
             weight.grad = torch.empty_like(weight, dtype=weight.grad_dtype)
             _local(weight.grad).copy_(part.view_as(_local(weight)))

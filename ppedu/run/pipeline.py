@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from types import NoneType
 from typing import Any
 
@@ -305,7 +305,7 @@ class Pipeline:
                 if not validation:
                     self._rows = self.control.post(results.length(program), torch.float64, f"start {call}")
                 if training:
-                    self.gradients.begin(loss_scale)
+                    self.gradients.begin(program.trained, loss_scale)
                 step.run(done)
                 with self.control.required_for("synchronize the gradients"):
                     step.finish()
@@ -393,7 +393,7 @@ class Pipeline:
             problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
         self.control.require_none(problems, purpose)
         with self.control.required_for(purpose):
-            differences = self.gradients.initial_differences()
+            differences = self.gradients.initial_differences(partial(self.control.exchange, purpose=purpose))
         self.control.require_none(differences, purpose)
         self.clocks.machines = [row[0] for row in rows]
         self.clocks.compare(self.control, purpose)

@@ -37,9 +37,9 @@ class Program:
     """A lowered schedule as one rank runs it.
 
     ahead: Receives may be posted this many computing actions before their places in the order.
-    schedule: its computing actions only. instructions: the rank's order. delivered: by RECV action, the sends of this
-    rank that have arrived before it, since its sender had received them. fingerprint: equal on ranks with the same
-    schedule.
+    schedule: its computing actions only. instructions: the rank's order. trained: the stages with backwards on it.
+    delivered: by RECV action, the sends of this rank that have arrived before it, since its sender had received them.
+    fingerprint: equal on ranks with the same schedule.
     """
 
     def __init__(self, lowered: Schedule, rank: int, ahead: int = AHEAD):
@@ -53,6 +53,7 @@ class Program:
         self.receives = cache(self._receives)
         self.source = cache(self._source)
         last = {one.stage: i for i, action in enumerate(self.order) for one in action.singles if one.op in (Op.B, Op.W)}
+        self.trained = frozenset(last)
         computing = [index for index, action in enumerate(self.order) if action.computes]
         behind = dict(zip_longest(computing, computing[ahead:], fillvalue=len(self.order)))
         self.instructions = [

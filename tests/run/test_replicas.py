@@ -66,11 +66,21 @@ for name, seed in cases:
     stages = schedule.stages
     copies = 1 if size == 1 else schedule.placement.copies  # on ranks of their own
     judge = [Layer(stage) for stage in range(stages)]
-    if tied := stages > 1 and draw.random() < 0.5:
-        judge[-1].linear.weight.data.copy_(judge[0].linear.weight.data)
+    # Pairs of stages with one weight: those that are tied, and those with one parameter, on all of their ranks.
+    ties = [[draw.randrange(stages) for _ in range(2)] for _ in range(draw.choice([0, 0, 1, 2, 3]))]
+    ties += [pair[::-1] for pair in ties if draw.random() < 0.2]
+    held_by = [{copy[stage] for copy in schedule.placement.holders} for stage in range(stages)]
+    pairs = [(one, other) for other in range(stages) for one in range(other) if held_by[one] == held_by[other]]
+    sharing = [pair for pair in pairs if draw.random() < 0.3]
+    first = list(range(stages))  # by stage, the first with its weight
+    for one, other in (ties + sharing) * stages:
+        first[one] = first[other] = min(first[one], first[other])
+    for stage, layer in enumerate(judge):
+        layer.linear.weight.data.copy_(judge[first[stage]].linear.weight.data)
     frozen = {(stage, each) for stage in range(stages) for each in ("weight", "bias") if draw.random() < 0.2}
-    if tied and frozen & {(0, "weight"), (stages - 1, "weight")}:
-        frozen |= {(0, "weight"), (stages - 1, "weight")}
+    frozen = {(stage, each) for stage, each in frozen if each == "bias"} | {
+        (stage, "weight") for stage in range(stages) if (first[stage], "weight") in frozen
+    }
     if len(frozen) == 2 * stages:
         frozen = set()
     for stage, layer in enumerate(judge):
@@ -80,14 +90,17 @@ for name, seed in cases:
         layer.unused.requires_grad_(not {(stage, "weight"), (stage, "bias")} <= frozen)
     place, group, beside = side_by_side(size)
     held = {stage: copy.deepcopy(judge[stage]) for stage in local_stages(schedule, group.rank)}
-    if tied:
-        judge[-1].linear.weight = judge[0].linear.weight
+    for one, other in sharing:
+        if one in held:
+            held[other].linear.weight = held[one].linear.weight
+    for stage, layer in enumerate(judge):
+        layer.linear.weight = judge[first[stage]].linear.weight
 
     reduction = draw.choice(["mean", "sum"])
     pipeline = Pipeline(
         schedule, held, lambda y, target: fn.mse_loss(y, target, reduction=reduction), group,
         replicas=beside if replicas > 1 or draw.random() < 0.5 else None, batching=Batching(reduction=reduction),
-        tied=[((0, "linear.weight"), (stages - 1, "linear.weight"))] if tied else [],
+        tied=[tuple((stage, "linear.weight") for stage in pair) for pair in ties],
     )
     sizes = [microbatches + draw.randrange(9) for _ in range(replicas)]
     x = torch.randn(sum(sizes), 4, generator=torch.Generator().manual_seed(seed))
@@ -144,6 +157,97 @@ def test_random_combinations_of_replicas_ties_and_frozen_weights_match_one_proce
 
 def told(ranks, program, size=4):
     return [text.splitlines() for text in ranks(PRELUDE + program, size)]
+
+
+def test_a_weight_shared_by_two_stages_of_a_rank_is_exchanged_once(ranks):
+    told(
+        ranks,
+        """
+from ppedu.run import gradients
+sent = []  # the lengths of the rows that are exchanged
+start_swap, all_reduce = gradients.start_swap, dist.all_reduce
+gradients.start_swap = lambda mine, *others: (sent.append(mine.numel()), start_swap(mine, *others))[1]
+dist.all_reduce = lambda row, **options: (sent.append(row.numel()), all_reduce(row, **options))[1]
+
+place, group, beside = side_by_side(2)
+x, y = (torch.randn(16, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+for name in ("dualpipe", "chimera", "zb-v", "dualpipev", "interleaved"):
+    schedule = pp.schedule(name, 2, 8)
+    rank_of = [min(copy[stage] for copy in schedule.placement.holders) for stage in range(schedule.stages)]
+    for ties in ([], [((0, "weight"), (schedule.stages - 1, "weight"))] * 2) if rank_of[0] == rank_of[-1] else ([],):
+        weights = [nn.Parameter(torch.eye(4)) for _ in range(2)], [nn.Parameter(torch.eye(4)) for _ in range(2)]
+        ours, theirs = ([nn.Linear(4, 4, bias=False) for _ in rank_of] for _ in range(2))
+        for modules, shared in zip((ours, theirs), weights):
+            for module, rank in zip(modules, rank_of):
+                module.weight = shared[rank]
+        held = {stage: ours[stage] for stage in local_stages(schedule, group.rank)}
+        pipeline = Pipeline(schedule, held, fn.mse_loss, group, replicas=beside, tied=ties)
+        for scale in (1, 2.0**10, 1):
+            sent.clear()
+            pipeline.step(x.split(8)[place], y.split(8)[place], loss_scale=scale)
+            # 16 gradients and a mark, for the mean over replicas and the sum over copies.
+            assert [length for length in sent if length > 1] == [17] * schedule.placement.copies, (name, sent)
+            fn.mse_loss(nn.Sequential(*theirs)(x), y).backward()
+            for stage in held:
+                torch.testing.assert_close(ours[stage].weight.grad, theirs[stage].weight.grad, rtol=1e-9, atol=1e-9)
+        norm = nn.utils.clip_grad_norm_(nn.Sequential(*theirs).parameters(), 0.1)
+        assert abs(pipeline.clip_grad_norm(0.1) / norm - 1) < 1e-9, name
+""",
+    )
+
+
+def test_ties_form_classes_across_ranks(ranks):
+    output = told(
+        ranks,
+        """
+place, group, beside = side_by_side(4)
+def make(schedule, ties, change=lambda held: None):
+    held = {stage: nn.Linear(4, 4) for stage in local_stages(schedule, RANK)}
+    for stage, module in held.items():
+        torch.manual_seed(0)
+        module.weight.data.normal_()
+        module.bias.data.fill_(stage)
+    change(held)
+    tied = [tuple((stage, "weight") for stage in pair) for pair in ties]
+    return held, Pipeline(schedule, held, fn.mse_loss, group, tied=tied, timeout=10)
+
+x, y = (torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+chain = [(0, 1), (1, 2)]
+TIES = [  # and the stages that have one weight
+    (chain, [0, 1, 2]),
+    ([(3, 1), (1, 2), (2, 3)], [1, 2, 3]),
+    ([(1, 1)], [1]),
+    ([(0, 3), (0, 3), (3, 0)], [0, 3]),
+    ([(0, 1), (2, 3), (3, 0)], [0, 1, 2, 3]),
+]
+for name in ("1f1b", "zb-v", "gems"):
+    schedule = pp.schedule(name, 4, 8)
+    for ties, together in TIES:
+        held, pipeline = make(schedule, ties)
+        judge = [nn.Linear(4, 4) for _ in range(schedule.stages)]
+        for stage, layer in enumerate(judge):
+            torch.manual_seed(0)
+            layer.weight.data.normal_()
+            layer.bias.data.fill_(stage)
+        for stage in together:
+            judge[stage].weight = judge[together[0]].weight
+        fn.mse_loss(nn.Sequential(*judge)(x), y).backward()
+        pipeline.step(x, y)
+        for stage, module in held.items():
+            torch.testing.assert_close(module.weight.grad, judge[stage].weight.grad, rtol=1e-9, atol=1e-9)
+        weights = nn.ModuleList(judge).parameters()
+        assert abs(pipeline.clip_grad_norm(0.1) / nn.utils.clip_grad_norm_(weights, 0.1) - 1) < 1e-9
+
+schedule = pp.schedule("1f1b", 4, 4)
+def unlike(held):
+    if 2 in held:
+        held[2].weight.requires_grad_(False)
+print(caught(lambda: make(schedule, chain, unlike)[1].step(x, y)))
+""",
+    )
+    refused = "SettingError: the tied weights on rank 2 and rank 0 are not the same in shape, dtype, requires_grad or "
+    assert output[2][0].startswith(refused)
+    assert all(lines[0].startswith("SettingError: ") for lines in output)
 
 
 def test_a_stage_in_a_synchronizing_wrapper_is_refused_on_every_rank(ranks):
