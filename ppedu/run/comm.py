@@ -278,6 +278,7 @@ def encode_layout(dtype: torch.dtype, shape: Sequence[int]) -> list[int]:
         raise SettingError(
             f"cannot send a {len(shape)}-dimensional tensor of {dtype}; a message has at most {MOST_DIMENSIONS} "
             "dimensions and a real or integer dtype, such as torch.float32"
+            + ("; send torch.view_as_real(x), and receive torch.view_as_complex(x)" if dtype.is_complex else "")
         )
     return [DTYPES.index(dtype), len(shape), *shape, *[0] * (MOST_DIMENSIONS - len(shape))]
 

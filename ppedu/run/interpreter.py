@@ -83,6 +83,8 @@ class Step:
                 self._start = self.clock.now()
                 self._run(action)
                 self.clock.note(action, self._start)
+                for stage in completes:
+                    self.stages[stage].require_learning()
             except CommunicationError as error:
                 raise CommunicationError(f"{error} {self.program.around(index)}") from error.__cause__
             except Exception as error:

@@ -4,6 +4,10 @@ Messages from one rank to another arrive in the order in which they were sent, s
 first message of a kind is preceded by a header with its tensors' shapes and dtypes; from then on both ranks know them.
 With `debug`, every message has a header, which also states what it is, and a checksum reveals tensors that are written
 to before they have arrived.
+
+A gradient is sent back for each tensor that wanted one in the first message of its kind. If a tensor did not, but is
+computed where a gradient may be wanted for another microbatch (a model with images in some of them), later messages end
+with one more tensor, which states for which tensors a gradient is wanted, too.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import zlib
 from collections.abc import Hashable, Iterable, Sequence
 from datetime import timedelta
 from functools import cache
+from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -60,21 +65,26 @@ class Messages:
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
         self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
         self.timeout, self.channel = timedelta(seconds=timeout), group.channel
+        self.trained_from = 0  # the first stage of the model with weights that are trained
         self.peer = cache(lambda action: placement.route(action)[action.op in SEND])  # the rank at the other end
         self.forget_layouts()
         self.begin()
 
     def forget_layouts(self) -> None:
         """Let the next activation of each kind state its layouts again."""
-        self._layouts: dict[tuple[Action, Hashable], list[Layout]] = {}  # by message and kind
+        self._layouts: dict[tuple[Action, Hashable], list[Layout]] = {}  # by message and kind, where they never vary
         # By the stage that makes the activation, the copy of the model, and the kind.
         self.activation_layouts: dict[tuple[int, int, Hashable], list[Layout]] = {}
+        self._varying: set[tuple[int, int, Hashable]] = set()  # those that state for what else a gradient is wanted
 
     def begin(self) -> None:
         """Start a step, without messages in flight."""
         self._logs = LOG.isEnabledFor(logging.DEBUG)  # once a step: formatting layouts costs time
         self.sent: dict[Action, Sent] = {}
         self.pending: dict[Action, tuple[list[dist.Work], list[torch.Tensor], list[Layout]]] = {}  # posted receives
+        # By the stage that makes an activation, and its microbatch, where a gradient may or may not be wanted:
+        self._wanted: dict[tuple[int, int], list[Layout]] = {}  # the layouts, with the gradients that are sent back
+        self._used: dict[tuple[int, int], list[bool]] = {}  # whether each of these gradients is used
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
         """Start to send the result of a forward, or the gradients of a backward's inputs that want one.
@@ -85,11 +95,18 @@ class Messages:
         """
         found = [_layout(tensor) for tensor in tensors]
         expected = self._expected(action, kind)
-        self._require_expected(action, kind, found, expected)
+        agreed = self._agreed(action, kind, found, expected)
+        varies = self._varies(action, kind)
+        if action.op == Op.SEND_F and (varies or found != agreed):
+            layouts = self._widened(action, agreed, [each.wants_grad for each in found])
+            used = [each.wants_grad for each, layout in zip(found, layouts, strict=True) if layout.wants_grad]
+            self._used[action.stage, action.microbatch] = used
         outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
         checksums = [0, *map(checksum, outgoing)] if self.debug else []
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
+        elif varies:
+            outgoing.append(torch.tensor([each.wants_grad for each in found], device=self.device))
         self._log("%s starts: %s", action, found)
         self.sent[action] = Sent(self._start(action, outgoing), outgoing, checksums)
 
@@ -109,16 +126,25 @@ class Messages:
             CommunicationError: with `debug`, a different message arrives than the schedule says, or another layout.
         """
         expected = self._expected(action, kind)
+        wishes = []
         if expected is None or self.debug:
-            expected = self._receive_header(action, kind, expected)
-        buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in expected]
-        self._log("%s is posted: %s", action, expected)
-        self.pending[action] = self._start(action, buffers), buffers, expected
+            stated = self._receive_header(action)
+            layouts = self._agreed(action, kind, stated, expected)
+            if self._varies(action, kind):
+                layouts = self._widened(action, layouts, [each.wants_grad for each in stated])
+        else:
+            layouts = expected
+            if self._varies(action, kind):
+                wishes = [torch.empty(len(layouts), dtype=torch.bool, device=self.device)]
+        buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in layouts] + wishes
+        self._log("%s is posted: %s", action, layouts)
+        self.pending[action] = self._start(action, buffers), buffers, layouts
 
     def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Wait for a posted receive that `user` requires, and return its tensors, on `device`.
 
-        A tensor whose sender wants a gradient is a leaf that requires grad.
+        A tensor whose sender wants a gradient is a leaf that requires grad. Gradients are those of the tensors that
+        want one, whatever the other microbatches do.
 
         Raises:
             CommunicationError: the message has not arrived within the timeout, or its sender is gone.
@@ -128,10 +154,14 @@ class Messages:
         works, tensors, layouts = self.pending.pop(action)
         self._finish(works, action, user)
         self._log("%s has arrived: %s", action, layouts)
+        if len(tensors) > len(layouts):
+            *tensors, wishes = tensors
+            layouts = self._widened(action, layouts, wishes.tolist())
         arrived = tuple(tensor.to(device) for tensor in tensors)
         for tensor, layout in zip(arrived, layouts, strict=True):
             tensor.requires_grad_(layout.wants_grad)
-        return arrived
+        used = self._used.get((action.stage, action.microbatch)) if action.op == Op.RECV_B and self._used else None
+        return arrived if used is None else tuple(compress(arrived, used))
 
     def release(self, actions: Iterable[Action]) -> None:
         """Let go of the tensors of these sends, waiting until they have arrived.
@@ -162,15 +192,33 @@ class Messages:
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
         """Return the layouts of a message; None before the first activation of this kind has been sent or received.
 
-        A gradient has the layout of its activation, and only activations that require grad have one.
+        A gradient has the layout of its activation, and only activations that require grad have one. Where that varies,
+        this is None before the activation of this microbatch has been sent or received.
         """
         if (action, kind) not in self._layouts:
-            activation = self.activation_layouts.get(self._key(action, kind))
-            if activation is None:
+            key = self._key(action, kind)
+            forward, varies = action.op in (Op.SEND_F, Op.RECV_F), key in self._varying
+            found = self.activation_layouts.get(key)
+            if varies and not forward:
+                found = self._wanted.get((key[0], action.microbatch))
+            if found is None:
                 return None
-            gradients = [each._replace(wants_grad=False) for each in activation if each.wants_grad]
-            self._layouts[action, kind] = activation if action.op in (Op.SEND_F, Op.RECV_F) else gradients
+            layouts = found if forward else [each._replace(wants_grad=False) for each in found if each.wants_grad]
+            if varies:
+                return layouts
+            self._layouts[action, kind] = layouts
         return self._layouts[action, kind]
+
+    def _varies(self, action: Action, kind: Hashable) -> bool:
+        """Return whether an activation states for what else a gradient is wanted."""
+        return bool(self._varying) and action.op in (Op.SEND_F, Op.RECV_F) and self._key(action, kind) in self._varying
+
+    def _widened(self, action: Action, agreed: Sequence[Layout], wishes: Sequence[bool]) -> list[Layout]:
+        """Return the layouts of an activation with gradients also for the tensors that want one in this microbatch."""
+        pairs = zip(agreed, wishes, strict=True)
+        layouts = [each._replace(wants_grad=each.wants_grad or wish) for each, wish in pairs]
+        self._wanted[action.stage - (action.op == Op.RECV_F), action.microbatch] = layouts
+        return layouts
 
     def _key(self, action: Action, kind: Hashable) -> tuple[int, int, Hashable]:
         """Return the key in `activation_layouts` of the activation that a message contains, or is the gradient of."""
@@ -211,23 +259,35 @@ class Messages:
     def _error(self, text: str) -> CommunicationError:
         return CommunicationError(f"rank {self.group.rank}: {text}")
 
-    def _require_expected(
+    def _agreed(
         self, action: Action, kind: Hashable, found: list[Layout], expected: list[Layout] | None
-    ) -> None:
-        """Record the layouts of the first message of a kind. Raise CommunicationError if a later one has others."""
+    ) -> list[Layout]:
+        """Return the layouts of the first message of a kind. Raise CommunicationError if those of a later one differ.
+
+        found: the layouts of this message. expected: see `_expected`.
+        """
+        if found == expected:
+            return expected
+        key = self._key(action, kind)
         if expected is None:
-            self.activation_layouts[self._key(action, kind)] = found
-        elif found != expected:
-            message = (
+            self.activation_layouts[key] = found
+            trains = torch.is_grad_enabled() and key[0] >= self.trained_from
+            if trains and any(each.dtype.is_floating_point and not each.wants_grad for each in found):
+                self._varying.add(key)
+            return found
+        if [each[:2] for each in found] != [each[:2] for each in expected]:
+            raise self._error(
                 f"{action} {'sends' if action.op in SEND else 'receives'} {_in_words(found)}, but the receiver expects "
                 f"{_in_words(expected)}, as for earlier microbatches of this shape; if shapes depend on the data, use "
                 "Batching(variable_shapes=True)"
             )
-            if [each.wants_grad for each in found] != [each.wants_grad for each in expected]:
-                message += (
-                    "; whether a gradient is wanted has changed, too: make a new Pipeline after (un)freezing weights"
-                )
-            raise self._error(message)
+        unforeseen = any(each.wants_grad > other.wants_grad for each, other in zip(found, expected, strict=True))
+        if unforeseen and not self._varies(action, kind):
+            raise self._error(
+                f"{action} sends {_in_words(found)} and wants a gradient, but no weights up to stage {key[0]} were "
+                "trained when the pipeline was made; make a new Pipeline after (un)freezing weights"
+            )
+        return expected
 
     def _header(self, action: Action, layouts: Sequence[Layout]) -> torch.Tensor:
         if len(layouts) > MOST_TENSORS:
@@ -238,8 +298,8 @@ class Messages:
             header += [wants_grad, *encode_layout(dtype, shape)]
         return torch.tensor(header + [0] * (HEADER_SIZE - len(header)), device=self.device)
 
-    def _receive_header(self, action: Action, kind: Hashable, expected: list[Layout] | None) -> list[Layout]:
-        """Return the layouts in the header of a message, which must be `expected` if these are known."""
+    def _receive_header(self, action: Action) -> list[Layout]:
+        """Return the layouts in the header of a message."""
         buffer = torch.empty(HEADER_SIZE, dtype=torch.int64, device=self.device)
         self._finish(self._start(action, [buffer]), action)
         header = buffer.tolist()
@@ -248,9 +308,7 @@ class Messages:
         if arrived != wanted:
             raise self._error(f"{action} expects the message of {wanted}, but that of {arrived} arrived")
         starts = [4 + (1 + LAYOUT_SIZE) * number for number in range(count)]
-        found = [Layout(*decode_layout(header[at + 1 : at + 1 + LAYOUT_SIZE]), bool(header[at])) for at in starts]
-        self._require_expected(action, kind, found, expected)
-        return found
+        return [Layout(*decode_layout(header[at + 1 : at + 1 + LAYOUT_SIZE]), bool(header[at])) for at in starts]
 
 
 def wait(work: dist.Work, device: torch.device, timeout: timedelta) -> None:

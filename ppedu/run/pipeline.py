@@ -66,7 +66,9 @@ class Pipeline:
         Replicas, and the two copies of a stage in a schedule such as dualpipe, must start equal. At the end of a step
         their floating-point buffers, such as those of BatchNorm, are averaged; other buffers must agree.
     tied: pairs of weights that are one in the model, each named by its stage and its name there, such as
-        [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients.
+        [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients, and so do all
+        weights that pairs join in a chain. Stages of one rank may share a parameter without a tie, unless fully_shard
+        has sharded them, which makes two parameters of it.
     batching: how batches are cut into microbatches, and how losses and outputs are put together; see `Batching`.
     autocast: a dtype for forwards in mixed precision, such as torch.bfloat16.
     seed: makes random numbers in a forward, such as dropout's, depend only on it, the step, the stage and the
@@ -294,7 +296,7 @@ class Pipeline:
             for index, stage in self.stages.items():
                 keep = outputs and stage is self.last
                 weighted = weights.get(index, ())
-                stage.begin(batch.inputs, targets, weighted, loss_kwargs, loss_scale, outputs=keep, timed=False)
+                stage.begin(batch.inputs, targets, weighted, loss_kwargs, loss_scale, outputs=keep, alone=False)
             return Step(self, program, batch, kinds, training, loss_scale)
 
         validation = self.validation if training else None
@@ -371,8 +373,13 @@ class Pipeline:
                 self.clocks.compare(self.control, f"start {call}")
             return
         modules, purpose = self.gradients.modules, f"start {call}"
-        rows = self.control.exchange(torch.tensor([clock.machine(), *storage(modules)]), purpose).tolist()
-        self.sharded = is_sharded([row[1:] for row in rows])
+        trained = [
+            index for index, module in modules.items() if any(each.requires_grad for each in module.parameters())
+        ]
+        first = min(trained, default=self.schedule.stages)
+        rows = self.control.exchange(torch.tensor([clock.machine(), first, *storage(modules)]), purpose).tolist()
+        self.messages.trained_from = min(row[1] for row in rows)
+        self.sharded = is_sharded([row[2:] for row in rows])
         self.shards: Shards = Shards(modules, self.group.rank)
         lowered = self._lowered or lower(self.schedule, self._receive, self.sharded)
         # The receives of a schedule that was given lowered stay where they are.

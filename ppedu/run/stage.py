@@ -46,6 +46,7 @@ class Stage:
         self.loss_fn = loss_fn
         # Autograd forbids in-place changes of a leaf, and the input that `forward` gets is one.
         self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
+        self._learns = self._cut_off = False  # whether an output has wanted a gradient, and another has not
         self.begin((), ())
 
     @property
@@ -63,7 +64,7 @@ class Stage:
         loss_scale: float = 1,
         *,
         outputs: bool = False,
-        timed: bool = True,
+        alone: bool = True,
     ) -> None:
         """Start a step on these microbatches.
 
@@ -72,7 +73,8 @@ class Stage:
         loss_kwargs: keyword arguments for `loss_fn`.
         loss_scale: by which each loss is multiplied for its backward, and so are all gradients.
         outputs: keep the module's output of every microbatch in `outputs`.
-        timed: record the time of every action in `clock`; False if the caller does that.
+        alone: record the time of every action in `clock`, and call `require_learning` in every backward; False if the
+            caller does both.
         """
         self.inputs, self.targets = inputs, targets
         self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
@@ -81,7 +83,8 @@ class Stage:
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
         self._weighted: list[torch.Tensor] = []  # the same, each times its weight
-        self.clock = Clock(self.device, timed)
+        self._alone = alone
+        self.clock = Clock(self.device, alone)
         # By microbatch in flight: the inputs that require grad, and the edges through which gradients enter the graph,
         # first those of the outputs and then those of additional losses.
         self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge], list[GradientEdge]]] = {}
@@ -145,7 +148,7 @@ class Stage:
         Returns a tuple if several inputs require grad, None on the first stage.
 
         Raises:
-            PipelineError: the output does not depend on the weights, although some require grad.
+            PipelineError: dy has other than one gradient for each output that requires grad; or as `require_learning`.
         """
         start = self.clock.now()
         xs, edges, grads = self._ready(microbatch, dy)
@@ -167,6 +170,15 @@ class Stage:
         start = self.clock.now()
         self.weight_halves.pop(microbatch)()
         self.clock.note(W(self.index, microbatch), start)
+
+    def require_learning(self) -> None:
+        """Raise PipelineError if no output, of this step or an earlier one, has depended on weights or inputs."""
+        if self._cut_off and not self._learns:
+            output = "the loss" if self.loss_fn else f"the output of stage {self.index}"
+            raise PipelineError(
+                f"{output} does not depend on the weights: something is detached, a plain number, or not of a "
+                "floating-point dtype; if this is intended, freeze the weights with requires_grad_(False)"
+            )
 
     def postponed(self) -> list[Callable[[], None]]:
         """Return what is left to run for the microbatches in flight: forwards again, and second halves of backwards."""
@@ -256,14 +268,18 @@ class Stage:
         if microbatch in self.again:
             self.again.pop(microbatch)()
         xs, edges, losses = self.held.pop(microbatch)
-        learns = bool(xs) or any(weight.requires_grad for weight in self.module.parameters())
-        if not edges + losses and learns and self.loss_weights[microbatch] > 0:
-            output = "the loss" if self.loss_fn else f"the output of stage {self.index}"
+        if edges + losses:
+            self._learns = True
+        elif self.loss_weights[microbatch] > 0 and (xs or any(w.requires_grad for w in self.module.parameters())):
+            self._cut_off = True
+            if self._alone:
+                self.require_learning()
+        grads = [None] * len(edges) if dy is None else list(as_tuple(dy))
+        if len(grads) != len(edges):
             raise PipelineError(
-                f"{output} does not depend on the weights: something is detached, a plain number, or not of a "
-                "floating-point dtype; if this is intended, freeze the weights with requires_grad_(False)"
+                f"stage {self.index} got {len(grads)} gradients for microbatch {microbatch}, whose outputs want "
+                f"{len(edges)}; give one for each output that requires grad"
             )
-        grads = [None] * len(edges) if dy is None else list(as_tuple(dy))[: len(edges)]
         return xs, edges + losses, grads + [None] * len(losses)
 
 

@@ -18,53 +18,81 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.nn import functional as fn
 import ppedu as pp
-from ppedu.run import Pipeline, local_stages
+from ppedu.run import Batching, Pipeline, local_stages
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 
-def stage_module(stage, frozen):
-    with torch.random.fork_rng():
-        torch.manual_seed(stage)
-        return nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4), nn.LayerNorm(4)).requires_grad_(not frozen)
+class Layer(nn.Module):
+    "Takes and returns two activations. `modes`: by microbatch, what its outputs depend on, if not on all."
+    def __init__(self, stage, frozen, modes):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(stage)
+            self.layers = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4), nn.LayerNorm(4))
+        self.layers.requires_grad_(not frozen)
+        self.modes = {m: mode for at, m, mode in modes if at == stage}
+    def forward(self, x, z, m):
+        mode = self.modes.get(m, "all")
+        if mode == "weights":
+            x, z = x.detach(), z.detach()
+        y = x * 2 if mode == "inputs" else self.layers(x)
+        z = z + y.sin()
+        return (y if mode != "nothing" else y.detach()), (z.detach() if mode in ("nothing", "one") else z)
 
-def one_process(schedule, frozen, inputs, targets):
+def loss_fn(outputs, target):
+    return fn.mse_loss(outputs[0], target) + outputs[1].mean()
+
+def one_process(schedule, frozen, modes, inputs, targets):
     "Each stage's gradients, added up in that stage's order, on one process and without a Pipeline."
-    modules = [stage_module(stage, stage in frozen) for stage in range(schedule.stages)]
-    grads, losses = {}, []
+    modules = [Layer(stage, stage in frozen, modes) for stage in range(schedule.stages)]
+    weights = [weight for module in modules for weight in module.parameters() if weight.requires_grad]
+    grads, losses, wanted = {}, [], set()
     for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):
-        for module in modules:
-            x = module(x)
-        losses.append(fn.mse_loss(x, y) / len(inputs))
-        weights = [weight for module in modules for weight in module.parameters() if weight.requires_grad]
-        found = iter(torch.autograd.grad(losses[-1], weights) if weights else ())
+        xs = x, x
+        for stage, module in enumerate(modules):
+            xs = module(*xs, m=m)
+            if any(each.requires_grad for each in xs):
+                wanted.add(stage)
+        losses.append(loss_fn(xs, y) / len(inputs))
+        trains = weights and losses[-1].requires_grad
+        found = torch.autograd.grad(losses[-1], weights, allow_unused=True) if trains else [None] * len(weights)
+        found = iter([torch.zeros_like(w) if grad is None else grad for w, grad in zip(weights, found, strict=True)])
         for stage, module in enumerate(modules):
             grads[stage, m] = [next(found) for weight in module.parameters() if weight.requires_grad]
     total = torch.zeros(())
     for action in (one for order in schedule.orders for each in order for one in each.singles):
         if action.op == "F" and action.stage == schedule.stages - 1:
             total = total + losses[action.microbatch].detach()
-        if action.op in ("B", "W") and action.stage not in frozen:
+        if action.op in ("B", "W") and action.stage not in frozen and action.stage in wanted:
             for weight, grad in zip(modules[action.stage].parameters(), grads[action.stage, action.microbatch]):
                 weight.grad = grad if weight.grad is None else weight.grad + grad
     return modules, total
 
 wrong = []
-for number, (words, holders, split, microbatches, frozen, options) in enumerate(json.loads(sys.argv[1])):
+for number, (words, holders, split, microbatches, frozen, modes, options) in enumerate(json.loads(sys.argv[1])):
     placement = pp.Placement("drawn", size, tuple(map(tuple, holders)), split)
     schedule = pp.Schedule("drawn", placement, microbatches, tuple(tuple(map(pp.Action.parse, row)) for row in words))
     x = torch.randn(2 * microbatches, 4, generator=torch.Generator().manual_seed(1))
     y = torch.randn(2 * microbatches, 4, generator=torch.Generator().manual_seed(2))
-    modules = {stage: stage_module(stage, stage in frozen) for stage in local_stages(schedule, rank)}
+    modules = {stage: Layer(stage, stage in frozen, modes) for stage in local_stages(schedule, rank)}
     lowered = pp.lower(schedule, receive="late") if options["late"] else schedule
-    pipeline = Pipeline(lowered, modules, fn.mse_loss, debug=options["debug"], timeout=20)
-    loss = pipeline.step(x, y)
-    expected, total = one_process(schedule, frozen, x.split(2), y.split(2))
+    batching = Batching(variable_shapes=options["variable"])
+    pipeline = Pipeline(lowered, modules, loss_fn, debug=options["debug"], batching=batching, timeout=20)
+    numbers = list(range(microbatches))
+    pipeline.step((x, x), y, m=numbers[1:] + numbers[:1])  # whether gradients are wanted varies from step to step, too
+    for module in modules.values():
+        module.zero_grad()
+    loss = pipeline.step((x, x), y, m=numbers)
+    expected, total = one_process(schedule, frozen, modes, x.split(2), y.split(2))
     same = torch.equal if placement.copies == 1 else torch.allclose
     fine = same(loss, total) and pipeline.timeline.schedule.orders == schedule.orders
     for stage, module in modules.items():
         for weight, other in zip(module.parameters(), expected[stage].parameters(), strict=True):
-            fine = fine and (weight.grad is None if other.grad is None else same(weight.grad, other.grad))
+            if weight.grad is None or other.grad is None:
+                fine = fine and weight.grad is other.grad
+            else:
+                fine = fine and same(weight.grad, other.grad)
     if not fine:
         wrong.append(number)
 print(json.dumps(wrong))
@@ -105,6 +133,12 @@ def schedules(draw):
     return Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
 
 
+def modes():
+    """Draw what the outputs of some stages depend on for some microbatches, if not on all: then gradients are zero."""
+    depends = st.sampled_from(["inputs", "weights", "nothing", "one"])
+    return st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 4)), depends, max_size=12)
+
+
 def plain(schedule):
     """Return a schedule as JSON-compatible values, for another process."""
     orders = [list(map(str, order)) for order in schedule.orders]
@@ -115,16 +149,18 @@ def test_any_legal_order_has_the_gradients_of_one_process(ranks):
     drawn = []
 
     @often(EXAMPLES)
-    @given(schedules(), st.sets(st.integers(0, 6), max_size=2), st.booleans(), st.booleans())
-    def draw(schedule, frozen, late, debug):
+    @given(schedules(), st.sets(st.integers(0, 6), max_size=2), modes(), st.booleans(), st.booleans(), st.booleans())
+    def draw(schedule, frozen, modes, late, debug, variable):
         schedule.validate()
-        drawn.append((schedule, sorted(frozen), {"late": late, "debug": debug}))
+        # A stage whose outputs never depend on its weights would be refused.
+        some = [(stage, m, mode) for (stage, m), mode in modes.items() if m != stage % schedule.microbatches]
+        drawn.append((schedule, sorted(frozen), some, {"late": late, "debug": debug, "variable": variable}))
 
     draw()
-    told = json.dumps([(*plain(schedule), frozen, options) for schedule, frozen, options in drawn])
+    told = json.dumps([(*plain(schedule), *rest) for schedule, *rest in drawn])
     wrong = {number for text in ranks(RUN, RANKS, told, timeout=200) for number in json.loads(text)}
     if wrong:
-        schedule, frozen, options = drawn[min(wrong, key=lambda number: sum(map(len, drawn[number][0].orders)))]
-        pytest.fail(f"{schedule.placement.holders}, frozen {frozen}, {options}\n{schedule.to_csv()}")
-    ops = {str(one.op) for schedule, _, _ in drawn for order in schedule.orders for one in order}
+        schedule, *rest = drawn[min(wrong, key=lambda number: sum(map(len, drawn[number][0].orders)))]
+        pytest.fail(f"{schedule.placement.holders}, {rest}\n{schedule.to_csv()}")
+    ops = {str(one.op) for schedule, *_ in drawn for order in schedule.orders for one in order}
     assert {"F", "B", "I", "W"} < ops, "also overlapped pairs"
