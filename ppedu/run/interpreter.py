@@ -140,8 +140,14 @@ class Step:
             for value in values:
                 value.record_stream(torch.cuda.current_stream(self.pipeline.device))
         if source[0] == "F":  # from a stage on this rank, whose graph ends here
-            return tuple(y.detach().requires_grad_(y.requires_grad) for y in values)
+            return tuple(map(self._cut, values))
         return values
+
+    def _cut(self, y: torch.Tensor) -> torch.Tensor:
+        """Return an output as the input of another stage on this rank."""
+        if self.training and not y.requires_grad:  # the stage may change it, and it may be a part of the batch
+            return y.clone()
+        return y.detach().requires_grad_(y.requires_grad)
 
     def give(self, action: Action, values: Any) -> None:
         """Provide the result of a forward (activations) or backward (gradients): a tensor, a tuple or None."""

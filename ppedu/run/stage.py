@@ -44,7 +44,8 @@ class Stage:
         self.module = module
         self.index = index
         self.loss_fn = loss_fn
-        # Autograd forbids in-place changes of a leaf, and the input that `forward` gets is one.
+        # Such a module works on clones: a received input is a leaf, which autograd does not let it change, and that of
+        # the first stage belongs to the caller.
         self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
         self._learns = self._cut_off = False  # whether an output has wanted a gradient, and another has not
         self.begin((), ())
@@ -185,10 +186,17 @@ class Stage:
         return [*self.again.values(), *self.weight_halves.values()]
 
     def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool) -> Any:
-        """Return the module's output. received: the inputs are those of another stage."""
+        """Return the module's output. received: the inputs are those of another stage.
+
+        What is used elsewhere or again must not be changed: the caller's batch, and with `recompute` any input.
+        """
+        if self._clones_input:
+            xs = tree_map_only(torch.Tensor, torch.clone, xs)
+        lent = [] if self._clones_input or (received and not self.recompute) else [*xs]
+        named = keywords if torch.is_grad_enabled() else {}  # in an evaluation, a keyword may be a cache to fill
+        before = [_versions(each) for each in (*lent, *named.values())]
         try:
-            clone = received and self._clones_input
-            return self.module(*([each.clone() for each in xs] if clone else xs), **keywords)
+            y = self.module(*xs, **keywords)
         except RuntimeError as error:
             if "leaf Variable that requires grad" not in str(error):
                 raise
@@ -196,12 +204,33 @@ class Stage:
                 f"stage {self.index} changes its input in place, but that tensor is needed for the gradient it sends "
                 "back; begin the stage's forward with x = x.clone()"
             ) from error
+        after = [_versions(each) for each in (*lent, *named.values())]
+        if after != before:
+            changed = next(place for place, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
+            if changed >= len(lent):
+                raise PipelineError(
+                    f"stage {self.index} changes its keyword {[*named][changed - len(lent)]!r} in place, but other "
+                    "stages and microbatches may get the same tensor; change a clone() of it"
+                )
+            why = "its forward runs again in the backward" if received else "that is part of the caller's batch"
+            raise PipelineError(
+                f"stage {self.index} changes its input in place, but {why}; begin the stage's forward with "
+                "x = x.clone()"
+            )
+        return y
 
     def _loss(self, microbatch: int, y: Any) -> Any:
         """Return the loss of an output. Without a target that counts, a mean has no terms, and loss_fn may be NaN."""
         if not self.loss_fn or self.loss_weights[microbatch] == 0:
             return torch.zeros((), device=self.device)
-        return self.loss_fn(y, self.targets[microbatch], **self.loss_kwargs)
+        target, named = self.targets[microbatch], self.loss_kwargs
+        before = _versions((target, named))
+        loss = self.loss_fn(y, target, **named)
+        if _versions((target, named)) != before:
+            raise PipelineError(
+                "loss_fn changes its target or a keyword in place, but these are the caller's; change a clone() instead"
+            )
+        return loss
 
     def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any) -> None:
         """Keep what a backward needs: edges, so that the outputs can be freed once they are sent."""
@@ -289,6 +318,17 @@ def _refuse(nothing: None) -> torch.Tensor:
 
 # A forward that will be run again builds its graph, which tells what requires grad, but keeps no tensors for it.
 SAVE_NOTHING = saved_tensors_hooks(lambda tensor: None, _refuse)
+
+
+def _versions(value: Any) -> list[int]:
+    """Return the versions of all tensors in `value`, which autograd counts up with every change in place."""
+    if isinstance(value, torch.Tensor):
+        return [] if value.is_inference() else [value._version]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [version for each in value for version in _versions(each)]
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

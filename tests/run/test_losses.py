@@ -177,21 +177,58 @@ try:
 except pp.PipelineError as error:
     assert "add a loss to microbatch 0 after its forward and before its backward" in str(error) or RANK == 0, error
 """,
-    "a stage that writes over its input": """
+    "stages that write over their inputs": """
+import random
+from ppedu.run import Stage
 class Over(nn.Module):
+    "Changes its input in place, and the output of its layer."
+    def __init__(self, stage, kind, frozen):
+        super().__init__()
+        torch.manual_seed(stage)
+        self.change, self.layer = kind(inplace=True), layer(stage).requires_grad_(not frozen)
+    def forward(self, x):
+        return self.change(self.layer(self.change(x)))
+
+KINDS = [nn.ReLU, nn.SiLU, lambda inplace: nn.LeakyReLU(0.5, inplace)]  # ReLU twice is ReLU
+for number, name in enumerate([*NAMES, "interleaved", "zb-h1", "gpipe"] * 3):
+    draw, schedule = random.Random(number), pp.schedule(name, 2, 4)
+    drawn = [(draw.choice(KINDS), draw.random() < 0.3) for _ in range(schedule.stages - 1)] + [(nn.SiLU, False)]
+    judge = [Over(stage, *each) for stage, each in enumerate(drawn)]
+    recompute = [draw.random() < 0.5 for _ in drawn]
+    held = {stage: copy.deepcopy(judge[stage]) for stage in local_stages(schedule, RANK)}
+    stages = {stage: Stage(module, stage, recompute=recompute[stage]) for stage, module in held.items()}
+    x, y = X.clone(), Y.clone()
+    Pipeline(schedule, stages, fn.mse_loss).step(x, y)
+    assert torch.equal(x, X) and torch.equal(y, Y)
+    for piece, target in zip(X.tensor_split(4), Y.tensor_split(4)):
+        for module in judge:
+            piece = module(piece.clone())
+        (fn.mse_loss(piece, target) * len(target) / len(Y)).backward()
+    for stage, module in held.items():
+        for ours, theirs in zip(module.parameters(), judge[stage].parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            assert ours.grad is None or torch.allclose(ours.grad, theirs.grad, rtol=1e-10), (name, stage)
+""",
+    "a part of the batch that is passed on and changed": """
+class First(nn.Module):
     def __init__(self, stage):
         super().__init__()
-        self.first, self.rest = nn.ReLU(inplace=True), layer(stage)
-    def forward(self, x):
-        return self.rest(self.first(x))
+        self.layer = layer(stage)
+    def forward(self, x, scale):
+        return self.layer(x), scale
 
-for name in [*NAMES, "interleaved", "zb-h1"]:
-    schedule = pp.schedule(name, 2, 4)
-    held = {stage: Over(stage) if stage else layer(0) for stage in local_stages(schedule, RANK)}
-    judge = [Over(stage) if stage else layer(0) for stage in range(schedule.stages)]
-    loss = Pipeline(schedule, held, fn.mse_loss).step(X, Y)
-    fn.mse_loss(run(judge, X)[-1], Y).backward()
-    agree(held, judge)
+class Second(First):
+    def forward(self, x, scale):
+        return self.layer(x) * scale.mul_(2)
+
+schedule, kinds = pp.schedule("zb-v", 2, 4), {1: First, 2: Second}  # both are on rank 1
+judge = [kinds.get(stage, layer)(stage) for stage in range(4)]
+held = {stage: copy.deepcopy(judge[stage]) for stage in local_stages(schedule, RANK)}
+scale = Y.clone()
+Pipeline(schedule, held, fn.mse_loss).step(X, Y, stage_kwargs={1: {"scale": scale}})
+assert torch.equal(scale, Y)
+fn.mse_loss(judge[3](judge[2](*judge[1](judge[0](X), scale))), Y).backward()
+agree(held, judge)
 """,
     "images in some microbatches": """
 class Eye(nn.Module):

@@ -171,7 +171,7 @@ dist.all_reduce = lambda row, **options: (sent.append(row.numel()), all_reduce(r
 
 place, group, beside = side_by_side(2)
 x, y = (torch.randn(16, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
-for name in ("dualpipe", "chimera", "zb-v", "dualpipev", "interleaved"):
+for name in ("dualpipe", "zb-v", "interleaved"):
     schedule = pp.schedule(name, 2, 8)
     rank_of = [min(copy[stage] for copy in schedule.placement.holders) for stage in range(schedule.stages)]
     for ties in ([], [((0, "weight"), (schedule.stages - 1, "weight"))] * 2) if rank_of[0] == rank_of[-1] else ([],):
