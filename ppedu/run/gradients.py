@@ -114,7 +114,7 @@ class GradientSync:
         self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []  # by the ranks that hold them
         for stage, name in (end for tie in ties for end in tie):
             if stage in stages or not 0 <= stage < placement.stages:
-                self._require_weight(stage, name)
+                self._weight(stage, name)
         self.find_shared()
 
     @property
@@ -124,10 +124,17 @@ class GradientSync:
     @property
     def names(self) -> dict[nn.Parameter, list[Name]]:
         """All names of each parameter of this rank, in any of its stages."""
+        named = {
+            (stage, name): parameter
+            for stage, module in sorted(self.modules.items())
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        for stage, name in chain.from_iterable(self.ties):
+            if stage in self.stages:  # a compiled module also knows its weights by names that it does not list
+                named.setdefault((stage, name), self._weight(stage, name))
         found: dict[nn.Parameter, list[Name]] = {}
-        for stage, module in sorted(self.modules.items()):
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                found.setdefault(parameter, []).append((stage, name))
+        for place, parameter in named.items():
+            found.setdefault(parameter, []).append(place)
         return found
 
     def find_shared(self) -> None:
@@ -306,11 +313,10 @@ class GradientSync:
         self._classes = [(ranks, each) for (_, ranks), each in sorted(classes.items())]
         return found
 
-    def _require_weight(self, stage: int, name: str) -> None:
-        """Raise SettingError unless this rank's `stage` has a weight called `name`."""
+    def _weight(self, stage: int, name: str) -> nn.Parameter:
         modules = self.modules
         try:
-            modules[stage].get_parameter(name)
+            return modules[stage].get_parameter(name)
         except (KeyError, AttributeError):
             known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
             raise SettingError(

@@ -45,8 +45,11 @@ class Memory:
         self._meter = Allocated(pipeline.device) if pipeline.device.type == "cuda" else Saved()
         self._step: weakref.ref[Step] | None = None
         self._before = dict(pipeline.handlers)
-        for op in (Op.F, Op.B, Op.I, Op.W):
-            pipeline.on(op, partial(self._measure, inner=pipeline.handlers.get(op, _default)))
+        self._own = {
+            op: partial(self._measure, inner=pipeline.handlers.get(op, _default)) for op in (Op.F, Op.B, Op.I, Op.W)
+        }
+        for op, handler in self._own.items():
+            pipeline.on(op, handler)
 
     def curve(self) -> list[tuple[float, int]]:
         """Return the last step's bytes as a step curve, on the clock of `Pipeline.timeline`; see `Timeline.memory`.
@@ -63,9 +66,12 @@ class Memory:
         return [(timeline.start, 0), *((span.end, self.after[span.action.singles[-1]]) for span in row)]
 
     def close(self) -> None:
-        """Stop measuring. What was measured stays."""
-        self._pipeline.handlers.clear()
-        self._pipeline.handlers.update(self._before)
+        """Stop measuring. What was measured stays, and so do handlers that were set since."""
+        handlers = self._pipeline.handlers
+        for op in [op for op, handler in self._own.items() if handlers.get(op) is handler]:
+            del handlers[op]
+            if op in self._before:
+                handlers[op] = self._before[op]
 
     def _measure(self, action: Action, step: Step, inner: Handler) -> None:
         """Run an action, and note the bytes after it."""

@@ -378,4 +378,10 @@ def as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], 
             "give a module for each, such as {0: module}; see pp.run.local_stages"
         )
     found = {number: modules[number] for number in numbers}
+    for number, each in found.items():
+        if isinstance(each, Stage) and each.index != number:  # also if one Stage is to be two
+            raise SettingError(
+                f"stage {number} got a Stage made for stage {each.index}; make one for each, such as "
+                f"Stage(module, {number}), which may have the same module"
+            )
     return {number: each if isinstance(each, Stage) else Stage(each, number) for number, each in found.items()}

@@ -8,7 +8,7 @@ from cases import run
 from torch import nn
 
 import ppedu as pp
-from ppedu.run import Pipeline
+from ppedu.run import Pipeline, Stage
 
 LATE = "rank {rank}[ :].*(did not answer within|not every rank reached it within|the connection to .* is lost)"
 STOPPED = "PipelineError: this pipeline cannot be used after an error within a step "
@@ -536,6 +536,10 @@ def test_illegal_orders_are_refused_at_construction():
         ({0: nn.Identity()}, "rank 0 holds the stages 0, 1; got 0: give a module for each"),
         ({0: nn.Identity(), 1: nn.Identity(), 2: nn.Identity()}, "rank 0 holds the stages 0, 1; got 0, 1, 2: give"),
         ([nn.Identity()], "rank 0 holds the stages 0, 1; got [Identity()]: give a module for each"),
+        (
+            {0: Stage(nn.Identity(), 1), 1: nn.Identity()},
+            "stage 0 got a Stage made for stage 1; make one for each, such",
+        ),
         ({0: nn.Identity(), 1: abs}, "the module of stage 1 must be a torch.nn.Module; got <built-in function abs>"),
     ],
 )

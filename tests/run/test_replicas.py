@@ -200,15 +200,19 @@ def test_ties_form_classes_across_ranks(ranks):
     output = told(
         ranks,
         """
+class Known(nn.Linear):
+    "A module that finds its weight by another name, too, as a compiled one does."
+    known = property(lambda self: self.weight)
+
 place, group, beside = side_by_side(4)
 def make(schedule, ties, change=lambda held: None):
-    held = {stage: nn.Linear(4, 4) for stage in local_stages(schedule, RANK)}
+    held = {stage: Known(4, 4) for stage in local_stages(schedule, RANK)}
     for stage, module in held.items():
         torch.manual_seed(0)
         module.weight.data.normal_()
         module.bias.data.fill_(stage)
     change(held)
-    tied = [tuple((stage, "weight") for stage in pair) for pair in ties]
+    tied = [((one, "weight"), (other, "known")) for one, other in ties]
     return held, Pipeline(schedule, held, fn.mse_loss, group, tied=tied, timeout=10)
 
 x, y = (torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
