@@ -296,7 +296,7 @@ class Pipeline:
             for index, stage in self.stages.items():
                 keep = outputs and stage is self.last
                 weighted = weights.get(index, ())
-                stage.begin(batch.inputs, targets, weighted, loss_kwargs, loss_scale, outputs=keep, alone=False)
+                stage.begin(batch.inputs, targets, weighted, loss_kwargs, loss_scale, outputs=keep, timed=False)
             return Step(self, program, batch, kinds, training, loss_scale)
 
         validation = self.validation if training else None

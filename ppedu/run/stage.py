@@ -65,7 +65,7 @@ class Stage:
         loss_scale: float = 1,
         *,
         outputs: bool = False,
-        alone: bool = True,
+        timed: bool = True,
     ) -> None:
         """Start a step on these microbatches.
 
@@ -74,7 +74,7 @@ class Stage:
         loss_kwargs: keyword arguments for `loss_fn`.
         loss_scale: by which each loss is multiplied for its backward, and so are all gradients.
         outputs: keep the module's output of every microbatch in `outputs`.
-        alone: record the time of every action in `clock`, and call `require_learning` in every backward; False if the
+        timed: record the time of every action in `clock`, and call `require_learning` in every backward; False if the
             caller does both.
         """
         self.inputs, self.targets = inputs, targets
@@ -84,8 +84,8 @@ class Stage:
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
         self._weighted: list[torch.Tensor] = []  # the same, each times its weight
-        self._alone = alone
-        self.clock = Clock(self.device, alone)
+        self._alone = timed
+        self.clock = Clock(self.device, timed)
         # By microbatch in flight: the inputs that require grad, and the edges through which gradients enter the graph,
         # first those of the outputs and then those of additional losses.
         self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge], list[GradientEdge]]] = {}
@@ -106,7 +106,8 @@ class Stage:
         As the losses are weighted, the gradients of all microbatches add up to those of the batch.
 
         Raises:
-            PipelineError: the module changes its input in place, or the loss is not a scalar.
+            PipelineError: the module changes its input or a keyword in place, or loss_fn its target; or the loss is not
+                a scalar.
         """
         value = self.inputs[microbatch] if x is None else as_tuple(x)
         xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
