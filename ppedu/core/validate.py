@@ -12,23 +12,31 @@ from typing import Any
 from ppedu.core.errors import SettingError
 
 
+def shown(value: Any) -> str:
+    """Return a value as text for an error. Python refuses to write integers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 def require_instance(name: str, value: Any, kind: Any, such_as: str) -> None:
     """Raise SettingError unless `value` is a `kind`: a class, or a tuple of classes."""
     if not isinstance(value, kind):
-        raise SettingError(f"{name} must be {such_as}; got {value!r}")
+        raise SettingError(f"{name} must be {such_as}; got {shown(value)}")
 
 
 def require_number(name: str, value: Any, fits: Callable[[Any], bool], wanted: str) -> None:
     """Raise SettingError unless `value` is a real number, not a bool, that `fits`. `wanted` describes such numbers."""
     if isinstance(value, bool) or not isinstance(value, Real) or not fits(value):
-        raise SettingError(f"{name} must be {wanted}; got {value!r}")
+        raise SettingError(f"{name} must be {wanted}; got {shown(value)}")
 
 
 def require_rank(rank: Any, ranks: int) -> int:
     """Return `rank` as an int. Raise SettingError unless it is one of `ranks`."""
     whole = _whole(rank)
     if whole is None or not 0 <= whole < ranks:
-        raise SettingError(f"there is no rank {rank!r}; the ranks are 0 to {ranks - 1}")
+        raise SettingError(f"there is no rank {shown(rank)}; the ranks are 0 to {ranks - 1}")
     return whole
 
 
@@ -46,13 +54,15 @@ def require_size(ranks: Any, chunks: Any, microbatches: Any) -> tuple[int, int, 
     return counts["ranks"], counts["chunks"], counts["microbatches"]
 
 
-def require_count(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int. Raise SettingError unless it is a whole number of at least `least`."""
+def require_count(name: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+    """Return `value` as an int. Raise SettingError unless it is a whole number from `least` to `most`."""
     whole = _whole(value)
     if whole is None:
-        raise SettingError(f"{name} must be a whole number; got {value!r}")
+        raise SettingError(f"{name} must be a whole number; got {shown(value)}")
     if whole < least:
-        raise SettingError(f"{name} must be at least {least}; got {value}")
+        raise SettingError(f"{name} must be at least {least}; got {shown(whole)}")
+    if whole > most:
+        raise SettingError(f"{name} must be at most {most}; got {shown(whole)}")
     return whole
 
 

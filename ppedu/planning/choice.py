@@ -6,9 +6,11 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ppedu.core.costs import Costs
 from ppedu.core.numeric import Number
+from ppedu.core.per_link import Link
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
@@ -103,12 +105,18 @@ class Job:
     machine: Machine
     ranks: int
     replicas: int
-    tensor: int
 
-    def cutting(self, schedule: Schedule, recompute: bool, until: float = math.inf) -> Cutting:
-        """Return the search for a schedule's partition."""
-        delay = self.machine.delays(self.ranks, self.pieces.message, self.pieces.unit, self.tensor)
-        return Cutting(schedule, self.pieces, self.machine.memory, delay, recompute, until)
+    @cached_property
+    def delays(self) -> Number | dict[Link, Number]:
+        """The time of a message: one number, or one for each link of the ranks."""
+        return self.machine.delays(self.ranks, self.pieces.message, self.pieces.unit, self.pieces.tensor)
+
+    def cutting(
+        self, schedule: Schedule, recompute: bool, until: float = math.inf, limit: Number | None = None
+    ) -> Cutting:
+        """Return the search for a schedule's partition. limit: Bytes of a GPU, by default the machine's."""
+        memory = self.machine.memory if limit is None else limit
+        return Cutting(schedule, self.pieces, memory, self.delays, recompute, until)
 
     def choice(self, found: Cutting) -> Choice:
         """Return the best partition of a search with all its numbers."""
@@ -127,7 +135,7 @@ class Job:
             step_time,
             after,
             tokens / seconds if tokens and seconds else None,
-            float(flops * schedule.microbatches / (seconds * peak * self.ranks * self.tensor))
+            float(flops * schedule.microbatches / (seconds * peak * self.ranks * pieces.tensor))
             if flops and peak
             else None,
             max(busy),
@@ -144,7 +152,7 @@ class Job:
         and writes all that belongs to a weight.
         """
         width, machine = self.replicas * copies, self.machine
-        within = self.replicas * self.ranks * self.tensor <= (machine.node or 1)
+        within = self.replicas * self.ranks * self.pieces.tensor <= (machine.node or 1)
         bandwidth = machine.near_bandwidth if within and machine.near_bandwidth else machine.bandwidth
         if (width > 1 and bandwidth is None) or machine.memory_bandwidth is None:
             return None

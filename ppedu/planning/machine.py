@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.per_link import Link
-from ppedu.core.validate import require_count, require_number
-from ppedu.planning.pieces import SECONDS, require_unit
+from ppedu.core.validate import require_count
+from ppedu.planning.pieces import MOST, SECONDS, require_amount, require_unit
 
-
-def _between(least: float, number: Any) -> bool:
-    return bool(least <= number < math.inf)
-
-
-BANDWIDTHS = ("bandwidth", "near_bandwidth", "memory_bandwidth")
+# Of each amount, what it must be and the least that it can be; anything less is in the wrong unit.
+SPEED, BANDWIDTH = ("FLOP/s, such as 400e12", 1e9), ("bytes per second, such as 50e9", 1e6)
+LATENCY = ("a number of at least 0", 0)
+AMOUNTS = {
+    "memory": ("bytes, such as 80e9", 1),
+    "flops": SPEED,
+    "peak": SPEED,
+    "latency": LATENCY,
+    "bandwidth": BANDWIDTH,
+    "near_latency": LATENCY,
+    "near_bandwidth": BANDWIDTH,
+    "memory_bandwidth": BANDWIDTH,
+}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A GPU and its links.
+    """A GPU and its links. None stands for what is unknown.
 
     memory: Bytes of a GPU.
     flops: Achieved FLOP/s of a GPU; needed for a model that is given by its sizes.
@@ -50,19 +54,14 @@ class Machine:
     unit: str | None = None
 
     def __post_init__(self) -> None:
-        require_number("memory", self.memory, lambda size: 0 < size < math.inf, "bytes, such as 80e9")
-        least = dict.fromkeys(("flops", "peak"), 1e9) | dict.fromkeys(BANDWIDTHS, 1e6)
-        for name, smallest in least.items():
-            if (given := getattr(self, name)) is not None:
-                such_as = "FLOP/s, such as 400e12" if name in ("flops", "peak") else "bytes per second, such as 50e9"
-                require_number(name, given, partial(_between, smallest), such_as)
+        for name, (wanted, least) in AMOUNTS.items():
+            given = getattr(self, name)
+            if given is not None or name in ("memory", "latency"):
+                require_amount(name, given, wanted, least)
         if self.flops is not None and self.peak is not None and self.flops > self.peak:
             raise SettingError(f"flops, what a GPU achieves, exceed the peak: {self.flops:g} against {self.peak:g}")
-        for name in ("latency", "near_latency"):
-            if getattr(self, name) is not None:
-                require_number(name, getattr(self, name), lambda each: 0 <= each < math.inf, "a number of at least 0")
         if self.node is not None:
-            require_count("node", self.node)
+            require_count("node", self.node, most=MOST)
         elif self.near_latency is not None or self.near_bandwidth is not None:
             raise SettingError("give node=, the GPUs in a node, with near_latency or near_bandwidth")
         if self.unit is not None:

@@ -8,9 +8,8 @@ from typing import Any
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_instance
-from ppedu.planning.pieces import FLOP, Piece, Pieces, measured, per_weight
+from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, measured, per_weight
 
-MOST_LAYERS = 10_000
 RECOMPUTED = ("none", "selective", "full")
 
 
@@ -59,14 +58,13 @@ class Model:
     flash: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "vocabulary"):
-            require_count(name, getattr(self, name))
+        require_count("layers", self.layers, most=MOST_LAYERS)
+        for name in ("width", "heads", "vocabulary"):
+            require_count(name, getattr(self, name), most=MOST)
         for name in ("positions", "experts", "active", "shared"):
-            require_count(name, getattr(self, name), least=0)
+            require_count(name, getattr(self, name), least=0, most=MOST)
         for name in (each.name for each in fields(self) if each.type == "bool"):
             require_instance(name, getattr(self, name), bool, "True or False")
-        if self.layers > MOST_LAYERS:
-            raise SettingError(f"layers must be at most {MOST_LAYERS}; got {self.layers}")
         if self.head_size is None and self.width % self.heads:
             near = self.heads * max(1, round(self.width / self.heads))
             raise SettingError(
@@ -80,7 +78,7 @@ class Model:
         }
         for name, default in defaults.items():
             given = getattr(self, name)
-            object.__setattr__(self, name, default if given is None else require_count(name, given))  # frozen
+            object.__setattr__(self, name, default if given is None else require_count(name, given, 1, MOST))  # frozen
         if self.heads % self._kv_heads:
             raise SettingError(
                 f"{self.heads} heads cannot share {self._kv_heads} heads of keys and values; kv_heads must divide heads"
@@ -201,10 +199,11 @@ class Model:
         attention matrix (6), and "full" keeps the layer's input (table 2).
 
         tensor: GPUs that split the layer. sequence_parallel: They also split what lies between its matrices.
+        recompute: "selective" is for attention that keeps its matrix, so not for `flash`.
         element: Bytes of a number.
         """
         for name, number in (("sequence", sequence), ("element", element)):
-            require_count(name, number)
+            require_count(name, number, most=MOST)
         require_instance("sequence_parallel", sequence_parallel, bool, "True or False")
         self._require(recompute, tensor)
         width, queries, keys, ffn = self.width, self._queries, self._keys, self.ffn or 0
@@ -245,13 +244,19 @@ class Model:
 
         tensor: GPUs that split every piece; FLOPs and bytes are those of one of them. `sequence_parallel` is on by
             default if there are several.
-        recompute: "none" or "selective"; see `layer_activation`. Its FLOPs come to I.
+        recompute: "none" or "selective"; see `layer_activation`. Its FLOPs come to I. Whole stages are recomputed by
+            `plan(recompute=True)`.
 
         Raises:
             SettingError: A number is not possible.
         """
-        sequence, batch = require_count("sequence", sequence), require_count("batch", batch)
+        sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
         self._require(recompute, tensor)
+        if recompute == "full":
+            raise SettingError(
+                'pieces do not count what recompute="full" computes again; take "none" or "selective", or '
+                "plan(recompute=True), which recomputes whole stages"
+            )
         parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
         forward, first, second = (batch * flops / tensor for flops in self.layer_flops(sequence))
         if recompute == "selective" and not self.flash:
@@ -267,10 +272,16 @@ class Model:
         once = 3 * (self.layers * self.layer_flops(sequence)[0] + self.head_flops(sequence))
         tied = -(-self._shared // tensor)
         sizes = per_weight(bytes_per_weight)
-        return Pieces((embedding, *layers, head), FLOP, message, batch * sequence, sizes, 1, batch * once, tied)
+        pieces = (embedding, *layers, head)
+        return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor)
 
     def _require(self, recompute: str, tensor: int) -> None:
         if not isinstance(recompute, str) or recompute not in RECOMPUTED:
             raise SettingError(f'recompute must be "none", "selective" or "full"; got {recompute!r}')
+        if recompute == "selective" and self.flash:
+            raise SettingError(
+                'recompute="selective" leaves out the attention matrix, which flash attention does not keep; give the '
+                'model flash=False, or take recompute="none"'
+            )
         if self.heads % require_count("tensor", tensor):
             raise SettingError(f"tensor must be a divisor of the {self.heads} heads; got {tensor}")

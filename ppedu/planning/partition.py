@@ -337,7 +337,7 @@ def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None)
     if machine is not None:
         require_instance("machine", machine, Machine, "a Machine, such as Machine(memory=80e9)")
     pieces = model.timed(machine.flops if machine else None)
-    delay = machine.delays(schedule.ranks, pieces.message, pieces.unit) if machine else 0
+    delay = machine.delays(schedule.ranks, pieces.message, pieces.unit, pieces.tensor) if machine else 0
     search = Cutting(schedule, pieces, math.inf, delay)
     search.start()
     search.improve(QUICK)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
-from ppedu.core.validate import require_instance, require_number
+from ppedu.core.validate import require_count, require_number, shown
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}  # in a unit of time
 FLOP = "FLOP"
+MOST_LAYERS = 10_000
+MOST = 10**9  # of everything else that is counted, such as tokens and GPUs
+LARGEST = 1e50  # of every amount: sums and products of a plan's amounts still fit a float
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Pieces:
     weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
     flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
     tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
+    tensor: GPUs that split every piece. Times, weights, activations and messages are those of one of them; `tokens`
+        and `flops` are those of all.
+
+    Raises:
+        SettingError: A number is not possible, or there are too many pieces.
     """
 
     pieces: tuple[Piece, ...]
@@ -56,6 +63,18 @@ class Pieces:
     weight_memory: Number = 1
     flops: Number | None = None
     tied: int = 0
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        _require_few(self.pieces)
+        require_amount("message", self.message, "bytes of at least 0")
+        require_number("weight_memory", self.weight_memory, lambda part: 0 <= part <= 1, "a part, 0 to 1")
+        require_count("tied", self.tied, least=0)
+        object.__setattr__(self, "tensor", require_count("tensor", self.tensor, most=MOST))  # frozen
+        if self.tokens is not None:
+            require_count("tokens", self.tokens)
+        if self.flops is not None:
+            require_amount("flops", self.flops, "FLOPs of at least 0")
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -69,15 +88,16 @@ class Pieces:
         """Return the pieces with times in place of FLOPs. speed: FLOP/s.
 
         Raises:
-            SettingError: The pieces have FLOPs and the speed is unknown.
+            SettingError: The pieces have FLOPs and the speed is unknown or not possible.
         """
         if self.unit != FLOP:
             return self
-        if not speed:
+        if speed is None:
             raise SettingError(
                 "the model's sizes give FLOPs, and the machine has no speed; give its achieved FLOP/s, such as "
                 "Machine(flops=400e12), or measured times: Model.measured"
             )
+        require_amount("the speed", speed, "FLOP/s, such as 400e12", 1)
         pieces = tuple(
             replace(
                 piece,
@@ -103,6 +123,7 @@ def measured(
     message: Number = 0,
     weight_memory: Number = 1,
     logits: Number = 0,
+    tensor: int = 1,
 ) -> Pieces:
     """Return a model by measured times. Each list has an entry for each piece: embedding, layers, head with loss.
 
@@ -116,9 +137,10 @@ def measured(
     message: Bytes that a stage sends to the next for a microbatch.
     weight_memory: The part of the activations that is kept until W.
     logits: The bytes of the head's activation that are logits.
+    tensor: GPUs that split each piece; times, bytes and parameters are those of one of them.
 
     Raises:
-        SettingError: The lists do not fit each other, or a number is negative.
+        SettingError: The lists do not fit each other, or a number is not possible.
     """
     require_unit(unit)
     times = _row("forward", forward, None)
@@ -138,14 +160,15 @@ def measured(
         whole = [2 * time for time in times] if backward is None else _row("backward", backward, count)
         first = second = [time / 2 for time in whole]
     kept, parameters = _row("activation", activation, count), _row("weights", weights, count)
+    for number in parameters:
+        require_number("weights", number, lambda number: number == int(number), "whole numbers")
     require_number("logits", logits, lambda size: 0 <= size <= kept[-1], "bytes of the last piece's activation")
-    require_number("weight_memory", weight_memory, lambda part: 0 <= part <= 1, "a part of the activation, 0 to 1")
-    require_number("message", message, _fits, "bytes of at least 0")
     names = ["embedding", *(f"layer {layer}" for layer in range(count - 2)), "head"] if count > 2 else ["first", "last"]
     rows = zip(names, times, whole, first, second, map(int, parameters), kept, strict=False)
     pieces = [Piece(*row) for row in rows]
     pieces[-1] = replace(pieces[-1], logits=logits)
-    return Pieces(tuple(pieces), unit, message, None, per_weight(bytes_per_weight), weight_memory)
+    sizes = per_weight(bytes_per_weight)
+    return Pieces(tuple(pieces), unit, message, None, sizes, weight_memory, tensor=tensor)
 
 
 def require_unit(unit: Any) -> None:
@@ -160,19 +183,33 @@ def per_weight(given: Any) -> tuple[Number, Number, Number]:
     Raises:
         SettingError: It is neither a number of at least 4 nor three numbers.
     """
-    if isinstance(given, Sequence) and not isinstance(given, str):
+    if _is_list(given):
         if len(given) == 3:
             for size in given:
-                require_number("bytes_per_weight", size, _fits, "numbers of at least 0")
+                require_amount("bytes_per_weight", size, "numbers of at least 0")
             return given[0], given[1], given[2]
         raise SettingError(f"bytes_per_weight has three parts: weights, gradients, optimizer; got {given!r}")
     wanted = "a number of at least 4, such as 16, or three: (weights, gradients, optimizer)"
-    require_number("bytes_per_weight", given, lambda size: 4 <= size < math.inf, wanted)
+    require_amount("bytes_per_weight", given, wanted, 4)
     return 2, 2, given - 4
 
 
-def _fits(number: Any) -> bool:
-    return bool(0 <= number < math.inf)
+def require_amount(name: str, value: Any, wanted: str, least: float = 0) -> None:
+    """Raise SettingError unless `value` is a number from `least` to LARGEST. `wanted` describes such numbers."""
+    require_number(name, value, lambda number: least <= number, wanted)
+    require_number(name, value, lambda number: number <= LARGEST, f"at most {LARGEST:g}")
+
+
+def _require_few(pieces: Sequence[Any]) -> None:
+    if len(pieces) > MOST_LAYERS + 2:
+        raise SettingError(
+            f"{len(pieces)} pieces are too many for a plan; take at most {MOST_LAYERS} layers, the embedding and the "
+            "head, or several layers as one piece"
+        )
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
 def _row(name: str, given: Any, count: int | None) -> list[Any]:
@@ -181,9 +218,12 @@ def _row(name: str, given: Any, count: int | None) -> list[Any]:
         given = given.tolist()
     if count is not None and not isinstance(given, Sequence):
         given = [given] * count
-    require_instance(name, given, Sequence, "a list with a number for each piece: embedding, each layer, head")
+    if not _is_list(given):
+        wanted = "a list with a number for each piece: embedding, each layer, head"
+        raise SettingError(f"{name} must be {wanted}; got {shown(given)}")
+    _require_few(given)
     for number in given:
-        require_number(name, number, _fits, "numbers of at least 0")
+        require_amount(name, number, "numbers of at least 0")
     if count is not None and len(given) != count:
         raise SettingError(f"forward has {count} pieces and {name} {len(given)}; give one number for each piece")
     return [*given]

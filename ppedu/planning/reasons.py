@@ -42,18 +42,16 @@ def shortage(job: Job, closest: Choice, recompute: bool | None) -> str:
 def _smallest(job: Job, choice: Choice) -> Choice:
     """Return a choice with another partition, which needs nearly the least memory."""
     while True:
-        machine = replace(job.machine, memory=max(choice.memory) * 0.97)
-        smaller = replace(job, machine=machine)
-        found = smaller.cutting(choice.schedule, choice.recompute)
+        found = job.cutting(choice.schedule, choice.recompute, limit=max(choice.memory) * 0.97)
         found.start()
         if found.excess(found.best):
             return choice
-        choice = smaller.choice(found)
+        choice = job.choice(found)
 
 
 def _fits_on(job: Job, ranks: int, microbatches: int) -> bool:
     """Return whether a schedule that needs little memory fits on this number of ranks."""
-    wider = Job(job.pieces, job.machine, ranks, job.replicas, job.tensor)
+    wider = Job(job.pieces, job.machine, ranks, job.replicas)
     for name in ("1f1b", "v-min"):
         with suppress(PipelineError):
             found = wider.cutting(registered(name, ranks, max(microbatches, 2 * ranks)), True)

@@ -67,7 +67,7 @@ class Plan:
         return [*self._findings()]
 
     def _findings(self) -> Iterator[str]:
-        best, pieces, node = self.best, self.job.pieces.pieces, self.job.machine.node
+        best, pieces, node, tensor = self.best, self.job.pieces.pieces, self.job.machine.node, self.job.pieces.tensor
         causes = best.timeline().causes()
         messages, imbalance = causes.get("communication", 0.0), causes.get("imbalance", 0.0)
         if messages > max(WORTH_A_WORD, best.bubble / 2):
@@ -75,9 +75,9 @@ class Plan:
                 f"of the {best.bubble:.1%} bubble, {messages * 100:.1f} points are messages: faster links or fewer "
                 "ranks would help more than another schedule"
             )
-        if node and self.job.tensor > node:
+        if node and tensor > node:
             yield (
-                f"the {self.job.tensor} GPUs that split a stage are in several nodes of {node}; what they send each "
+                f"the {tensor} GPUs that split a stage are in several nodes of {node}; what they send each "
                 "other then takes longer, and the times leave it out"
             )
         if imbalance > WORTH_A_WORD:
@@ -152,7 +152,8 @@ class Plan:
         job = self.job
         head, *rows = self._rows(SHOWN)
         more = sum(not each.excess for each in self.choices) - len(rows)
-        size = f"{plural(job.ranks, 'rank')}, {plural(job.replicas, 'replica')}"
+        split = f" of {job.pieces.tensor} GPUs" if job.pieces.tensor > 1 else ""
+        size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
         lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each"]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40))]
         lines += [f"… and {more} more"] if more > 0 else []

@@ -1,14 +1,20 @@
 """Plans for a real question, for small ones that can be solved by trying everything, and for impossible ones."""
 
+import math
 import random
 import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often
 from test_partition_by_rank import drawn, every
 
 import ppedu as pp
+from ppedu.planning.partition import fitted
 from ppedu.planning.presets import MACHINES, MODELS
+from ppedu.zoo.registry import _entries
 
 WIDTH, SEQUENCE, VOCABULARY = 4096, 8192, 128256
 LOGITS = SEQUENCE * VOCABULARY * 6
@@ -280,3 +286,210 @@ def test_findings_name_slow_messages_and_a_torn_tensor():
 def test_a_memory_in_gigabytes_is_pointed_out():
     with pytest.raises(pp.SettingError, match="memory of 80 bytes; 80 GB are memory=80e9"):
         pp.plan(EIGHT_BILLION, pp.Machine(memory=80), 8, 8, schedules=["1f1b"])
+
+
+# --- tensor parallelism -----------------------------------------------------------------------------------------
+
+
+def layout(ranks, tensor, node):
+    """Return the node of each rank: nodes are filled with whole ranks, one after the other."""
+    nodes, place, free = [], 0, node
+    for _ in range(ranks):
+        if free < tensor and free < node:
+            place, free = place + 1, node
+        nodes.append(place)
+        free -= tensor
+    return nodes
+
+
+def test_pieces_of_a_tensor_group_are_planned_as_the_model_is():
+    """Llama 3 8B, split by 8 GPUs: four ranks are four nodes."""
+    asked = {"ranks": 4, "microbatches": 16, "replicas": 2, "schedules": ["1f1b"]}
+    by_sizes = pp.plan("llama-3-8b", "h100", sequence=4096, tensor=8, **asked)
+    by_pieces = pp.plan(MODELS["llama-3-8b"].pieces(4096, tensor=8), "h100", **asked)
+    assert by_sizes.choices == by_pieces.choices and by_sizes.findings == by_pieces.findings
+    best = by_pieces.best
+    # A token takes 2 FLOPs a weight of a matrix, and 2 · 4096 a number of a query in attention, half of it masked.
+    layer = 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336
+    forward = 4096 * (32 * (2 * layer + 2 * 4096 * 4096) + 2 * 4096 * 128256)
+    seconds = best.step_time + best.after
+    assert best.mfu == pytest.approx(3 * 16 * forward / (seconds * 4 * 8 * 989e12)) and 0.2 < best.mfu < 0.5
+    assert best.tokens_per_second == pytest.approx(2 * 16 * 4096 / seconds)
+    # A GPU sends an eighth of the activation to another node.
+    assert best.costs.latency == pytest.approx(10e-6 + 4096 * 4096 * 2 / 8 / 50e9)
+    # Two replicas send half of each gradient twice, between nodes; the optimizer reads and writes 16 bytes a weight.
+    fullest = max(best.kinds, key=lambda kinds: kinds["weights"])
+    weights = fullest["weights"] / 2
+    assert best.after == pytest.approx(2 * weights / 50e9 + 2 * 16 * weights / 3.35e12)
+    assert str(by_pieces).startswith("4 ranks of 8 GPUs, 2 replicas, 80 GB each")
+
+
+@often(60)
+@given(
+    ranks=st.integers(1, 4),
+    tensor=st.sampled_from([1, 2, 4, 8]),
+    replicas=st.integers(1, 3),
+    node=st.integers(1, 16),
+    name=st.sampled_from(["1f1b", "zb-v", "dualpipe"]),
+)
+def test_every_gpu_of_a_tensor_group_counts(ranks, tensor, replicas, node, name):
+    ranks += ranks % 2 if name == "dualpipe" else 0
+    model = pp.Model(layers=6, width=512, heads=8, vocabulary=1000)
+    machine = pp.Machine(80e9, 2e14, 1e15, 1e-5, 2e10, node, 3e-6, 3e11, 3e12, "s")
+    asked = {"ranks": ranks, "microbatches": 8, "replicas": replicas, "schedules": [name], "seconds": 0}
+    pieces = model.pieces(512, batch=2, tensor=tensor)
+    choices = pp.plan(pieces, machine, **asked).choices
+    assert choices == pp.plan(model, machine, sequence=512, batch=2, tensor=tensor, **asked).choices
+    best, message = choices[0], 2 * 512 * 512 * 2 / tensor
+    places = layout(ranks, tensor, node)
+    for here, there in ((a, b) for a in range(ranks) for b in range(ranks) if a != b):
+        near = places[here] == places[there]
+        wanted = 3e-6 + message / 3e11 if near else 1e-5 + message / 2e10
+        assert best.costs.delay(here, there) == pytest.approx(wanted)
+    copies = replicas * (2 if name == "dualpipe" else 1)
+    bandwidth = 3e11 if ranks * tensor * replicas <= node else 2e10
+    after = max(
+        each["gradients"] * 2 * (copies - 1) / copies / bandwidth
+        + 2 * (each["weights"] + each["gradients"] + each["optimizer"]) / 3e12
+        for each in best.kinds
+    )
+    assert best.after == pytest.approx(after)
+    seconds = best.step_time + after
+    assert best.tokens_per_second == pytest.approx(replicas * 8 * 2 * 512 / seconds)
+    whole = 3 * 8 * 2 * (6 * model.layer_flops(512)[0] + model.head_flops(512))
+    assert best.mfu == pytest.approx(whole / (seconds * 1e15 * ranks * tensor)) and best.mfu <= 1
+
+
+def test_a_node_has_fewer_ranks_if_several_gpus_are_a_rank():
+    links = pp.Machine(1, latency=4, node=8, near_latency=1).delays(6, 0, "s", tensor=3)
+    assert {link for link, delay in links.items() if delay == 1} == {(0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4)}
+    assert pp.Machine(1, latency=4, node=8, near_latency=1).delays(6, 0, "s", tensor=5) == 4
+    assert pp.Machine(1, latency=4, node=8, near_latency=1).delays(6, 0, "s") == 1
+
+
+def test_a_comparison_sends_messages_between_tensor_groups():
+    pieces = MODELS["llama-3-8b"].pieces(4096, tensor=8)
+    costs = fitted(pp.schedule("1f1b", 4, 8), pieces, "h100")
+    assert costs.latency == pytest.approx(10e-6 + 4096 * 4096 * 2 / 8 / 50e9)
+
+
+def test_measured_times_can_be_those_of_a_tensor_group():
+    machine = pp.Machine(80e9, latency=4, node=8, near_latency=1)
+    asked = {"ranks": 2, "microbatches": 4, "schedules": ["1f1b"]}
+    alone, split = (pp.Model.measured([1, 2, 2, 1], tensor=tensor) for tensor in (1, 8))
+    assert pp.plan(alone, machine, **asked).best.costs.latency == 1
+    assert pp.plan(split, machine, **asked, tensor=8).best.costs.latency == 4
+
+
+def test_a_tensor_size_that_contradicts_the_pieces_is_refused():
+    asked = {"ranks": 2, "microbatches": 4, "schedules": ["1f1b"]}
+    for pieces, tensor, match in [
+        (MODELS["gpt2"].pieces(64, tensor=2), 4, r"those of 2 GPUs, not of tensor=4; leave out tensor, or"),
+        (MODELS["gpt2"].pieces(64, tensor=2), 1, r"those of 2 GPUs, not of tensor=1"),
+        (pp.Model.measured([1, 2, 1]), 8, r"those of 1 GPU, not of tensor=8; .* Model.measured\(…, tensor=8\)"),
+    ]:
+        with pytest.raises(pp.SettingError, match=match):
+            pp.plan(pieces, "h100", **asked, tensor=tensor)
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        lambda model: replace(model.pieces(4096, tensor=8), tensor=1),  # 8 · 400e12 FLOP/s against a peak of 989e12
+        lambda model: model.pieces(4096).timed(1e15),
+        lambda model: replace(model.pieces(4096).timed(4e14), unit="ms"),
+    ],
+    ids=["another tensor size", "another machine", "another unit"],
+)
+def test_a_utilization_above_one_is_refused(impossible):
+    with pytest.raises(pp.SettingError, match=r"the pieces take .* on 1 GPU, .* would be above 1; give pieces whose"):
+        pp.plan(impossible(MODELS["llama-3-8b"]), "h100", 4, 16, schedules=["1f1b"])
+
+
+def test_a_gpu_at_its_peak_is_possible():
+    machine = pp.Machine(80e9, flops=1e15, peak=1e15)
+    best = pp.plan("gpt2", machine, 1, 4, sequence=128, tensor=3, schedules=["1f1b"]).best
+    assert best.mfu == pytest.approx(1)
+
+
+# --- what is accepted has an effect -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 3, 9, 10])
+def test_schedules_of_one_placement_share_their_partitions(seed, monkeypatch):
+    """In the little work that each may do, some find better partitions than others."""
+    monkeypatch.setattr("ppedu.planning.plan.FIRST", 30_000)
+    monkeypatch.setattr("ppedu.planning.plan.LATER", 30_000)
+    names = ["zb-v", "v-half", "dualpipev", "1f1b", "zb-h1"]
+    plan = pp.plan(drawn(random.Random(seed), 24), pp.Machine(10**6, latency=1), 4, 8, schedules=names, recompute=False)
+    for one in plan.choices:
+        for other in plan.choices:
+            if one.schedule.placement == other.schedule.placement:
+                assert pp.simulate(one.schedule, other.costs).makespan >= one.step_time
+
+
+def test_what_would_be_ignored_is_refused():
+    dense = replace(MODELS["gpt2"], flash=False)
+    for call, match in [
+        (lambda: MODELS["gpt2"].pieces(64, recompute="selective"), "which flash attention does not keep"),
+        (lambda: dense.pieces(64, recompute="full"), r"do not count what recompute=\"full\" computes again"),
+        (lambda: pp.Model.measured([1, 2], weights=[1.5, 2]), "weights must be whole numbers; got 1.5"),
+        (lambda: pp.Model.measured(b"ab"), "forward must be a list"),
+        (lambda: pp.plan(EIGHT_BILLION, MACHINE, 2, 4, schedules=[]), r"must be a list of names.*; got \[\]"),
+        (lambda: pp.plan(EIGHT_BILLION, MACHINE, 2, 4, progress=1), "progress must be a function"),
+    ]:
+        with pytest.raises(pp.SettingError, match=match):
+            call()
+
+
+def test_a_schedule_for_inference_is_left_out_unless_it_is_named(monkeypatch):
+    monkeypatch.setattr("ppedu.zoo.registry._entries", dict(_entries))
+    pp.register("inference", forward_only=True)(lambda rank, ranks, microbatches: [pp.F(rank, 0)])
+    names = {choice.name for choice in pp.plan(EIGHT_BILLION, MACHINE, 2, 1, seconds=0).choices}
+    assert "1f1b" in names and "inference" not in names
+    with pytest.raises(pp.SettingError, match="'inference' runs forwards alone, and a plan is for training"):
+        pp.plan(EIGHT_BILLION, MACHINE, 2, 1, schedules=["1f1b", "inference"])
+
+
+NUMBERS = {
+    pp.Machine: {"memory": 80e9, "latency": 1, "node": 8},
+    pp.Model: {"layers": 2, "width": 8, "heads": 2, "vocabulary": 9},
+    pp.Model.measured: {"forward": [1, 2]},
+}
+OPTIONAL = {
+    pp.Machine: "flops peak bandwidth near_latency near_bandwidth memory_bandwidth",
+    pp.Model: "kv_heads ffn head_size positions experts active shared",
+    pp.Model.measured: "backward input weight activation weights bytes_per_weight message weight_memory logits tensor",
+}
+NEEDED = {"memory", "latency", "layers", "width", "heads", "vocabulary", "positions", "experts", "active", "shared"}
+NEEDED |= {"forward", "activation", "weights", "bytes_per_weight", "message", "weight_memory", "logits", "tensor"}
+
+
+@pytest.mark.parametrize("function", NUMBERS, ids=["Machine", "Model", "measured"])
+def test_every_number_is_checked_where_it_is_given(function):
+    valid = NUMBERS[function]
+    for name in [*valid, *OPTIONAL[function].split()]:
+        wrong = [math.nan, -1, True, "1", 1j, 10**400, 10**5000, 1e300, math.inf, [math.nan], [None, None]]
+        for value in wrong + [None] * (name in NEEDED):
+            with pytest.raises(pp.SettingError):
+                function(**{**valid, name: value})
+
+
+def test_sizes_that_would_take_forever_are_refused():
+    asked = {"model": EIGHT_BILLION, "machine": MACHINE, "ranks": 2}
+    for changes, match in [
+        (
+            {"microbatches": 10**7},
+            r"schedules with 10000000 microbatches on 2 ranks are more than 4,000,000 forwards",
+        ),
+        ({"microbatches": range(1, 10**12)}, "more than 4,000,000 forwards"),
+        ({"microbatches": 4 * 10**6, "schedules": "1f1b"}, "1 schedule with 4000000 microbatches"),
+        ({"ranks": 10**9}, "ranks must be at most 512"),
+        ({"replicas": 10**5000}, "replicas must be at most 1000000000; got a number of thousands of digits"),
+        ({"seconds": 10**400}, "seconds must be at most 1e"),
+        ({"model": "gpt2", "sequence": 10**10}, "sequence must be at most 1000000000"),
+    ]:
+        with pytest.raises(pp.SettingError, match=match):
+            pp.plan(**{**asked, **changes})
+    with pytest.raises(pp.SettingError, match="10003 pieces are too many for a plan; take at most 10000 layers"):
+        pp.Model.measured([1] * 10_003)
