@@ -6,7 +6,6 @@ import sys
 from argparse import Namespace
 
 from ppedu.cli.autopsy import bar
-from ppedu.core.errors import SettingError
 from ppedu.core.export import to_torch
 
 
@@ -16,11 +15,7 @@ def plan(options: Namespace) -> int:
     from ppedu.planning.question import read
 
     draw = bar("searching") if sys.stderr.isatty() else None
-    question = read(options.question)
-    try:
-        found = plan(**question, progress=draw and (lambda what, part: draw(part)))
-    except TypeError as error:
-        raise SettingError(f"{options.question!r}: {str(error).replace('plan()', 'the table plan')}") from None
+    found = plan(**read(options.question), progress=draw and (lambda what, part: draw(part)))
     if draw:
         draw(1)
     print(found)

@@ -1,8 +1,15 @@
 """Questions in TOML files, and the command `plan`."""
 
+import contextlib
+import inspect
+import io
 import sys
+import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import often
 
 import ppedu as pp
 from ppedu.cli.main import main
@@ -37,23 +44,32 @@ WRONG = {
     "no such file": (None, "cannot read"),
     "not TOML": ("model =", "is not TOML"),
     "a table is missing": ("[model]\nlayers = 2\n", "must have the tables model, machine and plan"),
-    "an unknown size": (TABLES.format("depth = 3", "memory = 1", "ranks = 2"), "unexpected keyword argument 'depth'"),
+    "an unknown size": (
+        TABLES.format("layer = 3", "memory = 1", "ranks = 2"),
+        "unknown key 'layer' in [model] with sizes; did you mean 'layers'? the keys are layers, width, heads",
+    ),
     "an unknown machine": (
         TABLES.format("forward = [1, 2]", "ram = 1", "ranks = 2"),
-        "unexpected keyword argument 'ram'",
+        "unknown key 'ram' in [machine]; the keys are memory, flops, peak, latency",
     ),
     "a wrong number": (TABLES.format("forward = [1, -2]", "memory = 1", "ranks = 2"), "numbers of at least 0"),
     "layers in quotes": (
         TABLES.format('layers = "32"\nforward = [1, 2, 3]', "memory = 1", "ranks = 2"),
         "layers must be",
     ),
-    "a machine as a number": ("model = 'gpt2'\nmachine = 5\n[plan]\nranks = 2\n", "machine is a table or a name in"),
+    "a machine as a number": (
+        "model = 'gpt2'\nmachine = 5\n[plan]\nranks = 2\n",
+        "machine must be a table, or a name in",
+    ),
     "a piece too few": (
         TABLES.format("forward = [1]", "memory = 1e9", "ranks = 2\nmicrobatches = 4"),
         "2 ranks are more than the 1 piece of the model",
     ),
-    "no ranks": (TABLES.format("forward = [1, 2]", "memory = 1e9", "microbatches = 4"), "'ranks'"),
-    "an unknown option": (TABLES.format("forward = [1, 2]", "memory = 1e9", "ranks = 2\ncolor = 1"), "'color'"),
+    "no ranks": (TABLES.format("forward = [1, 2]", "memory = 1e9", "microbatches = 4"), "[plan] lacks 'ranks'"),
+    "an unknown option": (
+        TABLES.format("forward = [1, 2]", "memory = 1e9", "ranks = 2\ncolor = 1"),
+        "unknown key 'color' in",
+    ),
     "it does not fit": (
         TABLES.format("forward = [1, 2]\nweights = 1000000", "memory = 1e6", "ranks = 2\nmicrobatches = 4"),
         "nothing fits",
@@ -68,3 +84,198 @@ def test_wrong_questions(tmp_path, capsys, text, reason):
     assert main(["plan", str(tmp_path / "x.toml")]) == 1
     error = capsys.readouterr().err
     assert error.startswith("ppedu: ") and reason in error
+
+
+CONTRADICTORY = {
+    "layers and rows": (
+        TABLES.format("layers = 4\nforward = [1, 2]", "memory = 1e9", "ranks = 2"),
+        "layers = 4 contradicts the 2 entries of forward; give forward three entries (the embedding, each layer, the",
+    ),
+    "layers and another row": (
+        TABLES.format("layers = 4\nforward = [1, 2, 3]\nweights = [1, 2, 3, 4]", "memory = 1e9", "ranks = 2"),
+        "layers = 4 contradicts the 4 entries of weights",
+    ),
+    "too many layers": (
+        TABLES.format("layers = 100000000\nforward = [1, 2, 3]", "memory = 1e9", "ranks = 2"),
+        "layers must be at most 10000; got 100000000",
+    ),
+    "a function": (
+        TABLES.format("forward = [1, 2]", "memory = 1e9", "ranks = 2\nprogress = 1"),
+        "unknown key 'progress' in [plan]; the keys are ranks, microbatches, sequence",
+    ),
+    "times and sizes": (
+        TABLES.format("forward = [1, 2]\nwidth = 64", "memory = 1e9", "ranks = 2"),
+        "unknown key 'width' in [model] with forward; it belongs in [model] with sizes; the keys are forward, backward",
+    ),
+    "another table": (
+        TABLES.format("forward = [1, 2]", "memory = 1e9\nmicrobatches = 8", "ranks = 2"),
+        "unknown key 'microbatches' in [machine]; it belongs in [plan]",
+    ),
+    "two tables": (
+        TABLES.format("forward = [1, 2]\nbytes_per_weight = 16", "memory = 1e9", "ranks = 2\nbytes_per_weight = 18"),
+        "bytes_per_weight is in [model] and in [plan]; leave out one of them",
+    ),
+    "an unknown table": (
+        TABLES.format("forward = [1, 2]", "memory = 1e9", "ranks = 2") + "[machines]\nmemory = 2e9",
+        "unknown key 'machines' in the file; did you mean 'machine'?",
+    ),
+    "a number of 5000 digits": (TABLES.format(f"layers = {'9' * 5000}", "memory = 1e9", "ranks = 2"), "is not TOML"),
+    "lists in lists": (TABLES.format(f"forward = {'[' * 5000}", "memory = 1e9", "ranks = 2"), "is not TOML"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), CONTRADICTORY.values(), ids=CONTRADICTORY)
+def test_what_would_be_ignored_is_refused_by_name(tmp_path, text, reason):
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(pp.ParseError) as caught:
+        read(tmp_path / "x.toml")
+    assert reason in str(caught.value)
+
+
+# Questions with every key, each with two values. Both make sense beside the others.
+SIZES = {
+    "layers": ("4", "5"),
+    "width": ("64", "128"),
+    "heads": ("4", "8"),
+    "vocabulary": ("97", "99"),
+    "kv_heads": ("4", "2"),
+    "ffn": ("256", "128"),
+    "head_size": ("16", "32"),
+    "gated": ("true", "false"),
+    "norm": ('"rms"', '"layer"'),
+    "biases": ('"none"', '"all"'),
+    "qk_norm": ("true", "false"),
+    "positions": ("0", "16"),
+    "tied": ("true", "false"),
+    "experts": ("4", "5"),
+    "active": ("1", "2"),
+    "shared": ("0", "1"),
+    "dropout": ("true", "false"),
+    "flash": ("true", "false"),
+}
+TIMES = {
+    "layers": ("4", "5"),
+    "forward": ("[1, 2, 3]", "[1, 2, 4]"),
+    "backward": ("[2, 4, 6]", "[2, 5, 6]"),
+    "input": ("[1, 2, 3]", "[1, 3, 3]"),
+    "weight": ("[1, 2, 3]", "[1, 1, 3]"),
+    "activation": ("[0, 10, 20]", "5"),
+    "weights": ("[10, 20, 10]", "7"),
+    "bytes_per_weight": ("16", "[2, 4, 12]"),
+    "unit": ('"ms"', '"us"'),
+    "message": ("0", "1000"),
+    "weight_memory": ("1", "0.5"),
+    "logits": ("0", "5"),
+    "tensor": ("2", "4"),
+}
+MACHINE = {
+    "memory": ("1e9", "2e9"),
+    "flops": ("1e12", "2e12"),
+    "peak": ("4e12", "5e12"),
+    "latency": ("0", "0.5"),
+    "bandwidth": ("1e9", "2e9"),
+    "node": ("4", "2"),
+    "near_latency": ("0", "0.1"),
+    "near_bandwidth": ("3e9", "4e9"),
+    "memory_bandwidth": ("1e12", "2e12"),
+    "unit": ('"s"', '"ms"'),
+}
+PLAN = {
+    "ranks": ("2", "1"),
+    "microbatches": ("[4, 5]", "6"),
+    "sequence": ("64", "128"),
+    "batch": ("1", "2"),
+    "replicas": ("1", "2"),
+    "schedules": ('"1f1b"', '["gpipe", "1f1b"]'),
+    "recompute": ("false", "true"),
+    "seconds": ("0", "1"),
+}
+KINDS = {  # only a model with sizes has its tensor size and its bytes of a weight in [plan]
+    "sizes": {
+        "model": SIZES,
+        "machine": MACHINE,
+        "plan": PLAN | {"tensor": ("2", "1"), "bytes_per_weight": ("16", "18")},
+    },
+    "times": {"model": TIMES, "machine": MACHINE, "plan": PLAN},
+}
+
+
+def written(tables, which=lambda table, key: 0):
+    """Return the text of a file with one of the two values of each key."""
+    lines = []
+    for table, keys in tables.items():
+        lines += [f"[{table}]", *(f"{key} = {values[which(table, key)]}" for key, values in keys.items())]
+    return "\n".join(lines)
+
+
+def planned(path, text):
+    """Return what a file asks for: the model and the machines, and which schedules are compared."""
+    path.write_text(text)
+    plan = pp.plan(**read(path))
+    compared = sorted((each.name, each.schedule.microbatches, each.recompute) for each in plan.choices)
+    return plan.job, compared
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_changes_the_question(tmp_path, kind):
+    tables, path = KINDS[kind], tmp_path / "x.toml"
+    assert {name: {*keys} for name, keys in tables.items()} == {
+        "model": {*inspect.signature(pp.Model).parameters}
+        if kind == "sizes"
+        else {*inspect.signature(pp.Model.measured).parameters, "layers"},
+        "machine": {*inspect.signature(pp.Machine).parameters},
+        "plan": {*inspect.signature(pp.plan).parameters}
+        - {"model", "machine", "progress"}
+        - ({"tensor", "bytes_per_weight"} if kind == "times" else set()),
+    }
+    before = planned(path, written(tables))
+    for table, keys in tables.items():
+        for key in {*keys} - {"seconds"}:
+            assert planned(path, written(tables, lambda *one, other=(table, key): int(one == other))) != before, key
+
+
+WEIRD = [
+    *['""', '"4"', '"1f1b"', '"h100"', "true", "false", "nan", "inf", "-inf", "-1", "0", "1", "2.0", "2.5", "1e300"],
+    *["[]", "[1]", "[1, 2, 3]", "[nan, 1, 2]", "[[1]]", '["1f1b"]', '[""]', "{}", "{a = 1}", "1979-05-27", "07:32:00"],
+    *["9" * 20, "9" * 400, "9" * 5000, "0x" + "f" * 5000, "10000000", "1000000000", "'\\u0000'", '"\\u0000"'],
+]
+
+
+@st.composite
+def files(draw):
+    """Draw a file that was right before a few of its keys were dropped, moved, doubled, misspelt or given a value."""
+    tables = {name: dict(keys) for name, keys in KINDS[draw(st.sampled_from([*KINDS]))].items()}
+    chance = draw(st.randoms(use_true_random=False))
+    tables = {name: {key: chance.choice(values) for key, values in keys.items()} for name, keys in tables.items()}
+    for keys in tables.values():  # most keys have defaults
+        for key in [*keys]:
+            if key not in ("layers", "width", "heads", "vocabulary", "forward", "memory", "ranks", "flops", "sequence"):
+                chance.random() < 0.6 and keys.pop(key)
+    for _ in range(draw(st.integers(0, 3))):
+        keys, other = chance.choice([*tables.values()]), chance.choice([*tables.values()])
+        key = chance.choice([*keys, "color"])
+        match draw(st.sampled_from(["drop", "double", "move", "misspell", *["value"] * 6])):
+            case "drop":
+                keys.pop(key, None)
+            case "double":
+                other[key] = keys.get(key, "1")
+            case "move":
+                other[key] = keys.pop(key, "1")
+            case "misspell":
+                keys[f"{key}s"] = keys.pop(key, "1")
+            case "value":
+                keys[key] = draw(st.sampled_from(WEIRD))
+    tables["plan"].setdefault("seconds", "0")
+    return "\n".join(line for table, keys in tables.items() for line in (f"[{table}]", *map(" = ".join, keys.items())))
+
+
+@often(600)
+@given(text=files())
+def test_any_file_is_planned_or_refused_soon(text, tmp_path_factory):
+    path, begin = tmp_path_factory.getbasetemp() / "any.toml", time.monotonic()
+    path.write_text(text)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as told:
+        code = main(["plan", str(path)])
+    error = told.getvalue()
+    assert (code, error) == (0, "") or (code == 1 and error.startswith("ppedu: ") and len(error) < 12_000)
+    assert time.monotonic() - begin < 20
