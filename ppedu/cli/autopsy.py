@@ -6,7 +6,9 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 
-from ppedu.core.errors import PipelineError
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.files import named, require_writable
+from ppedu.zoo.registry import require_registered
 
 BAR = 30  # characters
 
@@ -15,6 +17,9 @@ def autopsy(options: Namespace) -> int:
     """read the trace of a real run: what is its bubble, why, and what would be faster"""
     from ppedu.trace.run import Run
 
+    for name in options.predict:
+        require_registered(name)
+    require_page(options.html)
     run = Run.load(options.trace, bar("reading") if sys.stderr.isatty() else None)
     found = run.autopsy()
     print(found)
@@ -26,6 +31,14 @@ def autopsy(options: Namespace) -> int:
     if options.html:
         found.save(options.html)
     return 0
+
+
+def require_page(path: str | None) -> None:
+    """Raise PipelineError unless a page can be written to the file of `--html`, if there is one."""
+    if path is not None:
+        require_writable(path)
+        if named(path).suffix.lower() != ".html":
+            raise SettingError(f"--html writes a page; end its name in .html; got {path!r}")
 
 
 def bar(doing: str) -> Callable[[float], None]:

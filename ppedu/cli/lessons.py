@@ -18,6 +18,8 @@ PACKAGE = Path(__file__).parents[1]
 
 def open_lessons(options: argparse.Namespace) -> int:
     """copy the lessons into a folder, keeping those already there, and open them in JupyterLab"""
+    if options.no_open and options.lab:
+        raise SettingError("--lab is for JupyterLab, which --no-open does not start; leave out one of them")
     folder = Path(options.folder)
     first = copy_lessons(folder)
     if options.no_open:

@@ -197,6 +197,10 @@ def _export(options: Options) -> int:
         chosen = lower(chosen, receive=options.lower)
     to_csv = to_torch if options.torch else Schedule.to_csv
     ending = None if options.save is None else named(options.save).suffix.lower()
+    if ending == ".json" and options.torch:
+        raise SettingError("--torch is about a CSV table, not about a trace; leave it out, or end --save in .csv")
+    if ending != ".json" and (given := [name for name in COSTS if name in options]):
+        raise SettingError(f"a CSV table has no times; leave out --{given[0]}, or end --save in .json")
     if ending is None:
         print(to_csv(chosen), end="")
     elif ending == ".csv":

@@ -37,7 +37,7 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
     text = "do not train, but write this job: .sbatch for Slurm, .yaml for SkyPilot, .k8s.yaml for Kubernetes"
     launcher.add_argument("--job", metavar="FILE", help=text)
     text = "nodes of the job; 2:4 asks for 4 and goes on with 2, from the last checkpoint in --save (default: 1)"
-    launcher.add_argument("--nodes", type=_nodes, metavar="N", default=(1, 1), help=text)
+    launcher.add_argument("--nodes", type=_nodes, metavar="N", help=text)
     known, settings = launcher.parse_known_args(arguments)
     parser = train.parser(prog="python -m ppedu train", parents=[launcher])
     require_count("the number of ranks", known.nproc_per_node)
@@ -49,7 +49,8 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
             raise SettingError(
                 "--job writes .sbatch, .yaml or .k8s.yaml; to train with torchrun, use --on or no option"
             )
-        least, nodes = known.nodes
+        _require_in_job(known)
+        least, nodes = known.nodes or (1, 1)
         if least < nodes and config.save is None:
             raise SettingError(f"--nodes {least}:{nodes} goes on from a checkpoint; add --save and a shared folder")
         ranks = divide(known.nproc_per_node, nodes)
@@ -58,6 +59,8 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
         save(Path(known.job), Job(["-m", "ppedu.run.train", *settings], ranks, nodes, least, options=own))
         print(f"{known.job} written")
         return 0
+    if known.nodes is not None:
+        raise SettingError("--nodes is for --job; add --job train.sbatch, or name the hosts: --on ssh:alpha,beta")
     train.require_saved(config)
 
     def write(_: int, piece: bytes) -> None:
@@ -67,6 +70,17 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
     with closing(RankPool("zygote", known.on, known.python, known.interface)) as pool:
         pool.run("ppedu.run.train", known.nproc_per_node, settings, module=True, write=write)
     return 0
+
+
+def _require_in_job(options: argparse.Namespace) -> None:
+    """Raise SettingError if an option cannot be written into the job."""
+    if options.python or options.interface or options.on.startswith("ssh:"):
+        raise SettingError(
+            "--job writes a file for a scheduler, which chooses the hosts; leave out --on ssh:…, --python and "
+            "--interface"
+        )
+    if options.on != "local" and not options.job.endswith(".sbatch"):
+        raise SettingError(f"--on {options.on!r} is for Slurm; leave it out, or end --job in .sbatch")
 
 
 def _nodes(text: str) -> tuple[int, int]:

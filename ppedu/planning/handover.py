@@ -48,11 +48,11 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except ValueError:
         found = None
-    if not isinstance(found, dict) or any(type(found.get(key)) is not kind for key, kind in KEYS.items()):
+    if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != KEYS:
         raise ParseError(
             f"{str(path)!r} is not a plan that `python -m ppedu plan QUESTION.toml --save FILE` has written"
         )
-    return {key: found[key] for key in KEYS}
+    return found
 
 
 def torchtitan(partition: Sequence[range]) -> list[list[str]]:

@@ -285,24 +285,26 @@ def train_gpt(
 
 def parser(**options: Any) -> argparse.ArgumentParser:
     """Return the parser of the command line: the settings of `TrainConfig`, and `--out`. options: of ArgumentParser."""
-    made = argparse.ArgumentParser(description="Train a toy GPT with pipeline parallelism.", **options)
+    options |= {"description": "Train a toy GPT with pipeline parallelism.", "argument_default": argparse.SUPPRESS}
+    made = argparse.ArgumentParser(**options)  # what is not given is left out: its default is that of `TrainConfig`
     groups = {title: made.add_argument_group(title) for title in (PIPELINE, MODEL, TRAINING, FILES)}
     for each in fields(TrainConfig):
         if each.metadata:
             kind = {"int": int, "float": float}.get(str(each.type).partition(" ")[0], str)
             text = each.metadata["meaning"] + ("" if each.default is None else f" (default: {each.default})")
             groups[each.metadata["group"]].add_argument(
-                f"--{each.name}", type=kind, metavar=each.metadata["metavar"], default=each.default, help=text
+                f"--{each.name}", type=kind, metavar=each.metadata["metavar"], help=text
             )
     text = "an option of the schedule, as `list` shows them: -o chunks=3; may be repeated"
     groups[PIPELINE].add_argument(
-        "-o", "--option", type=option, action="append", default=[], dest="options", metavar="NAME=VALUE", help=text
+        "-o", "--option", type=option, action="append", dest="options", metavar="NAME=VALUE", help=text
     )
-    groups[MODEL].add_argument("--tied", action="store_true", help="use the token embedding's weights in the head")
+    text = "use the token embedding's weights in the head"
+    groups[MODEL].add_argument("--tied", action="store_true", help=text)
     text = "keep only the stages' inputs, and compute activations again for the backwards"
     groups[TRAINING].add_argument("--recompute", action="store_true", help=text)
     text = "train with the schedule, partition, microbatches and ranks of a plan: a file of `ppedu plan --save`"
-    groups[PIPELINE].add_argument("--plan", metavar="FILE", help=text)
+    groups[PIPELINE].add_argument("--plan", metavar="FILE", default=None, help=text)
     groups[FILES].add_argument(
         "--out", metavar="FILE", default="timeline.json", help="for the timeline (default: timeline.json)"
     )
@@ -318,8 +320,11 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
         SettingError: a setting is invalid.
         PipelineError: `options.out` cannot be written, or the text cannot be read.
     """
-    settings = {each.name: getattr(options, each.name) for each in fields(TrainConfig)}
-    settings["options"] = dict(options.options)
+    settings = {each.name: vars(options)[each.name] for each in fields(TrainConfig) if each.name in options}
+    if "options" in settings:
+        settings["options"] = dict(settings["options"])
+    if "every" in settings and "save" not in settings:
+        raise SettingError("--every is for checkpoints; add --save and a folder, or leave it out")
     if options.plan is not None:
         settings |= _planned(options.plan, settings, ranks)
     config = TrainConfig(**settings)
@@ -329,21 +334,17 @@ def prepare(options: argparse.Namespace, ranks: int) -> TrainConfig:
     return config
 
 
-def _planned(path: str, settings: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Return the settings that a saved plan decides."""
+def _planned(path: str, given: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Return the settings that a saved plan decides. given: The other ones."""
     plan = load(path)
-    if settings["layers"] == TrainConfig().layers:
-        plan["layers"] = sum(plan["cut"]) - 2
-    wanted = plan.pop("ranks") * settings["replicas"]
+    wanted = plan.pop("ranks") * given.get("replicas", 1)
     if ranks != wanted:
         raise SettingError(
             f"{path!r} is a plan for {plural(wanted, 'rank')}, replicas included; got {ranks}; start -n {wanted}"
         )
-    given = {each.name: settings[each.name] for each in fields(TrainConfig) if each.name in plan}
-    usual = {name: getattr(TrainConfig(), name) for name in given}
-    if several := [f"--{name}" for name in given if given[name] != usual[name]]:
+    if several := ["-o" if name == "options" else f"--{name}" for name in plan if name in given]:
         raise SettingError(f"the plan decides {', '.join(plan)}; leave out {' and '.join(several)}")
-    return plan
+    return plan if "layers" in given else {**plan, "layers": sum(plan["cut"]) - 2}
 
 
 def require_saved(config: TrainConfig) -> None:

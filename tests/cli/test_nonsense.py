@@ -25,7 +25,8 @@ OPTIONS = {
     "draw 1f1b": [*SCHEDULE, "--save"],
     "simulate 1f1b": SCHEDULE,
     "export 1f1b": [*SCHEDULE, "--lower", "--save"],
-    "lessons --no-open": ["--lab"],
+    "lessons --no-open": [],
+    "lessons": ["--lab"],
     "train --text short.txt": ["-n", "-o", *(f"--{name}" for name in TRAIN.split())],
 }
 PLACES = [("", ""), *((f"{start} ", "") for start in ("draw", "simulate", "export"))]

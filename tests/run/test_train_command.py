@@ -1,5 +1,6 @@
 """`python -m ppedu train` and `torchrun … -m ppedu.run.train`."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -153,6 +154,14 @@ REFUSED = {
         "'short.txt' is not a plan that `python -m ppedu plan QUESTION.toml --save",
     ),
     "a plan and a schedule": (["--plan", "plan.json", "--schedule", "gpipe"], "leave out --schedule"),
+    "a plan and what is usual": (["--plan", "plan.json", "--schedule", "1f1b"], "leave out --schedule"),
+    "a plan and an option": (["--plan", "plan.json", "-o", "chunks=2"], "leave out -o"),
+    "a plan with another key": (["--plan", "more.json"], "'more.json' is not a plan that `python -m ppedu plan"),
+    "checkpoints that are not saved": (["--every", "5"], "--every is for checkpoints; add --save and a folder"),
+    "nodes without a job": (["--nodes", "2"], "--nodes is for --job; add --job train.sbatch, or name the hosts"),
+    "a job on hosts": (["--job", "x.sbatch", "--on", "ssh:alpha"], "which chooses the hosts; leave out --on ssh:…"),
+    "a job with a Python": (["--job", "x.sbatch", "--on", "slurm", "--python", "python3"], "leave out --on ssh:…"),
+    "Slurm for another scheduler": (["--job", "x.yaml", "--on", "slurm: -p gpu"], "leave it out, or end --job in"),
     "a plan for other ranks": (["--plan", "plan.json", "--replicas", "2"], "is a plan for 4 ranks, replicas included"),
     "a plan for more layers": (["--plan", "plan.json", "--layers", "3"], "the stages hold 6 pieces, and 3 layers"),
     "an unknown cut": (["--cut", "thin"], 'cut must be "even" or "cost"'),
@@ -175,6 +184,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "short.txt").write_text("brief")
     plan = pp.plan(pp.Model.measured([1] * 6), pp.Machine(1e9), 2, 8, schedules=["zb-v"])
     plan.best.save(tmp_path / "plan.json")
+    more = json.loads((tmp_path / "plan.json").read_text()) | {"replicas": 2}
+    (tmp_path / "more.json").write_text(json.dumps(more))
     monkeypatch.chdir(tmp_path)
 
 
@@ -187,6 +198,43 @@ def test_an_invalid_setting_is_reported_in_one_line_before_any_rank_starts(setti
     output, told = capfd.readouterr()
     assert output == "" and told.count("\n") == 1
     assert told.startswith("ppedu: ") and says in told
+
+
+SETTINGS = {
+    "schedule": ["1f1b", "gpipe"],
+    "steps": [50, 3],
+    "microbatches": [8, 4],
+    "batch": [32, 8],
+    "context": [64, 16],
+    "layers": [4, 5],
+    "heads": [4, 2],
+    "width": [64, 32],
+    "lr": [3e-3, 0.1],
+    "seed": [0, 1],
+    "text": [__file__],
+    "cut": ["even", "cost"],
+    "clip": [1.0],
+    "dtype": ["float32", "bfloat16"],
+    "weights": ["float32", "bfloat16"],
+    "replicas": [1, 2],
+    "save": ["saved"],
+    "every": [10, 5],
+}
+
+
+@pytest.mark.parametrize("plan", [[], ["--plan", "plan.json"]], ids=["alone", "with a plan"])
+def test_what_is_given_is_used_or_refused(plan, folder):
+    """Also if it is what is usual."""
+    assert {*SETTINGS, "options", "tied", "recompute"} == {each.name for each in dataclasses.fields(TrainConfig)}
+    for name, values in SETTINGS.items():
+        for value in values:
+            with contextlib.suppress(pp.SettingError):
+                found = prepare(parser().parse_args([*plan, f"--{name}", str(value)]), ranks=2)
+                assert getattr(found, name) == value
+    with contextlib.suppress(pp.SettingError):
+        assert prepare(parser().parse_args([*plan, "--recompute"]), ranks=2).recompute
+    with contextlib.suppress(pp.SettingError):
+        assert prepare(parser().parse_args([*plan, "--tied"]), ranks=2).tied
 
 
 def test_a_checkpoint_of_another_run_is_reported_before_any_rank_starts(folder, monkeypatch, capfd):
