@@ -80,6 +80,11 @@ class Instance:
             raise SettingError(f'objective must be "makespan" or "span"; got {objective!r}')
         if pairs and split:
             raise SettingError("the parts of a pair are a forward and a whole backward; with pairs, take split=None")
+        if costs.overlap is not None and not pairs:
+            raise SettingError(
+                "overlap is the time of a pair, and pairs are not searched for; give pairs=True and split=None, or "
+                "leave out overlap"
+            )
         stages, ranks = placement.stages, placement.ranks
         times = {op: [*map(exact, each)] for op, each in costs.durations(stages, ranks).items()}
         overlap = [first + second for first, second in zip(times[Op.F], times[Op.B], strict=True)]

@@ -197,6 +197,12 @@ def test_free_backwards_are_as_good_as_the_better_kind(forward, first, second, m
     assert values[None] <= min(values[True], values[False])
 
 
+def test_the_time_of_a_pair_is_for_searches_with_pairs():
+    for search_for in (lambda costs: pp.search.optimal(2, 2, costs), lambda costs: pp.search.steady(2, costs)):
+        with pytest.raises(pp.SettingError, match="overlap is the time of a pair, and pairs are not searched for"):
+            search_for(pp.Costs(overlap=2))
+
+
 # --- two formulations ---------------------------------------------------------------------------------------------
 
 
