@@ -75,6 +75,11 @@ class Plan:
                 f"of the {best.bubble:.1%} bubble, {messages * 100:.1f} points are messages: faster links or fewer "
                 "ranks would help more than another schedule"
             )
+        if self.job.machine.bandwidth is not None and not self.job.pieces.message and self.job.ranks > 1:
+            yield (
+                "messages take their latency alone: the model does not say how many bytes a stage sends; give them, as "
+                "in Model.measured(…, message=67e6)"
+            )
         if node and tensor > node:
             yield (
                 f"the {tensor} GPUs that split a stage are in several nodes of {node}; what they send each "

@@ -250,6 +250,8 @@ def compare(
         raise SettingError('compare got no schedules; name them, as in compare("gpipe", "1f1b")')
     if costs is not None and model is not None:
         raise SettingError("give compare costs or a model, not both")
+    if machine is not None and model is None:
+        raise SettingError("machine is for the messages of a model; give compare a model, too, or leave out machine")
 
     def costs_of(each: Schedule) -> Costs:
         return require_costs(costs) if model is None else fitted(each, model, machine)

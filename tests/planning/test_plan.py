@@ -283,6 +283,17 @@ def test_findings_name_slow_messages_and_a_torn_tensor():
     assert not any("messages:" in each or "several nodes" in each for each in found)
 
 
+def test_a_finding_says_that_messages_have_no_bytes():
+    asked = {"ranks": 2, "microbatches": 4, "schedules": ["1f1b"]}
+    for model, machine, said in [
+        (pp.Model.measured([1, 2, 1]), "h100", True),
+        (pp.Model.measured([1, 2, 1], message=1e6), "h100", False),
+        (pp.Model.measured([1, 2, 1]), pp.Machine(80e9), False),
+    ]:
+        found = pp.plan(model, machine, **asked).findings
+        assert any(each.startswith("messages take their latency alone") for each in found) == said
+
+
 def test_a_memory_in_gigabytes_is_pointed_out():
     with pytest.raises(pp.SettingError, match="memory of 80 bytes; 80 GB are memory=80e9"):
         pp.plan(EIGHT_BILLION, pp.Machine(memory=80), 8, 8, schedules=["1f1b"])

@@ -209,6 +209,11 @@ def test_wrong_arguments_raise():
                 getattr(pp, name)(*wrong)
 
 
+def test_machines_without_a_model_are_refused():
+    with pytest.raises(pp.SettingError, match="machine is for the messages of a model; give compare a model, too"):
+        pp.compare("1f1b", machine="h100")
+
+
 def test_costs_that_fit_only_one_of_the_compared_schedules_raise_with_advice():
     costs = pp.Costs(forward=[1, 2, 3, 4])
     with pytest.raises(
