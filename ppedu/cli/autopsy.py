@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 
 from ppedu.core.errors import PipelineError, SettingError
@@ -20,7 +20,7 @@ def autopsy(options: Namespace) -> int:
     for name in options.predict:
         require_registered(name)
     require_page(options.html)
-    run = Run.load(options.trace, bar("reading") if sys.stderr.isatty() else None)
+    run = Run.load(options.trace, bar("reading") if sys.stderr.isatty() else None, dict(options.name))
     found = run.autopsy()
     print(found)
     for name in options.predict:
@@ -31,6 +31,14 @@ def autopsy(options: Namespace) -> int:
     if options.html:
         found.save(options.html)
     return 0
+
+
+def renamed(text: str) -> tuple[str, str]:
+    """Return ("forward_step", "F") for "forward_step=F"; raise ArgumentTypeError for other texts."""
+    name, sign, action = text.rpartition("=")
+    if not (name and sign and action):
+        raise ArgumentTypeError(f"{text!r} is not a name and an action, such as forward_step=F")
+    return name, action
 
 
 def require_page(path: str | None) -> None:

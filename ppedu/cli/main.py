@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
-from ppedu.cli.autopsy import autopsy
+from ppedu.cli.autopsy import autopsy, renamed
 from ppedu.cli.lessons import FOLDER, open_lessons
 from ppedu.cli.plan import plan
 from ppedu.cli.train import train_on_ranks
@@ -114,8 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     text = 'options for JupyterLab, such as --lab="--port=9999"'
     lessons.add_argument("--lab", type=shlex.split, default=[], metavar="OPTIONS", help=text)
     read = add("autopsy", autopsy)
-    text = "the files of torch.profiler, one a rank; a CSV table of operations; or a trace saved by ppedu"
+    text = "the files of torch.profiler, one a rank, or their folder; a CSV table of operations; or a trace of ppedu"
     read.add_argument("trace", metavar="TRACE", nargs="+", help=text)
+    text = (
+        "ranges whose name matches NAME, a regular expression, are this action, such as forward_step=F; may be repeated"
+    )
+    read.add_argument("--name", metavar="NAME=ACTION", type=renamed, action="append", default=[], help=text)
     text = "also predict a step with this schedule, such as zb-h1; may be repeated"
     read.add_argument("--predict", metavar="SCHEDULE", action="append", default=[], help=text)
     read.add_argument("--html", metavar="FILE", help="also write a page to send to a colleague")

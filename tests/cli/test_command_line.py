@@ -138,6 +138,14 @@ def test_export_for_torch_contains_only_actions_of_torch(cli):
     assert code == 0 and output and "OVERLAP" not in output
 
 
+def test_autopsy_reads_names_of_ones_own_in_a_folder(cli, folder):
+    lines = ["step,rank,name,start,dur", "0,0,fwd,0,1", "0,1,fwd,1,1", "0,1,bwd,2,2", "0,0,bwd,4,2"]
+    (folder / "traces").mkdir()
+    (folder / "traces" / "x.csv").write_text("\n".join(lines).replace("fwd", "step_f").replace("bwd", "step_b"))
+    code, output, _ = cli("autopsy", "traces", "--name", "step_f=F", "--name", "step_b=B")
+    assert code == 0 and "2 ranks, 1 microbatch: 1 step of 6 s, bubble 50.0%" in output
+
+
 # --- errors -----------------------------------------------------------------------------------------------------
 
 BAD = {
@@ -163,6 +171,7 @@ BAD = {
     "plan x.toml --html nowhere/x.html": "cannot write 'nowhere/x.html'",
     "plan x.toml --save x.html --torch y --html ./x.html": "--save, --torch and --html write different things",
     "autopsy run.json --html x.svg": "--html writes a page; end its name in .html; got 'x.svg'",
+    "autopsy x.csv --name (=F": "names: '(': 'F' is not usable",
     "autopsy run.json --predict zb-h9": "unknown schedule 'zb-h9'",
     "check nowhere.csv": "cannot read 'nowhere.csv'",
     "check odd.csv": "'odd.csv', line 1, cell 1: '0F0x' is not an action",
@@ -195,6 +204,7 @@ USAGE = {
     "draw 1f1b --forward 1/0": "'1/0' is not a number such as 2, 0.5 or 1/3",
     "draw 1f1b --latency 1e999999999": "is not a number",
     "draw 1f1b --latency nan": "is not a number",
+    "autopsy x.csv --name forward_step": "'forward_step' is not a name and an action, such as forward_step=F",
     "draw interleaved -o chunks": "'chunks' is not an option such as chunks=3",
     "draw gpipe -o lifo=yes": "'lifo=yes' is not an option such as chunks=3 or lifo=True",
     "draw gpipe -o ranks=2": "'ranks=2' is not an option",
