@@ -174,7 +174,7 @@ def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
     if targets and (min(counts) < 0 or not sum(counts) or found != counts):
         raise SettingError(
             f"the microbatches' targets count {counts if found == counts else found}; Batching(count=…) must return "
-            "whole numbers, at least one of them above 0"
+            "whole numbers, at least one of them above 0; leave out a batch in which no target counts"
         )
     return counts
 

@@ -18,11 +18,13 @@ import torch.distributed as dist
 from ppedu.core.errors import CommunicationError, PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.waiting import Wait, published
+from ppedu.run.alarm import Alarm
 from ppedu.run.batch import Batch
 from ppedu.run.comm import PipelineGroup, reason
 from ppedu.run.messages import wait
 
 CALLS = ["step", "eval", "forward"]  # a rank announces a call by its position here
+REFUSED = -1  # announces that a rank cannot make a call
 CONTROL_TAG = 1  # keeps these rows apart from a schedule's messages, which have tag 0; NCCL has no tags
 
 
@@ -36,12 +38,17 @@ class Rows(NamedTuple):
 class Control:
     """Keeps the ranks of one pipeline in agreement; every rank makes the same calls in the same order.
 
+    replicas: the group of the ranks with the same stages, if several pipelines run side by side.
     failure: why the pipeline can no longer be used; "" while it can.
     """
 
-    def __init__(self, group: PipelineGroup, timeout: timedelta):
+    def __init__(self, group: PipelineGroup, timeout: timedelta, replicas: dist.ProcessGroup | None = None):
         self.group, self.timeout = group, timeout
         self.failure = ""
+        self._own = [group.channel] if group.size > 1 else []
+        self._replicas = [replicas] if replicas is not None and dist.get_world_size(replicas) > 1 else []
+        name = f"global rank {dist.get_rank()}" if self._replicas else f"rank {group.rank}"
+        self._alarm = Alarm(self._own + self._replicas, name)
         self._last_announcement: list[int] = []  # of this rank, where all ranks made the same and knew the inputs
 
     def exchange(self, row: torch.Tensor, purpose: str, posted: Rows | None = None) -> torch.Tensor:
@@ -106,11 +113,38 @@ class Control:
         except PipelineError:
             raise
         except RuntimeError as error:
-            self.failure = (
+            why = (
                 f"rank {self.group.rank} cannot {purpose}: not every rank reached it within "
                 f"{self.timeout.total_seconds():g} s, or one has failed ({reason(error)}); see that rank's own error"
             )
-            raise CommunicationError(self.failure) from error
+            raise CommunicationError(why + self.fail(why)) from error
+
+    def fail(self, why: str) -> str:
+        """Let the pipeline be used no more, and the other ranks stop waiting for this one.
+
+        Returns the end of an error's text, which names the rank that failed first; "" if it is this one.
+        """
+        if self.failure:
+            return ""
+        self.failure = why
+        first = self._alarm.sound()
+        return "" if first == self._alarm.name else f"; {first} failed first, and its own error says why"
+
+    def refuse(self, call: str, microbatches: int, debug: bool) -> None:
+        """Let the other ranks know that this one cannot start a call; they raise an error, and then can be used again.
+
+        If the call is like the last one, they may not ask, and have begun: the pipeline can be used again only if all
+        ranks refuse the call.
+        """
+        silent = bool(self._last_announcement) and not debug
+        if not silent:
+            self.exchange(torch.tensor([REFUSED, *[0] * (2 * microbatches)]), f"start {call}")
+        self._require_all_refuse(call, (self._own if silent else []) + self._replicas)
+
+    def _require_all_refuse(self, call: str, groups: Sequence[dist.ProcessGroup]) -> None:
+        """Let the pipeline be used no more unless all ranks of these groups refuse the call as well."""
+        if not all(self._alarm.all_refuse(group) for group in groups):
+            self.fail(f"rank {self.group.rank} cannot start {call}, which other ranks have started")
 
     def require_same(self, settings: Mapping[str, Any], purpose: str) -> None:
         """Raise CommunicationError on every rank unless all ranks have the same `settings`."""
@@ -141,6 +175,7 @@ class Control:
         inputs, and this call is like the last one, nothing is exchanged, except with `debug`.
 
         Raises:
+            SettingError: a rank has refused the call.
             CommunicationError: the ranks' calls or batches differ, or one has not called within the timeout.
         """
         own = [CALLS.index(call), *batch.kinds(microbatches), *batch.sizes]
@@ -148,6 +183,10 @@ class Control:
             return own[1 : 1 + microbatches], own[1 + microbatches :]
         changed = " (here, the call or the batch's shapes differ from the last ones)" if self._last_announcement else ""
         rows = self.exchange(torch.tensor(own), f"start {call}{changed}").tolist()
+        for rank, (number, *_) in enumerate(rows):
+            if number == REFUSED:
+                self._require_all_refuse(call, self._replicas)
+                raise SettingError(f"rank {rank} cannot start {call}; its own error says why")
         for rank, (number, *_) in enumerate(rows):
             if number != rows[0][0]:
                 raise CommunicationError(

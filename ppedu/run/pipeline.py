@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cached_property, partial
 from types import NoneType
@@ -25,7 +25,7 @@ from torch.nn.utils import clip_grads_with_norm_
 
 from ppedu.core.actions import Op
 from ppedu.core.check import check
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.errors import CommunicationError, PipelineError, SettingError
 from ppedu.core.lower import lower, strip
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.timeline import Timeline
@@ -75,7 +75,8 @@ class Pipeline:
         microbatch, and so neither on the schedule nor on the ranks.
     optimizer: a `PostValidation`: the pipeline steps the optimizer, and ranks do not wait for each other at the end of
         a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the inputs,
-        or the beginning of a step waits for those that have them.
+        or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises an error
+        instead of training its batch; call it again.
     timeout: seconds that a rank waits for another.
     debug: state in each message what it is, and detect tensors that are written to after they were sent.
 
@@ -127,7 +128,7 @@ class Pipeline:
         self._receive = "late" if batching.variable_shapes else "early"
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)
-        self.control = Control(self.group, limit)
+        self.control = Control(self.group, limit, replicas)
         self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit)
         require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
         self.validation = Validation(optimizer, self.control, self.gradients) if optimizer else None
@@ -198,12 +199,19 @@ class Pipeline:
         """With `PostValidation`, wait until the last step is validated, and return its loss; None if it is already.
 
         Call it after the last step, and before the weights are used otherwise, such as for a checkpoint.
+
+        Raises:
+            PipelineError: the loss was not finite. The step has been taken back, and training can go on.
         """
+        return self._settle("")
+
+    def _settle(self, undone: str) -> torch.Tensor | None:
+        """Validate the last step, and return its loss. undone: see `_keep`."""
         if self.validation is None or self.validation.pending is None:
             return None
         with self._guarded():
             validated = self.validation.settle()
-        return self._keep(validated.results)
+        return self._keep(validated.results, undone=undone)
 
     def eval(
         self,
@@ -277,14 +285,17 @@ class Pipeline:
         arguments are those of `step`.
         """
         training, microbatches = call == "step", self.schedule.microbatches
-        require_instance("loss_kwargs", loss_kwargs, (dict, NoneType), "a dict of keywords for loss_fn")
-        require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
-        batch = Batch.cut(*given[:3], microbatches, self.batching, given[3])
-        self._require_given(call, batch)
-        self._prepare(call)
-        self.gradients.find_shared()
-        if not training:
-            self.flush()
+        try:
+            require_instance("loss_kwargs", loss_kwargs, (dict, NoneType), "a dict of keywords for loss_fn")
+            require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
+            batch = Batch.cut(*given[:3], microbatches, self.batching, given[3])
+            self._require_given(call, batch)
+        except Exception:
+            with suppress(PipelineError):  # this rank's own error says more
+                self._get_ready(call)
+                self.control.refuse(call, microbatches, self.messages.debug)
+            raise
+        self._get_ready(call)
         kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, self.messages.debug)
         targets = () if call == "forward" else batch.targets or [None] * microbatches
         program = self.program if training else self.forwards
@@ -302,7 +313,8 @@ class Pipeline:
         validation = self.validation if training else None
         with evaluation_mode(self.gradients.modules.values(), not training), torch.set_grad_enabled(training):
             done = program.cut if validation and validation.pending else 0
-            step, loss = validation.during(begin, done, self._guarded, self._keep) if validation else (begin(), None)
+            keep = partial(self._keep, undone=_undone(call))
+            step, loss = validation.during(begin, done, self._guarded, keep) if validation else (begin(), None)
             with self._guarded(step):
                 if not validation:
                     self._rows = self.control.post(results.length(program), torch.float64, f"start {call}")
@@ -329,19 +341,32 @@ class Pipeline:
         try:
             yield
         except BaseException as error:
-            self.control.failure = str(error) or type(error).__name__
             self._in_flight = step, self._rows  # the memory of messages in flight must not be freed
+            first = self.control.fail(str(error) or type(error).__name__)
+            if first and isinstance(error, CommunicationError):
+                raise CommunicationError(f"{error}{first}") from error.__cause__
             raise
 
-    def _keep(self, found: Results, finite: bool = True, measured: bool = True) -> torch.Tensor:
-        """Keep the results of a step, and return its loss, which must be finite if `finite`."""
+    def _keep(
+        self, found: Results, finite: bool = True, measured: bool = True, undone: str | None = None
+    ) -> torch.Tensor:
+        """Keep the results of a step, and return its loss, which must be finite if `finite`.
+
+        undone: of a step that is validated later: how the error for it ends, if this call has to be made again.
+        """
         with self._guarded(), self.control.required_for("end the step"):
             self.loss = self.gradients.sum_over_replicas(found.loss) / self.gradients.replica_count
         self.losses = found.losses
         if measured:
             self.results = found
         if finite:
-            found._replace(loss=self.loss).require_finite()
+            try:
+                found._replace(loss=self.loss).require_finite(self.batching.count is not None)
+            except PipelineError as error:
+                if undone is None:
+                    raise
+                last = f"that was step {self.steps - 1}, counted from 0; it has been taken back"
+                raise PipelineError(f"{error}; {last}, so the weights are as before it{undone}") from None
         return self.loss
 
     def _require_given(self, call: str, batch: Batch) -> None:
@@ -357,6 +382,13 @@ class Pipeline:
             raise SettingError(f"rank {self.group.rank} holds the first stage, so {call} needs the inputs there")
         if self.last and call != "forward" and not batch.targets and self.last.loss_fn is not own_loss:
             raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
+
+    def _get_ready(self, call: str) -> None:
+        """Do what ranks do together before a call, whether or not this rank can make it."""
+        self._prepare(call)
+        self.gradients.find_shared()
+        if call != "step":
+            self._settle(_undone(call))
 
     def _prepare(self, call: str) -> None:
         """Raise PipelineError after a failure; on the first call, get ready to run.
@@ -405,3 +437,7 @@ class Pipeline:
         self.clocks.machines = [row[0] for row in rows]
         self.clocks.compare(self.control, purpose)
         self._prepared = True
+
+
+def _undone(call: str) -> str:
+    return f", and this call has done nothing: call {call} again with the same batch"

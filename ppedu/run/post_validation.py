@@ -42,6 +42,10 @@ class PostValidation:
     A rank keeps a copy of its weights, its buffers and the optimizer's state for the time of a step: with Adam in fp32,
     12 bytes for each weight.
 
+    A step whose loss is not finite is taken back on all ranks: weights, optimizer and gradients are as before it, and
+    its forwards have changed only buffers, such as BatchNorm's. The next call raises an error with that step's number,
+    and does nothing else; make it again, and training goes on without that step.
+
     Raises:
         SettingError: the optimizer is not one of torch, or max_norm is not a number above 0.
     """
@@ -105,9 +109,9 @@ class Validation:
             validated = self.settle()
             if validated.again:
                 step.discard()
+                torch.set_rng_state(random)
         loss = keep(validated.results)
         if validated.again:
-            torch.set_rng_state(random)
             step = begin()
             with guarded(step):
                 step.run(0, cut)

@@ -15,6 +15,11 @@ from ppedu.run import clock
 from ppedu.run.interpreter import Step
 from ppedu.run.program import Program
 
+ALL_PADDING = (
+    "if all its targets are padding, their mean is NaN, and Batching(count=lambda y: int((y >= 0).sum())) leaves them "
+    "out, where padding is below 0"
+)
+
 
 class Results(NamedTuple):
     """The losses and times of a step, on all ranks.
@@ -39,14 +44,17 @@ class Results(NamedTuple):
         rows = [list(zip(order, row[::2], row[1::2], strict=False)) for order, row in pairs]
         return clock.timeline(self.schedule, rows, zero)
 
-    def require_finite(self) -> None:
-        """Raise PipelineError unless all losses are finite."""
-        for m, loss in enumerate(self.losses.tolist()):
+    def require_finite(self, counted: bool = True) -> None:
+        """Raise PipelineError unless all losses are finite. counted: the user counts the targets; see `Batching`."""
+        losses = self.losses.tolist()
+        for m, loss in enumerate(losses):
             if not math.isfinite(loss):
                 last = Action(self.schedule.stages - 1, Op.F, m)
+                alone = len(losses) == 1 or any(map(math.isfinite, losses))
                 raise PipelineError(
                     f"rank {self.schedule.placement.rank(last.stage, m)}: {last} gave a loss of {loss}; "
                     f"check microbatch {m} and the learning rate, and look for a division by zero"
+                    + (f": {ALL_PADDING}" if math.isnan(loss) and alone and not counted else "")
                 )
         if not math.isfinite(self.loss):
             raise PipelineError(f"another replica has a loss of {self.loss.item()}; its own error says in which action")

@@ -217,7 +217,11 @@ pipeline.step(X, Y)
 pipeline = make()
 pipeline.step(SPOILT, Y)
 """,
-        ["PipelineError: rank 2: 2F2 gave a loss of nan; check microbatch 2 and the learning rate"] * 3,
+        [
+            r"rank 2: 2F2 gave a loss of nan; check microbatch 2 and the learning rate, .*: if all its targets are "
+            r"padding, their mean is NaN, and Batching\(count=.*\) leaves them out"
+        ]
+        * 3,
         AGAIN,
     ),
     "a loss of several numbers": (
@@ -255,22 +259,6 @@ pipeline.step(X, Y)
             r"PipelineError: rank 2: 2F0 failed: .* got .*: return a scalar from loss_fn, or from the last stage",
         ],
         STOPPED,
-    ),
-    "no targets": (
-        """
-pipeline = make()
-pipeline.step(X)
-""",
-        [None, None, "SettingError: rank 2 holds the last stage, so step needs the targets there"],
-        None,
-    ),
-    "no inputs": (
-        """
-pipeline = make()
-pipeline.step(None, Y)
-""",
-        ["SettingError: rank 0 holds the first stage, so step needs the inputs there", None, None],
-        None,
     ),
     "microbatches that do not fit": (
         """

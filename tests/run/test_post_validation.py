@@ -80,6 +80,46 @@ assert torch.isfinite(pipeline.eval(X, Y)) and not any(map(torch.equal, expected
 assert pipeline.flush() is None  # the evaluation has waited
 """
 )
+CASES["a step that is taken back"] = """
+from ppedu.run import PostValidation
+
+def train(schedule, spoilt):
+    "Return the weights and losses after three good steps, and the errors of the steps in `spoilt`."
+    schedule = pp.schedule(schedule, 4, 4)
+    stages = {stage: nn.Sequential(layer(stage), nn.Dropout(0.2)) for stage in local_stages(schedule, rank)}
+    weights = list(nn.ModuleList(stages.values()).parameters())
+    optimizer = PostValidation(torch.optim.AdamW(weights, 0.01), 0.5)
+    pipeline = Pipeline(schedule, stages, fn.mse_loss, fresh(), optimizer=optimizer, timeout=20)
+    losses, errors = [], []
+    def call(number, *batch):
+        torch.manual_seed(number)
+        try:
+            losses.append(pipeline.step(*batch))
+        except pp.PipelineError as error:
+            errors.append(str(error))
+            state = torch.get_rng_state()
+            torch.manual_seed(number)
+            assert torch.equal(torch.get_rng_state(), state)  # the call has done nothing
+            losses.append(pipeline.step(*batch))
+    for number in range(3):
+        batch = numbers(8, 4 + number)[:, :4].contiguous(), Y
+        call(number, *batch)
+        if number in spoilt:
+            losses.append(pipeline.flush())
+            pipeline.step(SPOILT, Y)
+    losses.append(outcome(pipeline.flush))
+    return [weight.detach().clone() for weight in weights], losses, errors
+
+for name in ("1f1b", "zb-h1", "zb-v"):
+    expected, losses, errors = train(name, [])
+    found, again, told = train(name, [0, 1])
+    assert all(map(torch.equal, expected, found)) and not errors and len(told) == 2
+    assert [each.item() for each in losses if each is not None] == [each.item() for each in again if each is not None]
+    assert "F2 gave a loss of nan" in told[0] and "that was step 1, counted from 0; it has been taken back" in told[0]
+    assert "that was step 3," in told[1]
+    assert told[1].endswith("and this call has done nothing: call step again with the same batch")
+    assert train(name, [2])[1][-1].split(" (lines")[0].endswith("taken back, so the weights are as before it")
+"""
 CASES["what does not fit"] = (
     TRAIN
     + """
