@@ -424,6 +424,13 @@ for name in pp.schedules():
     assert len({loss.item() for loss in losses}) == 1, name
     agree(pipelines[0], {stage: each.module for stage, each in pipelines[1].stages.items()})
 """,
+    "inputs and targets only where they are needed, step after step": """
+pipeline, judge = make(microbatches=4), [layer(stage) for stage in range(4)]
+for _ in range(3):
+    losses = reference(judge)
+    pipeline.step(X if rank == 0 else None, Y if rank == 3 else None)
+agree(pipeline, judge, losses)
+""",
     "batches may be of any size, from step to step": """
 for name in ["1f1b", "zb-v"]:
     pipeline = make(name)
