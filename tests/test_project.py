@@ -105,7 +105,7 @@ def _first_line(node):
     return min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]) - 1
 
 
-@pytest.mark.parametrize("name", [*PAGES, "CONTRIBUTING.md", "docs/instructors.md"])
+@pytest.mark.parametrize("name", [*PAGES, "CONTRIBUTING.md", "docs/instructors.md", "docs/losses.md"])
 def test_links_and_pictures_exist(name):
     text, folder = (ROOT / name).read_text(encoding="utf-8"), (ROOT / name).parent
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text) + re.findall(r'src="([^"]+)"', text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from types import NoneType
 from typing import Any
@@ -22,6 +23,7 @@ from ppedu.core.validate import require_instance
 # The dimension to cut along, or None to give the whole tensor to each microbatch; or these, nested like the batch.
 Dims = Any
 ALONE = tree_structure(0)  # the structure of a single tensor
+PADDING = -100  # the default of `ignore_index` in torch's losses
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class Batching:
     count: `count(targets)` → how much a microbatch counts in the mean loss, a whole number; by default the targets'
         size along `target_dim`. If some targets are padding, count the others: `lambda y: int((y >= 0).sum())`.
     reduction: "mean" if a microbatch's loss is the mean over its targets, "sum" if it is their sum. The batch's loss
-        and gradients are then the mean or the sum over the batch, and over all replicas: those of one process.
+        and gradients are then the mean or the sum over the batch, and over all replicas: those of one process. The page
+        docs/losses.md says what to write for other losses, such as those of several heads.
     variable_shapes: state the shapes with every activation, because they depend on the data, as where a stage drops
         tokens. Without it, microbatches whose inputs have equal shapes must have equal shapes everywhere. It costs a
         small message more for each activation, and receives are posted when they are needed, not before.
@@ -61,6 +64,18 @@ class Batching:
         require_instance("variable_shapes", self.variable_shapes, bool, "True or False")
         if self.reduction not in ["mean", "sum"]:
             raise SettingError(f"reduction must be 'mean' or 'sum'; got {self.reduction!r}")
+
+    def ignores_unevenly(self, targets: Sequence[Any]) -> bool:
+        """Return whether the microbatches' targets are padded in unlike parts, and nothing says that padding counts.
+
+        Padding is -100 in whole numbers, which torch's losses ignore by default.
+        """
+        if self.count or self.reduction == "sum":
+            return False
+        leaves = [[leaf for leaf in tree_leaves(each) if _may_be_padded(leaf)] for each in targets]
+        return (
+            len({Fraction(sum(_padding(x) for x in each), max(1, sum(map(torch.numel, each)))) for each in leaves}) > 1
+        )
 
     def input_dim(self, name: int | str) -> Dims:
         return 0 if self.input_dims is None else self.input_dims.get(name, 0)
@@ -177,6 +192,14 @@ def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
             "whole numbers, at least one of them above 0; leave out a batch in which no target counts"
         )
     return counts
+
+
+def _may_be_padded(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.int64, torch.int32)
+
+
+def _padding(targets: torch.Tensor) -> int:
+    return int((targets == PADDING).sum())
 
 
 def _samples(arguments: Sequence[Any], keywords: Mapping[str, Any], batching: Batching) -> int:

@@ -11,6 +11,7 @@ A step is run by `interpreter`, which reads the schedule; `control` is what rank
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -47,6 +48,11 @@ Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage
 Given = tuple[Any, Any, Keywords, StageKeywords | None]
 MOST_SECONDS = 10**6  # of a timeout
+UNEVEN = (
+    "some microbatches have a larger part of padding (-100) than others, but each counts by its size, so that the mean "
+    "over all other targets would come out wrong; give Batching(count=lambda y: int((y != -100).sum())), or "
+    "Batching(count=torch.numel) if this is intended"
+)
 CLOCK_STEPS = 50  # after which the clocks of several machines are compared again
 
 
@@ -137,7 +143,7 @@ class Pipeline:
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
         self.clocks = clock.Clocks()
         self._lowered = schedule if schedule.lowered else None
-        self._prepared = False
+        self._prepared = self._warned = False
         self._rows: Rows | None = None  # posted for the end of a step
         self.results: Results | None = None  # of the last step
 
@@ -331,6 +337,9 @@ class Pipeline:
         self.steps += training
         if not validation:
             loss = self._keep(found, finite=call != "forward", measured=training or self.schedule.forward_only)
+        if self.last and call != "forward" and not self._warned and self.batching.ignores_unevenly(batch.targets):
+            self._warned = True
+            warnings.warn(UNEVEN, stacklevel=3)
         made = self.last.outputs if self.last else {}  # by microbatch
         joined = self.batching.join([made[m] for m in sorted(made)]) if made else None
         return (loss, joined) if outputs else loss

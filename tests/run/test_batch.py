@@ -1,7 +1,9 @@
 """Batches are cut along their samples; loss and gradients are those of one forward of the whole batch."""
 
 import re
+import warnings
 from collections import UserDict
+from fractions import Fraction
 
 import pytest
 import torch
@@ -214,6 +216,37 @@ def test_loss_and_gradients_are_those_of_the_whole_batch(case):
     torch.testing.assert_close(found, expected.float())
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-12)
+
+
+@often(100)
+@given(st.lists(st.integers(0, 6), min_size=3, max_size=8), st.sampled_from([1, 2, 3]))
+def test_padding_that_makes_sizes_wrong_weights_is_noticed(lengths, microbatches):
+    lengths[0] = 6
+    pieces = padded(*lengths).tensor_split(microbatches)
+    counted = [sum(token >= 0 for row in piece.tolist() for token in row) for piece in pieces]
+    right = [Fraction(count, sum(counted)) for count in counted]
+    by_size = [Fraction(len(piece), len(lengths)) for piece in pieces]
+    assert Batching().ignores_unevenly([{"y": piece} for piece in pieces]) == (right != by_size)
+    for batching in (Batching(count=len), Batching(reduction="sum")):
+        assert not batching.ignores_unevenly(pieces)
+    assert not Batching().ignores_unevenly([piece.double() for piece in pieces])
+
+
+def test_uneven_padding_is_a_warning_once_for_a_pipeline():
+    def make(**options):
+        return Pipeline(pp.schedule("1f1b", 1, 2), {0: Model()}, loss, batching=Batching(**options))
+
+    inputs, targets = tokens(4, 6), padded(6, 6, 6, 2)
+    pipeline = make()
+    with pytest.warns(UserWarning, match=re.escape("Batching(count=lambda y: int((y != -100).sum()))")) as found:
+        pipeline.step(inputs, targets)
+    assert found[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipeline.eval(inputs, targets)
+        make().step(inputs, padded(6, 3, 6, 3))
+        for options in ({"count": counted}, {"count": torch.numel}, {"reduction": "sum"}):
+            make(**options).step(inputs, targets)
 
 
 REFUSED = {
