@@ -54,11 +54,12 @@ class MasterWeights:
         with masters:
             optimizer.step()
 
-    Gradients are accumulated in fp32 as well, by the `grad_dtype` of torch.
+    Gradients are accumulated in fp32 as well, by the `grad_dtype` of torch. A weight that is given twice, because two
+    modules share it, has one copy.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter]):
-        self.weights = list(weights)
+        self.weights = list(dict.fromkeys(weights))
         self.copies = [nn.Parameter(weight.detach().float()) for weight in self.weights]
         for weight in self.weights:
             weight.grad_dtype = torch.float32
