@@ -23,6 +23,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import plural
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance, require_number
 from ppedu.run import results
@@ -72,10 +74,20 @@ class Validated(NamedTuple):
 
 
 class Validation:
-    """Steps the optimizer of one rank provisionally; `pending` is set until the step is validated."""
+    """Steps the optimizer of one rank provisionally; `pending` is set until the step is validated.
+
+    Raises:
+        SettingError: the optimizer has weights that are not in this rank's stages, and would not be restored.
+    """
 
     def __init__(self, options: PostValidation, control: Control, gradients: GradientSync):
         self.options, self.control, self.gradients = options, control, gradients
+        known = set(self.weights)
+        if foreign := [w for group in options.optimizer.param_groups for w in group["params"] if w not in known]:
+            raise SettingError(
+                f"the optimizer of PostValidation has {plural(len(foreign), 'weight')} that no stage of this rank has, "
+                f"the first of shape {tuple(foreign[0].shape)}; make it from the parameters of the rank's stages"
+            )
         self.pending: tuple[Callable[[], torch.Tensor], Schedule, Snapshot] | None = None
 
     @property

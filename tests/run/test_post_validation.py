@@ -123,14 +123,19 @@ for name in ("1f1b", "zb-h1", "zb-v"):
 CASES["what does not fit"] = (
     TRAIN
     + """
-optimizer = torch.optim.SGD([torch.zeros(1)])
-pipeline = make(optimizer=PostValidation(optimizer))
+foreign = PostValidation(torch.optim.SGD([*layer(0).parameters()]))
+assert "optimizer of PostValidation has 4 weights that no stage of this rank has, the first of" in outcome(
+    lambda: make(optimizer=foreign)
+)
+own = {rank: layer(rank)}
+optimizer = torch.optim.SGD(own[rank].parameters())
+pipeline = make(optimizer=PostValidation(optimizer), change=own)
 assert "the pipeline steps the optimizer, and clips before" in outcome(lambda: pipeline.clip_grad_norm(1.0))
 assert "optimizer must be a PostValidation" in outcome(lambda: make(optimizer=optimizer))
 assert "optimizer must be an optimizer of torch" in outcome(lambda: PostValidation(1))
 assert "max_norm must be a number above 0; got 0" in outcome(lambda: PostValidation(optimizer, 0))
 other = PostValidation(optimizer, 1.0 + rank)
-assert "has a different max_norm than rank 0" in outcome(lambda: make(optimizer=other).step(X, Y))
+assert "has a different max_norm than rank 0" in outcome(lambda: make(optimizer=other, change=own).step(X, Y))
 """
 )
 
