@@ -91,7 +91,7 @@ class Emulation:
         group = PipelineGroup.of(group)
         words = max(2, -(-require_count("size", size) // 8))
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
-        optimizer = None if barrier else PostValidation(torch.optim.SGD([torch.zeros(1)]))  # there are no weights
+        optimizer = None if barrier else PostValidation(torch.optim.SGD([{"params": []}]))  # no weights
         self.pipeline = Pipeline(
             schedule, stages, lambda *_: torch.zeros(()), group, timeout=timeout, optimizer=optimizer
         )
