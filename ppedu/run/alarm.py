@@ -47,10 +47,10 @@ class Alarm:
         return first
 
     @staticmethod
-    def all_refuse(group: dist.ProcessGroup) -> bool:
-        """Return whether all ranks of a group refuse a call, as this one does; wait for them, but not long."""
+    def all_refuse(group: dist.ProcessGroup, ranks: int) -> bool:
+        """Return whether the first `ranks` ranks of a group refuse a call, as this one does; wait, but not long."""
         refusals[group.group_name] += 1
-        keys = [f"ppedu/refusal {refusals[group.group_name]} by {rank}" for rank in range(group.size())]
+        keys = [f"ppedu/refusal {refusals[group.group_name]} by {rank}" for rank in range(ranks)]
 
         def ask() -> bool:
             store = group.get_group_store()

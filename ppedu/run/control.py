@@ -45,10 +45,12 @@ class Control:
     def __init__(self, group: PipelineGroup, timeout: timedelta, replicas: dist.ProcessGroup | None = None):
         self.group, self.timeout = group, timeout
         self.failure = ""
-        self._own = [group.channel] if group.size > 1 else []
-        self._replicas = [replicas] if replicas is not None and dist.get_world_size(replicas) > 1 else []
+        # Process groups, and how many of their ranks, the first ones, make each call.
+        self._own = [(group.channel, group.size)] if group.size > 1 else []
+        beside = 1 if replicas is None else dist.get_world_size(replicas)
+        self._replicas = [(replicas, beside)] if replicas is not None and beside > 1 else []
         name = f"global rank {dist.get_rank()}" if self._replicas else f"rank {group.rank}"
-        self._alarm = Alarm(self._own + self._replicas, name)
+        self._alarm = Alarm([each for each, _ in self._own + self._replicas], name)
         self._last_announcement: list[int] = []  # of this rank, where all ranks made the same and knew the inputs
 
     def exchange(self, row: torch.Tensor, purpose: str, posted: Rows | None = None) -> torch.Tensor:
@@ -141,9 +143,9 @@ class Control:
             self.exchange(torch.tensor([REFUSED, *[0] * (2 * microbatches)]), f"start {call}")
         self._require_all_refuse(call, (self._own if silent else []) + self._replicas)
 
-    def _require_all_refuse(self, call: str, groups: Sequence[dist.ProcessGroup]) -> None:
+    def _require_all_refuse(self, call: str, groups: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
         """Let the pipeline be used no more unless all ranks of these groups refuse the call as well."""
-        if not all(self._alarm.all_refuse(group) for group in groups):
+        if not all(self._alarm.all_refuse(*each) for each in groups):
             self.fail(f"rank {self.group.rank} cannot start {call}, which other ranks have started")
 
     def require_same(self, settings: Mapping[str, Any], purpose: str) -> None:
