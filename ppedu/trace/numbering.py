@@ -18,8 +18,8 @@ CUT = -1  # a step whose beginning was not recorded; the first whole one is 0
 def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     """Return the records, all with a step and a microbatch, and remarks on steps that workers have not recorded.
 
-    Microbatches without a number count from 0 in each step, for each op of a stage. Where steps have none, one begins
-    with an action that has occurred before, and the steps of all workers are matched by their times.
+    Microbatches without a number count from 0 in each step, for each op of a stage. Where steps have no number, one
+    begins with an action that has occurred before, and the steps of all workers are matched by their times.
     """
     rows: Rows = defaultdict(list)
     for record in sorted(records, key=lambda each: (each.start, each.end)):

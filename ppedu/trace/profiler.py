@@ -86,7 +86,7 @@ class File:
         return sorted(begins, key=lambda process: begins[process])
 
     def step(self, span: Range) -> int | None:
-        """Return the number of the profiler's step in which a range begins; None if there is none."""
+        """Return the number of the profiler's step in which a range begins, or None."""
         steps = self.steps[span.thread[0]]
         index = bisect_right(steps, span.start, key=lambda each: each.start) - 1
         match = STEP(steps[index].name) if index >= 0 and span.start <= steps[index].end else None

@@ -299,7 +299,7 @@ def _place(key: Any) -> Place | None:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    """Return the traces in a folder, or else its tables; raise SettingError if there are none."""
+    """Return the traces in a folder, or else its tables; raise SettingError if it has neither."""
     for kind in ("json", "csv"):
         if found := sorted(path for end in ("", ".gz") for path in folder.rglob(f"*.{kind}{end}")):
             return found

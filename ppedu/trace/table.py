@@ -121,7 +121,7 @@ class _Row(NamedTuple):
     cells: list[str]
 
     def text(self, column: str) -> str:
-        """Return the text in a cell; "" if there is none."""
+        """Return the text in a cell, or ""."""
         at = self.columns[column].at if column in self.columns else len(self.cells)
         return self.cells[at].strip() if at < len(self.cells) else ""
 

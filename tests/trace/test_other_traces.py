@@ -62,8 +62,8 @@ def as_gpipe(record):
 
 
 @pytest.mark.parametrize("outer", ["replica", "pipeline"])
-def test_replicas_of_torchs_gpipe_are_told_by_their_process_groups(tmp_path, outer):
-    """Its ranges do not name the stage, so a global rank must not be taken for one."""
+def test_replicas_of_torchs_gpipe_are_found_by_their_process_groups(tmp_path, outer):
+    """Its ranges do not name the stage, so a global rank is not one."""
     job = drawn("gpipe", 2, 4, replicas=2)
     number = {
         (replica, rank): 2 * replica + rank if outer == "replica" else 2 * rank + replica
@@ -305,7 +305,7 @@ def test_concurrency_is_refused_with_where_and_how_much(tmp_path):
     assert "1 incomplete step (step 2: on rank 1, 1B2 begins at" in run.remarks[0]
 
 
-def test_a_pause_before_the_first_backward_is_no_error(tmp_path):
+def test_a_pause_before_the_first_backward_is_read(tmp_path):
     lines = ["step,stage,operation,microbatch,start,duration"]
     lines += ["0,0,F,0,0,1", "0,0,F,1,1,1", "0,1,F,0,1,1", "0,1,F,1,2,1"]
     lines += ["0,1,B,0,4.1,2", "0,1,B,1,6.1,2", "0,0,B,0,6.1,2", "0,0,B,1,8.1,2"]
@@ -345,7 +345,7 @@ def test_a_part_of_a_run_knows_when_the_run_was_warming_up(tmp_path):
 
 @pytest.mark.parametrize("drift", [0.5e-3, 20e-3])
 def test_clocks_that_drift_apart_a_little(tmp_path, drift):
-    """Half a millisecond between the first and the last step is no contradiction; a third of a forward is one."""
+    """Half a millisecond between the first and the last step is accepted; a third of a forward is not."""
     records = []
     for (_, rank), mine in by_rank(drawn("1f1b", 3, 6, steps=8, latency=0.0)).items():
         length = mine[-1].end
