@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -285,7 +285,7 @@ def _placed(paths: Any) -> list[tuple[Place | None, str | os.PathLike[str]]]:
         )
     if places:
         return list(zip(places, files, strict=True))
-    return [(None, file) for path in files for file in (_in_folder(named(path)) if named(path).is_dir() else [path])]
+    return [(None, file) for path in files for file in _files(path)]
 
 
 def _place(key: Any) -> Place | None:
@@ -298,12 +298,16 @@ def _place(key: Any) -> Place | None:
     return None
 
 
-def _in_folder(folder: Path) -> list[Path]:
-    """Return the traces in a folder, or else its tables; raise SettingError if it has neither."""
-    for kind in ("json", "csv"):
-        if found := sorted(path for end in ("", ".gz") for path in folder.rglob(f"*.{kind}{end}")):
-            return found
-    raise SettingError(f"the folder {str(folder)!r} has no files that end in .json, .json.gz, .csv or .csv.gz")
+def _files(path: File) -> list[File]:
+    """Return a file, or those in a folder: its traces, or else its tables. Raise SettingError if it has neither."""
+    with suppress(OSError):  # such as a name that is too long; reading the file reports it
+        if named(path).is_dir():
+            for kind in ("json", "csv"):
+                found = sorted(each for end in ("", ".gz") for each in named(path).rglob(f"*.{kind}{end}"))
+                if found:
+                    return [*found]
+            raise SettingError(f"the folder {str(path)!r} has no files that end in .json, .csv, .json.gz or .csv.gz")
+    return [path]
 
 
 def _suspicions(timelines: Iterable[Timeline], clocks: Iterable[Clocks]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
-from ppedu.core.errors import ParseError
+from ppedu.core.errors import ParseError, PipelineError
 from ppedu.core.files import opened
 from ppedu.core.numeric import plural
 from ppedu.core.per_link import PerLink
@@ -57,10 +57,13 @@ def load(path: str | os.PathLike[str]) -> Timeline:
 
 def load_all(path: str | os.PathLike[str]) -> list[Timeline]:
     """Return all timelines in a trace file, in the order in which they were saved. Raises what `load` raises."""
-    with opened(path) as file:
-        content = file.read()
     try:
-        data = json.loads(content.decode("utf-8"), parse_int=_whole)
+        with opened(path) as file:
+            text = file.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"cannot read {str(path)!r}: {error}; give a file saved with Timeline.save") from error
+    try:
+        data = json.loads(text, parse_int=_whole)
         placements = [_placement(about) for about in data["ppedu"]]
         rows: list[list[list[Span]]] = [[[] for _ in range(placement.ranks)] for placement in placements]
         for event in data["traceEvents"]:
