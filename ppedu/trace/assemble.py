@@ -158,7 +158,7 @@ class Orders:
             row[index] = after._replace(start=before.end, end=max(after.end, before.end))
             if overlap > ROUNDING:
                 trimmed.append(overlap)
-            if overlap > SMALL * usual or sum(trimmed) > FEW * busy:
+            if overlap > max(ROUNDING, SMALL * usual) or sum(trimmed) > FEW * busy:
                 raise ValueError(
                     f"on rank {rank}, {after.action} begins at {after.start:.8g} s, before {before.action} ends at "
                     f"{before.end:.8g} s: {pretty(overlap, 's')} at once, where its usual action takes "
