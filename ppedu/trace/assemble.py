@@ -14,7 +14,7 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
-from ppedu.trace.numbering import numbered
+from ppedu.trace.numbering import CUT, numbered
 from ppedu.trace.recognize import recognize
 from ppedu.trace.records import Key, Other, Record, Recorded
 
@@ -33,8 +33,8 @@ def assemble(
     Raises:
         ParseError: the trace has no step that is whole, and in which a rank does one thing at a time.
     """
-    every, unlike = numbered(records)
-    if not any(record.action for record in every):
+    every, unlike = numbered(_in_todays_letters(records))
+    if not every:
         raise ParseError("; ".join([f"{source} has no forwards and backwards", *remarks]))
     pipelines = _pipelines(every)
     places = {each: (replica, rank) for replica, workers in pipelines.items() for rank, each in enumerate(workers)}
@@ -42,7 +42,7 @@ def assemble(
     forward_only = all(single.op == Op.F for record in every if record.action for single in record.action.singles)
     by_place: defaultdict[Key, list[Record]] = defaultdict(list)
     for record in every:
-        if record.worker in places:
+        if record.step != CUT:
             by_place[record.step or 0, places[record.worker][0]].append(record)
     whole: dict[Key, Recorded] = {}
     faults: list[str] = []
@@ -54,17 +54,24 @@ def assemble(
         except ValueError as error:
             faults.append(f"step {step}{f' of replica {replica}' if len(pipelines) > 1 else ''}: {error}")
             continue
-        others = (
-            Other(places[each.worker][1], each.name, each.start, each.end) for each in mine if each.action is None
+        others = tuple(
+            Other(places[each.worker][1], each.name, each.start, each.end)
+            for each in mine
+            if each.action is None and not _holds_most(each, rows[places[each.worker][1]])
         )
-        whole[key] = Recorded(Timeline(schedule, rows, Costs(unit="s"), origin), tuple(others))
+        whole[key] = Recorded(Timeline(schedule, rows, Costs(unit="s"), origin), others)
     found = [*remarks, *unlike, *orders.remarks()]
     if not whole:
-        told = "; ".join([faults[0], *found])
+        told = "; ".join([*faults[:1], *found])
         raise ParseError(f"{source} holds no whole step; {told}. Give the traces of all ranks")
     if faults:
         found.append(f"left out: {plural(len(faults), 'incomplete step')} ({faults[0]})")
     return whole, found
+
+
+def _holds_most(other: Record, row: Sequence[Span]) -> bool:
+    """Return whether a range is around most of its rank's actions in a step, and so not time outside the pipeline."""
+    return len([span for span in row if other.start <= span.start and span.end <= other.end]) > len(row) / 2
 
 
 def recognized(timeline: Timeline) -> Timeline:
@@ -73,6 +80,21 @@ def recognized(timeline: Timeline) -> Timeline:
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = recognize(replace(timeline.schedule, name="measured", orders=orders))
     return replace(timeline, schedule=schedule, rows=rows)
+
+
+def _in_todays_letters(records: Iterable[Record]) -> list[Record]:
+    """Return the records; where B and W are the halves of a backward, as in the Zero Bubble papers, with I for B."""
+    records = list(records)
+    found = {(each.op, each.stage) for record in records if record.action for each in record.action.singles}
+    halves = {stage for op, stage in found if op == Op.W}
+    if any(op == Op.I for op, _ in found) or not halves or any((Op.B, stage) not in found for stage in halves):
+        return records
+    return [
+        record._replace(action=record.action._replace(op=Op.I))
+        if record.action and record.action.op == Op.B and record.action.stage in halves
+        else record
+        for record in records
+    ]
 
 
 def _pipelines(records: Sequence[Record]) -> dict[int, list[int]]:
@@ -180,15 +202,17 @@ def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
         ValueError: an action is missing.
     """
     singles = [(rank, single) for rank, row in enumerate(rows) for span in row for single in span.action.singles]
-    if not singles:
-        raise ValueError("it has no actions")
+    if idle := [rank for rank, row in enumerate(rows) if not row]:
+        raise ValueError(f"rank {idle[0]} has no actions")
     stages = 1 + max(single.stage for _, single in singles)
     microbatches = 1 + max(single.microbatch for _, single in singles)
     forwards = {(single.stage, single.microbatch) for _, single in singles if single.op == Op.F}
     if len(forwards) < stages * microbatches:  # many more than there are if a number is wrong
         stage, m = next((s, m) for s in range(stages) for m in range(microbatches) if (s, m) not in forwards)
         missing = plural(stages * microbatches - len(forwards), "forward")
-        raise ValueError(f"{F(stage, m)} is never run ({missing} missing)")
+        first = min((each[0] for each in forwards), default=0), min((each[1] for each in forwards), default=0)
+        hint = "; stages and microbatches count from 0" if max(first) == 1 else ""
+        raise ValueError(f"{F(stage, m)} is never run ({missing} missing){hint}")
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule("measured", _placement(len(rows), singles), microbatches, orders, forward_only)
     if lost := [problem for problem in schedule.problems if problem.kind == "missing"]:

@@ -34,6 +34,8 @@ def entries(path: str | os.PathLike[str], progress: Progress | None = None) -> I
     """
     stream = _Stream(path, progress)
     try:
+        while stream.accept("\ufffd"):  # a byte order mark
+            pass
         if stream.accept("["):
             yield from (("traceEvents", event) for event in stream.items("]"))
             return
@@ -81,7 +83,7 @@ class _Stream:
                 if end < len(self.buffer):  # else, a number may go on in the next chunk
                     self.at = end
                     return value
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # ValueError also for an integer of thousands of digits
                 if isinstance(error, json.JSONDecodeError) and BARE.match(self.buffer, error.pos):
                     self.buffer, self.at = BARE.sub("null", self.buffer[self.at :]), 0
                     continue

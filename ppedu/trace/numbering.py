@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from statistics import fmean, median
 
 from ppedu.core.actions import Action, F, Op
 from ppedu.core.numeric import plural
@@ -13,54 +16,109 @@ from ppedu.trace.records import Record, in_words
 Rows = dict[int, list[Record]]  # by worker, in the order of time
 ENDS = {Op.B, Op.W}  # of a microbatch on a stage: a whole backward, or the later half
 CUT = -1  # a step whose beginning was not recorded; the first whole one is 0
+ALIKE = 0.001  # of a step: differences of clocks that vary by less are equal
+ENOUGH = 4  # steps, for such a comparison
+AGREE = 0.15  # of a step: clocks that differ by less may be assumed to be right
 
 
 def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
-    """Return the records, all with a step and a microbatch, and remarks on steps that workers have not recorded.
+    """Return the records, all with a step and a microbatch, and remarks on what looks wrong with them.
 
-    Microbatches without a number count from 0 in each step, for each op of a stage. Where steps have no number, one
-    begins with an action that has occurred before, and the steps of all workers are matched by their times.
+    Where steps have no number, one begins with an action that has occurred before, and the steps of all workers are
+    matched by their times. Microbatches without a number count from 0 in each step, for each op of a stage. What comes
+    before the first whole step has the step CUT.
     """
     rows: Rows = defaultdict(list)
     for record in sorted(records, key=lambda each: (each.start, each.end)):
         rows[record.worker].append(record)
-    microbatches = max(map(_microbatches, rows.values()), default=0)
-    rows = {worker: list(_with_microbatches(rows[worker], microbatches)) for worker in sorted(rows)}
+    rows = {worker: rows[worker] for worker in sorted(rows) if any(record.action for record in rows[worker])}
+    remarks = []
+    if _labels_hold_several(rows):
+        remarks.append("a step that the trace numbers holds several steps of the pipeline, which count here")
+        rows = {worker: [record._replace(step=None) for record in row] for worker, row in rows.items()}
     unlabelled = [worker for worker, row in rows.items() if any(each.action and each.step is None for each in row)]
-    rows = {worker: _with_labels(row) for worker, row in rows.items()}
-    rows |= _with_steps({worker: rows[worker] for worker in unlabelled})
-    remarks = list(_match_steps(rows, unlabelled)) if unlabelled else []
-    return [record for row in rows.values() for record in row], remarks
+    rows = {worker: row if worker in unlabelled else _with_labels(row) for worker, row in rows.items()}
+    if any(map(_lacks_microbatches, rows.values())):
+        remarks.append("microbatches have no numbers, and were counted in the order in which they ran")
+    if unlabelled and any(map(_lacks_microbatches, rows.values())):
+        rows = _in_windows(rows)
+    elif unlabelled:
+        rows |= _with_steps({worker: rows[worker] for worker in unlabelled})
+        remarks += _match_steps(rows, unlabelled)
+    return [record for row in rows.values() for record in _with_microbatches(row)], remarks
 
 
-def _microbatches(row: Sequence[Record]) -> int:
-    """Return the most microbatches without a number that a worker runs until none is in flight.
+def _lacks_microbatches(row: Iterable[Record]) -> bool:
+    return any(record.action and record.action.microbatch == UNKNOWN for record in row)
 
-    That is a whole step on a rank such as the first one of 1F1B; on the last one, it is a single microbatch.
+
+def _labels_hold_several(rows: Rows) -> bool:
+    """Return whether most of the steps that the trace numbers hold all forwards of a worker twice or more often."""
+    in_flight = max((_stretch(row)[0] for row in rows.values()), default=0)
+    several = []
+    for row in rows.values():
+        ran: defaultdict[int, list[Action]] = defaultdict(list)  # by step
+        for record in dict.fromkeys(record for record in row if record.action and record.step is not None):
+            singles = record.action.singles if record.action else ()
+            ran[record.step or 0] += [single for single in singles if single.op == Op.F]
+        for forwards in ran.values():
+            different = len(set(forwards))
+            if any(each.microbatch == UNKNOWN for each in forwards):
+                different *= in_flight if in_flight > 1 else len(forwards)
+            several.append(len(forwards) >= 2 * different > 0)
+    return sum(several) > len(several) / 2
+
+
+def _stretch(row: Iterable[Record]) -> tuple[int, list[float]]:
+    """Return the most microbatches of a stage that a worker runs until none is in flight, and when such times began.
+
+    On a rank such as the first one of 1F1B, this is a whole step; on the last one, it is a single microbatch.
     """
+    singles = [(each, record.start) for record in row if record.action for each in record.action.singles]
+    changes = [(each.op == Op.F) - (each.op in ENDS) for each, _ in singles]
+    levels = [0, *accumulate(changes)]
+    start = levels.index(min(levels))  # the trace may begin while some are in flight
     begun: Counter[int] = Counter()  # by stage
-    most = in_flight = 0
-    for single in (single for record in row if record.action for single in record.action.singles):
-        if single.microbatch == UNKNOWN:
-            begun[single.stage] += single.op == Op.F
-            in_flight += (single.op == Op.F) - (single.op in ENDS)
-            most = max([most, *begun.values()])
-            if in_flight <= 0:
-                begun.clear()
-                in_flight = 0
-    return most
+    most, begins = 0, []
+    for (single, time), level in zip(singles[start:], levels[start:], strict=False):
+        if level == levels[start]:
+            begins.append(time)
+            begun.clear()
+        begun[single.stage] += single.op == Op.F
+        most = max(most, begun[single.stage])
+    return most, begins
 
 
-def _with_microbatches(row: Iterable[Record], microbatches: int) -> Iterator[Record]:
-    """Yield the records with a number for each microbatch, below `microbatches` where steps have no number."""
+def _in_windows(rows: Rows) -> Rows:
+    """Return the records with a number for each step: the time from one begin to the next on one of the ranks.
+
+    That is one that runs whole steps, and whose steps the others follow the soonest: the first rank of the pipeline.
+    """
+    found = [_stretch(row) for row in rows.values()]
+    most = max(count for count, _ in found)
+    whole = [begins for count, begins in found if count == most]
+
+    def delay(begins: Sequence[float]) -> float:
+        return fmean(
+            time - begins[index - 1] for each in whole for time in each if (index := bisect_right(begins, time))
+        )
+
+    begins = min((each for each in whole if each), key=delay, default=[])
+    return {
+        worker: [record._replace(step=bisect_right(begins, record.start) - 1) for record in row]
+        for worker, row in rows.items()
+    }
+
+
+def _with_microbatches(row: Iterable[Record]) -> Iterator[Record]:
+    """Yield the records with a number for each microbatch."""
     counted: Counter[tuple[int | None, int, Op]] = Counter()  # by step, stage and op
     for record in row:
         action = record.action
         if action and action.microbatch == UNKNOWN:
             kind = record.step, action.stage, action.op
-            number = counted[kind] if record.step is not None else counted[kind] % max(1, microbatches)
+            record = record._replace(action=action._replace(microbatch=counted[kind]))
             counted[kind] += 1
-            record = record._replace(action=action._replace(microbatch=number))
         yield record
 
 
@@ -129,23 +187,43 @@ def _lowest(row: Sequence[Record], start: int) -> int:
 def _match_steps(rows: Rows, unlabelled: Sequence[int]) -> Iterator[str]:
     """Give the steps of these workers the numbers of the steps that another worker ran at the same times.
 
-    Yields a remark on each worker that has recorded fewer. A step whose beginning no worker has recorded is dropped.
+    Yields a remark on each worker that has recorded fewer.
     """
     begins = {worker: _begins(row) for worker, row in rows.items()}
     model = max(rows, key=lambda worker: (worker not in unlabelled, len(begins[worker])))
-    steps, known = list(begins[model]), [*begins[model].values()]
+    steps = [CUT, *begins[model]]
     for worker in unlabelled:
-        times = [*begins[worker].values()]
-        missing = max(0, len(steps) - len(times)) if times else 0
-        apart = [sum(abs(a - b) for a, b in zip(times, known[first:], strict=False)) for first in range(missing + 1)]
-        offset = apart.index(min(apart))
-        labels = [steps[offset - 1] if offset else None, *steps[offset:]]  # from that of CUT on
-        labels += range(max(steps, default=-1) + 1, len(times) + len(steps) + 1)
-        rows[worker] = [
-            each._replace(step=label) for each in rows[worker] if (label := labels[(each.step or 0) - CUT]) is not None
-        ]
-        if missing:
-            yield f"{in_words(worker)} recorded {len(times)} of {plural(len(steps), 'step')}"
+        offset = _offset([*begins[worker].values()], [*begins[model].values()])
+        labels = [steps[max(0, index)] for index in range(offset, len(steps))]  # from that of CUT on
+        labels += range(steps[-1] + 1, steps[-1] + 3 + len(begins[worker]))
+        rows[worker] = [record._replace(step=labels[(record.step or 0) - CUT]) for record in rows[worker]]
+        matched = len(set(labels[1 : len(begins[worker]) + 1]).intersection(begins[model]))
+        if matched < len(begins[model]):
+            yield f"{in_words(worker)} recorded {matched} of {plural(len(begins[model]), 'step')}"
+
+
+def _offset(times: Sequence[float], known: Sequence[float]) -> int:
+    """Return by how many steps a worker began to record later than the model (or earlier, if negative).
+
+    times, known: when the steps of both began, by clocks that may differ by a constant. Steps take unlike times, so
+    where the right ones are matched, the differences are nearly equal.
+    """
+    if not times:
+        return 0
+    apart, spread = {}, {}
+    for offset in range(1 - len(times), len(known)):
+        pairs = zip(times[max(0, -offset) :], known[max(0, offset) :], strict=False)
+        differences = [mine - other for mine, other in pairs]
+        inside = min(0, len(known) - len(times)) <= offset <= max(0, len(known) - len(times))
+        if inside or len(differences) >= ENOUGH:
+            apart[offset] = median(differences)
+            spread[offset] = fmean(abs(each - apart[offset]) for each in differences)
+    length = median(after - before for before, after in pairwise(known)) if len(known) > 1 else 0.0
+    likely = [offset for offset in spread if spread[offset] <= 3 * min(spread.values()) + ALIKE * length]
+    nearest = min(likely, key=lambda offset: abs(apart[offset]))
+    if len(times) == len(known) and 0 in likely and abs(apart[nearest]) > AGREE * length:
+        return 0  # the clocks do not agree, so they do not tell
+    return nearest
 
 
 def _begins(row: Iterable[Record]) -> dict[int, float]:

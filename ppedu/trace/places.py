@@ -11,9 +11,10 @@ from ppedu.core.errors import ParseError
 from ppedu.core.numeric import plural
 from ppedu.trace.records import MOST
 
-LABELLED = re.compile(r"(?:^|[^0-9A-Za-z])(?:rank|worker|r)[-_]?([0-9]{1,9})(?![0-9A-Za-z])", re.IGNORECASE)
-NUMBER = re.compile(r"[0-9]+")
-PIPELINE = re.compile(r"(?:^|_)(?:pp|pipe\w*)(?:_|$)", re.IGNORECASE)  # in the description of a process group
+LABELLED = re.compile(r"(?:^|[^0-9A-Za-z])(?:rank|worker|r)[-_]?([0-9]{1,9})(?![0-9A-Za-z])", re.IGNORECASE).findall
+NUMBER = re.compile(r"[0-9]+").findall
+OTHERS = {"dp", "tp", "ep", "cp", "data", "tensor", "expert", "context"}  # that make a group more than a pipeline
+MOST_RANKS = 1 << 20  # of a job; more is damaged
 CURE = "give a dict of files, such as {0: 'a.json', 1: 'b.json'}, or {(replica, rank): file}"
 
 
@@ -29,7 +30,7 @@ class Place(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A trace file. about: its "distributedInfo". processes: the ids of those that ran actions, in pipeline order.
+    """A trace file. about: its "distributedInfo". processes: the ids of those that ran actions, first ones first.
 
     given: its place, if the caller knows it.
     """
@@ -44,7 +45,7 @@ def find_places(sources: Sequence[Source]) -> list[list[Place]]:
     """Return the place of each process of each file.
 
     What the caller says counts first, then what torch wrote into the trace, and then the numbers in the files' names.
-    The processes of one merged file are the ranks of one pipeline.
+    The processes of one merged file are in the order of their ids, as far as their stages do not tell.
 
     Raises:
         ParseError: it is unknown of which rank a file is, or two files are of one rank.
@@ -54,7 +55,8 @@ def find_places(sources: Sequence[Source]) -> list[list[Place]]:
         held = plural(len(merged.processes), "process")
         raise ParseError(f"{str(merged.path)!r} holds {held}, other files hold more; give a file for each rank")
     if merged:
-        return [[Place(rank, None, rank) for rank in range(len(merged.processes))]]
+        order = sorted(merged.processes, key=lambda process: (type(process).__name__, process))
+        return [[Place(order.index(each), None, stage) for stage, each in enumerate(merged.processes)]]
     places = [source.given for source in sources if source.given] or _from_metadata(sources) or _from_names(sources)
     owners: dict[tuple[int | None, int], Path] = {}
     for source, place in zip(sources, places, strict=True):
@@ -75,7 +77,7 @@ def _from_metadata(sources: Sequence[Source]) -> list[Place]:
         return []
     groups = [_pipeline_group(source.about, rank) for source, rank in zip(sources, ranks, strict=True)]
     if not all(groups):
-        several = any(len(_groups(source.about, rank)) > 1 for source, rank in zip(sources, ranks, strict=True))
+        several = any(len(set(_groups(source.about, rank))) > 1 for source, rank in zip(sources, ranks, strict=True))
         order = sorted(ranks)
         return [Place(rank, None, None if several else order.index(rank)) for rank in ranks]
     replicas = sorted(set(groups))
@@ -85,20 +87,26 @@ def _from_metadata(sources: Sequence[Source]) -> list[Place]:
     ]
 
 
-def _groups(about: Mapping[str, Any], rank: Any) -> dict[tuple[int, ...], str]:
-    """Return the process groups of several ranks that a rank is in, each with its description."""
-    found = {}
-    listed = about.get("pg_config")
+def _groups(about: Mapping[str, Any], rank: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the descriptions and the ranks of the process groups of several ranks that a rank is in."""
+    found = []
+    listed, world = about.get("pg_config"), about.get("world_size")
     for each in listed if isinstance(listed, list) else []:
         ranks = each.get("ranks") if isinstance(each, dict) else None
+        if ranks == [] and type(world) is int and each.get("pg_size") == world < MOST_RANKS:
+            ranks = [*range(world)]  # as torch shortens it
         if isinstance(ranks, list) and len(ranks) > 1 and all(type(each) is int for each in ranks) and rank in ranks:
-            found[tuple(ranks)] = str(each.get("pg_desc"))
+            found.append((str(each.get("pg_desc")), tuple(ranks)))
     return found
 
 
 def _pipeline_group(about: Mapping[str, Any], rank: Any) -> tuple[int, ...]:
     """Return the ranks of the pipeline that a rank is in; () if its groups do not say which they are."""
-    return next((ranks for ranks, description in _groups(about, rank).items() if PIPELINE.search(description)), ())
+    for description, ranks in _groups(about, rank):
+        words = re.findall("[a-z]+", description.lower())
+        if any(word == "pp" or word.startswith("pipe") for word in words) and OTHERS.isdisjoint(words):
+            return ranks
+    return ()
 
 
 def _from_names(sources: Sequence[Source]) -> list[Place]:
@@ -106,15 +114,18 @@ def _from_names(sources: Sequence[Source]) -> list[Place]:
     paths = [source.path for source in sources]
     if len(paths) == 1:
         return [Place(0, None, 0)]
-    labels = [LABELLED.search(path.name) or LABELLED.search(path.parent.name) for path in paths]
-    rows = [[label[1]] for label in labels if label]
-    if len(rows) < len(paths):
-        rows = [NUMBER.findall(str(path)) for path in paths]
-    alike = len(set(map(len, rows))) == 1
-    apart = [ranks for column in zip(*rows, strict=alike) if len(set(ranks := [*map(int, column)])) == len(paths)]
-    counted = [ranks for ranks in apart if sorted(ranks) == list(range(len(paths)))]
-    if not alike or len(counted or apart) != 1:
-        raise ParseError(f"{str(paths[0])!r} does not say of which rank it is, and nor does its name; {CURE}")
-    (ranks,) = counted or apart
-    order = sorted(ranks)
-    return [Place(rank, None, order.index(rank)) for rank in ranks]
+    looks = (
+        [LABELLED(path.name) for path in paths],
+        [LABELLED(path.parent.name) for path in paths],
+        [NUMBER(path.name) for path in paths],
+        [NUMBER(str(path)) for path in paths],
+    )
+    for rows in looks:
+        alike = len(set(map(len, rows))) == 1
+        apart = [ranks for column in zip(*rows, strict=alike) if len(set(ranks := [*map(int, column)])) == len(paths)]
+        counted = [ranks for ranks in apart if sorted(ranks) == list(range(len(paths)))]
+        if alike and len(counted or apart) == 1:
+            (ranks,) = counted or apart
+            order = sorted(ranks)
+            return [Place(rank, None, order.index(rank)) for rank in ranks]
+    raise ParseError(f"{str(paths[0])!r} does not say of which rank it is, and nor does its name; {CURE}")

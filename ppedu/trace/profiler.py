@@ -4,7 +4,8 @@ torch's pipeline runtime and this package's engine mark an action as "PP:2F0". `
 "Backward 0"; see `Names` for ranges of other names. Such a range begins before the rank waits for a message, and on a
 GPU it covers the launches and not the work. So an action's time is, on a GPU, that of the kernels launched within its
 range (they carry the launch's correlation id, which all kernels of a CUDA graph share), without NCCL's; on a CPU, from
-the first operator within the range to the end of the last, without sends and receives.
+the first operator within the range to the end of the last, without sends and receives. An action that launches nothing,
+as the first stage's I in torch, takes no time before the next kernel.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeGuard
 
-from ppedu.core.actions import OVERLAP, Action
+from ppedu.core.actions import Action
 from ppedu.core.errors import ParseError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
@@ -64,10 +66,15 @@ class File:
         self.launches: tuple[array[float], array[int]] = array("d"), array("q")  # their times and correlation ids
         # By correlation id. All kernels of a CUDA graph have that of its launch: from the first start to the last end.
         self.kernels: dict[int, tuple[float, float]] = {}
+        self.messages: dict[int, tuple[float, float]] = {}  # the same for NCCL's kernels
+        # By launch: when the kernels of all launches before it have ended, and when those from it on begin.
+        self.until, self.since = array("d"), array("d")
         for key, value in entries(path, progress):
             if key == "traceEvents":
                 if isinstance(value, dict) and value.get("ph") == "X":
                     self._note(value)
+                elif isinstance(value, dict) and value.get("ph") == "B":
+                    self.left_out["event", ' with "ph": "B", whose end is another event'] += 1
             elif key == "distributedInfo" and isinstance(value, dict):
                 self.about = value
             elif key == "baseTimeNanoseconds":
@@ -82,7 +89,7 @@ class File:
         """The ids of the processes that ran actions, in the order in which they began to compute."""
         begins: dict[Any, float] = {}
         for span, action in self.ranges:
-            begins.setdefault(span.thread[0], self.time(span, action.op in OVERLAP)[0])
+            begins.setdefault(span.thread[0], self.time(span, action)[0])
         return sorted(begins, key=lambda process: begins[process])
 
     def step(self, span: Range) -> int | None:
@@ -100,20 +107,22 @@ class File:
             self.left_out["event", " without a name, a usable time or a thread"] += 1
             return
         start, end = ts / 1e6, (ts + dur) / 1e6
-        if category in ("kernel", "cuda_runtime", "cuda_driver"):
+        kind = category.lower() if isinstance(category, str) else ""
+        if kind == "kernel" or kind.endswith(("runtime", "driver")):  # of CUDA, XPU, …
             correlation = arguments.get("correlation") if isinstance(arguments, dict) else None
-            if MESSAGES(name) or not isinstance(correlation, int) or abs(correlation) >= 1 << 63:
+            if not isinstance(correlation, int) or abs(correlation) >= 1 << 63:
                 return
-            if category == "kernel":
-                first, last = self.kernels.get(correlation, (start, end))
-                self.kernels[correlation] = min(first, start), max(last, end)
+            if kind == "kernel":
+                kernels = self.messages if MESSAGES(name) else self.kernels
+                first, last = kernels.get(correlation, (start, end))
+                kernels[correlation] = min(first, start), max(last, end)
             else:
                 self.launches[0].append(start)
                 self.launches[1].append(correlation)
-        elif category != "gpu_user_annotation":
-            self._note_on_host(Range(name, thread, start, end), category)
+        elif kind != "gpu_user_annotation":
+            self._note_on_host(Range(name, thread, start, end), kind)
 
-    def _note_on_host(self, span: Range, category: Any) -> None:
+    def _note_on_host(self, span: Range, kind: str) -> None:
         named, action = self.names(span.name)
         if action:
             self.ranges.append((span, action))
@@ -123,12 +132,12 @@ class File:
             self.steps[span.thread[0]].append(span)
         elif MESSAGES(span.name):
             pass
-        elif category == "cpu_op":
+        elif kind == "cpu_op":
             starts, ends, backward = self.operators[span.thread]
             starts.append(span.start)
             ends.append(span.end)
             backward.append(span.name.startswith(BACKWARD))
-        elif category == "user_annotation":
+        elif kind == "user_annotation":
             self.others.append(span)
 
     def _sort(self) -> None:
@@ -142,25 +151,36 @@ class File:
         times, ids = self.launches
         order = sorted(range(len(times)), key=times.__getitem__)
         self.launches = array("d", (times[i] for i in order)), array("q", (ids[i] for i in order))
+        launched = [self.kernels.get(each, (LATEST, -LATEST)) for each in self.launches[1]]
+        self.until = array("d", accumulate((end for _, end in launched), max, initial=-LATEST))
+        self.since = array("d", accumulate((start for start, _ in reversed(launched)), min, initial=LATEST))[::-1]
         self.ranges.sort(key=lambda each: (each[0].start, -each[0].end))
         for steps in self.steps.values():
             steps.sort(key=lambda each: each.start)
 
-    def time(self, span: Range, pair: bool) -> tuple[float, float]:
-        """Return when the rank computed within a range. pair: it is an overlapped pair."""
+    def time(self, span: Range, action: Action | None) -> tuple[float, float]:
+        """Return when the rank computed within a range. action: None for time outside the pipeline."""
         if self.kernels:
             times, ids = self.launches
             first, last = bisect_left(times, span.start), bisect_right(times, span.end)
-            ran = [self.kernels[each] for each in ids[first:last] if each in self.kernels]
-            return (min(start for start, _ in ran), max(end for _, end in ran)) if ran else (span.end, span.end)
+            known = self.kernels if action else self.messages | self.kernels
+            if ran := [known[each] for each in ids[first:last] if each in known]:
+                return min(start for start, _ in ran), max(end for _, end in ran)
+            until, since = self.until[first], self.since[last]
+            if action or until == -LATEST:  # it may have waited for a message, as the next kernel did
+                at = until if since == LATEST else since
+                return at, at
+            return max(until, span.start), max(until, span.end)
         if not self.operators:
             return span.start, span.end
         starts, ends, backward = self.operators.get(span.thread, ((), (), ()))
         first, last = bisect_left(starts, span.start), bisect_right(starts, span.end)
         if first == last:  # it has only waited
-            return span.end, span.end
+            return (span.end if action else span.start), span.end
         begin, end = starts[first], max(ends[first:last])
-        if pair:  # torch runs its parts one after the other, and may wait for the message of the second in between
+        if (
+            action and action.parts
+        ):  # torch runs its parts one after the other, and may wait for the message of the second in between
             turn = next(
                 (index for index in range(first + 1, last) if backward[index] and not backward[index - 1]), last
             )
@@ -203,7 +223,7 @@ def _records(file: File, process: Any, place: Place, shift: float) -> Iterator[R
     inside: list[Range] = []  # ranges of actions that are not within another
 
     def record(span: Range, action: Action | None) -> Record:
-        start, end = file.time(span, pair=bool(action and action.parts))
+        start, end = file.time(span, action)
         return Record(file.step(span), place.replica, worker, action, span.name, start + shift, end + shift)
 
     for span, action in file.ranges:
@@ -238,6 +258,10 @@ def _require_actions(file: File) -> None:
             raise ParseError(
                 f"{str(file.path)!r} holds {len(file.processes)} processes, and does not say which kernel is whose; "
                 "give a file for each rank"
+            )
+        if file.kernels and not any(each in file.kernels for each in file.launches[1]):
+            raise ParseError(
+                f"{str(file.path)!r} does not say what launched its kernels; profile the CPU's activities, too"
             )
         return
     if not (file.others or file.operators or file.kernels or file.left_out):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -33,6 +33,8 @@ from ppedu.trace.replay import Grid, Measured, travels, usual_travels
 if TYPE_CHECKING:
     from ppedu.trace.autopsy import Autopsy
     from ppedu.trace.predict import Prediction
+
+LONGEST = 86_400.0  # seconds that a step may take without a remark
 
 File = str | os.PathLike[str]
 Paths = File | Iterable[File] | Mapping[int, File] | Mapping[tuple[int, int], File]
@@ -310,14 +312,23 @@ def _files(path: File) -> list[File]:
     return [path]
 
 
-def _suspicions(timelines: Iterable[Timeline], clocks: Iterable[Clocks]) -> Iterator[str]:
-    """Yield a remark if messages arrive before they were sent, and one if a stage after the last one may be missing.
+def _suspicions(timelines: Iterable[Timeline], clocks: Collection[Clocks]) -> Iterator[str]:
+    """Yield a remark on clocks that disagree, on times that are too long, and on a stage that may be missing.
 
-    Without that stage, the last one waits for its first backward in every step: for about a forward or longer, and far
-    longer than ranks usually pause.
+    Without a stage after the last one, that one waits for its first backward in every step: for about a forward or
+    longer, and far longer than ranks usually pause.
     """
+    timelines = list(timelines)
+    length = min(timeline.makespan for timeline in timelines)
+    if (shift := max(abs(shift) for each in clocks for shift in each.shifts)) > length / 2:
+        yield (
+            f"clocks were shifted by up to {pretty(shift, 's')}, over half a step; if ranks recorded unlike steps, these"
+            " were mixed up"
+        )
     if (early := max(each.early for each in clocks)) > ROUNDING:
         yield f"messages arrive up to {pretty(early, 's')} before they were sent, however the clocks are shifted"
+    if length > LONGEST:
+        yield f"a step takes {pretty(length, 's')}; are the times in seconds?"
     waits, forwards, pauses = [], [], []
     for timeline in timelines:
         last = timeline.schedule.stages - 1

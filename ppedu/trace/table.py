@@ -15,7 +15,7 @@ The first line names the columns. Their order does not matter, and other columns
     chunk       or mc, model_chunk: the chunk on the rank; stage s of chunk c is stage s + c · ranks of the model
     operation   or op, optype, action, name: see below
     microbatch  or mb_id; without it, they count from 0 in each step
-    start       or start_ts, ts: seconds; or "start (ns)", and likewise us and ms
+    start       or start_ts, ts: seconds; or "start (ns)" or start_ns, and likewise us and ms
     duration    or dur, likewise; or end, end_ts
 
 An operation is F, B, I or W; one of the words below; or a whole action such as 2F0 or (2F1;1B0)OVERLAP_F_B, which needs
@@ -29,6 +29,7 @@ import csv
 import io
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -54,7 +55,8 @@ COLUMNS = {
     "duration": ("duration", "dur"),
     "end": ("end", "end_ts"),
 }
-UNITS = {" (s)": 1.0, " (ms)": 1e-3, " (us)": 1e-6, " (ns)": 1e-9}
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}  # two letters for µ
+UNIT = re.compile(r"(?P<name>.*?)(?: ?\((?P<unit>\w+)\)|_(?P<suffix>[mun]s))?").fullmatch
 WORDS = {
     Op.F: ("f", "forward", "forward-compute", "fwd"),
     Op.B: ("b", "backward", "backward-compute", "bwd"),
@@ -157,8 +159,8 @@ class _Row(NamedTuple):
         rank = self.whole(named[0]) if named else action.singles[0].stage if action else UNKNOWN
         if rank == UNKNOWN:
             raise ValueError("it has neither a rank nor a stage")
-        step = self.whole("step") if "step" in self.columns else None
-        replica = self.whole("replica") if self.text("replica") else 0
+        step = self.whole("step") if self.text("step") or (action and "step" in self.columns) else None
+        replica = self.whole("replica") if self.text("replica") else None
         return Record(step, replica, worker_of(rank, replica), action, operation, start, end)
 
     def _action(self, operation: str, names: Names, ranks: int) -> Action | None:
@@ -172,6 +174,8 @@ class _Row(NamedTuple):
         if action is None:
             return None
         stage, op, microbatch, parts = action
+        if stage == UNKNOWN and self.text("chunk") and "stage" not in self.columns:
+            raise ValueError("it has a chunk, and not the place of its rank in the pipeline; add the column stage")
         if stage == UNKNOWN and "stage" in self.columns:
             stage = self.whole("stage") + ranks * (self.whole("chunk") if self.text("chunk") not in ("", "-1") else 0)
         if microbatch == UNKNOWN and "microbatch" in self.columns:
@@ -183,9 +187,10 @@ def _columns(head: Iterable[str], path: str) -> dict[str, _Column]:
     """Return where each known column is."""
     places: dict[str, _Column] = {}
     for index, title in enumerate(head):
-        name = title.strip().lower()
-        unit = next((unit for unit in UNITS if name.endswith(unit)), "")
-        places.setdefault(name.removesuffix(unit), _Column(index, UNITS.get(unit, 1.0)))
+        match = UNIT(title.strip().lower())
+        unit = match and (match["unit"] or match["suffix"])
+        if match and (unit is None or unit in UNITS):
+            places.setdefault(match["name"], _Column(index, UNITS.get(unit or "s", 1.0)))
     columns = {
         column: next(places[name] for name in names if name in places)
         for column, names in COLUMNS.items()
