@@ -219,7 +219,7 @@ def _offset(times: Sequence[float], known: Sequence[float]) -> int:
             apart[offset] = median(differences)
             spread[offset] = fmean(abs(each - apart[offset]) for each in differences)
     length = median(after - before for before, after in pairwise(known)) if len(known) > 1 else 0.0
-    likely = [offset for offset in spread if spread[offset] <= 3 * min(spread.values()) + ALIKE * length]
+    likely = [offset for offset in spread if spread[offset] <= 2 * min(spread.values()) + ALIKE * length]
     nearest = min(likely, key=lambda offset: abs(apart[offset]))
     if len(times) == len(known) and 0 in likely and abs(apart[nearest]) > AGREE * length:
         return 0  # the clocks do not agree, so they do not tell

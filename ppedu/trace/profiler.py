@@ -67,7 +67,7 @@ class File:
         # By correlation id. All kernels of a CUDA graph have that of its launch: from the first start to the last end.
         self.kernels: dict[int, tuple[float, float]] = {}
         self.messages: dict[int, tuple[float, float]] = {}  # the same for NCCL's kernels
-        # By launch: when the kernels of all launches before it have ended, and when those from it on begin.
+        # By launch: when all kernels launched before it have ended; when those launched from it on begin, but NCCL's.
         self.until, self.since = array("d"), array("d")
         for key, value in entries(path, progress):
             if key == "traceEvents":
@@ -151,9 +151,12 @@ class File:
         times, ids = self.launches
         order = sorted(range(len(times)), key=times.__getitem__)
         self.launches = array("d", (times[i] for i in order)), array("q", (ids[i] for i in order))
-        launched = [self.kernels.get(each, (LATEST, -LATEST)) for each in self.launches[1]]
-        self.until = array("d", accumulate((end for _, end in launched), max, initial=-LATEST))
-        self.since = array("d", accumulate((start for start, _ in reversed(launched)), min, initial=LATEST))[::-1]
+        nothing = LATEST, -LATEST
+        work = [(self.kernels.get(each, nothing), self.messages.get(each, nothing)) for each in self.launches[1]]
+        ended = (max(kernels[1], messages[1]) for kernels, messages in work)
+        begun = (kernels[0] for kernels, _ in reversed(work))
+        self.until = array("d", accumulate(ended, max, initial=-LATEST))
+        self.since = array("d", accumulate(begun, min, initial=LATEST))[::-1]
         self.ranges.sort(key=lambda each: (each[0].start, -each[0].end))
         for steps in self.steps.values():
             steps.sort(key=lambda each: each.start)
@@ -236,7 +239,9 @@ def _records(file: File, process: Any, place: Place, shift: float) -> Iterator[R
     for span in file.others:
         before = bisect_right(starts, span.start) - 1
         if span.thread[0] == process and not (before >= 0 and span.end <= inside[before].end):
-            yield record(span, None)
+            found = record(span, None)
+            if found.end > found.start:  # else, it took the host's time only
+                yield found
 
 
 def _on_stage(action: Action, place: Place, file: File) -> Action:

@@ -322,8 +322,8 @@ def _suspicions(timelines: Iterable[Timeline], clocks: Collection[Clocks]) -> It
     length = min(timeline.makespan for timeline in timelines)
     if (shift := max(abs(shift) for each in clocks for shift in each.shifts)) > length / 2:
         yield (
-            f"clocks were shifted by up to {pretty(shift, 's')}, over half a step; if ranks recorded unlike steps, they "
-            "were mixed up"
+            f"clocks were shifted by up to {pretty(shift, 's')}, over half a step; have all ranks recorded the same "
+            "steps?"
         )
     if (early := max(each.early for each in clocks)) > ROUNDING:
         yield f"messages arrive up to {pretty(early, 's')} before they were sent, however the clocks are shifted"

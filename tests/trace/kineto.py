@@ -40,29 +40,33 @@ def by_rank(job):
     return {key: sorted(each, key=lambda record: record.start) for key, each in sorted(found.items())}
 
 
-def events_of(records, pid=1, called=lambda record: f"PP:{record.name}", device=False):
+def events_of(
+    records, pid=1, called=lambda record: f"PP:{record.name}", device="", lead=1e-4, idle=lambda record: False
+):
     """Yield the events of a rank. A range begins while the rank waits; its time is that of the work within.
 
-    device: the work is done by three kernels of one CUDA graph, which run long after their launch.
+    device: the category of launches; the work is then done by three kernels of one graph, `lead` seconds or more after
+    their launch. idle: which actions launch nothing.
     """
-    free, before = None, None
+    free, before, launched = None, None, 0.0
     for number, record in enumerate(records):
-        step, _, _, action, name, start, end = record
+        step, _, _, action, _, start, end = record
         free, before = free if step == before else None, step
         first, last = (START + 1e6 * time for time in (start if free is None else free, end))
         begin, free = START + 1e6 * start, end
-        if not action:
-            yield event(name, begin, last - begin, pid=pid)
-            continue
+        name = called(record) if action else record.name
         if device:
-            first = first - 100.0
-            yield event(called(record), first, 50.0, pid=pid)
-            yield event("cudaGraphLaunch", first + 10, 5, "cuda_runtime", pid, correlation=number)
-            part = (last - begin) / 3
-            for kernel in (0, 2, 1):
-                yield event("gemm", begin + kernel * part, part, "kernel", 0, 7, correlation=number)
-        else:
-            yield event(called(record), first, last - first, pid=pid)
+            launched = max(launched + 1.0, begin - 1e6 * lead)
+            yield event(name, launched, 0.8, pid=pid)
+            if not idle(record):
+                yield event("launch", launched + 0.2, 0.5, device, pid, correlation=number)
+                part = (last - begin) / 3
+                for kernel in (0, 2, 1):
+                    kind = "gemm" if action else "ncclDevKernel_AllReduce"
+                    yield event(kind, begin + kernel * part, part, "kernel", 0, 7, correlation=number)
+            continue
+        yield event(name, begin if not action else first, last - (begin if not action else first), pid=pid)
+        if action:
             yield event("gloo:recv", first, begin - first, pid=pid)
             yield event("aten::mm", begin, (last - begin) / 2, "cpu_op", pid)
             yield event("aten::mm", (begin + last) / 2, (last - begin) / 2, "cpu_op", pid)

@@ -44,7 +44,7 @@ def originals():
     found = []
     for job in jobs:
         ranks = by_rank(job)
-        for device in (False, True):
+        for device in ("", "cuda_runtime"):
             files = []
             for (_, rank), records in ranks.items():
                 events = [

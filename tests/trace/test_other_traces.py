@@ -2,6 +2,9 @@
 
 import json
 import random
+import re
+from functools import partial
+from itertools import pairwise
 
 import pytest
 from kineto import START, by_rank, drawn, event, events_of, kineto, shuffled
@@ -33,13 +36,150 @@ def assert_is(run, job, steps=None):
                     assert (start - first, end - first) == pytest.approx([time - zero for time in known], abs=2e-5)
 
 
-def test_all_kernels_of_a_cuda_graph_count(tmp_path):
-    job = drawn()
-    files = [
-        kineto(tmp_path / f"r{rank}.json", rank, shuffled(events_of(each, device=True)))
-        for (_, rank), each in by_rank(job).items()
+def files_of(folder, job, keep=lambda rank, records: records, **how):
+    """Write the trace of each rank, and return the files."""
+    return [
+        kineto(folder / f"{replica}.rank{rank}.json", rank, shuffled(events_of(keep(rank, records), **how)))
+        for (replica, rank), records in by_rank(job).items()
     ]
-    assert_is(pp.Run.load(files), job)
+
+
+@pytest.mark.parametrize("device", ["cuda_runtime", "cuda_driver", "xpu_runtime", "Runtime"])
+@pytest.mark.parametrize("lead", [1e-4, 0.5])
+def test_all_kernels_of_a_graph_count(tmp_path, device, lead):
+    """Also if the host is half a second ahead of the device."""
+    job = drawn()
+    assert_is(pp.Run.load(files_of(tmp_path, job, device=device, lead=lead)), job)
+
+
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize("lead", [0.002, 0.5])
+def test_actions_that_launch_nothing_keep_their_place(tmp_path, name, lead):
+    """In torch, the first stage's I does nothing, and its W runs the whole backward."""
+    job = drawn(name, 4, 8)
+    nothing = lambda record: record.action.op == "I" and record.action.stage == 0  # noqa: E731
+    run = pp.Run.load(files_of(tmp_path, job, device="cuda_runtime", lead=lead, idle=nothing))
+    assert run.schedule.orders == job.schedule.orders and not run.remarks
+    costs = run.costs()
+    assert costs.input[0] == pytest.approx(0, abs=1e-6) and costs.weight[0] == pytest.approx(0.06, rel=0.1)
+
+
+def test_kernels_without_launches_are_refused(tmp_path):
+    files = files_of(tmp_path, drawn(), device="cuda_runtime")
+    for file in files:
+        file.write_text(file.read_text().replace('"cuda_runtime"', '"lost"'))
+    with pytest.raises(
+        pp.ParseError, match="does not say what launched its kernels; profile the CPU's activities, too"
+    ):
+        pp.Run.load(files)
+
+
+@pytest.mark.parametrize("device", ["", "cuda_runtime"])
+@pytest.mark.parametrize("lead", [0.01, 1.5])
+def test_time_outside_the_pipeline_is_its_own(tmp_path, device, lead):
+    """NCCL's kernels count there; what the host does ahead of the device, and ranges around whole steps, do not."""
+    job = drawn("1f1b", 4, 8, tail=(("all_reduce_gradients", 0.4),))
+    known = pp.Run.load(csv_of(tmp_path / "x.csv", job.records())).autopsy()
+    files = files_of(tmp_path, job, device=device, lead=lead)
+    for file in files:
+        trace = json.loads(file.read_text())
+        ranges = [each for each in trace["traceEvents"] if each["name"].startswith("PP:")]
+        first, last = min(each["ts"] for each in ranges), max(each["ts"] for each in ranges)
+        events = [event("run_training_epoch", first - 99, last - first + 2e6)]
+        starts = [*sorted(each["ts"] - 50 for each in ranges if each["name"].endswith("F0")), last + 9e5]
+        for step, (start, end) in enumerate(pairwise(starts)):
+            events += [
+                event(f"ProfilerStep#{step}", start, end - start - 5),
+                event("enumerate(DataLoader)", start + 5, 30),
+            ]
+        trace["traceEvents"] += events
+        file.write_text(json.dumps(trace))
+    causes = pp.Run.load(files).autopsy().causes
+    assert causes["tail"] == pytest.approx(known.causes["tail"], abs=0.002) and causes["tail"] > 0.1
+
+
+@pytest.mark.parametrize("lost", [1, -1, 4])
+def test_ranks_that_begin_to_record_in_unlike_steps(tmp_path, lost):
+    """With equal numbers of steps, but not the same ones; and clocks that are right, or seconds apart."""
+    job = drawn("1f1b", 4, 8, steps=8 + abs(lost))
+    for apart in (0.0, 7.7):
+        files = []
+        for (_, rank), records in by_rank(job).items():
+            early = (rank == 1) == (lost < 0)
+            kept = [each for each in records if (each.step < 8 if early else each.step >= abs(lost))]
+            shift = apart * (rank == 1)
+            kept = [each._replace(start=each.start + shift, end=each.end + shift) for each in kept]
+            files.append(kineto(tmp_path / f"rank{rank}.json", rank, shuffled(events_of(kept))))
+        run = pp.Run.load(files)
+        assert_is(run, job, steps=range(abs(lost), 8))
+        assert any("recorded" in remark for remark in run.remarks)
+
+
+def without_first(count, ranks, rank, records):
+    return records[count:] if rank in ranks else records
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("cut", range(4))
+def test_a_trace_without_numbers_may_begin_within_a_step(tmp_path, name, cut):
+    """The first actions of one rank, or of all, are lost."""
+    job = drawn(name, 4, 8)
+    names = {"forward_step": "F", "backward_step": "B"}
+    for ranks in ([cut], range(4)):
+        files = files_of(tmp_path, job, partial(without_first, 1 + cut, ranks), called=called_step)
+        run = pp.Run.load(files, names=names)
+        assert_is(run, job, steps=[1, 2])
+        assert run.remarks[0] == "microbatches have no numbers, and were counted in the order in which they ran"
+
+
+def test_a_profilers_step_may_hold_two_steps(tmp_path):
+    job = drawn("1f1b", 4, 8, steps=4)
+    lines = table.write(record._replace(step=record.step // 2) for record in job.records())
+    (tmp_path / "x.csv").write_text(lines)
+    run = pp.Run.load(tmp_path / "x.csv")
+    assert_is(run, job)
+    assert "holds several steps of the pipeline" in run.remarks[0]
+
+
+def test_halves_of_backwards_may_be_called_b_and_w(tmp_path):
+    """As in the papers on zero bubbles, where B is the half for the input."""
+    job = drawn("zb-h1", 4, 8)
+    path = csv_of(tmp_path / "x.csv", job.records())
+    path.write_text(re.sub(r"(\d)I(\d)", r"\1B\2", path.read_text()))
+    assert_is(pp.Run.load(path), job)
+
+
+def test_a_table_may_number_the_ranks_of_all_replicas(tmp_path):
+    job = drawn("1f1b", 2, 4, replicas=2)
+    lines = ["step,rank,stage,operation,microbatch,start,duration"]
+    for (replica, rank), records in by_rank(job).items():
+        for step, _, _, action, _, start, end in records:
+            lines.append(f"{step},{2 * replica + rank},{rank},{action.op},{action.microbatch},{start},{end - start}")
+    (tmp_path / "x.csv").write_text("\n".join(lines))
+    assert_is(pp.Run.load(tmp_path / "x.csv"), job)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_megatrons_process_groups(tmp_path, tensor):
+    """Several groups have the same ranks; one named after everything is more than a pipeline."""
+    job = drawn("1f1b", 2, 4, replicas=2 * tensor)
+    files = []
+    for (replica, rank), records in by_rank(job).items():
+        data, part = divmod(replica, tensor)
+        mine = (rank * 2 + data) * tensor + part
+        world = 4 * tensor
+        pipeline = [(stage * 2 + data) * tensor + part for stage in (0, 1)]
+        model = sorted((stage * 2 + data) * tensor + each for stage in (0, 1) for each in range(tensor))
+        groups = [
+            {"pg_desc": "default_pg", "pg_size": world, "ranks": []},
+            {"pg_desc": "MODEL_PARALLEL_GROUP", "ranks": model},
+            {"pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline},
+            {"pg_desc": "EMBEDDING_GROUP", "ranks": pipeline},
+            {"pg_desc": "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "ranks": model},
+        ]
+        events = shuffled(events_of(records, called=called_step))
+        files.append(kineto(tmp_path / f"{mine}.json", mine, events, groups=groups))
+    assert_is(pp.Run.load(files, names={"forward_step": "F", "backward_step": "B"}), job)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-v", "dualpipe"])
@@ -49,8 +189,22 @@ def test_a_merged_file_has_a_rank_for_each_process(tmp_path, name):
     assert_is(pp.Run.load(kineto(tmp_path / "all.json", None, shuffled(events))), job)
 
 
+def test_replicas_in_a_merged_file_are_told_apart(tmp_path):
+    job = drawn("1f1b", 4, 8, replicas=3, noise=0.02)
+    events = [
+        each
+        for (replica, rank), records in by_rank(job).items()
+        for each in events_of(records, pid=1000 * replica + rank)
+    ]
+    assert_is(pp.Run.load(kineto(tmp_path / "all.json", None, shuffled(events))), job)
+
+
 def test_a_merged_file_of_gpus_is_refused(tmp_path):
-    events = [each for (_, rank), records in by_rank(drawn()).items() for each in events_of(records, rank, device=True)]
+    events = [
+        each
+        for (_, rank), records in by_rank(drawn()).items()
+        for each in events_of(records, rank, device="cuda_runtime")
+    ]
     with pytest.raises(
         pp.ParseError, match="holds 2 processes, and does not say which kernel is whose; give a file for"
     ):
