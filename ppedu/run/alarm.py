@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -35,12 +36,13 @@ class Alarm:
     def __init__(self, groups: Sequence[dist.ProcessGroup], name: str):
         self.groups, self.name = groups, name
 
-    def sound(self) -> str:
+    def sound(self, own: bool) -> str:
         """End the waits of the other ranks, whose connections to this one close; return the rank that failed first.
 
-        With NCCL, whose waits are in the GPU's queue, only note which rank that is.
+        own: the failure is this rank's own, not one of a message from or to another rank, which may have died. Returns
+        "" if no rank has stated one. With NCCL, whose waits are in the GPU's queue, only note which rank that is.
         """
-        first = _answer(STORE_SECONDS, self._first) or self.name
+        first = _answer(STORE_SECONDS, partial(self._first, self.name if own else "")) or (self.name if own else "")
         for group in self.groups:
             if dist.get_backend(group) == "gloo":
                 _close_connections(group)
@@ -62,11 +64,12 @@ class Alarm:
 
         return _answer(GRACE_SECONDS + STORE_SECONDS, ask) or False
 
-    def _first(self) -> str:
+    def _first(self, name: str) -> str:
+        """Return the rank that failed first by what the stores say, or else `name`; let them say so if it is not ""."""
         stores: list[Any] = [group.get_group_store() for group in self.groups]
         known = [store.get(FIRST) for store in stores if store.check([FIRST])]
-        first = known[0].decode() if known else self.name
-        for store in stores:
+        first = known[0].decode() if known else name
+        for store in stores if first else []:
             first = store.compare_set(FIRST, "", first).decode()
         return first
 

@@ -119,18 +119,19 @@ class Control:
                 f"rank {self.group.rank} cannot {purpose}: not every rank reached it within "
                 f"{self.timeout.total_seconds():g} s, or one has failed ({reason(error)}); see that rank's own error"
             )
-            raise CommunicationError(why + self.fail(why)) from error
+            raise CommunicationError(why + self.fail(why, own=False)) from error
 
-    def fail(self, why: str) -> str:
+    def fail(self, why: str, own: bool = True) -> str:
         """Let the pipeline be used no more, and the other ranks stop waiting for this one.
 
-        Returns the end of an error's text, which names the rank that failed first; "" if it is this one.
+        own: this rank has failed itself; it does not only wait for another that may have. Returns the end of an error's
+        text, which names the rank that failed first; "" if it is this one, or unknown.
         """
         if self.failure:
             return ""
         self.failure = why
-        first = self._alarm.sound()
-        return "" if first == self._alarm.name else f"; {first} failed first, and its own error says why"
+        first = self._alarm.sound(own)
+        return "" if first in ("", self._alarm.name) else f"; {first} failed first, and its own error says why"
 
     def refuse(self, call: str, microbatches: int, debug: bool) -> None:
         """Let the other ranks know that this one cannot start a call; they raise an error, and then can be used again.

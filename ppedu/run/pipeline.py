@@ -351,8 +351,9 @@ class Pipeline:
             yield
         except BaseException as error:
             self._in_flight = step, self._rows  # the memory of messages in flight must not be freed
-            first = self.control.fail(str(error) or type(error).__name__)
-            if first and isinstance(error, CommunicationError):
+            communication = isinstance(error, CommunicationError)
+            first = self.control.fail(str(error) or type(error).__name__, own=not communication)
+            if first and communication:
                 raise CommunicationError(f"{error}{first}") from error.__cause__
             raise
 
