@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,15 +57,38 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path`.
+    """Write `content` to `path`, as `replace_bytes` does.
 
     Raises:
         PipelineError: The file cannot be written.
     """
     try:
-        named(path).write_bytes(content)
+        replace_bytes(named(path), content)
     except OSError as error:
         raise _cannot_write(path, error.strerror) from error
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that a kill at any time leaves all of its old content or all of the new.
+
+    Links, special files such as /dev/stdout, and files in a folder where none can be created are written in place.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    before = path.lstat() if os.path.lexists(path) else None
+    usual = before is None or (stat.S_ISREG(before.st_mode) and before.st_nlink == 1 and os.access(path, os.W_OK))
+    if not (usual and os.access(path.parent, os.W_OK)):
+        path.write_bytes(content)
+        return
+    part = path.parent / f".{os.urandom(8).hex()}.part"  # not made of the name, which may be as long as possible
+    try:
+        part.write_bytes(content)
+        if before is not None:
+            part.chmod(stat.S_IMODE(before.st_mode))
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:

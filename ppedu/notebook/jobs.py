@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from ppedu.core.errors import SettingError
+from ppedu.core.files import replace_bytes
 from ppedu.notebook.exchange import write_private
 
 SAVED = "# Saved by ppedu."  # in the first lines of all that is saved
@@ -96,7 +97,7 @@ def save(path: Path, job: Job) -> None:
             if file.suffix == ".inputs" or (private and ending == ".k8s.yaml"):
                 write_private(file, content)
             else:
-                file.write_bytes(content)
+                replace_bytes(file, content)
     except OSError as error:
         raise SettingError(f"{file} cannot be written: {error.strerror}") from None
 
