@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from types import NoneType
 from typing import Any, TextIO, TypeVar, cast
 
 import torch
@@ -30,6 +31,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.stateful import Stateful
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.files import named
@@ -37,9 +40,10 @@ from ppedu.run.comm import PipelineGroup
 from ppedu.run.messages import checksum
 from ppedu.run.stage import Stage
 
-Tensors = dict[str, torch.Tensor]  # by their names in a checkpoint
+Values = dict[str, Any]  # tensors, and an optimizer's numbers, by their names in a checkpoint
 Answer = TypeVar("Answer")
-ABOUT = "about.json"  # in each checkpoint, beside torch's files: the settings of the run, and its losses so far
+NUMBERS = (int, float, complex, NoneType)
+ABOUT = "about.json"  # in each checkpoint, beside torch's files: the settings of the run, its losses and its states
 LOCK = "lock"  # in the folder, beside the checkpoint
 BY_STAGE = "give Checkpoints the stages as Pipeline takes them, {stage: module}, and names differ by stage"
 
@@ -67,13 +71,19 @@ class Checkpoints:
         on any ranks. If not, names are those of the whole model, as in the stages that `cut` makes, and training
         resumes with other stages, too. Or modules without numbers, whose names are those of the whole model.
         If several ranks hold a weight, it must be equal on all of them; one of them writes it.
-    optimizer: its state is saved; its settings, such as the learning rate, are not.
+    optimizer: its state is saved, tensors and numbers of each weight; the settings in its `param_groups`, such as the
+        learning rate, are not.
     model: the settings that must stay the same when training resumes, such as the model's sizes, as JSON values.
     group: all ranks that train; by default all ranks of the program.
+    states: what else training needs to resume, by name, such as {"loss scale": LossScale()}: objects with `state_dict`
+        and `load_state_dict`, whose state consists of JSON values and is the same on all ranks.
+
+    Random numbers such as dropout's are those of a training without interruption if `Pipeline` has a seed and learns
+    the number of the next step: set `pipe.steps = len(losses)` after `load`.
 
     Raises:
-        SettingError: the optimizer steps a weight that is in none of the modules, or a module has state that is not a
-            tensor.
+        SettingError: the optimizer steps a weight that is in none of the modules' state dicts, or a module has state
+            that is not a tensor.
     """
 
     def __init__(
@@ -83,8 +93,10 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         model: Mapping[str, Any],
         group: PipelineGroup | None = None,
+        states: Mapping[str, Stateful] | None = None,
     ):
         self.folder, self.optimizer, self.model = named(folder), optimizer, dict(model)
+        self.states = dict(states or {})
         pairs = modules.items() if isinstance(modules, Mapping) else ((None, module) for module in modules)
         self._modules: list[tuple[int | None, nn.Module]] = [
             (stage, each.module if isinstance(each, Stage) else each) for stage, each in pairs
@@ -92,14 +104,21 @@ class Checkpoints:
         self._prefixes: list[str] = []  # of the names of each module; see `_find_prefixes`
         self.group = PipelineGroup.of(group)
         self._locked = False
-        held = {weight for _, module in self._modules for weight in module.parameters()}
+        dicts = self._state_dicts()
+        held = {
+            weight
+            for (_, module), each in zip(self._modules, dicts, strict=True)
+            for name, weight in module.named_parameters(remove_duplicate=False)
+            if name in each
+        }
         for weight in chain(*(each["params"] for each in optimizer.param_groups)):
             if weight not in held:
                 raise SettingError(
-                    f"the optimizer steps a weight of shape {tuple(weight.shape)} that is in none of the modules, so a "
-                    "checkpoint would not hold it; give Checkpoints all modules whose weights the optimizer steps"
+                    f"the optimizer steps a weight of shape {tuple(weight.shape)} that is in none of the modules' "
+                    "state dicts, so a checkpoint would not hold it; give Checkpoints all modules whose weights the "
+                    "optimizer steps"
                 )
-        for name, value in chain(*(module.state_dict().items() for _, module in self._modules)):
+        for name, value in chain(*(each.items() for each in dicts)):
             if not torch.is_tensor(value):
                 kind = type(value).__name__
                 raise SettingError(f"{name!r} is a {kind}, and a checkpoint holds tensors only; use a buffer for it")
@@ -110,15 +129,23 @@ class Checkpoints:
         The checkpoint before is removed once this one is complete, so that one can be loaded after a kill at any time.
 
         Raises:
-            PipelineError: different weights have the same name, the checkpoint cannot be written, the folder holds one
-                of this step or a later one, or another run is using the folder. On all ranks, and the checkpoint before
-                stays.
+            PipelineError: different weights have the same name, the optimizer has state that a checkpoint cannot hold,
+                the checkpoint cannot be written, the folder holds one of this step or a later one, or another run is
+                using the folder. On all ranks, and the checkpoint before stays.
         """
         complete = self.folder / f"step-{len(losses)}"
         part = complete.with_name(f"{complete.name}.part")
 
+        states = {name: each.state_dict() for name, each in self.states.items()}
+
         def begin() -> None:
             self._require_lock()
+            for name, state in states.items():
+                if json.loads(json.dumps(state)) != state:
+                    raise PipelineError(
+                        f"the state of {name!r} cannot be saved; a checkpoint holds JSON values, such as numbers and "
+                        f"lists; got {reprlib.repr(state)}"
+                    )
             if (newest := max(_steps(self.folder), default=-1)) >= len(losses):
                 raise PipelineError(
                     f"cannot save step {len(losses)} in {str(self.folder)!r}, which holds a checkpoint of step "
@@ -128,7 +155,7 @@ class Checkpoints:
                 shutil.rmtree(left)
 
         def finish() -> None:
-            about = {"model": self.model, "losses": list(losses)}
+            about = {"model": self.model, "losses": list(losses), "states": states}
             (part / ABOUT).write_text(json.dumps(about), encoding="utf-8")
             before = _steps(self.folder)
             part.rename(complete)
@@ -137,10 +164,11 @@ class Checkpoints:
 
         self._on_first(begin)
         self._find_prefixes()
-        tensors = self._tensors()
-        self._require_different_names(tensors)
+        values = self._values()
+        self._require_complete(values)
+        self._require_different_names(values)
         with _one_error(f"cannot write the checkpoint {str(complete)!r}"):
-            checkpoint.save(tensors, storage_writer=_Writer(part), **self._torch_options())
+            checkpoint.save(values, storage_writer=_Writer(part), **self._torch_options())
         self._on_first(finish)
 
     def load(self) -> list[float]:
@@ -154,7 +182,7 @@ class Checkpoints:
                 the weights. On all ranks.
         """
 
-        def look() -> tuple[Path, list[float], dict[str, Any]] | None:
+        def look() -> tuple[Path, list[float], dict[str, Any], dict[str, Any]] | None:
             self._require_lock()
             if (found := _newest(self.folder, self.model)) is None:
                 return None
@@ -164,16 +192,24 @@ class Checkpoints:
         newest = self._on_first(look)
         self._find_prefixes()
         if newest is None:
-            self._require_different_names(self._tensors())
+            self._require_different_names(self._values())
             return []
-        path, losses, listed = newest
+        path, losses, states, listed = newest
+        dicts = self._state_dicts()
         state = self._empty_state(listed)
-        tensors = self._tensors() | {name: value for name, (_, _, value) in state.items()}
-        self._require_listed(path, listed, tensors)
+        values = self._values(dicts) | {name: value for name, (_, _, value) in state.items()}
+        self._require_listed(path, listed, values)
         with _one_error(_unreadable(path)):
-            checkpoint.load(tensors, checkpoint_id=path, **self._torch_options())
-        for weight, part, value in state.values():
-            self.optimizer.state[weight][part] = value
+            checkpoint.load(values, checkpoint_id=path, **self._torch_options())
+        for (_, module), each in zip(self._modules, dicts, strict=True):
+            module.load_state_dict(each)  # the tensors of a state dict may be copies, or need set_extra_state
+        for key, (weight, part, _) in state.items():
+            self.optimizer.state[weight][part] = values[key]
+        for name in self.states.keys() & states.keys():
+            self.states[name].load_state_dict(states[name])
+        for name in self.states.keys() ^ states.keys() if self.group.is_first else ():
+            holder = f"the checkpoint {str(path)!r}" if name in states else "this run"
+            warnings.warn(f"only {holder} has a state of {name!r}, so training resumes without it", stacklevel=2)
         return losses
 
     def _require_lock(self) -> None:
@@ -186,19 +222,29 @@ class Checkpoints:
         """Let all names begin with their stage if two stages have a name in common. All ranks must call it.
 
         Raises:
-            PipelineError: two weights of a rank have the same name. On all ranks.
+            PipelineError: two weights of a rank have the same name, or a weight has the name of optimizer state. On all
+                ranks.
         """
         states = [(stage, module.state_dict(keep_vars=True)) for stage, module in self._modules]
         own = [(stage, name, id(value)) for stage, state in states for name, value in state.items()]
         stages: defaultdict[str, set[int]] = defaultdict(set)
+        names: set[str] = set()
         for rank, rows in enumerate(self._gather(own)):
             values: dict[tuple[int | None, str], int] = {}
             for stage, name, value in rows:
+                names.add(name)
                 if stage is not None:
                     stages[name].add(stage)
                 if values.setdefault((stage, name), value) != value:
                     raise PipelineError(f"rank {rank} holds two weights with the name {name!r}; {BY_STAGE}")
         by_stage = any(len(each) > 1 for each in stages.values())
+        for name in [] if by_stage else names:
+            weight, _, part = name.removeprefix("optimizer.").rpartition(".")
+            if name.startswith("optimizer.") and weight in names:
+                raise PipelineError(
+                    f"a checkpoint holds one value with the name {name!r}, which is that of a weight and also that of "
+                    f"the {part!r} that an optimizer keeps for {weight!r}; rename the module 'optimizer'"
+                )
         self._prefixes = [f"stages.{stage}." if by_stage and stage is not None else "" for stage, _ in self._modules]
 
     def _weights(self) -> dict[str, nn.Parameter]:
@@ -208,20 +254,23 @@ class Checkpoints:
             for name, weight in module.named_parameters(remove_duplicate=False)
         }
 
-    def _tensors(self) -> Tensors:
-        """Return the tensors of a checkpoint by name: weights, buffers and optimizer state. torch loads in place."""
-        tensors = {
-            prefix + name: value
-            for prefix, (_, module) in zip(self._prefixes, self._modules, strict=True)
-            for name, value in module.state_dict().items()
-        }
+    def _state_dicts(self) -> list[Values]:
+        return [module.state_dict() for _, module in self._modules]
+
+    def _values(self, dicts: Sequence[Values] | None = None) -> Values:
+        """Return the values of a checkpoint by name: weights, buffers and optimizer state. torch loads in place.
+
+        dicts: the modules' state dicts.
+        """
+        pairs = zip(self._prefixes, dicts or self._state_dicts(), strict=True)
+        values = {prefix + name: value for prefix, each in pairs for name, value in each.items()}
         for name, weight in self._weights().items():
             state = self.optimizer.state.get(weight, {})
-            tensors |= {f"optimizer.{name}.{part}": value for part, value in state.items() if torch.is_tensor(value)}
-        return tensors
+            values |= {f"optimizer.{name}.{part}": value for part, value in state.items()}
+        return values
 
-    def _empty_state(self, listed: Mapping[str, Any]) -> dict[str, tuple[nn.Parameter, str, torch.Tensor]]:
-        """Return tensors for the optimizer state in `listed`, which an optimizer does not have before its first step.
+    def _empty_state(self, listed: Mapping[str, Any]) -> dict[str, tuple[nn.Parameter, str, Any]]:
+        """Return values for the optimizer state in `listed`, which an optimizer does not have before its first step.
 
         Each comes with its weight and the name of the part, such as "exp_avg".
         """
@@ -230,22 +279,39 @@ class Checkpoints:
         for key, entry in listed.items():
             name, _, part = key.rpartition(".")
             if name in weights:
-                weight, dtype = weights[name], entry.properties.dtype
-                if part != "step" and entry.size == weight.shape:  # sharded like its weight
-                    empty = torch.empty_like(weight, dtype=dtype)
-                else:
-                    device = "cpu" if part == "step" else weight.device  # as in torch's optimizers
-                    empty = torch.empty(entry.size, dtype=dtype, device=device)
+                weight = weights[name]
+                empty: Any = 0
+                if isinstance(entry, TensorStorageMetadata):
+                    dtype = entry.properties.dtype
+                    if part != "step" and entry.size == weight.shape:  # sharded like its weight
+                        empty = torch.empty_like(weight, dtype=dtype)
+                    else:
+                        device = "cpu" if part == "step" else weight.device  # as in torch's optimizers
+                        empty = torch.empty(entry.size, dtype=dtype, device=device)
                 state[key] = weight, part, empty
         return state
 
-    def _require_different_names(self, tensors: Tensors) -> None:
-        """Raise PipelineError on all ranks if two ranks hold different tensors with one name. All ranks must call it.
+    def _require_complete(self, values: Values) -> None:
+        """Raise PipelineError on all ranks unless `values` is all state of all ranks. All ranks must call it."""
+        kept, weights = (torch.Tensor, *NUMBERS), set(self._weights().values())
+        wrong = [
+            f"{name!r} is a {type(value).__name__}" for name, value in values.items() if not isinstance(value, kept)
+        ]
+        wrong += [f"state of {key!r:.60}, not of a weight" for key in self.optimizer.state if key not in weights]
+        for rank, sentences in enumerate(self._gather(wrong[:1])):
+            for sentence in sentences:
+                raise PipelineError(
+                    f"the optimizer of rank {rank} holds what a checkpoint cannot: {sentence}; a checkpoint holds a "
+                    "weight's tensors and numbers; train with another optimizer, or without checkpoints"
+                )
+
+    def _require_different_names(self, values: Values) -> None:
+        """Raise PipelineError on all ranks if two ranks hold different values with one name. All ranks must call it.
 
         Equal tensors with one name may be one weight or several. Saved as one, all of them can be loaded.
         """
-        count = Counter(chain(*self._gather([*tensors])))
-        looks = self._gather({name: _look(value) for name, value in tensors.items() if count[name] > 1})
+        count = Counter(chain(*self._gather([*values])))
+        looks = self._gather({name: _look(value) for name, value in values.items() if count[name] > 1})
         first: dict[tuple[str, Any], tuple[int, Any]] = {}
         for rank, mine in enumerate(looks):
             for name, (offset, look) in mine.items():
@@ -257,20 +323,18 @@ class Checkpoints:
                         "build them from one seed; slices of one must be DTensors"
                     )
 
-    def _require_listed(self, path: Path, listed: Mapping[str, Any], tensors: Tensors) -> None:
-        """Raise PipelineError on all ranks unless a checkpoint holds exactly their tensors. All ranks must call it.
+    def _require_listed(self, path: Path, listed: Mapping[str, Any], values: Values) -> None:
+        """Raise PipelineError on all ranks unless a checkpoint holds exactly their values. All ranks must call it.
 
-        listed: the tensors in the checkpoint.
+        listed: the values in the checkpoint.
         """
         wrong = []
-        for name, value in tensors.items():
-            found = listed[name].size if name in listed else None
-            if found != value.shape:
-                has = f"does not have {name!r} of shape"
-                if found is not None:
-                    has = f"has {name!r} of shape {tuple(found)}, not"
-                wrong.append(f"{has} {tuple(value.shape)} as on rank {self.group.rank}")
-        ranks = self._gather(([*tensors], wrong[:1]))
+        for name, value in values.items():
+            form, found = _form(value), _form(listed[name]) if name in listed else None
+            if found != form:
+                has = f"has {name!r} {found}, not" if found else f"does not have {name!r}"
+                wrong.append(f"{has} {form} as on rank {self.group.rank}")
+        ranks = self._gather(([*values], wrong[:1]))
         held = {*chain(*(names for names, _ in ranks))}
         more = [f"also has {name!r}, which is on none of the ranks" for name in listed if name not in held]
         for sentence in [*chain(*(wrong for _, wrong in ranks)), *more]:
@@ -346,8 +410,8 @@ def _steps(folder: Path) -> list[int]:
     return [int(step) for step in steps if step.isdecimal()]
 
 
-def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float]] | None:
-    """Return the newest checkpoint and its losses; None if the folder has no checkpoint.
+def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float], dict[str, Any]] | None:
+    """Return the newest checkpoint, its losses and its states; None if the folder has no checkpoint.
 
     Raises:
         PipelineError: the checkpoint cannot be read, or was made with other settings than `model`.
@@ -368,15 +432,24 @@ def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float]] 
         numbers = isinstance(losses, list) and all(isinstance(loss, (int, float)) for loss in losses)
         if not numbers or len(losses) != max(steps):
             raise ValueError(f"the losses in {ABOUT} are not {max(steps)} numbers")
-    return path, losses
+    return path, losses, about.get("states", {})
 
 
 def _unreadable(path: Path) -> str:
     return f"cannot read the checkpoint {str(path)!r} (if its files are damaged, remove it to start from the beginning)"
 
 
+def _form(value: Any) -> str:
+    """Describe what a value, or an entry of a checkpoint, must have in common with the other."""
+    if isinstance(value, TensorStorageMetadata):
+        return f"of shape {tuple(value.size)} in {value.properties.dtype}"
+    return f"of shape {tuple(value.shape)} in {value.dtype}" if torch.is_tensor(value) else "as a number"
+
+
 def _look(tensor: Any) -> tuple[Any, Any]:
     """Return where in the whole tensor this rank's part begins, and what must be equal if two ranks hold that part."""
+    if isinstance(tensor, NUMBERS):
+        return (), repr(tensor)
     offset, here = (0,) * tensor.ndim, tensor
     if hasattr(tensor, "to_local"):
         (part,) = tensor.__create_chunk_list__()

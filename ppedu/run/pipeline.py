@@ -78,7 +78,8 @@ class Pipeline:
     batching: how batches are cut into microbatches, and how losses and outputs are put together; see `Batching`.
     autocast: a dtype for forwards in mixed precision, such as torch.bfloat16.
     seed: makes random numbers in a forward, such as dropout's, depend only on it, the step, the stage and the
-        microbatch, and so neither on the schedule nor on the ranks.
+        microbatch, and so neither on the schedule nor on the ranks. Steps are counted in `steps`, which you set when
+        training resumes.
     optimizer: a `PostValidation`: the pipeline steps the optimizer, and ranks do not wait for each other at the end of
         a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the inputs,
         or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises an error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -42,6 +42,14 @@ class LossScale:
         if self._good == self.every:
             self.value, self._good = self.value * 2, 0
         return True
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what changes in training, for a checkpoint."""
+        return {"value": self.value, "good": self._good}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from the state that `state_dict` returned."""
+        self.value, self._good = state["value"], int(state["good"])
 
 
 class MasterWeights:

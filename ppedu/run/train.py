@@ -202,7 +202,7 @@ class TrainResult:
     @property
     def timeline(self) -> Timeline | None:
         """The measured timeline of this pipeline's last step; None if the checkpoint had all steps already."""
-        return self.pipeline.timeline if self.pipeline.steps else None
+        return self.pipeline.timeline if self.pipeline.results else None
 
 
 def train_gpt(
@@ -253,8 +253,10 @@ def train_gpt(
     if config.save is not None:
         from ppedu.run.checkpoint import Checkpoints  # imported here, because it takes a second
 
-        checkpoints = Checkpoints(config.save, modules.values(), optimizer, config.fixed(text), group)
+        states = {"loss scale": scale} if scale else {}
+        checkpoints = Checkpoints(config.save, modules.values(), optimizer, config.fixed(text), group, states)
         losses = checkpoints.load()
+        pipeline.steps = len(losses)
         if losses and group.is_first:
             print(f"resuming after step {len(losses)}, from the checkpoint in {config.save}", file=sys.stderr)
 

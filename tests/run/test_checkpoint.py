@@ -434,9 +434,9 @@ TOLD = {
     "two ranks other shapes": "rank 0 and rank 1 hold different tensors with the name 'layers.0.weight'",
     "one rank": f"rank 0 holds two weights with the name 'layers.0.weight'; {CURE}",
     "before training": "rank 0 and rank 1 hold different tensors with the name 'layers.0.weight'",
-    "other stages": "d/step-2' does not have 'stages.0.layers.2.weight' of shape .3, 3. as on rank 0; resume with",
+    "other stages": "d/step-2' does not have 'stages.0.layers.2.weight' of shape .3, 3. in torch.float32 as on rank 0",
     "a layer less": "e/step-2' also has 'layers.0.weight', which is on none of the ranks; resume with the stages",
-    "other layers": "e/step-2' has 'layers.1.weight' of shape .3, 3., not .4, 3. as on rank 0; resume with the stages",
+    "other layers": "e/step-2' has 'layers.1.weight' of shape .3, 3. in .*, not of shape .4, 3. in .* as on rank 0;",
     "slices of two stages": "rank 0 and rank 1 hold different tensors with the name 'weight'",
     **{f"full disk {left}": f"{FULL_DISK}$" for left in (0, 0.3, 0.6, 0.9, 0.999)},
     "replicas": "if they are copies of one weight, build them from one seed; slices of one must be DTensors",
@@ -571,6 +571,174 @@ def test_an_optimizer_of_weights_that_would_not_be_saved_is_refused(folder):
         pp.SettingError, match="'_extra_state' is a dict, and a checkpoint holds tensors only; use a buffer"
     ):
         blocks(folder, [scaled])
+
+
+def test_a_weight_that_the_state_dict_leaves_out_is_refused(folder):
+    module = torch.nn.Linear(2, 2)
+    module.register_state_dict_post_hook(lambda module, state, prefix, _: state.__delitem__(f"{prefix}bias"))
+    with pytest.raises(pp.SettingError, match=r"of shape \(2,\) that is in none of the modules' state dicts"):
+        blocks(folder, [module])
+
+
+def test_a_checkpoint_in_another_dtype_is_refused(folder):
+    blocks(folder, [torch.nn.Linear(2, 2)]).save([0.5])
+    says = r"has 'weight' of shape \(2, 2\) in torch.float32, not of shape \(2, 2\) in torch.bfloat16 as on rank 0"
+    with pytest.raises(pp.PipelineError, match=says):
+        blocks(folder, [torch.nn.Linear(2, 2).bfloat16()]).load()
+
+
+def test_a_weight_with_the_name_of_optimizer_state_is_refused(folder):
+    module = torch.nn.Linear(2, 2)
+    module.optimizer = torch.nn.ModuleDict({"weight": torch.nn.Module()})
+    module.optimizer["weight"].exp_avg = torch.nn.Parameter(torch.ones(2, 2))
+    checkpoints = blocks(folder, [module])
+    for call in checkpoints.load, lambda: checkpoints.save([0.5]):
+        with pytest.raises(pp.PipelineError, match=r"the name 'optimizer\.weight\.exp_avg', which is that of"):
+            call()
+    module.optimizer["weight"].exp_avg = None  # other weights of such a module are saved
+    module.optimizer.rate = torch.nn.Parameter(torch.ones(2, 2))
+    blocks(folder, [module]).save([0.5])
+
+
+def test_optimizer_state_that_a_checkpoint_cannot_hold_is_refused(folder):
+    module = torch.nn.Linear(2, 2)
+    checkpoints = blocks(folder, [module])
+    state = checkpoints.optimizer.state
+    for key, value, says in (
+        (module.weight, {"history": [torch.ones(2)]}, "'optimizer.weight.history' is a list; a checkpoint holds"),
+        ("all", {"step": 1}, "state of 'all', not of a weight; a checkpoint holds"),
+    ):
+        state[key] = value
+        with pytest.raises(pp.PipelineError, match=f"the optimizer of rank 0 holds what a checkpoint cannot: {says}"):
+            checkpoints.save([0.5])
+        del state[key]
+    checkpoints.save([0.5])
+
+
+class Counting(torch.optim.Optimizer):
+    """Averages gradients; keeps numbers of several kinds."""
+
+    def __init__(self, weights, lr):
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            state["n"], state["rate"] = state.get("n", 0) + 1, state.get("rate", 0.3) / 3
+            state["odd"], state["none"] = state["n"] % 2 == 1, None
+            weight -= weight.grad * state["rate"] / state["n"] * (2 if state["odd"] else 1)
+
+
+class Odd(torch.nn.Linear):
+    """A layer with a count of its forwards as extra state, whose state dict has copies of another shape."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.count = 0
+        self.register_state_dict_post_hook(lambda module, state, prefix, _: module.turn(state, prefix))
+        self.register_load_state_dict_pre_hook(lambda module, state, prefix, *_: module.turn(state, prefix))
+
+    def turn(self, state, prefix):
+        state[f"{prefix}weight"] = state[f"{prefix}weight"].t().clone()
+
+    def get_extra_state(self):
+        return torch.tensor(self.count)
+
+    def set_extra_state(self, state):
+        self.count = int(state)
+
+    def forward(self, x):
+        self.count += 1
+        return super().forward(x) / self.count
+
+
+def new_training(kind, seed):
+    """A pipeline of one rank with dropout, all kinds of state, and an optimizer."""
+    torch.manual_seed(seed)
+    if kind is torch.optim.SparseAdam:
+        module = torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Dropout())
+    else:
+        first = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))
+        module = torch.nn.Sequential(first, Odd(4, 3), torch.nn.Dropout(), torch.nn.BatchNorm1d(3))
+    pipe = pp.run.Pipeline(pp.schedule("1f1b", 1, 2), {0: module}, torch.nn.functional.mse_loss, seed=1)
+    optimizer = kind(module.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+    return pipe, module, optimizer, pp.run.LossScale(every=2)
+
+
+def train_on(training, steps):
+    pipe, module, optimizer, scale = training
+    for step in steps:
+        inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+        tokens = isinstance(module[0], torch.nn.Embedding)
+        pipe.step(inputs.argmax(1) if tokens else inputs, inputs.roll(1, 0))
+        optimizer.step()
+        optimizer.zero_grad()
+        scale.update(1.0)
+    return [each.item() for each in pipe.losses]
+
+
+OPTIMIZERS = ["SGD", "Adam", "NAdam", "Adadelta", "Adagrad", "ASGD", "Rprop", "Adafactor", "SparseAdam"]
+
+
+@pytest.mark.parametrize("kind", [*(getattr(torch.optim, name) for name in OPTIMIZERS), Counting])
+def test_training_that_resumes_equals_training_without_interruption(tmp_path, kind):
+    whole, before, after = (new_training(kind, seed) for seed in (0, 0, 1))
+    losses = train_on(whole, range(5))
+    train_on(before, range(3))
+
+    def checkpoints(training):
+        _, module, optimizer, scale = training
+        return Checkpoints(tmp_path, {0: module}, optimizer, {}, states={"loss scale": scale})
+
+    checkpoints(before).save([0.0] * 3)
+    pipe = after[0]
+    pipe.steps = len(checkpoints(after).load())
+    assert train_on(after, range(3, 5)) == losses and after[3].state_dict() == whole[3].state_dict()
+    for one, other in zip(whole[1].parameters(), after[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+        expected, found = whole[2].state[one], after[2].state[other]
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            assert type(found[name]) is type(value)
+            assert torch.equal(found[name], value) if torch.is_tensor(value) else found[name] == value
+
+
+def test_states_that_json_changes_are_refused_and_missing_ones_are_reported(folder):
+    module, scale = torch.nn.Linear(2, 2), pp.run.LossScale(4.0)
+    optimizer = torch.optim.SGD(module.parameters())
+    milestones = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3])
+    with pytest.raises(pp.PipelineError, match="the state of 'rate' cannot be saved; a checkpoint holds JSON values"):
+        Checkpoints(folder, [module], optimizer, {}, states={"rate": milestones}).save([0.5])
+    Checkpoints(folder, [module], optimizer, {}, states={"scale": scale}).save([0.5])
+    with (
+        pytest.warns(UserWarning, match="step-1' has a state of 'scale', so training resumes without it"),
+        pytest.warns(UserWarning, match="only this run has a state of 'other', so training"),
+    ):
+        assert Checkpoints(folder, [module], optimizer, {}, states={"other": scale}).load() == [0.5]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_training_run_that_resumes_equals_one_without_interruption(folder, monkeypatch, dtype):
+    drawn = random.Random(dtype)
+    # The first steps overflow, so that it matters how far the scale has fallen.
+    monkeypatch.setattr("ppedu.run.train.LossScale", lambda: pp.run.LossScale(2.0**26, every=2))
+    settings = {
+        "dtype": dtype,
+        "schedule": drawn.choice(["gpipe", "1f1b", "zb-h1"]),
+        "clip": drawn.choice([None, 0.5]),
+        "recompute": drawn.random() < 0.5,
+        "every": drawn.randrange(1, 4),
+        "layers": 1,
+        "microbatches": 2,
+        "batch": 2,
+    }
+    expected = alone(folder, **settings | {"save": None, "steps": 12})
+    for steps in (*sorted(drawn.sample(range(4, 12), 2)), 12):
+        found = alone(folder, **settings | {"steps": steps})
+    assert found.losses == expected.losses
+    for one, other in zip(*(each.pipeline.stages[0].module.parameters() for each in (expected, found)), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_module_that_is_listed_twice_is_saved_once(folder):
