@@ -63,23 +63,28 @@ class MasterWeights:
             optimizer.step()
 
     Gradients are accumulated in fp32 as well, by the `grad_dtype` of torch. A weight that is given twice, because two
-    modules share it, has one copy.
+    modules share it, has one copy. Copies of float64 weights are in float64. Numbers of a weight that change otherwise,
+    as when a checkpoint is loaded, are copied again before the next step. If the step raises an error, the gradients
+    return to the weights.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter]):
         self.weights = list(dict.fromkeys(weights))
-        self.copies = [nn.Parameter(weight.detach().float()) for weight in self.weights]
+        self.copies = []
         for weight in self.weights:
-            weight.grad_dtype = torch.float32
+            weight.grad_dtype = torch.promote_types(weight.dtype, torch.float32)
+            self.copies.append(nn.Parameter(weight.detach().to(weight.grad_dtype)))
 
     def __enter__(self) -> None:
         """Give the gradients to the copies."""
-        for weight, copy in zip(self.weights, self.copies, strict=True):
-            copy.grad, weight.grad = weight.grad, None
+        with torch.no_grad():
+            for weight, copy in zip(self.weights, self.copies, strict=True):
+                copy.copy_(torch.where(copy.to(weight.dtype) == weight, copy, weight))
+                copy.grad, weight.grad = weight.grad, None
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         """Round the copies to the weights."""
         with torch.no_grad():
             for weight, copy in zip(self.weights, self.copies, strict=True):
                 weight.copy_(copy)
-                copy.grad = None
+                weight.grad, copy.grad = copy.grad if error else None, None

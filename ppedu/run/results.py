@@ -24,8 +24,8 @@ ALL_PADDING = (
 class Results(NamedTuple):
     """The losses and times of a step, on all ranks.
 
-    loss: of the batch, over all replicas. losses: of each microbatch. times: each action's start and end on rank 0's
-    clock, a row per rank.
+    loss: of the batch, over all replicas. losses: of each microbatch; float64 if a stage's are, and fp32 if not.
+    times: each action's start and end on rank 0's clock, a row per rank.
     """
 
     schedule: Schedule
@@ -62,27 +62,32 @@ class Results(NamedTuple):
 
 def length(program: Program) -> int:
     """Return the length of a rank's `row`."""
-    return 1 + program.schedule.microbatches + 2 * program.longest
+    return 2 + program.schedule.microbatches + 2 * program.longest
 
 
 def row(step: Step) -> torch.Tensor:
     """Return a rank's part of the results as one row of numbers, as long on all ranks.
 
-    It consists of the rank's part of the batch's loss and of each microbatch's, then the start and end of each action.
+    It consists of the rank's part of the batch's loss and of each microbatch's, the start and end of each action, and
+    whether a loss is float64.
     """
+    double = False
     numbers = [0.0] * (1 + step.program.schedule.microbatches)
     for stage in step.stages.values():
         if stage.losses:
             numbers[0] += stage.loss.item()
         for m, loss in stage.losses.items():
             numbers[1 + m] += loss.item()
+            double |= loss.dtype == torch.float64
     offset = step.pipeline.clocks.offset
     numbers += [time + offset for _, start, end in step.clock.spans() for time in (start, end)]
-    numbers += [0.0] * (length(step.program) - len(numbers))
+    numbers += [0.0] * (length(step.program) - len(numbers) - 1) + [float(double)]
     return torch.tensor(numbers, dtype=torch.float64)
 
 
 def read(rows: torch.Tensor, schedule: Schedule) -> Results:
     """Return the results in the rows of all ranks; the loss is that of this pipeline alone."""
-    sums = rows[:, : 1 + schedule.microbatches].sum(0).float()
-    return Results(schedule, sums[0], sums[1:], rows[:, 1 + schedule.microbatches :])
+    sums = rows[:, : 1 + schedule.microbatches].sum(0)
+    if not rows[:, -1].any():
+        sums = sums.float()
+    return Results(schedule, sums[0], sums[1:], rows[:, 1 + schedule.microbatches : -1])

@@ -1,9 +1,11 @@
-"""fp32 copies of bfloat16 weights."""
+"""fp32 copies of bfloat16 weights, and losses of float64."""
 
+import pytest
 import torch
 from torch import nn
 
-from ppedu.run import MasterWeights
+import ppedu as pp
+from ppedu.run import MasterWeights, Pipeline
 
 
 def test_a_shared_weight_has_one_copy_and_is_trained():
@@ -17,3 +19,49 @@ def test_a_shared_weight_has_one_copy_and_is_trained():
         torch.optim.SGD(masters.copies, 1.0).step()
     torch.optim.SGD([expected], 1.0).step()
     assert torch.equal(one.weight, expected.bfloat16())
+
+
+def test_weights_that_are_loaded_between_steps_are_trained_and_the_others_keep_their_precision():
+    weight = nn.Parameter(torch.tensor([1.0, 1.0]).bfloat16())
+    masters = MasterWeights([weight])
+    optimizer = torch.optim.SGD(masters.copies, 1e-4)
+    for loaded in None, 5.0:
+        if loaded is not None:
+            weight.data[1] = loaded
+        weight.grad = torch.ones(2)
+        with masters:
+            optimizer.step()
+    expected = torch.tensor([1.0, 5.0])
+    expected -= torch.tensor([1e-4, 0])
+    expected -= 1e-4
+    assert torch.equal(masters.copies[0], expected) and torch.equal(weight, expected.bfloat16())
+
+
+def test_float64_weights_keep_their_precision():
+    weight = nn.Parameter(torch.tensor([1 / 3], dtype=torch.float64))
+    masters = MasterWeights([weight])
+    weight.square().sum().backward()
+    expected = weight.detach() - weight.grad
+    with masters:
+        torch.optim.SGD(masters.copies, 1.0).step()
+    assert torch.equal(weight, expected)
+
+
+def test_gradients_stay_after_an_error_in_the_step():
+    weight = nn.Parameter(torch.ones(2).bfloat16())
+    masters = MasterWeights([weight])
+    weight.grad = torch.ones(2)
+    with pytest.raises(KeyboardInterrupt), masters:
+        raise KeyboardInterrupt
+    assert torch.equal(weight.grad, torch.ones(2)) and masters.copies[0].grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_losses_of_float64_keep_their_precision(dtype):
+    module, x = nn.Linear(3, 3).to(dtype), torch.ones(4, 3, dtype=dtype)
+    scale = 1e60 if dtype == torch.float64 else 1.0
+    pipeline = Pipeline(pp.schedule("gpipe", 1, 2), {0: module}, lambda y, _: y.square().mean() * scale)
+    loss = pipeline.step(x, x)
+    expected = (module(x[:2]).square().mean() * scale).detach()
+    assert torch.equal(pipeline.losses, expected.to(pipeline.losses.dtype).repeat(2)) and loss == expected
+    assert loss.dtype == pipeline.losses.dtype == torch.promote_types(dtype, torch.float32)
