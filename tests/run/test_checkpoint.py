@@ -227,6 +227,8 @@ def trained(layers, kind, steps=2):
                 same = kind == "all equal" or weight.ndim == 1
                 weight.grad = like(weight, random_numbers(weight.shape, step if same else step + number))
         optimizer.step()
+        for state in optimizer.state.values():
+            state["count"] = step + 1  # a number, beside tensors
     return optimizer
 
 def like(weight, value):
@@ -239,7 +241,8 @@ def state(layers, optimizer):
         for name, weight in each.named_parameters():
             found[number, name] = weight.detach()
             found |= {(number, name, part): value for part, value in optimizer.state[weight].items()}
-    return {name: value.to_local() if hasattr(value, "to_local") else value for name, value in found.items()}
+    locals = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in found.items()}
+    return {name: torch.as_tensor(value) for name, value in locals.items()}
 
 def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
