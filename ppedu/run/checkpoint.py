@@ -104,15 +104,12 @@ class Checkpoints:
         self._prefixes: list[str] = []  # of the names of each module; see `_find_prefixes`
         self.group = PipelineGroup.of(group)
         self._locked = False
-        dicts = self._state_dicts()
-        held = {
-            weight
-            for (_, module), each in zip(self._modules, dicts, strict=True)
-            for name, weight in module.named_parameters(remove_duplicate=False)
-            if name in each
-        }
+        dicts = [module.state_dict(keep_vars=True) for _, module in self._modules]
+        held = {id(value) for each in dicts for value in each.values()}
+        for (_, module), each in zip(self._modules, dicts, strict=True):  # copies are known by their names
+            held |= {id(weight) for name, weight in module.named_parameters(remove_duplicate=False) if name in each}
         for weight in chain(*(each["params"] for each in optimizer.param_groups)):
-            if weight not in held:
+            if id(weight) not in held:
                 raise SettingError(
                     f"the optimizer steps a weight of shape {tuple(weight.shape)} that is in none of the modules' "
                     "state dicts, so a checkpoint would not hold it; give Checkpoints all modules whose weights the "
@@ -202,7 +199,9 @@ class Checkpoints:
         with _one_error(_unreadable(path)):
             checkpoint.load(values, checkpoint_id=path, **self._torch_options())
         for (_, module), each in zip(self._modules, dicts, strict=True):
-            module.load_state_dict(each)  # the tensors of a state dict may be copies, or need set_extra_state
+            own = {id(value) for value in chain(module.parameters(), module.buffers())}
+            if any(id(value) not in own for value in module.state_dict(keep_vars=True).values()):
+                module.load_state_dict(each)  # of copies, or of extra state
         for key, (weight, part, _) in state.items():
             self.optimizer.state[weight][part] = values[key]
         for name in self.states.keys() & states.keys():

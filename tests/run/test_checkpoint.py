@@ -583,6 +583,17 @@ def test_a_weight_that_the_state_dict_leaves_out_is_refused(folder):
         blocks(folder, [module])
 
 
+def test_a_weight_that_the_state_dict_renames_is_saved(folder):
+    def renamed():
+        module = torch.nn.Linear(2, 2)
+        module.register_state_dict_post_hook(lambda module, state, prefix, _: state.update(w=state.pop("weight")))
+        return module
+
+    module, resumed = renamed(), renamed()
+    blocks(folder, [module]).save([0.5])
+    assert blocks(folder, [resumed]).load() == [0.5] and torch.equal(resumed.weight, module.weight)
+
+
 def test_a_checkpoint_in_another_dtype_is_refused(folder):
     blocks(folder, [torch.nn.Linear(2, 2)]).save([0.5])
     says = r"has 'weight' of shape \(2, 2\) in torch.float32, not of shape \(2, 2\) in torch.bfloat16 as on rank 0"
