@@ -332,7 +332,7 @@ class GradientSync:
         if self.replicas is not None and self.replica_count > 1:
             names = [f"global rank {rank}" for rank in dist.get_process_group_ranks(self.replicas)]
             for stage, module in sorted(self.modules.items()):
-                yield HeldStage(stage, module, names, self._gather_replicas)
+                yield HeldStage(stage, module, names, self.gather_replicas)
 
     def _gather(self, ranks: Sequence[int], mine: torch.Tensor) -> torch.Tensor:
         """Return the rows of these ranks of the pipeline in their order, shape (ranks, length); each must call this."""
@@ -343,8 +343,10 @@ class GradientSync:
                 wait(request, self.group.device, self.timeout)
         return torch.stack([rows[rank] for rank in ranks])
 
-    def _gather_replicas(self, mine: torch.Tensor) -> torch.Tensor:
-        """Return the rows of all replicas, shape (replicas, length)."""
+    def gather_replicas(self, mine: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all replicas in their order, shape (replicas, length)."""
+        if self.replicas is None:
+            return mine[None]
         mine = mine.to(self.replica_device)
         rows = [torch.empty_like(mine) for _ in range(self.replica_count)]
         wait(dist.all_gather(rows, mine, group=self.replicas, async_op=True), mine.device, self.timeout)

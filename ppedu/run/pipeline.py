@@ -334,7 +334,8 @@ class Pipeline:
                     validation.step(results.row(step), program.schedule)
                 else:
                     rows = self.control.exchange(results.row(step), "end the step", self._rows)
-                    found = results.read(rows, program.schedule)
+                    with self.control.required_for("end the step"):
+                        found = results.read(rows, program.schedule, self.gradients.gather_replicas)
         self.steps += training
         if not validation:
             loss = self._keep(found, finite=call != "forward", measured=training or self.schedule.forward_only)
@@ -365,14 +366,12 @@ class Pipeline:
 
         undone: of a step that is validated later: how the error for it ends, if this call has to be made again.
         """
-        with self._guarded(), self.control.required_for("end the step"):
-            self.loss = self.gradients.sum_over_replicas(found.loss) / self.gradients.replica_count
-        self.losses = found.losses
+        self.loss, self.losses = found.loss, found.losses
         if measured:
             self.results = found
         if finite:
             try:
-                found._replace(loss=self.loss).require_finite(self.batching.count is not None)
+                found.require_finite(self.batching.count is not None)
             except PipelineError as error:
                 if undone is None:
                     raise

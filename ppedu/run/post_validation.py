@@ -134,9 +134,12 @@ class Validation:
         assert self.pending
         arrives, schedule, before = self.pending
         rows, self.pending = arrives(), None
-        norm, found = rows[:, -1].norm(), results.read(rows[:, :-1], schedule)
+        with self.control.required_for("validate the last step"):
+            norms, rows = rows[:, -1], rows[:, :-1]
+            found = results.read(rows, schedule, self.gradients.gather_replicas, norms.norm().item())
         most = math.inf if self.options.max_norm is None else self.options.max_norm
-        finite = bool(norm.isfinite()) and bool(found.losses.isfinite().all())
+        norm = torch.tensor(found.norm, dtype=torch.float64)
+        finite = bool(found.loss.isfinite() and norm.isfinite())
         clipped = bool(norm + 1e-6 > most)  # as in torch's clip_grads_with_norm_
         if clipped or not finite:
             before.restore()

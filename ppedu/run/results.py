@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,14 +25,17 @@ ALL_PADDING = (
 class Results(NamedTuple):
     """The losses and times of a step, on all ranks.
 
-    loss: of the batch, over all replicas. losses: of each microbatch; float64 if a stage's are, and fp32 if not.
-    times: each action's start and end on rank 0's clock, a row per rank.
+    loss: of the batch, the mean over all replicas; not finite if any microbatch's loss in any replica is not finite.
+    losses: of each microbatch of this replica. Both are float64 if a stage's losses are, and fp32 if not. times: each
+    action's start and end on rank 0's clock, a row per rank. norm: of all gradients, before clipping; 0 if it was not
+    needed.
     """
 
     schedule: Schedule
     loss: torch.Tensor
     losses: torch.Tensor
     times: torch.Tensor
+    norm: float = 0.0
 
     @property
     def start(self) -> float:
@@ -85,9 +89,17 @@ def row(step: Step) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def read(rows: torch.Tensor, schedule: Schedule) -> Results:
-    """Return the results in the rows of all ranks; the loss is that of this pipeline alone."""
-    sums = rows[:, : 1 + schedule.microbatches].sum(0)
-    if not rows[:, -1].any():
-        sums = sums.float()
-    return Results(schedule, sums[0], sums[1:], rows[:, 1 + schedule.microbatches : -1])
+def read(
+    rows: torch.Tensor, schedule: Schedule, gather: Callable[[torch.Tensor], torch.Tensor], norm: float = 0.0
+) -> Results:
+    """Return the results in the rows of all ranks, with the same loss and norm in all replicas.
+
+    gather: as `GradientSync.gather_replicas`. norm: as this replica finds it; all take that of the first replica.
+    """
+    end = 1 + schedule.microbatches
+    dtype = torch.float64 if rows[:, -1].any() else torch.float32
+    loss, losses = rows[:, :end].sum(0).split([1, schedule.microbatches])
+    losses = losses.to(dtype)
+    loss = loss + (0 * losses).sum()  # NaN if any of them is not finite, since other replicas see only the sum
+    everywhere = gather(torch.cat([loss, loss.new_tensor([norm])])).cpu()
+    return Results(schedule, everywhere[:, 0].mean().to(dtype), losses, rows[:, end:-1], float(everywhere[0, 1]))

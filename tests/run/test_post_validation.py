@@ -120,6 +120,45 @@ for name in ("1f1b", "zb-h1", "zb-v"):
     assert told[1].endswith("and this call has done nothing: call step again with the same batch")
     assert train(name, [2])[1][-1].split(" (lines")[0].endswith("taken back, so the weights are as before it")
 """
+CASES["replicas decide alike"] = """
+import random
+from ppedu.run import PostValidation
+half, mine = divmod(rank, 2)
+group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
+replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
+for seed, name in enumerate(["gpipe", "1f1b", "zb-h1"]):
+    draw, held, judge = random.Random(seed), layer(mine), [layer(0), layer(1)]
+    max_norm = draw.choice([None, 0.3])
+    optimizer = PostValidation(torch.optim.SGD(held.parameters(), 0.1), max_norm)
+    schedule = pp.schedule(name, 2, 4)
+    pipeline = Pipeline(schedule, {mine: held}, fn.l1_loss, group, replicas=replicas, optimizer=optimizer, timeout=20)
+    weights = [weight for module in judge for weight in module.parameters()]
+    good = True
+    for step in range(8):
+        x, y = numbers(16, 4) + step, torch.cat([Y, -Y])
+        spoilt = draw.choice([[], [], [0], [1], [0, 1]])
+        for replica in spoilt:
+            y[8 * replica + draw.randrange(8), 0] = torch.inf
+        batch = [each.split(8)[half].contiguous() for each in (x, y)]
+        told = outcome(lambda: pipeline.step(*batch))
+        assert good != isinstance(told, str), (step, told)
+        if not good:
+            assert pipeline.step(*batch) is None
+        good = not spoilt
+        if good:
+            reference(judge, x.split(2), y.split(2), fn.l1_loss)
+            nn.utils.clip_grad_norm_(weights, max_norm or torch.inf)
+            with torch.no_grad():
+                for weight in weights:
+                    weight -= 0.1 * weight.grad
+                    weight.grad = None
+    outcome(pipeline.flush)
+    state = torch.cat([weight.detach().flatten() for weight in held.parameters()])
+    both = [torch.empty_like(state) for _ in range(2)]
+    dist.all_gather(both, state, group=replicas)
+    assert torch.equal(*both), name
+    torch.testing.assert_close(state, torch.cat([weight.detach().flatten() for weight in judge[mine].parameters()]))
+"""
 CASES["what does not fit"] = (
     TRAIN
     + """
