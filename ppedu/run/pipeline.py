@@ -198,7 +198,7 @@ class Pipeline:
             SettingError: the batch cannot be cut into the schedule's microbatches. On the first call, on every rank: a
                 stage is wrapped or sharded in a way that cannot work, or copies of a weight differ.
             CommunicationError: another rank has failed, has been given a different batch, or exceeds the timeout.
-            PipelineError: a stage has failed, or a loss is not finite.
+            PipelineError: a stage has failed, or a loss is not finite; with `PostValidation`, also the gradients' norm.
         """
         return self._run("step", (inputs, targets, keywords, stage_kwargs), outputs, loss_kwargs, loss_scale)
 
@@ -208,7 +208,8 @@ class Pipeline:
         Call it after the last step, and before the weights are used otherwise, such as for a checkpoint.
 
         Raises:
-            PipelineError: the loss was not finite. The step has been taken back, and training can go on.
+            PipelineError: the loss or the gradients' norm was not finite. The step has been taken back, and training
+                can go on.
         """
         return self._settle("")
 
@@ -217,6 +218,7 @@ class Pipeline:
         if self.validation is None or self.validation.pending is None:
             return None
         with self._guarded():
+            self.validation.require_unchanged()
             validated = self.validation.settle()
         return self._keep(validated.results, undone=undone)
 
@@ -311,6 +313,7 @@ class Pipeline:
             weights = self.gradients.loss_weights(batch.counts, sizes, reduction) if targets else {}
 
         def begin() -> Step:
+            torch.clear_autocast_cache()  # in a context around this call, it has the weights of an earlier step
             for index, stage in self.stages.items():
                 keep = outputs and stage is self.last
                 weighted = weights.get(index, ())

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from ppedu.core.errors import SettingError
+from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance, require_number
@@ -41,12 +41,16 @@ class PostValidation:
     optimizer: of this rank's weights. The pipeline calls its `step` and clears the gradients.
     max_norm: of all gradients together; None for no clipping.
 
-    A rank keeps a copy of its weights, its buffers and the optimizer's state for the time of a step: with Adam in fp32,
-    12 bytes for each weight.
+    The optimizer must have all weights of the rank's stages that are trained. For the time of a step, a rank keeps a
+    copy of weights, buffers, gradients and the optimizer's state: with Adam in fp32, 16 bytes for each weight.
 
-    A step whose loss is not finite is taken back on all ranks: weights, optimizer and gradients are as before it, and
-    its forwards have changed only buffers, such as BatchNorm's. The next call raises an error with that step's number,
-    and does nothing else; make it again, and training goes on without that step.
+    A step whose loss, or the norm of whose gradients, is not finite is taken back on all ranks: weights and optimizer
+    are as before it, and its forwards have changed only buffers, such as BatchNorm's. The next call raises an error
+    with that step's number, and does nothing else; make it again, and training goes on without that step.
+
+    Between two calls, weights and buffers are those of a step that may be taken back. Call `flush` before you use or
+    change them: the next call raises an error if weights were changed without it, other than through `.data`. Hooks of
+    the optimizer run twice for a step that is clipped, and once for a step that is taken back.
 
     Raises:
         SettingError: the optimizer is not one of torch, or max_norm is not a number above 0.
@@ -65,11 +69,10 @@ class PostValidation:
 class Validated(NamedTuple):
     """The results of a step that all ranks have ended.
 
-    norm: of all gradients, before clipping. again: whether the weights have changed, so that forwards must run again.
+    again: whether the weights have changed, so that forwards must run again.
     """
 
     results: Results
-    norm: float
     again: bool
 
 
@@ -77,17 +80,26 @@ class Validation:
     """Steps the optimizer of one rank provisionally; `pending` is set until the step is validated.
 
     Raises:
-        SettingError: the optimizer has weights that are not in this rank's stages, and would not be restored.
+        SettingError: the optimizer has weights that are not in this rank's stages, and would not be restored; or it
+            lacks some, which another optimizer could only change in between.
     """
 
     def __init__(self, options: PostValidation, control: Control, gradients: GradientSync):
         self.options, self.control, self.gradients = options, control, gradients
-        known = set(self.weights)
-        if foreign := [w for group in options.optimizer.param_groups for w in group["params"] if w not in known]:
-            raise SettingError(
-                f"the optimizer of PostValidation has {plural(len(foreign), 'weight')} that no stage of this rank has, "
-                f"the first of shape {tuple(foreign[0].shape)}; make it from the parameters of the rank's stages"
-            )
+        stepped = {w: None for group in options.optimizer.param_groups for w in group["params"]}
+        known = dict.fromkeys(self.weights)
+        foreign = [w for w in stepped if w not in known]
+        lacking = [w for w in known if w not in stepped and w.requires_grad]
+        for some, what in (
+            (foreign, "has {} that no stage of this rank has"),
+            (lacking, "lacks {} of this rank's stages"),
+        ):
+            if some:
+                raise SettingError(
+                    f"the optimizer of PostValidation {what.format(plural(len(some), 'weight'))}, the first of shape "
+                    f"{tuple(some[0].shape)}; make it from all parameters of the rank's stages, or freeze those that "
+                    "it should not have"
+                )
         self.pending: tuple[Callable[[], torch.Tensor], Schedule, Snapshot] | None = None
 
     @property
@@ -97,8 +109,19 @@ class Validation:
     def step(self, row: torch.Tensor, schedule: Schedule) -> None:
         """Start to exchange this rank's results and norm, and step the optimizer."""
         arrives = self.control.start(torch.cat([row, self.gradients.norm()[None]]))
-        self.pending = arrives, schedule, Snapshot(self.options.optimizer, self.gradients.modules.values())
+        before = Snapshot(self.options.optimizer, self.gradients.modules.values())
         self.options.optimizer.step()
+        for weight in self.weights:
+            weight.grad = None
+        self.pending, self._left = (arrives, schedule, before), self._versions()
+
+    def require_unchanged(self) -> None:
+        """Raise PipelineError if weights have been changed since the step, as taking it back would undo that."""
+        if self.pending and self._versions() != self._left:
+            raise PipelineError(
+                "weights have been changed after a step that may still be taken back, which would undo the change; "
+                "call flush() before you change weights, and let PostValidation's optimizer step all of them"
+            )
 
     def during(
         self,
@@ -117,6 +140,7 @@ class Validation:
         if not self.pending:
             return step, None
         with guarded(step):
+            self.require_unchanged()
             step.run(0, cut)
             validated = self.settle()
             if validated.again:
@@ -130,7 +154,7 @@ class Validation:
         return step, loss
 
     def settle(self) -> Validated:
-        """Wait for all ranks' results, and correct the step if it was wrong. All ranks decide alike."""
+        """Wait for all ranks' results, and correct the step if it was wrong. All ranks of all replicas decide alike."""
         assert self.pending
         arrives, schedule, before = self.pending
         rows, self.pending = arrives(), None
@@ -138,45 +162,57 @@ class Validation:
             norms, rows = rows[:, -1], rows[:, :-1]
             found = results.read(rows, schedule, self.gradients.gather_replicas, norms.norm().item())
         most = math.inf if self.options.max_norm is None else self.options.max_norm
-        norm = torch.tensor(found.norm, dtype=torch.float64)
-        finite = bool(found.loss.isfinite() and norm.isfinite())
-        clipped = bool(norm + 1e-6 > most)  # as in torch's clip_grads_with_norm_
+        finite = bool(found.loss.isfinite()) and math.isfinite(found.norm)
+        clipped = found.norm + 1e-6 > most  # as in torch's clip_grads_with_norm_
         if clipped or not finite:
             before.restore()
         if clipped and finite:
-            clip_grads_with_norm_(self.weights, most, norm)
-            before.step_again()
-        for weight in self.weights:
-            weight.grad = None
-        return Validated(found, float(norm), clipped or not finite)
+            before.step_clipped(most, found.norm)
+        return Validated(found, clipped or not finite)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return numbers that change whenever a weight is changed in place or replaced."""
+        return [(id(weight), weight._version) for weight in self.weights]
 
 
 class Snapshot:
-    """The weights, buffers and optimizer state of a rank, to restore bit for bit."""
+    """The weights, buffers, gradients and optimizer state of a rank, to restore bit for bit."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]):
         self.optimizer = optimizer
-        tensors = {id(each): each for module in modules for each in chain(module.parameters(), module.buffers())}
-        self._tensors = [(each, each.detach().clone()) for each in tensors.values()]
+        whole = nn.ModuleList(modules)
+        # A forward may write to a buffer, or assign another one.
+        self._buffers = [(part._buffers, dict(part._buffers)) for part in whole.modules()]
+        self._tensors = [(each, each.detach().clone()) for each in chain(whole.parameters(), whole.buffers())]
+        # Some optimizers write to the gradients.
+        self._grads = {weight: weight.grad.clone() for weight in whole.parameters() if weight.grad is not None}
         self._state = {weight: _cloned(state) for weight, state in optimizer.state.items()}
         self._groups = [_settings(group) for group in optimizer.param_groups]
 
     def restore(self) -> None:
         """Restore all but the settings of the optimizer, such as its learning rate."""
+        for buffers, before in self._buffers:
+            buffers.clear()
+            buffers.update(before)
         with torch.no_grad():
-            for tensor, before in self._tensors:
-                tensor.copy_(before)
+            for tensor, values in self._tensors:
+                tensor.copy_(values)
         self.optimizer.state.clear()
         self.optimizer.state.update({weight: _cloned(state) for weight, state in self._state.items()})
 
-    def step_again(self) -> None:
-        """Step the optimizer with the settings that it had."""
+    def step_clipped(self, max_norm: float, norm: float) -> None:
+        """Step the optimizer with the settings that it had, and the gradients, whose norm is `norm`, clipped."""
+        for weight, grad in self._grads.items():
+            weight.grad = grad
+        clip_grads_with_norm_(self._grads, max_norm, torch.tensor(norm, dtype=torch.float64))
         now = [_settings(group) for group in self.optimizer.param_groups]
         for settings in (self._groups, now):
             for group, values in zip(self.optimizer.param_groups, settings, strict=True):
                 group.update(values)
             if settings is self._groups:
                 self.optimizer.step()
+        for weight in self._grads:
+            weight.grad = None
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,10 @@ class Results(NamedTuple):
         return clock.timeline(self.schedule, rows, zero)
 
     def require_finite(self, counted: bool = True) -> None:
-        """Raise PipelineError unless all losses are finite. counted: the user counts the targets; see `Batching`."""
+        """Raise PipelineError unless all losses and the norm are finite.
+
+        counted: the user counts the targets; see `Batching`.
+        """
         losses = self.losses.tolist()
         for m, loss in enumerate(losses):
             if not math.isfinite(loss):
@@ -62,6 +65,11 @@ class Results(NamedTuple):
                 )
         if not math.isfinite(self.loss):
             raise PipelineError(f"another replica has a loss of {self.loss.item()}; its own error says in which action")
+        if not math.isfinite(self.norm):
+            raise PipelineError(
+                f"the norm of the gradients over all stages is {self.norm}, though all losses are finite; look for a "
+                "derivative that is not, such as that of a square root at 0, or lower loss_scale"
+            )
 
 
 def length(program: Program) -> int:

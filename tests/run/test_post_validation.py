@@ -1,7 +1,17 @@
 """Training without a barrier: bit for bit the same weights as with one, also after steps that are taken back."""
 
+import random
+from contextlib import nullcontext
+
 import pytest
+import torch
 from cases import run
+from torch import nn
+from torch.nn import functional as fn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+import ppedu as pp
+from ppedu.run import Pipeline, PostValidation
 
 TRAIN = """
 from ppedu.run import PostValidation
@@ -187,3 +197,156 @@ def found(ranks):
 @pytest.mark.parametrize("case", CASES)
 def test_weights_and_losses_are_those_of_training_with_a_barrier(found, case):
     assert [first for first, _, _ in found[case]] == ["fine"] * 4
+
+
+X, Y = (torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+
+
+class Average(nn.Module):
+    """Layers that subtract a running average of their outputs, which each forward assigns or writes to."""
+
+    def __init__(self, assigns=True):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        self.assigns = assigns
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x):
+        y = self.layers(x)
+        if self.training:
+            average = 0.9 * self.average + 0.1 * y.detach().float().mean(0)
+            if self.assigns:
+                self.average = average
+            else:
+                self.average.copy_(average)
+        return y - self.average
+
+
+def alone(module, optimizer, max_norm=None, loss_fn=fn.mse_loss):
+    """Return a pipeline of this process alone."""
+    return Pipeline(pp.schedule("1f1b", 1, 4), {0: module}, loss_fn, optimizer=PostValidation(optimizer, max_norm))
+
+
+def judge(module, optimizer, max_norm, batches, precision):
+    """Train with torch alone."""
+    weights = list(module.parameters())
+    for xs, ys in batches:
+        with precision():
+            for x, y in zip(xs.split(2), ys.split(2), strict=True):
+                (fn.mse_loss(module(x), y) / 4).backward()
+        if max_norm:
+            norm = get_total_norm([weight.grad for weight in weights]).double()
+            clip_grads_with_norm_(weights, max_norm, norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] *= 0.9
+
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1},
+    "nesterov": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "AdamW": {"lr": 0.01},
+    "Adagrad": {"lr": 0.1, "lr_decay": 0.1},
+    "RMSprop": {"lr": 0.01, "momentum": 0.9, "centered": True},
+}
+
+
+def bfloat16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_buffer_and_context_gives_the_weights_of_torch_alone(name):
+    kind = torch.optim.SGD if name == "nesterov" else getattr(torch.optim, name)
+    for seed in range(4):
+        draw = random.Random(f"{name} {seed}")
+        max_norm, assigns, foreach = draw.choice([None, 0.1, 0.5]), draw.random() < 0.5, draw.random() < 0.7
+        precision, outer = draw.choice([(nullcontext, nullcontext), (bfloat16, nullcontext), (bfloat16, bfloat16)])
+        inner = nullcontext if outer is bfloat16 else precision  # around each call, or around all of them
+        batches = [(X + step, Y * draw.choice([1, 4])) for step in range(3)]
+        ours, theirs = Average(assigns), Average(assigns)
+        optimizer, other = (kind(each.parameters(), foreach=foreach, **OPTIMIZERS[name]) for each in (ours, theirs))
+        judge(theirs, other, max_norm, batches, precision)
+        pipeline, clears = alone(ours, optimizer, max_norm), draw.random() < 0.5
+        with outer():
+            for batch in batches:
+                with inner():
+                    pipeline.step(*batch)
+                if clears:  # as in a loop that was written for training with a barrier
+                    optimizer.zero_grad()
+                optimizer.param_groups[0]["lr"] *= 0.9
+        pipeline.flush()
+        for mine, right in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+            assert torch.equal(mine, right), (seed, max_norm, assigns, foreach, precision, outer, clears)
+
+
+def test_gradients_that_are_not_finite_are_an_error_and_training_goes_on():
+    module, judged = Average(), Average()
+    optimizer, other = (torch.optim.Adam(each.parameters()) for each in (module, judged))
+    spoils = [False]
+
+    def loss_fn(y, target):
+        spoilt = (0 * y).sum().sqrt() if spoils[0] else 0  # 0, and its derivative NaN
+        return fn.mse_loss(y, target) + spoilt
+
+    pipeline = alone(module, optimizer, None, loss_fn)
+    before = [weight.detach().clone() for weight in module.parameters()]
+    spoils[0] = True
+    pipeline.step(X, Y)
+    spoils[0] = False
+    with pytest.raises(pp.PipelineError, match=r"the norm of the gradients over all stages is nan.* that was step 0"):
+        pipeline.step(X, Y)
+    assert all(map(torch.equal, before, module.parameters()))
+    judged.average.copy_(module.average)
+    judge(judged, other, None, [(X, Y)], nullcontext)
+    pipeline.step(X, Y)
+    pipeline.flush()
+    assert all(map(torch.equal, judged.parameters(), module.parameters()))
+
+
+def assign(layer):
+    layer.weight = nn.Parameter(layer.weight.detach().clone())
+
+
+CHANGES = {
+    "clamp": lambda layer: layer.weight.detach().clamp_(-0.1, 0.1),
+    "load": lambda layer: layer.load_state_dict(layer.state_dict()),
+    "assign": assign,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_changed_before_a_step_is_validated_are_refused(change):
+    for flushed in (True, False):
+        for call in ("step", "flush"):
+            module = Average()
+            pipeline = alone(module, torch.optim.SGD(module.parameters(), 0.1))
+            pipeline.step(X, Y)
+            if flushed:
+                pipeline.flush()
+            CHANGES[change](module.layers[0])
+            run = pipeline.flush if call == "flush" else lambda pipeline=pipeline: pipeline.step(X, Y)
+            if flushed:
+                run()
+            else:
+                with pytest.raises(pp.PipelineError, match=r"would undo the change; call flush\(\) before"):
+                    run()
+
+
+def test_weights_that_a_forward_changes_are_not_refused():
+    module = nn.Sequential(nn.Embedding(4, 4, max_norm=0.5), nn.Linear(4, 4))
+    pipeline = alone(module, torch.optim.SGD(module.parameters(), 0.1), 0.1)
+    for _ in range(3):
+        pipeline.step(torch.arange(8) % 4, Y)
+    assert pipeline.flush().isfinite()
+
+
+def test_an_optimizer_without_all_trained_weights_is_refused():
+    module = Average()
+    optimizer = torch.optim.SGD(module.layers[0].parameters())
+    with pytest.raises(pp.SettingError, match=r"lacks 2 weights of this rank's stages, the first of shape \(4, 4\)"):
+        alone(module, optimizer)
+    module.layers[2].requires_grad_(False)
+    assert alone(module, optimizer).step(X, Y) is None
