@@ -42,7 +42,7 @@ from ppedu.run.post_validation import PostValidation, Validation
 from ppedu.run.program import AHEAD, Program
 from ppedu.run.results import Results
 from ppedu.run.sharded import Shards, is_sharded, storage
-from ppedu.run.stage import Loss, Stage, as_stages, local_stages, own_loss
+from ppedu.run.stage import Loss, Stage, as_stages, find_loss, local_stages, own_loss
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage
@@ -63,7 +63,8 @@ class Pipeline:
     stages: the module of each stage that this rank holds, by number; see `local_stages`. A stage takes what the stage
         before it returns, a tensor or several, and every keyword given to `step`. Processes that compute a stage
         together (tensor parallelism) are in a pipeline each, on the same rank of it.
-    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss.
+    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss. A
+        module may have buffers, but weights to train only if the last rank's stages have them, too.
     group: the ranks of the pipeline; by default the whole world.
     replicas: a process group of the ranks that hold the same stages in other pipelines. Gradients and losses are
         averaged over it once a step, when a stage's last backward is done. Stages that torch's fully_shard has sharded
@@ -127,8 +128,7 @@ class Pipeline:
         self.schedule = strip(schedule)
         self.stages = as_stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
-        if self.last:
-            self.last.loss_fn = loss_fn or self.last.loss_fn or own_loss
+        self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
         self.device = next(iter(self.stages.values())).device
         self.batching, self.autocast, self.seed = batching, autocast, seed
         # To post the receive of a message whose header states its shape, a rank must wait for the header.
@@ -147,6 +147,11 @@ class Pipeline:
         self._prepared = self._warned = False
         self._rows: Rows | None = None  # posted for the end of a step
         self.results: Results | None = None  # of the last step
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All modules that forwards run on this rank: those of the stages, and the loss if it is one."""
+        return [*self.gradients.modules.values(), *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else [])]
 
     @cached_property
     def side_stream(self) -> torch.cuda.Stream:
@@ -316,12 +321,14 @@ class Pipeline:
             torch.clear_autocast_cache()  # in a context around this call, it has the weights of an earlier step
             for index, stage in self.stages.items():
                 keep = outputs and stage is self.last
-                weighted = weights.get(index, ())
-                stage.begin(batch.inputs, targets, weighted, loss_kwargs, loss_scale, outputs=keep, timed=False)
+                weighted, loss_fn = weights.get(index, ()), self.loss_fn if stage is self.last else None
+                stage.begin(
+                    batch.inputs, targets, weighted, loss_kwargs, loss_scale, loss_fn, outputs=keep, timed=False
+                )
             return Step(self, program, batch, kinds, training, loss_scale)
 
         validation = self.validation if training else None
-        with evaluation_mode(self.gradients.modules.values(), not training), torch.set_grad_enabled(training):
+        with evaluation_mode(self.modules, not training), torch.set_grad_enabled(training):
             done = program.cut if validation and validation.pending else 0
             keep = partial(self._keep, undone=_undone(call))
             step, loss = validation.during(begin, done, self._guarded, keep) if validation else (begin(), None)
@@ -334,7 +341,7 @@ class Pipeline:
                 with self.control.required_for("synchronize the gradients"):
                     step.finish()
                 if validation:
-                    validation.step(results.row(step), program.schedule)
+                    validation.step(results.row(step), program.schedule, self.modules)
                 else:
                     rows = self.control.exchange(results.row(step), "end the step", self._rows)
                     with self.control.required_for("end the step"):
@@ -393,7 +400,7 @@ class Pipeline:
             )
         if 0 in self.stages and not batch.inputs:
             raise SettingError(f"rank {self.group.rank} holds the first stage, so {call} needs the inputs there")
-        if self.last and call != "forward" and not batch.targets and self.last.loss_fn is not own_loss:
+        if self.last and call != "forward" and not batch.targets and self.loss_fn is not own_loss:
             raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
 
     def _get_ready(self, call: str) -> None:

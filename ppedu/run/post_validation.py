@@ -106,10 +106,13 @@ class Validation:
     def weights(self) -> list[nn.Parameter]:
         return list(nn.ModuleList(self.gradients.modules.values()).parameters())
 
-    def step(self, row: torch.Tensor, schedule: Schedule) -> None:
-        """Start to exchange this rank's results and norm, and step the optimizer."""
+    def step(self, row: torch.Tensor, schedule: Schedule, modules: Iterable[nn.Module]) -> None:
+        """Start to exchange this rank's results and norm, and step the optimizer.
+
+        modules: all that forwards run, whose weights and buffers are restored if the step is taken back.
+        """
         arrives = self.control.start(torch.cat([row, self.gradients.norm()[None]]))
-        before = Snapshot(self.options.optimizer, self.gradients.modules.values())
+        before = Snapshot(self.options.optimizer, modules)
         self.options.optimizer.step()
         for weight in self.weights:
             weight.grad = None

@@ -63,6 +63,7 @@ class Stage:
         loss_weights: Sequence[Fraction] = (),
         loss_kwargs: dict[str, Any] | None = None,
         loss_scale: float = 1,
+        loss_fn: Loss | None = None,
         *,
         outputs: bool = False,
         timed: bool = True,
@@ -73,6 +74,7 @@ class Stage:
         loss_weights: by which each microbatch's loss is multiplied in the batch's loss; 1/m each by default.
         loss_kwargs: keyword arguments for `loss_fn`.
         loss_scale: by which each loss is multiplied for its backward, and so are all gradients.
+        loss_fn: the loss of this step, instead of the stage's own.
         outputs: keep the module's output of every microbatch in `outputs`.
         timed: record the time of every action in `clock`, and call `require_learning` in every backward; False if the
             caller does both.
@@ -80,6 +82,7 @@ class Stage:
         self.inputs, self.targets = inputs, targets
         self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
         self.loss_kwargs, self.loss_scale = loss_kwargs or {}, loss_scale
+        self._loss_fn = loss_fn or self.loss_fn
         self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
         self.outputs: dict[int, Any] = {}
         self._keeps_outputs = outputs
@@ -117,7 +120,7 @@ class Stage:
             y = self._output(xs, keywords, received=x is not None)
             if self._keeps_outputs:
                 self.outputs[microbatch] = tree_map_only(torch.Tensor, torch.Tensor.detach, y)
-            if self.loss_fn and len(self.targets):
+            if self._loss_fn and len(self.targets):
                 y = self._add(microbatch, self._loss(microbatch, y))
         self.clock.note(F(self.index, microbatch), start)
         if repeatable:
@@ -176,7 +179,7 @@ class Stage:
     def require_learning(self) -> None:
         """Raise PipelineError if no output, of this step or an earlier one, has depended on weights or inputs."""
         if self._cut_off and not self._learns:
-            output = "the loss" if self.loss_fn else f"the output of stage {self.index}"
+            output = "the loss" if self._loss_fn else f"the output of stage {self.index}"
             raise PipelineError(
                 f"{output} does not depend on the weights: something is detached, a plain number, or not of a "
                 "floating-point dtype; if this is intended, freeze the weights with requires_grad_(False)"
@@ -222,11 +225,11 @@ class Stage:
 
     def _loss(self, microbatch: int, y: Any) -> Any:
         """Return the loss of an output. Without a target that counts, a mean has no terms, and loss_fn may be NaN."""
-        if not self.loss_fn or self.loss_weights[microbatch] == 0:
+        if not self._loss_fn or self.loss_weights[microbatch] == 0:
             return torch.zeros((), device=self.device)
         target, named = self.targets[microbatch], self.loss_kwargs
         before = _versions((target, named))
-        loss = self.loss_fn(y, target, **named)
+        loss = self._loss_fn(y, target, **named)
         if _versions((target, named)) != before:
             raise PipelineError(
                 "loss_fn changes its target or a keyword in place, but these are the caller's; change a clone() instead"
@@ -267,7 +270,7 @@ class Stage:
         """Run a forward as before, for its graph."""
         with repeatable():
             y = self._output(xs, keywords, received)
-            if self.loss_fn and len(self.targets):
+            if self._loss_fn and len(self.targets):
                 y = self._scaled(microbatch, self._loss(microbatch, y))
         self._hold(microbatch, xs if received else (), y)
 
@@ -354,6 +357,32 @@ def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Te
 def own_loss(output: Any, target: Any) -> Any:
     """Return the output, which is the loss itself if the last stage computes it."""
     return output
+
+
+def find_loss(loss_fn: Loss | None, stages: Mapping[int, Stage], last: int) -> Loss | None:
+    """Return the loss of a pipeline: `loss_fn` or that of its `last` stage; None if this rank does not hold that.
+
+    Raises:
+        SettingError: another stage has a loss, or the loss has weights to train that no stage of this rank has.
+    """
+    for stage in stages.values():
+        if stage.loss_fn and stage.index != last:
+            raise SettingError(
+                f"stage {stage.index} has a loss_fn, but the last stage is {last}; give the loss to "
+                "Pipeline(…, loss_fn) instead"
+            )
+    if last not in stages:
+        return None
+    found = loss_fn or stages[last].loss_fn or own_loss
+    own = set(nn.ModuleList(stage.module for stage in stages.values()).parameters())
+    for name, weight in found.named_parameters() if isinstance(found, nn.Module) else ():
+        if weight.requires_grad and weight not in own:
+            raise SettingError(
+                f"loss_fn has the weight {name!r}, which no stage of this rank has, so its gradient would not be "
+                "synchronized or clipped; make loss_fn a part of the last stage's module, or freeze the weight with "
+                "requires_grad_(False)"
+            )
+    return found
 
 
 def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:

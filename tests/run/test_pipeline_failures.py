@@ -531,6 +531,10 @@ def test_illegal_orders_are_refused_at_construction():
             {0: Stage(nn.Identity(), 1), 1: nn.Identity()},
             "stage 0 got a Stage made for stage 1; make one for each, such",
         ),
+        (
+            {0: Stage(nn.Identity(), 0, nn.functional.mse_loss), 1: nn.Identity()},
+            "stage 0 has a loss_fn, but the last stage is 1; give the loss to Pipeline(…, loss_fn) instead",
+        ),
         ({0: nn.Identity(), 1: abs}, "the module of stage 1 must be a torch.nn.Module; got <built-in function abs>"),
     ],
 )

@@ -1,11 +1,17 @@
 """Features of a pipeline besides a plain step: each feature has the results of one process."""
 
+import copy
 import inspect
+import random
 
 import pytest
+import torch
 from cases import run
+from torch import nn
+from torch.nn import functional as fn
 
-from ppedu.run import Pipeline
+import ppedu as pp
+from ppedu.run import Pipeline, Stage
 
 CORRECT = {
     "a pipeline is made without messages": """
@@ -493,3 +499,62 @@ def test_a_feature_has_the_results_of_one_process(right, case):
 def test_a_pipeline_takes_at_most_ten_keywords():
     parameters = inspect.signature(Pipeline).parameters
     assert len(set(parameters) - {"schedule", "stages"}) <= 10
+
+
+X, Y = (torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
+SCHEDULES = [pp.schedule("1f1b", 1, 4), pp.schedule("interleaved", 1, 4, chunks=2)]  # of one and of two stages
+
+
+def test_pipelines_of_the_same_stages_keep_their_own_losses():
+    losses = [fn.mse_loss, fn.l1_loss, fn.huber_loss]
+    for seed in range(10):
+        draw = random.Random(seed)
+        stages = {stage: Stage(nn.Linear(4, 4), stage) for stage in range(2)}
+        made = []
+        for _ in range(6):
+            if not made or draw.random() < 0.5:
+                schedule, loss_fn = draw.choice(SCHEDULES), draw.choice(losses)
+                held = {stage: stages[stage] for stage in range(schedule.stages)}
+                made.append((Pipeline(schedule, held, loss_fn), held, loss_fn))
+            pipeline, held, loss_fn = draw.choice(made)
+            whole = nn.Sequential(*(stage.module for stage in held.values()))
+            expected = [loss_fn(whole(x), y).detach() for x, y in zip(X.split(2), Y.split(2), strict=True)]
+            assert draw.choice([pipeline.step, pipeline.eval])(X, Y) == torch.stack(expected).mean()
+            assert all(stage.loss_fn is None for stage in stages.values())
+
+
+class Weighted(nn.Module):
+    """A loss with dropout, and weights."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight, self.dropout = weight, nn.Dropout(0.5)
+
+    def forward(self, y, target):
+        return fn.mse_loss(self.dropout(y) * self.weight, target)
+
+
+def test_a_loss_module_is_in_evaluation_mode_when_the_stages_are():
+    loss_fn, module = Weighted(1.0), nn.Linear(4, 4)
+    pipeline = Pipeline(SCHEDULES[0], {0: module}, loss_fn)
+    assert torch.allclose(pipeline.eval(X, Y), fn.mse_loss(module(X), Y))
+    assert loss_fn.training and loss_fn.dropout.training
+    assert pipeline.step(X, Y) != pipeline.step(X, Y)
+
+
+def test_a_loss_has_trained_weights_only_together_with_a_stage():
+    modules = {stage: nn.Linear(4, 4) for stage in range(2)}
+    with pytest.raises(pp.SettingError, match="loss_fn has the weight 'weight', which no stage of this rank has"):
+        Pipeline(SCHEDULES[1], modules, Weighted(nn.Parameter(torch.ones(4))))
+    frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+    for weight in (frozen, modules[0].bias):
+        loss_fn = Weighted(weight)
+        loss_fn.dropout.p = 0.0
+        judge, judged = copy.deepcopy((modules, loss_fn))
+        pipeline = Pipeline(SCHEDULES[1], modules, loss_fn)
+        pipeline.step(X, Y, loss_scale=2.0**10)
+        judged(judge[1](judge[0](X)), Y).backward()
+        for stage, module in modules.items():
+            for ours, theirs in zip(module.parameters(), judge[stage].parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad)
+            module.zero_grad()

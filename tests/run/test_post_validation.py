@@ -229,13 +229,26 @@ def alone(module, optimizer, max_norm=None, loss_fn=fn.mse_loss):
     return Pipeline(pp.schedule("1f1b", 1, 4), {0: module}, loss_fn, optimizer=PostValidation(optimizer, max_norm))
 
 
-def judge(module, optimizer, max_norm, batches, precision):
+class Centered(nn.Module):
+    """A loss with a buffer, the running mean of the outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(4))
+
+    def forward(self, y, target):
+        loss = fn.mse_loss(y - self.center, target)
+        self.center = 0.9 * self.center + 0.1 * y.detach().float().mean(0)
+        return loss
+
+
+def judge(module, optimizer, max_norm, batches, precision, loss_fn=fn.mse_loss):
     """Train with torch alone."""
     weights = list(module.parameters())
     for xs, ys in batches:
         with precision():
             for x, y in zip(xs.split(2), ys.split(2), strict=True):
-                (fn.mse_loss(module(x), y) / 4).backward()
+                (loss_fn(module(x), y) / 4).backward()
         if max_norm:
             norm = get_total_norm([weight.grad for weight in weights]).double()
             clip_grads_with_norm_(weights, max_norm, norm)
@@ -248,7 +261,6 @@ OPTIMIZERS = {
     "SGD": {"lr": 0.1},
     "nesterov": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
     "AdamW": {"lr": 0.01},
-    "Adagrad": {"lr": 0.1, "lr_decay": 0.1},
     "RMSprop": {"lr": 0.01, "momentum": 0.9, "centered": True},
 }
 
@@ -260,7 +272,7 @@ def bfloat16():
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_buffer_and_context_gives_the_weights_of_torch_alone(name):
     kind = torch.optim.SGD if name == "nesterov" else getattr(torch.optim, name)
-    for seed in range(4):
+    for seed in range(3):
         draw = random.Random(f"{name} {seed}")
         max_norm, assigns, foreach = draw.choice([None, 0.1, 0.5]), draw.random() < 0.5, draw.random() < 0.7
         precision, outer = draw.choice([(nullcontext, nullcontext), (bfloat16, nullcontext), (bfloat16, bfloat16)])
@@ -268,8 +280,9 @@ def test_any_optimizer_buffer_and_context_gives_the_weights_of_torch_alone(name)
         batches = [(X + step, Y * draw.choice([1, 4])) for step in range(3)]
         ours, theirs = Average(assigns), Average(assigns)
         optimizer, other = (kind(each.parameters(), foreach=foreach, **OPTIMIZERS[name]) for each in (ours, theirs))
-        judge(theirs, other, max_norm, batches, precision)
-        pipeline, clears = alone(ours, optimizer, max_norm), draw.random() < 0.5
+        losses = (Centered(), Centered()) if draw.random() < 0.5 else (fn.mse_loss, fn.mse_loss)
+        judge(theirs, other, max_norm, batches, precision, losses[1])
+        pipeline, clears = alone(ours, optimizer, max_norm, losses[0]), draw.random() < 0.5
         with outer():
             for batch in batches:
                 with inner():
