@@ -145,9 +145,9 @@ class Step:
 
     def _cut(self, y: torch.Tensor) -> torch.Tensor:
         """Return an output as the input of another stage on this rank."""
-        if self.training and not y.requires_grad:  # the stage may change it, and it may be a part of the batch
-            return y.clone()
-        return y.detach().requires_grad_(y.requires_grad)
+        if self.training and y.requires_grad:
+            return y.detach().requires_grad_()
+        return y.clone()  # the stage may change it, and it may be a part of the batch or of a weight
 
     def give(self, action: Action, values: Any) -> None:
         """Provide the result of a forward (activations) or backward (gradients): a tensor, a tuple or None."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ppedu.core.actions import B, F, I, W
 from ppedu.core.errors import PipelineError, SettingError
@@ -109,8 +109,8 @@ class Stage:
         As the losses are weighted, the gradients of all microbatches add up to those of the batch.
 
         Raises:
-            PipelineError: the module changes its input or a keyword in place, or loss_fn its target; or the loss is not
-                a scalar.
+            PipelineError: the module changes its input or a keyword in place, or loss_fn its target or an output that
+                is also the caller's; or the loss is not a scalar.
         """
         value = self.inputs[microbatch] if x is None else as_tuple(x)
         xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
@@ -119,7 +119,7 @@ class Stage:
         with SAVE_NOTHING if repeatable else nullcontext():
             y = self._output(xs, keywords, received=x is not None)
             if self._keeps_outputs:
-                self.outputs[microbatch] = tree_map_only(torch.Tensor, torch.Tensor.detach, y)
+                self.outputs[microbatch] = _versioned(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
             if self._loss_fn and len(self.targets):
                 y = self._add(microbatch, self._loss(microbatch, y))
         self.clock.note(F(self.index, microbatch), start)
@@ -196,6 +196,8 @@ class Stage:
         """
         if self._clones_input:
             xs = tree_map_only(torch.Tensor, torch.clone, xs)
+        elif not received:
+            xs = _versioned(xs)
         lent = [] if self._clones_input or (received and not self.recompute) else [*xs]
         named = keywords if torch.is_grad_enabled() else {}  # in an evaluation, a keyword may be a cache to fill
         before = [_versions(each) for each in (*lent, *named.values())]
@@ -227,13 +229,21 @@ class Stage:
         """Return the loss of an output. Without a target that counts, a mean has no terms, and loss_fn may be NaN."""
         if not self._loss_fn or self.loss_weights[microbatch] == 0:
             return torch.zeros((), device=self.device)
-        target, named = self.targets[microbatch], self.loss_kwargs
-        before = _versions((target, named))
+        target, named = _versioned((self.targets[microbatch], self.loss_kwargs))
+        before = _versions((target, named)), _versions(y)
         loss = self._loss_fn(y, target, **named)
-        if _versions((target, named)) != before:
+        if _versions((target, named)) != before[0]:
             raise PipelineError(
                 "loss_fn changes its target or a keyword in place, but these are the caller's; change a clone() instead"
             )
+        if _versions(y) != before[1]:  # allowed, unless its memory has another use
+            weights = *self.module.parameters(), *self.module.buffers()
+            kept = self.inputs[microbatch : microbatch + 1], self.outputs.get(microbatch), weights
+            if not _storages(y).isdisjoint(_storages(kept)):
+                raise PipelineError(
+                    "loss_fn changes the output in place, but that is also returned, a part of the caller's batch or a "
+                    "weight; change a clone() instead"
+                )
         return loss
 
     def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any) -> None:
@@ -324,6 +334,11 @@ def _refuse(nothing: None) -> torch.Tensor:
 SAVE_NOTHING = saved_tensors_hooks(lambda tensor: None, _refuse)
 
 
+def _versioned(value: Any) -> Any:
+    """Return `value` with clones of those tensors of torch.inference_mode, whose changes `_versions` cannot detect."""
+    return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_inference() else each, value)
+
+
 def _versions(value: Any) -> list[int]:
     """Return the versions of all tensors in `value`, which autograd counts up with every change in place."""
     if isinstance(value, torch.Tensor):
@@ -333,6 +348,11 @@ def _versions(value: Any) -> list[int]:
     elif not isinstance(value, (tuple, list)):
         return []
     return [version for each in value for version in _versions(each)]
+
+
+def _storages(value: Any) -> set[int]:
+    """Return where the tensors in `value` have their memory."""
+    return {each.untyped_storage().data_ptr() for each in tree_leaves(value) if isinstance(each, torch.Tensor)}
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -1,16 +1,17 @@
 """A stage whose module writes over what it is given has the gradients of `module(x.clone())`, or is refused."""
 
 import copy
+from contextlib import nullcontext
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import often
 from torch import nn
 from torch.nn import functional as fn
 
 import ppedu as pp
-from ppedu.run import Stage
+from ppedu.run import Pipeline, Stage
 
 
 class Block(nn.Module):
@@ -122,3 +123,58 @@ def test_a_change_in_place_never_changes_gradients(first, second, on_scale, froz
     assert all(map(torch.equal, (X, Y, SCALE), before)), "the batch is the caller's"
     if module.one.weight.requires_grad or wants_grad:
         assert equal(found, judge(module, X, loss_fn, wants_grad))
+
+
+class Passes(nn.Module):
+    """Returns a tensor that it has not made."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.weight = what, nn.Parameter(X[:2].clone())
+        self.register_buffer("buffer", X[:2].clone())
+
+    def forward(self, x):
+        return {"the input": x, "a view": x[:], "a weight": self.weight, "a buffer": self.buffer[:]}[self.what]
+
+
+def subtracts(output, target):
+    return output.sub_(target).square().mean()
+
+
+@often(150)
+@given(
+    st.lists(st.sampled_from(["the input", "a view", "a weight", "a buffer", *CHANGES]), min_size=1, max_size=2),
+    st.sampled_from([fn.mse_loss, subtracts]),
+    st.sampled_from([nullcontext, torch.inference_mode]),
+    st.booleans(),
+    st.booleans(),
+)
+@example(["a view", "a method"], fn.mse_loss, nullcontext, False, False)
+@example(["a weight", "a method"], fn.mse_loss, nullcontext, False, False)
+@example(["a method"], fn.mse_loss, torch.inference_mode, True, False)
+@example(["a clone"], subtracts, nullcontext, False, True)
+@example(["a weight"], subtracts, nullcontext, False, False)
+def test_an_evaluation_changes_neither_the_batch_nor_weights(kinds, loss_fn, mode, made_inside, wants_outputs):
+    schedule = pp.schedule("interleaved", 1, 3, chunks=2) if len(kinds) == 2 else pp.schedule("1f1b", 1, 3)
+    modules = [CHANGES[kind]() if kind in CHANGES else Passes(kind) for kind in kinds]
+    models = copy.deepcopy(modules)
+    batch = X.clone(), Y.clone()
+    with mode():
+        if made_inside:  # autograd does not count the changes of such tensors
+            batch = X.clone(), Y.clone()
+        try:
+            pipeline = Pipeline(schedule, dict(enumerate(modules)), loss_fn)
+            loss, outputs = pipeline.eval(*batch, outputs=True) if wants_outputs else (pipeline.eval(*batch), None)
+        except pp.PipelineError as error:
+            assert "in place" in str(error) and "clone" in str(error), error
+            assert loss_fn is subtracts or kinds[0] in {"a method", "a function", "an entry", "without a graph"}
+            return
+    expected = list(X.split(2))
+    for model in models:
+        expected = [model.eval()(x.clone()).detach().clone() for x in expected]
+    losses = [loss_fn(x.clone(), y) for x, y in zip(expected, Y.split(2), strict=True)]
+    assert all(map(torch.equal, batch, (X, Y)))
+    for module, model in zip(modules, models, strict=True):
+        assert all(map(torch.equal, module.state_dict().values(), model.state_dict().values()))
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
+    assert outputs is None or torch.equal(outputs, torch.cat(expected))
