@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural
@@ -43,6 +44,11 @@ class Chain:
     def pieces(self) -> int:
         """The number of pieces: the begin, each layer, and the end. An `nn.Sequential` has only layers."""
         return len(self.layers) + 2 * bool(self.begin or self.end)
+
+    @property
+    def parts(self) -> str:
+        """The names of the modules that the forward calls, in order, for errors."""
+        return ", ".join([*self.begin, "the layers", *self.end])
 
     def stage(self, pieces: range) -> CutStage:
         """Return the stage that holds these pieces."""
@@ -104,18 +110,23 @@ def cut(
     costs: One number for each piece, such as its time: the pieces are cut so that the heaviest stage is as light as
         possible. Or the pieces of each stage, such as `Choice.partition` of a plan. By default, the layers are divided
         evenly.
-    example: An input of the model, such as a batch of one short sequence. The third kind needs it: the stages must
-        return what the model returns, bit for bit.
+    example: An input of the model, such as a batch of one short sequence. The third kind needs it, and so does a
+        subclass with a forward of its own: in training and in evaluation, the stages must return what the model
+        returns, bit for bit, computed from the same weights.
+
+    Stages on different ranks must not share a weight, which would get only a part of its gradient on each of them.
 
     Raises:
-        SettingError: The model is not of these kinds, its forward is not such a chain, its head shares the embedding's
-            weights, or `costs` does not fit.
+        SettingError: The model is not of these kinds, its forward is not such a chain, it has weights, buffers or hooks
+            that belong to none of its pieces, stages on different ranks share a weight, or `costs` does not fit.
     """
     require_instance("module", module, nn.Module, "an nn.Module")
     mine = local_stages(schedule, rank)
     whole = find_chain(module)
     partition = _partition(whole, schedule.stages, costs)
-    if not isinstance(module, (nn.Sequential, GPT)):
+    _require_complete(module, whole)
+    _require_unshared(whole, partition, schedule)
+    if getattr(module.forward, "__func__", None) not in (nn.Sequential.forward, GPT.forward):
         _compare(module, whole, example)
     return {stage: whole.stage(partition[stage]) for stage in mine}
 
@@ -149,7 +160,7 @@ def _time(part: nn.Module, x: torch.Tensor, repeats: int = 5) -> float:
 
 
 def find_chain(module: nn.Module) -> Chain:
-    """Return the chain of a model; raise SettingError if it does not have one, or its head is tied."""
+    """Return the chain of a model; raise SettingError if it does not have one."""
     if isinstance(module, nn.Sequential):
         return Chain({}, [*module], {})
     lists = (nn.ModuleList, nn.ModuleDict) if isinstance(module, GPT) else (nn.ModuleList,)
@@ -172,14 +183,7 @@ def find_chain(module: nn.Module) -> Chain:
         (key, each) for key, each in module.named_children() if owner is not module and each is not owner
     ]
     listed = [*layers.values()] if isinstance(layers, nn.ModuleDict) else [*layers]
-    whole = Chain(dict(own[:place]), listed, dict(after), rotary[0] if rotary else None)
-    first = {id(weight) for each in whole.begin.values() for weight in each.parameters()}
-    if any(id(weight) in first for each in whole.end.values() for weight in each.parameters()):
-        raise SettingError(
-            "the head shares the embedding's weights; create the model without tied weights (transformers: "
-            "tie_word_embeddings=False), or write the stages by hand and give Pipeline(tied=…)"
-        )
-    return whole
+    return Chain(dict(own[:place]), listed, dict(after), rotary[0] if rotary else None)
 
 
 def _owners(module: nn.Module) -> Iterator[nn.Module]:
@@ -212,40 +216,127 @@ def _partition(whole: Chain, stages: int, costs: Any) -> list[range]:
     return by_cost(given, stages)
 
 
+def _require_complete(module: nn.Module, whole: Chain) -> None:
+    """Raise SettingError if a weight, a buffer or a hook of the model is in none of its pieces."""
+    stage = whole.stage(range(whole.pieces))
+    pieces = {*stage.modules()}
+    tensors = {id(tensor) for tensor in chain(stage.parameters(), stage.buffers())}
+    for path, part in module.named_modules():
+        if part in pieces:
+            continue
+        for name, tensor in chain(part.named_parameters(recurse=False), part.named_buffers(recurse=False)):
+            if id(tensor) not in tensors:
+                kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+                raise SettingError(
+                    f"the {kind} {f'{path}.{name}'.lstrip('.')!r} would be in no stage, since stages are made of "
+                    f"{whole.parts}; move it into one of these modules, or {BY_HAND}"
+                )
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            raise SettingError(
+                f"a hook on {path or 'the model'} ({type(part).__name__}) would run in no stage, since stages are made "
+                f"of {whole.parts}; register it on one of these modules, or remove it"
+            )
+
+
+def _require_unshared(whole: Chain, partition: Sequence[range], schedule: Schedule) -> None:
+    """Raise SettingError if stages that are not on the same ranks share a weight."""
+    places: dict[nn.Parameter, dict[int, str]] = {}  # by stage, the first name of the weight there
+    for stage, pieces in enumerate(partition):
+        for name, weight in whole.stage(pieces).named_parameters():
+            places.setdefault(weight, {})[stage] = name
+    apart = []
+    for names in places.values():
+        ranks = {stage: {copy[stage] for copy in schedule.placement.holders} for stage in names}
+        first, *others = names
+        apart += [((first, names[first]), (each, names[each])) for each in others if ranks[each] != ranks[first]]
+    if apart:
+        stages = sorted({stage for tie in apart for stage, _ in tie})
+        more = f", and {plural(len(apart) - 1, 'more pair')} like this" if len(apart) > 1 else ""
+        raise SettingError(
+            f"the stages {', '.join(map(str, stages))} share weights, but are on different ranks, where each would get "
+            f"a part of the gradient. Give each of these stages a copy of its own (nn.Parameter(weight.detach()"
+            f".clone()); transformers: tie_word_embeddings=False), and tie them: Pipeline(tied=[{apart[0]}]){more}. "
+            "Or choose a schedule or a partition in which one rank holds all of them"
+        )
+
+
 def _compare(module: nn.Module, whole: Chain, example: Any) -> None:
-    """Raise SettingError unless the chain returns what the model returns for the example."""
+    """Raise SettingError unless the chain returns what the model returns for the example, from the same weights."""
     name = type(module).__name__
     if example is None:
         raise SettingError(f"give an example, an input of {name}, so that its stages can be compared with the whole")
-    training = module.training
-    module.eval()  # dropout would differ
+    stage = whole.stage(range(whole.pieces))
+    for training in (False, True):
+        mode = "in training" if training else "in evaluation"
+        try:
+            with _rehearsal(module, training):
+                wanted = module(_copied(example))
+        except Exception as error:
+            raise SettingError(
+                f"{name} fails for the example, which is the first argument of its forward, {mode}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        try:
+            with _rehearsal(module, training):
+                got = stage(_copied(example))
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise SettingError(
+                f"{name}'s forward is not a chain of {whole.parts}: calling them one after the other fails with "
+                f"{type(error).__name__}: {error}; {BY_HAND}"
+            ) from error
+        wanted = next(iter(tree_leaves(getattr(wanted, "logits", wanted))), None)
+        if not (isinstance(got, torch.Tensor) and isinstance(wanted, torch.Tensor) and torch.equal(got, wanted)):
+            raise SettingError(
+                f"{name}'s forward is more than a chain of {whole.parts}: its stages return other numbers {mode}. (A "
+                'mask? For transformers, take attn_implementation="sdpa" and sequences without padding.) Otherwise '
+                f"{BY_HAND}"
+            )
+        in_stages, in_whole = _trained_by(got), _trained_by(wanted)
+        for path, weight in module.named_parameters():
+            if (weight in in_stages) != (weight in in_whole):
+                one = "its stages" if weight in in_stages else "the whole"
+                raise SettingError(
+                    f"{name}'s forward is more than a chain of {whole.parts}: only {one} would train {path} (detach? "
+                    f"torch.no_grad()?). Freeze such weights with requires_grad_(False), or {BY_HAND}"
+                )
+
+
+@contextmanager
+def _rehearsal(module: nn.Module, training: bool) -> Iterator[None]:
+    """Run the model in a mode; leave its modes, its buffers and the state of the random numbers as they were."""
+    modes = [(part, part.training) for part in module.modules()]
+    buffers = [(part, {**part._buffers}) for part in module.modules()]
+    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    devices = {weight.get_device() for weight in module.parameters() if weight.is_cuda}
     try:
-        with torch.no_grad():
-            try:
-                wanted = module(example)
-            except Exception as error:
-                raise SettingError(
-                    f"{name} fails for the example, which is the first argument of its forward: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-            wanted = getattr(wanted, "logits", wanted)
-            try:
-                got = whole.stage(range(whole.pieces))(example)
-            except PipelineError:
-                raise
-            except Exception as error:
-                raise SettingError(
-                    f"{name}'s forward is not a chain of {', '.join(whole.begin)}, the layers, {', '.join(whole.end)}: "
-                    f"calling them one after the other fails with {type(error).__name__}: {error}; {BY_HAND}"
-                ) from error
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            module.train(training)
+            yield
     finally:
-        module.train(training)
-    leaves = tree_leaves(wanted)
-    if not (isinstance(got, torch.Tensor) and leaves and isinstance(leaves[0], torch.Tensor)) or not torch.equal(
-        got, leaves[0]
-    ):
-        parts = f"{', '.join(whole.begin)}, the layers, {', '.join(whole.end)}"
-        raise SettingError(
-            f"{name}'s forward is more than a chain of {parts}: its stages return other numbers. (A mask? "
-            f'For transformers, take attn_implementation="sdpa" and sequences without padding.) Otherwise {BY_HAND}'
-        )
+        for part, mode in modes:
+            part.training = mode
+        for part, own in buffers:
+            part._buffers = own
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
+
+
+def _copied(example: Any) -> Any:
+    """Return a copy of the example, which a forward may write to."""
+    return tree_map_only(torch.Tensor, torch.clone, example)
+
+
+def _trained_by(output: torch.Tensor) -> set[torch.Tensor]:
+    """Return the weights that get a gradient from the output."""
+    found: set[torch.Tensor] = set()
+    seen, left = {None}, [output.grad_fn]
+    while left:
+        node: Any = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += [other for other, _ in node.next_functions]
+            found |= {node.variable} if hasattr(node, "variable") else set()
+    return found

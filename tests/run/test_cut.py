@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import dropout
 
 import ppedu as pp
 from ppedu.run import GPT, GPTConfig, cut
@@ -59,11 +60,16 @@ def test_a_llama_has_the_gradients_of_one_process(ranks, size):
     assert "equal" in ranks(PROGRAM, size, timeout=120)[0]
 
 
-def chained(module, schedule, x, **options):
-    """Return what the stages of all ranks return, one after the other."""
+def all_stages(module, schedule, **options):
     stages = {}
     for rank in range(schedule.ranks):
         stages |= cut(module, schedule, rank, **options)
+    return stages
+
+
+def chained(module, schedule, x, **options):
+    """Return what the stages of all ranks return, one after the other."""
+    stages = all_stages(module, schedule, **options)
     for stage in sorted(stages):
         x = stages[stage](x)
     return x
@@ -120,7 +126,10 @@ def test_what_is_not_a_chain_is_refused():
     schedule, x = pp.schedule("1f1b", 2, 4), torch.randn(2, 4)
     cases = [
         ((Tower(skip=True), schedule, 0, None, x), "more than a chain of first, the layers, norm, last"),
-        ((Tower(tied=True), schedule, 0, None, x), "shares the embedding's weights"),
+        (
+            (Tower(tied=True), schedule, 0, None, x),
+            r"stages 0, 1 share weights, .*tied=\[\(\(0, 'begin.first.weight'\), \(1, 'end.last.weight'\)\)\]",
+        ),
         ((Tower(), schedule, 0), "give an example"),
         ((Tower(), schedule, 0, None, {"x": x}), "Tower fails for the example, which is the first argument of its"),
         ((nn.Linear(2, 2), schedule, 0), "has 0 nn.ModuleLists"),
@@ -133,3 +142,141 @@ def test_what_is_not_a_chain_is_refused():
     for arguments, match in cases:
         with pytest.raises(pp.SettingError, match=match):
             cut(*arguments)
+
+
+class Changed(Tower):
+    """A tower whose forward applies `change(self, x)` between the first module and the layers."""
+
+    def __init__(self, change, **parts):
+        super().__init__()
+        self.change = change
+        for name, part in parts.items():
+            (self.register_buffer if type(part) is torch.Tensor else self.register_parameter)(name, part)
+
+    def forward(self, x):
+        x = self.change(self, self.first(x))
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(self.norm(x))
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class DoubledGPT(GPT):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked(module, register, path=""):
+    """Return the module, with a hook that changes nothing on the part at `path`."""
+    getattr(module.get_submodule(path), register)(lambda *_: None)
+    return module
+
+
+def sequence(length=2):
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(length)))
+
+
+def sharing(module, place, other):
+    """Return the sequence, with one weight at two places of it."""
+    module[other].weight = module[place].weight
+    return module
+
+
+LOST = {
+    "a parameter that starts neutral": (
+        lambda: Changed(lambda self, x: x + self.shift, shift=nn.Parameter(torch.zeros(6))),
+        "the parameter 'shift' would be in no stage",
+    ),
+    "a frozen parameter": (
+        lambda: Changed(lambda self, x: x * self.scale, scale=nn.Parameter(torch.ones(6), requires_grad=False)),
+        "the parameter 'scale' would be in no stage",
+    ),
+    "a buffer": (
+        lambda: Changed(lambda self, x: x + self.shift, shift=torch.zeros(6)),
+        "the buffer 'shift' would be in no stage",
+    ),
+    "dropout": (lambda: Changed(lambda self, x: dropout(x, 0.5, self.training)), "other numbers in training"),
+    "noise": (lambda: Changed(lambda self, x: x + self.training * torch.randn(6)), "other numbers in training"),
+    "a detached output": (lambda: Changed(lambda self, x: x.detach()), "only its stages would train first.weight"),
+    "a sequence with a forward of its own": (
+        lambda: Doubled(nn.Linear(4, 4), nn.Linear(4, 4)),
+        "other numbers in eval",
+    ),
+    "a forward of an instance": (
+        lambda: [module := sequence(), setattr(module, "forward", lambda x: x + module[0](x))][0],
+        "other numbers in evaluation",
+    ),
+    "a GPT with a forward of its own": (
+        lambda: DoubledGPT(GPTConfig(4, 4, 2, 1, 4)),
+        "other numbers in evaluation",
+    ),
+    **{
+        f"{register} on {name}": (
+            lambda make=make, register=register, path=path: hooked(make(), register, path),
+            "a hook on",
+        )
+        for register in (
+            "register_forward_hook",
+            "register_forward_pre_hook",
+            "register_full_backward_hook",
+            "register_full_backward_pre_hook",
+        )
+        for name, make, path in (
+            ("a sequence", sequence, ""),
+            ("a tower", Tower, ""),
+            ("the model within", lambda: nn.ModuleDict({"inner": Tower(), "head": nn.Linear(4, 4)}), "inner"),
+        )
+    },
+    "a weight of two stages": (
+        lambda: sharing(sequence(4), 1, 2),
+        r"stages 0, 1 share weights, .*tied=\[\(\(0, 'layers.1.weight'\), \(1, 'layers.2.weight'\)\)\]",
+    ),
+    "a layer of two stages": (lambda: nn.Sequential(*[nn.Linear(4, 4), nn.Tanh()] * 2), "and 1 more pair like this"),
+    "one layer, repeated": (
+        lambda: [module := Tower(), setattr(module, "layers", nn.ModuleList([module.layers[0]] * 4))][0],
+        "stages 0, 1 share weights",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_part_of_the_model_that_no_stage_would_have_is_refused(case):
+    make, match = LOST[case]
+    torch.manual_seed(0)
+    x = torch.tensor([[0, 1]]) if "GPT" in case else torch.randn(2, 4)
+    with pytest.raises(pp.SettingError, match=match):
+        cut(make(), pp.schedule("1f1b", 2, 4), 0, example=x)
+
+
+def test_stages_on_the_same_ranks_may_share_weights():
+    torch.manual_seed(0)
+    first_and_last = sharing(sequence(4), 0, 3)
+    for name in ("zb-v", "dualpipev", "dualpipe"):  # all hold the first and the last stage on the same ranks
+        stages = all_stages(first_and_last, pp.schedule(name, 2, 4))
+        assert stages[0].layers["0"].weight is stages[max(stages)].layers["3"].weight
+    for name in ("1f1b", "interleaved"):
+        with pytest.raises(pp.SettingError, match="share weights"):
+            cut(first_and_last, pp.schedule(name, 2, 4), 0)
+    cut(sharing(sequence(4), 0, 1), pp.schedule("1f1b", 2, 4), 0)  # within a stage
+
+
+def test_comparing_leaves_the_model_and_random_numbers_as_they_were():
+    class Normed(Tower):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+            self.layers[1] = nn.Sequential(nn.Dropout(0.5), nn.ReLU(inplace=True))
+
+    torch.manual_seed(0)
+    module, x = Normed(), torch.randn(3, 4)
+    module.layers[0].eval()
+    modes = [part.training for part in module.modules()]
+    state, before = torch.get_rng_state(), {name: value.clone() for name, value in module.state_dict().items()}
+    cut(module, pp.schedule("1f1b", 2, 4), 0, example=x)
+    assert [part.training for part in module.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state) and all(weight.grad is None for weight in module.parameters())
