@@ -112,6 +112,7 @@ class GradientSync:
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
         self._incomplete: set[int] = set()  # stages whose last backward is still ahead
         self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []  # by the ranks that hold them
+        self._agreed: dict[Name, int] = {}  # the class of each name that this rank and others have agreed on
         for stage, name in (end for tie in ties for end in tie):
             if stage in stages or not 0 <= stage < placement.stages:
                 self._weight(stage, name)
@@ -151,6 +152,25 @@ class GradientSync:
                 self.shared.append(SharedWeights(several, ranks))
         self.held = list(self._held_stages())
 
+    def require_agreed(self) -> None:
+        """Raise SettingError if weights of this rank have other names than those agreed on, or two have become one."""
+        if not self._agreed:
+            return
+        groups = [*self.names.values()]
+        names = {*chain.from_iterable(groups)}
+        changes = [(name, "was added") for name in sorted(names - {*self._agreed})]
+        changes += [(name, "was removed") for name in sorted({*self._agreed} - names)]
+        changes += [
+            (group[0], f"became that of stage {group[-1][0]}, {group[-1][1]!r},")
+            for group in groups
+            if not changes and len({self._agreed[name] for name in group}) > 1
+        ]
+        for (stage, name), change in changes:
+            raise SettingError(
+                f"the weight {name!r} of stage {stage} {change} after the pipeline's first call, in which the ranks "
+                "agreed on the weights that several of them hold; make a new Pipeline after such a change, on all ranks"
+            )
+
     def initial_differences(self, exchange: Exchange) -> list[str]:
         """Learn which weights are one, and return a sentence for each weight and buffer that its holders differ in."""
         found = []
@@ -172,6 +192,10 @@ class GradientSync:
             found += {**each.differences("weight", whole), **each.differences("buffer", buffers)}.values()
         if self.ties or self.placement.copies > 1:
             found += self._agree(names, exchange)
+        classes = [each for _, several in self._classes for each in several]
+        if self.held or classes:
+            numbers = {name: number for number, each in enumerate(classes) for name in each if name[0] in self.stages}
+            self._agreed = dict.fromkeys(chain.from_iterable(names.values()), 0) | numbers
         return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
 
     def begin(self, stages: Iterable[int], loss_scale: float = 1) -> None:

@@ -275,6 +275,7 @@ class Pipeline:
         if self.validation:
             raise SettingError("the pipeline steps the optimizer, and clips before; give PostValidation(max_norm=…)")
         self._prepare("clip_grad_norm")
+        self.gradients.require_agreed()
         self.gradients.find_shared()
         norm = self.control.exchange(self.gradients.norm()[None], "clip the gradients").norm()
         if error_if_nonfinite and not norm.isfinite():
@@ -304,12 +305,15 @@ class Pipeline:
             require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
             batch = Batch.cut(*given[:3], microbatches, self.batching, given[3])
             self._require_given(call, batch)
+            if training:
+                self.gradients.require_agreed()
         except Exception:
             with suppress(PipelineError):  # this rank's own error says more
                 self._get_ready(call)
                 self.control.refuse(call, microbatches, self.messages.debug)
             raise
         self._get_ready(call)
+        self.gradients.find_shared()
         kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, self.messages.debug)
         targets = () if call == "forward" else batch.targets or [None] * microbatches
         program = self.program if training else self.forwards
@@ -406,7 +410,6 @@ class Pipeline:
     def _get_ready(self, call: str) -> None:
         """Do what ranks do together before a call, whether or not this rank can make it."""
         self._prepare(call)
-        self.gradients.find_shared()
         if call != "step":
             self._settle(_undone(call))
 

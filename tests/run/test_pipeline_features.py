@@ -373,6 +373,75 @@ for name, stages in [("1f1b", 2), ("zb-h1", 2), ("interleaved", 4), ("zb-v", 4)]
     why = ["F0 gave a loss of nan", "another replica has a loss of nan"][half]
     assert why in outcome(lambda: pipeline.step(SPOILT.split(4)[1 - half], Y[:4]))
 """,
+    "weights that change after the first call are right or refused": """
+from torch.nn.utils import parametrize, prune
+
+def pruned(stages):
+    for module in stages.values():
+        prune.identity(module[0], "weight")
+
+def parametrized(stages):
+    for module in stages.values():
+        parametrize.register_parametrization(module[0], "weight", nn.Identity())
+
+def joined(stages):
+    for module in stages.values():
+        module[2].weight = module[0].weight
+
+def adapted(stages):
+    for module in stages.values():
+        module[0] = Of(lambda s, x: s.base(x) + s.low(x), base=module[0], low=nn.Linear(4, 4, bias=False))
+        nn.init.ones_(module[0].low.weight)
+
+def only(where, change):
+    return lambda stages: change(stages) if rank == where else None
+
+TIED = [((0, "0.weight"), (3, "0.weight"))]
+def same():
+    return {stage: layer(0) for stage in range(4)}
+
+def stages_of(pipeline):
+    return {index: stage.module for index, stage in pipeline.stages.items()}
+
+for change in (pruned, adapted):  # no other rank holds these weights
+    pipeline, model = make("1f1b"), {stage: layer(stage) for stage in range(4)}
+    pipeline.step(X, Y)
+    change(stages_of(pipeline))
+    change(model)
+    pipeline.gradients.modules[rank].zero_grad()
+    pipeline.step(X, Y)
+    reference([*model.values()])
+    agree(pipeline, model)
+
+CASES = [
+    ("dualpipe", (), pruned, "'0.weight_orig' of stage [0-3] was added"),
+    ("dualpipe", (), adapted, "'0.base.bias' of stage [0-3] was added"),
+    ("dualpipe", (), joined, "'0.weight' of stage [0-3] became that of stage [0-3], '2.weight', after"),
+    ("dualpipe", (), only(2, pruned), "'0.weight_orig' of stage [0-3] was added"),
+    ("1f1b", TIED, parametrized, "original' of stage [0-3] was added"),
+    ("1f1b", TIED, adapted, "cannot tie '0.weight' of stage [03], which has no|base.bias' of stage [12] was added"),
+]
+import re
+for name, ties, change, why in CASES:
+    pipeline = make(name, 8, same() if ties else None, tied=ties)
+    pipeline.step(X, Y)
+    before = [*nn.ModuleList(stages_of(pipeline).values()).parameters()]
+    change(stages_of(pipeline))
+    changed = [*map(id, before)] != [*map(id, nn.ModuleList(stages_of(pipeline).values()).parameters())]
+    said = outcome(lambda: pipeline.step(X, Y))
+    assert re.search(why if changed else "Error: rank", str(said)), (name, said)
+    if changed:
+        said = outcome(lambda: pipeline.clip_grad_norm(1.0))
+        assert re.search(why + "|cannot be used after an error", str(said)), said
+pipeline = make("dualpipe", 8)
+pipeline.eval(X, Y)
+pruned(stages_of(pipeline))
+pipeline, model = make("dualpipe", 8, stages_of(pipeline)), {stage: layer(stage) for stage in range(4)}
+pruned(model)
+pipeline.step(X, Y)  # of a new pipeline
+reference([*model.values()], X.split(1), Y.split(1))
+agree(pipeline, model, exact=False)
+""",
     "a failure is reported by the ranks that share gradients with the failed one": """
 def failing(pipeline):
     last = pipeline.schedule.orders[pipeline.group.rank][-1]
