@@ -112,7 +112,7 @@ class GradientSync:
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
         self._incomplete: set[int] = set()  # stages whose last backward is still ahead
         self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []  # by the ranks that hold them
-        self._agreed: dict[Name, int] = {}  # the class of each name that this rank and others have agreed on
+        self._agreed: dict[Name, int] = {}  # the class of each name of this rank, as of the first call
         for stage, name in (end for tie in ties for end in tie):
             if stage in stages or not 0 <= stage < placement.stages:
                 self._weight(stage, name)

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import dropout
 
@@ -262,6 +264,34 @@ def test_stages_on_the_same_ranks_may_share_weights():
         with pytest.raises(pp.SettingError, match="share weights"):
             cut(first_and_last, pp.schedule(name, 2, 4), 0)
     cut(sharing(sequence(4), 0, 1), pp.schedule("1f1b", 2, 4), 0)  # within a stage
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["1f1b", "interleaved", "zb-v", "dualpipe", "gems"]),
+    st.lists(st.integers(0, 4), min_size=8, max_size=8),
+    st.lists(st.integers(1, 9), min_size=8, max_size=8),
+)
+def test_weights_of_stages_on_different_ranks_are_refused(name, weights, costs):
+    schedule, modules = pp.schedule(name, 4, 8), [nn.Linear(2, 2) for _ in range(8)]
+    holders = {}  # of each module: its stage's ranks
+    for rank in range(schedule.ranks):
+        for stage in cut(nn.Sequential(*modules), schedule, rank, costs).values():
+            for module in stage.layers.values():
+                holders.setdefault(module, set()).add(rank)
+    apart = any(
+        one == other and holders[modules[i]] != holders[modules[j]]
+        for i, one in enumerate(weights)
+        for j, other in enumerate(weights)
+    )
+    for number, module in zip(weights, modules, strict=True):
+        module.weight = modules[weights.index(number)].weight
+    try:
+        all_stages(nn.Sequential(*modules), schedule, costs=costs)
+    except pp.SettingError as error:
+        assert apart and "share weights" in str(error)
+    else:
+        assert not apart
 
 
 def test_comparing_leaves_the_model_and_random_numbers_as_they_were():

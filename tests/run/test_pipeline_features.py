@@ -373,6 +373,31 @@ for name, stages in [("1f1b", 2), ("zb-h1", 2), ("interleaved", 4), ("zb-v", 4)]
     why = ["F0 gave a loss of nan", "another replica has a loss of nan"][half]
     assert why in outcome(lambda: pipeline.step(SPOILT.split(4)[1 - half], Y[:4]))
 """,
+    "a model whose first and last layer share weights can be cut, if one rank holds both or they are tied": """
+from ppedu.run import cut
+for name in ["zb-v", "dualpipe", "1f1b"]:
+    schedule = pp.schedule(name, 4, 8)
+    def model():
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            whole = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+        whole[7].weight = whole[0].weight
+        return whole
+    whole, mine = model(), model()
+    last = schedule.stages - 1
+    tied = [((0, "layers.0.weight"), (last, "layers.7.weight"))] if name == "1f1b" else ()
+    if tied:
+        why = "tied=[((0, 'layers.0.weight'), (3, 'layers.7.weight'))])"
+        assert why in outcome(lambda: cut(mine, schedule, rank))
+        mine[7].weight = nn.Parameter(mine[7].weight.detach().clone())
+    Pipeline(schedule, cut(mine, schedule, rank), fn.mse_loss, fresh(), tied=tied, timeout=5).step(X, Y)
+    reference([whole], X.split(1), Y.split(1))
+    for ours, theirs in zip(mine, whole):
+        if ours.weight.grad is not None:  # on this rank
+            torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+    assert rank or mine[0].weight.grad is not None
+    assert name == "zb-v" or rank < 3 or mine[7].weight.grad is not None
+""",
     "weights that change after the first call are right or refused": """
 from torch.nn.utils import parametrize, prune
 
