@@ -6,6 +6,7 @@ this takes a third of the time of its all_gather, which passes the rows around a
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -141,7 +142,7 @@ class Control:
         """
         silent = bool(self._last_announcement) and not debug
         if not silent:
-            self.exchange(torch.tensor([REFUSED, *[0] * (2 * microbatches)]), f"start {call}")
+            self.exchange(torch.tensor([REFUSED, 0, *[0] * (2 * microbatches)]), f"start {call}")
         self._require_all_refuse(call, (self._own if silent else []) + self._replicas)
 
     def _require_all_refuse(self, call: str, groups: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
@@ -171,33 +172,39 @@ class Control:
             if count:
                 raise SettingError(f"rank {rank} cannot {purpose}; its own error says why")
 
-    def agree_on_batch(self, call: str, batch: Batch, microbatches: int, debug: bool) -> tuple[list[int], list[int]]:
-        """Return each microbatch's kind and size, once all ranks have announced the same call and batch.
+    def agree_on_batch(
+        self, call: str, batch: Batch, microbatches: int, loss_scale: float, debug: bool
+    ) -> tuple[list[int], list[int]]:
+        """Return each microbatch's kind and size, once all ranks have announced the same call, batch and `loss_scale`.
 
         A kind stands for the shapes and dtypes of a microbatch's inputs; see `Batch.kinds`. If all ranks know the
         inputs, and this call is like the last one, nothing is exchanged, except with `debug`.
 
         Raises:
             SettingError: a rank has refused the call.
-            CommunicationError: the ranks' calls or batches differ, or one has not called within the timeout.
+            CommunicationError: the ranks' calls, batches or scales differ, or one has not called within the timeout.
         """
-        own = [CALLS.index(call), *batch.kinds(microbatches), *batch.sizes]
+        (scale,) = struct.unpack("q", struct.pack("d", loss_scale))  # the bits of a float, as an integer
+        own = [CALLS.index(call), scale, *batch.kinds(microbatches), *batch.sizes]
         if own == self._last_announcement and not debug:
-            return own[1 : 1 + microbatches], own[1 + microbatches :]
-        changed = " (here, the call or the batch's shapes differ from the last ones)" if self._last_announcement else ""
+            return own[2 : 2 + microbatches], own[2 + microbatches :]
+        unlike = " (here, the call, the batch's shapes or loss_scale differ from the last ones)"
+        changed = unlike if self._last_announcement else ""
         rows = self.exchange(torch.tensor(own), f"start {call}{changed}").tolist()
         for rank, (number, *_) in enumerate(rows):
             if number == REFUSED:
                 self._require_all_refuse(call, self._replicas)
                 raise SettingError(f"rank {rank} cannot start {call}; its own error says why")
-        for rank, (number, *_) in enumerate(rows):
+        for rank, (number, its_scale, *_) in enumerate(rows):
             if number != rows[0][0]:
                 raise CommunicationError(
                     f"rank 0 calls {CALLS[rows[0][0]]}, but rank {rank} calls {CALLS[number]}; call the same on all"
                 )
-        columns = list(zip(*rows, strict=True))[1:]
+            if its_scale != rows[0][1]:
+                raise CommunicationError(f"rank {rank} has a different loss_scale than rank 0; give all ranks the same")
+        columns = list(zip(*rows, strict=True))[2:]
         kinds = [_known_kind(m, column) for m, column in enumerate(columns[:microbatches])]
-        everywhere = all(all(row[1 : 1 + microbatches]) for row in rows)
+        everywhere = all(all(row[2 : 2 + microbatches]) for row in rows)
         self._last_announcement = own if everywhere else []
         return kinds, [max(column) for column in columns[microbatches:]]
 

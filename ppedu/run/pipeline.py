@@ -61,7 +61,8 @@ class Pipeline:
 
     schedule: compute actions only, or lowered by `pp.lower`.
     stages: the module of each stage that this rank holds, by number; see `local_stages`. A stage takes what the stage
-        before it returns, a tensor or several, and every keyword given to `step`. Processes that compute a stage
+        before it returns, a tensor or several, and every keyword given to `step`. An output that no later stage uses
+        gives its weights gradients of zero, where one process would leave `.grad` None. Processes that compute a stage
         together (tensor parallelism) are in a pipeline each, on the same rank of it.
     loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss. A
         module may have buffers, but weights to train only if the last rank's stages have them, too.
@@ -314,7 +315,7 @@ class Pipeline:
             raise
         self._get_ready(call)
         self.gradients.find_shared()
-        kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, self.messages.debug)
+        kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, loss_scale, self.messages.debug)
         targets = () if call == "forward" else batch.targets or [None] * microbatches
         program = self.program if training else self.forwards
         with self.control.required_for(f"start {call}"):

@@ -285,8 +285,25 @@ pipeline.step(X if rank < 2 else X[:6], Y)
         [
             LATE,
             LATE,
-            r"rank 2 cannot start step \(here, the call or the batch's shapes differ from the last ones\): not every",
+            r"rank 2 cannot start step \(here, the call, the batch's shapes or loss_scale differ from the last",
         ],
+        STOPPED,
+    ),
+    "another loss scale on one rank": (
+        """
+pipeline = make()
+pipeline.step(X, Y, loss_scale=1.0 + (rank == 1))
+""",
+        ["CommunicationError: rank 1 has a different loss_scale than rank 0; give all ranks the same"] * 3,
+        AGAIN,
+    ),
+    "another loss scale on one rank, later": (
+        """
+pipeline = make()
+for scale in (1.0, 8.0, 4.0 if rank < 2 else 8.0):
+    pipeline.step(X, Y, loss_scale=scale)
+""",
+        [r"rank 0 cannot start step \(here, .* loss_scale differ from the last ones\)", None, LATE],
         STOPPED,
     ),
     "another schedule on one rank": (
@@ -356,7 +373,7 @@ pipeline.eval(X, Y) if rank == 1 else pipeline.step(X, Y)
 """,
         [
             LATE,
-            r"rank 1 cannot start eval \(here, the call or the batch's shapes differ from the last ones\): not every",
+            r"rank 1 cannot start eval \(here, the call, the batch's shapes or loss_scale differ from the last",
             LATE,
         ],
         STOPPED,
