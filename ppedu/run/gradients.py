@@ -462,9 +462,14 @@ def _sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
 
 
 def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> None:
-    """Store the parts of `row` as gradients of all parameters. A weight without a gradient on any rank keeps none."""
+    """Store the parts of `row` as gradients of all parameters. A weight without a gradient on any rank keeps none.
+
+    Gradients are written in place where they can be, as they may be views into a tensor of the caller.
+    """
     *parts, marks = row.split([*(_local(same[0]).numel() for same in weights), len(weights)])
     for same, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
         for weight in same if has_grad else ():
-            weight.grad = torch.empty_like(weight, dtype=weight.grad_dtype)
+            grad, dtype = weight.grad, weight.grad_dtype or weight.dtype
+            if grad is None or grad.layout != torch.strided or grad.dtype != dtype or hasattr(grad, "to_local"):
+                weight.grad = torch.empty_like(weight, dtype=dtype)
             _local(weight.grad).copy_(part.view_as(_local(weight)))

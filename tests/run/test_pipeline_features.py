@@ -373,6 +373,29 @@ for name, stages in [("1f1b", 2), ("zb-h1", 2), ("interleaved", 4), ("zb-v", 4)]
     why = ["F0 gave a loss of nan", "another replica has a loss of nan"][half]
     assert why in outcome(lambda: pipeline.step(SPOILT.split(4)[1 - half], Y[:4]))
 """,
+    "gradients may be views into one tensor": """
+def flat(modules):
+    weights = [*nn.ModuleList(modules).parameters()]
+    whole = torch.zeros(sum(weight.numel() for weight in weights))
+    for weight, part in zip(weights, whole.split([weight.numel() for weight in weights])):
+        weight.grad = part.view_as(weight)
+    return whole
+
+mine, half = rank % 2, rank // 2
+group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
+beside = {"group": group, "replicas": dist.new_group([mine, 2 + mine], use_local_synchronization=True)}
+for name, ranks, options in [("1f1b", 2, beside), ("zb-v", 2, beside), ("dualpipe", 4, {}), ("1f1b", 4, {})]:
+    schedule = pp.schedule(name, ranks, 8)
+    held = {stage: layer(stage) for stage in local_stages(schedule, mine if options else rank)}
+    model = [layer(stage) for stage in range(schedule.stages)]
+    pipeline = Pipeline(schedule, held, fn.mse_loss, **{"group": fresh(), "timeout": 5} | options)
+    whole, expected = flat(held.values()), flat(model[stage] for stage in held)
+    for scale in (1.0, 1.0, 4.0):
+        pipeline.step(X, Y, loss_scale=scale)
+        reference(model, X.split(1), Y.split(1))
+    torch.testing.assert_close(whole, expected)
+    agree(pipeline, model, exact=False)
+""",
     "a model whose first and last layer share weights can be cut, if one rank holds both or they are tied": """
 from ppedu.run import cut
 for name in ["zb-v", "dualpipe", "1f1b"]:
