@@ -314,7 +314,8 @@ class Pipeline:
                 self.control.refuse(call, microbatches, self.messages.debug)
             raise
         self._get_ready(call)
-        self.gradients.find_shared()
+        if training:
+            self.gradients.find_shared()
         kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, loss_scale, self.messages.debug)
         targets = () if call == "forward" else batch.targets or [None] * microbatches
         program = self.program if training else self.forwards
