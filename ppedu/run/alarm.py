@@ -65,7 +65,7 @@ class Alarm:
         return _answer(GRACE_SECONDS + STORE_SECONDS, ask) or False
 
     def _first(self, name: str) -> str:
-        """Return the rank that failed first by what the stores say, or else `name`; let them say so if it is not ""."""
+        """Return the rank that failed first: the one in the stores, or else `name`, which is then stored unless ""."""
         stores: list[Any] = [group.get_group_store() for group in self.groups]
         known = [store.get(FIRST) for store in stores if store.check([FIRST])]
         first = known[0].decode() if known else name
