@@ -166,8 +166,8 @@ class File:
         if self.kernels:
             times, ids = self.launches
             first, last = bisect_left(times, span.start), bisect_right(times, span.end)
-            known = self.kernels if action else self.messages | self.kernels
-            if ran := [known[each] for each in ids[first:last] if each in known]:
+            known = (self.kernels,) if action else (self.kernels, self.messages)
+            if ran := [kernels[each] for each in ids[first:last] for kernels in known if each in kernels]:
                 return min(start for start, _ in ran), max(end for _, end in ran)
             until, since = self.until[first], self.since[last]
             if action or until == -LATEST:  # it may have waited for a message, as the next kernel did
@@ -181,9 +181,8 @@ class File:
         if first == last:  # it has only waited
             return (span.end if action else span.start), span.end
         begin, end = starts[first], max(ends[first:last])
-        if (
-            action and action.parts
-        ):  # torch runs its parts one after the other, and may wait for the message of the second in between
+        if action and action.parts:
+            # torch runs the parts of a pair one after the other, and may wait for the message of the second in between.
             turn = next(
                 (index for index in range(first + 1, last) if backward[index] and not backward[index - 1]), last
             )
