@@ -152,8 +152,11 @@ def test_any_legal_order_has_the_gradients_of_one_process(ranks):
     @given(schedules(), st.sets(st.integers(0, 6), max_size=2), modes(), st.booleans(), st.booleans(), st.booleans())
     def draw(schedule, frozen, modes, late, debug, variable):
         schedule.validate()
-        # A stage whose outputs never depend on its weights would be refused.
-        some = [(stage, m, mode) for (stage, m), mode in modes.items() if m != stage % schedule.microbatches]
+        # A stage, or a copy of one, whose outputs depend on no weights in the first step is refused. In that step, each
+        # microbatch has the mode of the next one; the first of each copy depends on all.
+        starts = [0, *([schedule.placement.split] if schedule.placement.copies > 1 else [])]
+        full = {(start + 1) % schedule.microbatches for start in starts}
+        some = [(stage, m, mode) for (stage, m), mode in modes.items() if m not in full]
         drawn.append((schedule, sorted(frozen), some, {"late": late, "debug": debug, "variable": variable}))
 
     draw()
