@@ -210,8 +210,7 @@ def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
     if len(forwards) < stages * microbatches:  # many more than there are if a number is wrong
         stage, m = next((s, m) for s in range(stages) for m in range(microbatches) if (s, m) not in forwards)
         missing = plural(stages * microbatches - len(forwards), "forward")
-        first = min((each[0] for each in forwards), default=0), min((each[1] for each in forwards), default=0)
-        hint = "; stages and microbatches count from 0" if max(first) == 1 else ""
+        hint = "; microbatches count from 0" if min((m for _, m in forwards), default=0) == 1 else ""
         raise ValueError(f"{F(stage, m)} is never run ({missing} missing){hint}")
     orders = tuple(tuple(span.action for span in row) for row in rows)
     schedule = Schedule("measured", _placement(len(rows), singles), microbatches, orders, forward_only)

@@ -285,3 +285,9 @@ def test_a_missing_rank_is_missed(tmp_path, name, lost):
         return
     (remark,) = pp.Run.load(path).remarks
     assert "stage 2 waits at least" in remark and "give the traces of all ranks" in remark
+
+
+def test_microbatches_that_count_from_1_are_pointed_out(tmp_path):
+    lines = ["0,0,F,1,0,1", "0,1,F,1,1,1", "0,1,B,1,2,2", "0,0,B,1,4,2"]
+    with pytest.raises(pp.ParseError, match=r"0F0 is never run \(2 forwards missing\); microbatches count from 0"):
+        pp.Run.load(write(tmp_path / "x.csv", *lines))
