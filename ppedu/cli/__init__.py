@@ -1,1 +1,1 @@
-"""The command line, `python -m ppedu …`, and the check of the machine that it shares with `pp.doctor`."""
+"""The command line, `ppedu …`, and the check of the machine that it shares with `pp.doctor`."""

@@ -1,4 +1,4 @@
-"""`python -m ppedu autopsy`: why the steps of a measured run take as long as they do."""
+"""`ppedu autopsy`: why the steps of a measured run take as long as they do."""
 
 from __future__ import annotations
 

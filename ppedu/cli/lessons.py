@@ -1,4 +1,4 @@
-"""`python -m ppedu lessons`: copy the lessons into a folder and open them in JupyterLab."""
+"""`ppedu lessons`: copy the lessons into a folder and open them in JupyterLab."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from ppedu.core.errors import SettingError
 
 FOLDER = "ppedu-lessons"  # the default target
+FILES = ("*.ipynb", "cluster.csv", "model.toml")  # the lessons; a run and a model to try `autopsy` and `plan` on
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -25,7 +26,7 @@ def open_lessons(options: argparse.Namespace) -> int:
     if options.no_open:
         print(f"To open them: cd {shlex.quote(str(folder))} && jupyter lab {first}")
     elif find_spec("jupyterlab") is None:
-        raise SettingError("JupyterLab is not installed; pip install 'ppedu[lab]'")
+        raise SettingError("JupyterLab is not installed; pip install 'ppedu[lab]', then run this command again")
     else:
         sys.stdout.flush()
         command = [sys.executable, "-m", "jupyterlab", *lab_options(first), *options.lab]
@@ -49,13 +50,14 @@ def lab_options(notebook: str) -> list[str]:
 
 
 def copy_lessons(folder: Path) -> str:
-    """Copy the lessons that do not exist in `folder` yet, and return the name of the first lesson.
+    """Copy the lessons and their files that do not exist in `folder` yet, and return the name of the first lesson.
 
     Raises:
         SettingError: this installation contains no lessons, or the folder cannot be written to.
     """
     installed, cloned = PACKAGE / "lessons", PACKAGE.parent / "notebooks"
-    lessons = sorted((installed if installed.is_dir() else cloned).glob("*.ipynb"))
+    source = installed if installed.is_dir() else cloned
+    lessons = sorted(path for pattern in FILES for path in source.glob(pattern))
     if not lessons:
         raise SettingError(f"there are no lessons in {installed} or {cloned}; reinstall ppedu")
     changed = []
@@ -72,7 +74,7 @@ def copy_lessons(folder: Path) -> str:
     print(f"The lessons are in {folder}.")
     if changed:
         print(f"Kept, because you have changed them: {', '.join(changed)}")
-        print("For fresh copies choose another folder: python -m ppedu lessons FOLDER")
+        print("For fresh copies choose another folder: ppedu lessons FOLDER")
     return lessons[0].name
 
 

@@ -1,4 +1,4 @@
-"""The commands of `python -m ppedu`, and the parser that reads them."""
+"""The commands of `ppedu`, and the parser that reads them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ COSTS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    arguments: the words after `python -m ppedu`, by default those of this process.
+    arguments: the words after `ppedu`, by default those of this process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ppedu",
+        prog="ppedu",
         description="Learn, design and check pipeline parallelism.",
-        epilog="Example: python -m ppedu draw interleaved -r 4 -m 8 -o chunks=3",
+        epilog="Example: ppedu draw interleaved -r 4 -m 8 -o chunks=3",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 

@@ -1,4 +1,4 @@
-"""`python -m ppedu plan`: which schedule, partition and number of microbatches for a model on machines."""
+"""`ppedu plan`: which schedule, partition and number of microbatches for a model on machines."""
 
 from __future__ import annotations
 

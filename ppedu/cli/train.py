@@ -1,4 +1,4 @@
-"""`python -m ppedu train`: train a toy GPT on several ranks, on this machine, on others, or as a job of a scheduler."""
+"""`ppedu train`: train a toy GPT on several ranks, on this machine, on others, or as a job of a scheduler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGINT, before)
 
-    launcher = argparse.ArgumentParser(prog="python -m ppedu train", add_help=False)
+    launcher = argparse.ArgumentParser(prog="ppedu train", add_help=False)
     launcher.add_argument("-n", "--nproc-per-node", type=int, metavar="N", default=1, help="ranks (default: 1)")
     text = "where: ssh:alpha,beta, or slurm: and options of salloc (default: this machine)"
     launcher.add_argument("--on", metavar="PLACE", default="local", help=text)
@@ -39,7 +39,7 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
     text = "nodes of the job; 2:4 asks for 4 and goes on with 2, from the last checkpoint in --save (default: 1)"
     launcher.add_argument("--nodes", type=_nodes, metavar="N", help=text)
     known, settings = launcher.parse_known_args(arguments)
-    parser = train.parser(prog="python -m ppedu train", parents=[launcher])
+    parser = train.parser(prog="ppedu train", parents=[launcher])
     require_count("the number of ranks", known.nproc_per_node)
     # Validate before any rank starts, so that an error is reported once and in one line.
     config = train.prepare(parser.parse_args(arguments), known.nproc_per_node)

@@ -77,7 +77,7 @@ class Choice:
         return simulate(self.schedule, self.costs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the schedule and the partition to a file, for `python -m ppedu train --plan`.
+        """Write the schedule and the partition to a file, for `ppedu train --plan`.
 
         Raises:
             PipelineError: The file cannot be written.

@@ -18,7 +18,7 @@ KEYS = {"schedule": str, "options": dict, "ranks": int, "microbatches": int, "re
 
 
 def save(path: str | os.PathLike[str], schedule: Schedule, partition: Sequence[range], recompute: bool) -> None:
-    """Write a choice to a file, which `python -m ppedu train --plan` reads: JSON, with the pieces of each stage.
+    """Write a choice to a file, which `ppedu train --plan` reads: JSON, with the pieces of each stage.
 
     Raises:
         PipelineError: The file cannot be written.
@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != KEYS:
         raise ParseError(
-            f"{str(path)!r} is not a plan that `python -m ppedu plan QUESTION.toml --save FILE` has written"
+            f"{str(path)!r} is not a plan that `ppedu plan QUESTION.toml --save FILE` has written"
         )
     return found
 

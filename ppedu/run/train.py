@@ -76,7 +76,7 @@ class TrainConfig:
         SettingError: a setting is invalid, or two do not fit together.
     """
 
-    schedule: str = setting("1f1b", PIPELINE, "NAME", "a schedule that `python -m ppedu list` shows")
+    schedule: str = setting("1f1b", PIPELINE, "NAME", "a schedule that `ppedu list` shows")
     steps: int = setting(50, TRAINING, "N", "optimizer steps")
     microbatches: int = setting(8, PIPELINE, "N", "microbatches into which a pipeline cuts its part of the batch")
     batch: int = setting(32, TRAINING, "N", "sequences in a step")

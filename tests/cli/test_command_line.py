@@ -1,4 +1,4 @@
-"""`python -m ppedu list | draw | check | simulate | export`, as typed at a terminal. `train` is tested with `run`."""
+"""`ppedu list | draw | check | simulate | export`, as typed at a terminal. `train` is tested with `run`."""
 
 import os
 import subprocess
@@ -216,7 +216,7 @@ USAGE = {
 def test_an_invalid_command_line_prints_the_usage_and_exits_with_2(cli, arguments):
     code, output, error = cli(*arguments.split())
     assert (code, output) == (2, "")
-    assert error.startswith("usage: python -m ppedu") and USAGE[arguments] in error
+    assert error.startswith("usage: ppedu") and USAGE[arguments] in error
 
 
 def test_the_help_lists_commands_and_settings(cli):

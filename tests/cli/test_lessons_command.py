@@ -1,4 +1,4 @@
-"""`python -m ppedu lessons` copies the lessons, and never overwrites a learner's work."""
+"""`ppedu lessons` copies the lessons, and never overwrites a learner's work."""
 
 import os
 import shutil

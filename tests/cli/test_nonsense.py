@@ -67,7 +67,7 @@ def test_nonsense_prints_one_sentence_or_the_usage(start, option):
                 continue
         line, error = shlex.join(words), told.getvalue()
         if code == 2:
-            assert error.startswith("usage: python -m ppedu"), line
+            assert error.startswith("usage: ppedu"), line
         elif code == 1:
             assert error.startswith("ppedu: "), line
             assert error.count("\n") == 1 or " is not legal:\n" in error, line

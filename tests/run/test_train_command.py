@@ -1,4 +1,4 @@
-"""`python -m ppedu train` and `torchrun … -m ppedu.run.train`."""
+"""`ppedu train` and `torchrun … -m ppedu.run.train`."""
 
 import contextlib
 import dataclasses
@@ -151,12 +151,12 @@ REFUSED = {
     "no plan": (["--plan", "nowhere.json"], "cannot read 'nowhere.json': No such file or directory"),
     "not a plan": (
         ["--plan", "short.txt"],
-        "'short.txt' is not a plan that `python -m ppedu plan QUESTION.toml --save",
+        "'short.txt' is not a plan that `ppedu plan QUESTION.toml --save",
     ),
     "a plan and a schedule": (["--plan", "plan.json", "--schedule", "gpipe"], "leave out --schedule"),
     "a plan and what is usual": (["--plan", "plan.json", "--schedule", "1f1b"], "leave out --schedule"),
     "a plan and an option": (["--plan", "plan.json", "-o", "chunks=2"], "leave out -o"),
-    "a plan with another key": (["--plan", "more.json"], "'more.json' is not a plan that `python -m ppedu plan"),
+    "a plan with another key": (["--plan", "more.json"], "'more.json' is not a plan that `ppedu plan"),
     "checkpoints that are not saved": (["--every", "5"], "--every is for checkpoints; add --save and a folder"),
     "nodes without a job": (["--nodes", "2"], "--nodes is for --job; add --job train.sbatch, or name the hosts"),
     "a job on hosts": (["--job", "x.sbatch", "--on", "ssh:alpha"], "which chooses the hosts; leave out --on ssh:…"),
@@ -271,7 +271,7 @@ def test_a_rank_of_torchrun_reports_an_invalid_setting_in_one_line():
 def test_an_invalid_command_line_prints_the_usage(arguments, capfd):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
-    assert "usage: python -m ppedu" in capfd.readouterr().err
+    assert "usage: ppedu" in capfd.readouterr().err
 
 
 LOSES_INTERRUPTS = """
