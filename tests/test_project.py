@@ -185,6 +185,16 @@ def test_version_is_stated_once_and_the_same():
     assert f"/v{version}?urlpath=lab/tree/notebooks/" in README
 
 
+def test_the_tables_of_packages_are_those_of_the_import_contract():
+    contract, *_ = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [set(layer.split(" | ")) for layer in reversed(contract["layers"])]
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Layers")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert [set(re.findall(r"`(\w+)`", row)) for row in rows] == layers
+    packages = iter(re.findall(r"^\| \[`ppedu/(\w+)`\]", PAGES["docs/guide.md"], re.MULTILINE))
+    assert [{next(packages) for _ in layer} for layer in layers] == layers and not [*packages]
+
+
 @pytest.mark.parametrize("target", ["lab", "check", "test", "test-all", "test-pythons", "lint", "bench", "dist"])
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """`ppedu lessons` copies the lessons, and never overwrites a learner's work."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from ppedu.cli import lessons
 from ppedu.cli.main import main
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+NAMES = [*LESSONS, "cluster.csv", "model.toml"]
 
 
 def contents(folder):
@@ -123,28 +125,51 @@ def test_a_full_disk_leaves_no_partial_lesson(cli, tmp_path):
     assert contents(tmp_path / "x") == contents_of_lessons()
 
 
-@pytest.mark.slow
-def test_lessons_are_in_the_wheel_and_can_be_copied_from_an_installation(tmp_path):
-    pip = [sys.executable, "-m", "pip", "--quiet"]
-    source = tmp_path / "source"
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".venv", ".git", ".*_cache", ".hypothesis", "artifacts")
-    )
-    (source / "notebooks" / "of_the_learner.json").touch()
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, source], check=True, timeout=250)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+@pytest.fixture
+def source(tmp_path):
+    """Return a copy of the files that are packaged, with files of the learner's own beside the lessons."""
+    folder = tmp_path / "source"
+    for name in ("ppedu", "notebooks"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in ("mine.csv", "mine.toml", "timeline.json"):
+        (folder / "notebooks" / name).touch()
+    return folder
+
+
+def test_the_wheel_has_the_command_the_lessons_and_their_files(source, tmp_path):
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path]
+    subprocess.run(build, cwd=source, check=True, capture_output=True, timeout=60)
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = wheel.namelist()
+        (command,) = (wheel.read(name).decode() for name in names if name.endswith("/entry_points.txt"))
     assert sorted(name for name in names if "lessons/" in name) == [f"ppedu/lessons/{name}" for name in NAMES]
     assert not [name for name in names if not name.startswith("ppedu")]
+    assert command == "[console_scripts]\nppedu = ppedu.__main__:run\n"
 
-    site, home = tmp_path / "site", tmp_path / "home"
-    home.mkdir()
-    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True, timeout=100)
+
+@pytest.mark.slow
+def test_the_readmes_commands_work_in_an_empty_folder_after_an_installation(source, tmp_path):
+    """The wheel is built from the source distribution, and installed without any other package."""
+    python, home = tmp_path / "venv/bin/python", tmp_path / "ein leerer Ordner ✓"
+    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, source], check=True)
     shutil.rmtree(source)
-    program = "import ppedu, sys; from ppedu.cli.main import main; print(ppedu.__file__); sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "lessons", "--no-open"], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"PYTHONPATH": str(site)}, cwd=home,
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout.startswith(str(site)), done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel], check=True)
+
+    def run(command, folder):
+        words, path = command.split(), f"{python.parent}{os.pathsep}{os.defpath}"
+        done = subprocess.run(words, cwd=folder, env={"PATH": path}, capture_output=True, text=True, timeout=200)
+        return done.returncode, done.stdout, done.stderr
+
+    home.mkdir()
+    code, out, error = run("ppedu lessons", home)
+    assert (code, out) == (1, "The lessons are in ppedu-lessons.\n") and "pip install 'ppedu[lab]'" in error
     assert contents(home / "ppedu-lessons") == contents_of_lessons()
+    commands = re.findall(r"^```\n\$ (ppedu .*?)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert {command.split()[1] for command, _ in commands} == {"autopsy", "plan"}
+    for command, printed in commands:
+        assert run(command, home / "ppedu-lessons") == (0, printed, "")
