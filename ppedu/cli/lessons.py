@@ -71,7 +71,7 @@ def copy_lessons(folder: Path) -> str:
                 changed.append(lesson.name)
     except OSError as error:
         raise SettingError(f"cannot copy the lessons to {folder}: {error.strerror}; choose another folder") from None
-    print(f"The lessons are in {folder}.")
+    print(f"The lessons are in {folder}{os.sep}")
     if changed:
         print(f"Kept, because you have changed them: {', '.join(changed)}")
         print("For fresh copies choose another folder: ppedu lessons FOLDER")

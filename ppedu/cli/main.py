@@ -45,12 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments[:1] == ["train"]:  # its parser is in a module that needs torch
-            return train_on_ranks(arguments[1:])
-        options = _parser().parse_args(arguments)
-        code: int = options.run(options)
-        print(end="", flush=True)  # raises BrokenPipeError here, if at all
-        return code
+        try:
+            if arguments[:1] == ["train"]:  # its parser is in a module that needs torch
+                return train_on_ranks(arguments[1:])
+            options = _parser().parse_args(arguments)
+            code: int = options.run(options)
+            return code
+        finally:  # also after --help, which exits
+            print(end="", flush=True)  # raises BrokenPipeError here, if at all
     except PipelineError as error:
         print(f"ppedu: {error}", file=sys.stderr)
         return 1

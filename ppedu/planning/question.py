@@ -64,12 +64,11 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         import tomllib  # type: ignore[import-not-found]  # of Python 3.11
     except ImportError:
         raise PipelineError("reading a TOML file needs Python 3.11; call ppedu.plan instead") from None
+    file = named(path)
     try:
-        text = named(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"cannot read {str(path)!r}: {error}") from None
-    try:
-        tables = tomllib.loads(text)
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also of a number with too many digits
         raise ParseError(f"{str(path)!r} is not TOML: {error}") from None
     if not tables.keys() >= KEYS[FILE].keys():

@@ -71,7 +71,7 @@ def test_jupyterlab_starts_in_the_folder_or_its_installation_is_suggested(cli, t
         text=True, timeout=60, env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, cwd=tmp_path,
     )  # fmt: skip
     copied, opened = done.stdout.splitlines()
-    assert copied == "The lessons are in x."
+    assert copied == "The lessons are in x/"
     assert opened.startswith(f"opened {tmp_path / 'x'} --LabApp.default_url=/lab/tree/00_start_here.ipynb ")
     assert opened.endswith(" --port=9 --notebook-dir=a b")
     monkeypatch.setattr(lessons, "find_spec", lambda name: None)
@@ -121,7 +121,7 @@ def test_a_full_disk_leaves_no_partial_lesson(cli, tmp_path):
     assert full.stderr == "ppedu: cannot copy the lessons to x: File too large; choose another folder\n"
     copied = contents(tmp_path / "x")
     assert copied.items() < contents_of_lessons().items()
-    assert cli("x", "--no-open")[1].splitlines()[0] == "The lessons are in x."
+    assert cli("x", "--no-open")[1].splitlines()[0] == "The lessons are in x/"
     assert contents(tmp_path / "x") == contents_of_lessons()
 
 
@@ -167,7 +167,7 @@ def test_the_readmes_commands_work_in_an_empty_folder_after_an_installation(sour
 
     home.mkdir()
     code, out, error = run("ppedu lessons", home)
-    assert (code, out) == (1, "The lessons are in ppedu-lessons.\n") and "pip install 'ppedu[lab]'" in error
+    assert (code, out) == (1, "The lessons are in ppedu-lessons/\n") and "pip install 'ppedu[lab]'" in error
     assert contents(home / "ppedu-lessons") == contents_of_lessons()
     commands = re.findall(r"^```\n\$ (ppedu .*?)\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert {command.split()[1] for command, _ in commands} == {"autopsy", "plan"}

@@ -41,7 +41,7 @@ def test_published_names(tmp_path):
 
 TABLES = "[model]\n{}\n[machine]\n{}\n[plan]\n{}\n"
 WRONG = {
-    "no such file": (None, "cannot read"),
+    "no such file": (None, "x.toml': No such file or directory"),
     "not TOML": ("model =", "is not TOML"),
     "a table is missing": ("[model]\nlayers = 2\n", "must have the tables model, machine and plan"),
     "an unknown size": (
