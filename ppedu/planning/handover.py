@@ -49,9 +49,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != KEYS:
-        raise ParseError(
-            f"{str(path)!r} is not a plan that `ppedu plan QUESTION.toml --save FILE` has written"
-        )
+        raise ParseError(f"{str(path)!r} is not a plan that `ppedu plan QUESTION.toml --save FILE` has written")
     return found
 
 
