@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from ppedu.run.comm import backend_for
+
 T = TypeVar("T")
 TAG = 2  # of messages that are never sent
 FIRST = "ppedu/failed first"  # in the store: the rank that did
@@ -44,7 +46,7 @@ class Alarm:
         """
         first = _answer(STORE_SECONDS, partial(self._first, self.name if own else "")) or (self.name if own else "")
         for group in self.groups:
-            if dist.get_backend(group) == "gloo":
+            if backend_for("cpu", group) == "gloo":
                 _close_connections(group)
         return first
 

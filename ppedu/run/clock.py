@@ -1,4 +1,4 @@
-"""Measures when actions start and end: on the CPU with its clock, on a GPU with events, which do not block it.
+"""Measures when actions start and end: on the CPU with its clock, on a GPU with marks in its queue.
 
 All processes of a machine share one monotonic clock. If the ranks run on several machines, each rank measures how far
 its clock is from rank 0's, with an error of at most half the fastest round trip of a message. Clocks drift apart, by
@@ -11,7 +11,8 @@ import platform
 import statistics
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from ppedu.core.costs import Costs
 from ppedu.core.schedule import Schedule
 from ppedu.core.timeline import Span, Timeline
 from ppedu.core.validate import require_count
+from ppedu.run import device
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.control import Control
 
@@ -33,12 +35,12 @@ ROUND_TRIPS = 10  # that measure the offset between two machines' clocks, or the
 class Clock:
     """Records when a rank's actions start and end, in seconds of the machine's monotonic clock.
 
-    device: on which the actions run.
+    where: the device on which the actions run.
     runs: False turns the clock off, because reading the time takes microseconds on some machines.
     """
 
-    def __init__(self, device: torch.device, runs: bool = True):
-        self._device, self._runs = device, runs
+    def __init__(self, where: torch.device, runs: bool = True):
+        self._device, self._runs = where, runs
         self._noted: list[tuple[Action, Any, Any]] = []
 
     def note(self, action: Action, start: Any) -> None:
@@ -48,26 +50,16 @@ class Clock:
 
     def spans(self) -> list[Span]:
         """Return what has been recorded, in order. On a GPU, wait until all of it has run."""
-        if self._device.type != "cuda":
-            return [Span(*each) for each in self._noted]
-        last = self.now()
-        torch.cuda.synchronize(self._device)
-        now = time.monotonic()
-
-        def seconds(event: torch.cuda.Event) -> float:
-            return now - float(event.elapsed_time(last)) / 1000
-
+        seconds: Callable[[Any], float] = float
+        if self._noted and device.is_queue(self._device):
+            seconds = device.host_clock(self._device)
         return [Span(action, seconds(start), seconds(end)) for action, start, end in self._noted]
 
     def now(self) -> Any:
-        """Return the current time; on a GPU, an event that will contain it; None if the clock is off."""
+        """Return the current time; on a GPU, a mark that will contain it; None if the clock is off."""
         if not self._runs:
             return None
-        if self._device.type != "cuda":
-            return time.monotonic()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return device.mark(self._device) if device.is_queue(self._device) else time.monotonic()
 
 
 def machine() -> int:
@@ -100,19 +92,19 @@ class Clocks:
         """Measure `offset` and `error`. All ranks must call this. purpose: of the call, for errors."""
         if len(set(self.machines)) > 1:
             with control.required_for(purpose):
-                self.offset, error = offset(control.group, self.machines)
+                self.offset, error = offset(control.group, self.machines, control.timeout)
             self.error = control.exchange(torch.tensor([error], dtype=torch.float64), purpose).max().item()
 
 
-def offset(group: PipelineGroup, machines: Sequence[int]) -> Offset:
+def offset(group: PipelineGroup, machines: Sequence[int], timeout: timedelta | None = None) -> Offset:
     """Return this rank's offset. All ranks must call it.
 
-    machines: each rank's `machine()`.
+    machines: each rank's `machine()`. timeout: of each message.
     """
     found = Offset(0.0, 0.0)
     for rank in range(1, group.size):
         if machines[rank] != machines[0] and group.rank in (0, rank):
-            trips = _round_trips(group, rank, 0)
+            trips = _round_trips(group, rank, 0, timeout=timeout)
             if group.rank == rank:
                 fastest = min(trips)
                 found = Offset(fastest.answer - fastest.middle, fastest.seconds / 2)
@@ -152,19 +144,27 @@ class _Trip(NamedTuple):
     middle: float
 
 
-def _round_trips(group: PipelineGroup, asking: int, answering: int, words: int = 1) -> list[_Trip]:
+def _round_trips(
+    group: PipelineGroup, asking: int, answering: int, words: int = 1, timeout: timedelta | None = None
+) -> list[_Trip]:
     """Send a message of 8 · `words` bytes to and fro between two ranks; return the trips on the one that asks."""
     message = torch.zeros(words, dtype=torch.float64, device=group.device)
+    peer = group.peer(asking if group.rank == answering else answering)
+
+    def transfer(start: Callable[..., dist.Work | None]) -> None:
+        if work := start(message, peer, group.process_group):
+            device.wait(work, group.device, timeout)
+
     trips = []
     for _ in range(1 + ROUND_TRIPS):
         if group.rank == answering:
-            dist.recv(message, group.peer(asking), group.process_group)
-            message[0] = time.monotonic()
-            dist.send(message, group.peer(asking), group.process_group)
+            transfer(dist.irecv)
+            message[0] = time.monotonic()  # when the message is here, not when the receive is queued
+            transfer(dist.isend)
             continue
         asked = time.monotonic()
-        dist.send(message, group.peer(answering), group.process_group)
-        dist.recv(message, group.peer(answering), group.process_group)
+        transfer(dist.isend)
+        transfer(dist.irecv)
         answer, answered = message[0].item(), time.monotonic()
         trips.append(_Trip(answered - asked, answer, (asked + answered) / 2))
     return trips[1:]  # the first one may have connected the ranks

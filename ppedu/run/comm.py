@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class PipelineGroup:
     """This process's place in a pipeline: `rank` of `size` ranks, numbered in the order of the stages.
 
     process_group: the torch process group through which these ranks communicate; None for the default group.
+    device: where messages must lie: by default this rank's current GPU if the group sends from GPUs (NCCL), else the
+        CPU. gloo sends from GPUs through the host's memory anyway.
 
     Functions that take a `group` use `PipelineGroup.world()` by default: all ranks of the program, in order.
 
@@ -56,6 +58,7 @@ class PipelineGroup:
     rank: int
     size: int
     process_group: dist.ProcessGroup | None = None
+    device: torch.device = None  # type: ignore[assignment]  # set below
 
     def __post_init__(self) -> None:
         require_count("size", self.size)
@@ -74,6 +77,10 @@ class PipelineGroup:
                     f"this process is rank {own} of {most} in its process group; "
                     f"it cannot be rank {self.rank} of {self.size}; give that rank, and at most that size"
                 )
+        if not self.device:
+            gpu = self.size > 1 and _sends_from("cuda", self.process_group)
+            device = torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device("cpu")
+            object.__setattr__(self, "device", device)
 
     @classmethod
     def world(cls) -> PipelineGroup:
@@ -102,12 +109,28 @@ class PipelineGroup:
     def is_last(self) -> bool:
         return self.rank == self.size - 1
 
-    @property
-    def device(self) -> torch.device:
-        """The device on which messages must lie: this rank's GPU with NCCL, the CPU otherwise."""
-        if self.size > 1 and dist.get_backend(self.process_group) == "nccl":
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+    def on(self, device: torch.device) -> PipelineGroup:
+        """Return this group with the messages of stages on `device`: there if the group sends from it, else on the CPU.
+
+        Raises:
+            SettingError: the group sends from GPUs only, or from another one.
+        """
+        if self.size == 1:
+            return self
+        here = f"rank {self.rank} has its stages on {device}"
+        if not _sends_from(device.type, self.process_group):
+            if _sends_from("cpu", self.process_group):
+                return replace(self, device=torch.device("cpu"))
+            raise SettingError(
+                f"{here}, but its process group sends from GPUs only; move them with .to({str(self.device)!r}), or "
+                'connect the ranks with init_process_group("cpu:gloo,cuda:nccl")'
+            )
+        if device.type == "cuda" and device.index != (current := torch.cuda.current_device()):
+            raise SettingError(
+                f"{here}, but torch's current device there is cuda:{current}, from which NCCL would send; call "
+                f"torch.cuda.set_device({device.index}) before init_process_group, as ppedu.run.place does"
+            )
+        return replace(self, device=device)
 
     @property
     def channel(self) -> Any:
@@ -117,6 +140,19 @@ class PipelineGroup:
     def peer(self, rank: int) -> int:
         """Return the global rank of the group's `rank`, as torch.distributed expects it."""
         return dist.get_global_rank(self.process_group, rank) if self.process_group else rank
+
+
+def backend_for(kind: str, process_group: dist.ProcessGroup | None) -> str:
+    """Return the backend with which a process group sends tensors on devices of this kind, "cpu" or "cuda"; or "".
+
+    `dist.get_backend` does not tell: a group can have one for each kind, such as "cpu:gloo,cuda:nccl".
+    """
+    return dict(each.split(":") for each in dist.get_backend_config(process_group).split(",")).get(kind, "")
+
+
+def _sends_from(kind: str, process_group: dist.ProcessGroup | None) -> bool:
+    """Return whether a process group sends from devices of this kind. gloo copies from GPUs to the host first."""
+    return backend_for(kind, process_group) not in ("", "gloo" if kind == "cuda" else "")
 
 
 def place() -> tuple[torch.device, str]:

@@ -21,6 +21,7 @@ from ppedu.core.partition import by_cost, evenly
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance
 from ppedu.run.comm import PipelineGroup
+from ppedu.run.device import synchronize
 from ppedu.run.gpt import GPT, Block, Embedding, GPTConfig, Head, with_ends
 from ppedu.run.stage import local_stages
 
@@ -149,12 +150,10 @@ def _time(part: nn.Module, x: torch.Tensor, repeats: int = 5) -> float:
     """Return the least time of several forwards and backwards, in seconds."""
     found = []
     for _ in range(repeats):
-        if x.is_cuda:
-            torch.cuda.synchronize()
+        synchronize(x.device)
         begin = perf_counter()
         part(x).sum().backward()
-        if x.is_cuda:
-            torch.cuda.synchronize()
+        synchronize(x.device)
         found.append(perf_counter() - begin)
     return min(found)
 

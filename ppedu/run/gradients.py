@@ -27,7 +27,8 @@ from torch.nn.utils import get_total_norm
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.placement import Placement
 from ppedu.run.comm import PipelineGroup, start_swap
-from ppedu.run.messages import checksum, wait
+from ppedu.run.device import wait
+from ppedu.run.messages import checksum
 from ppedu.run.stage import Stage
 
 Name = tuple[int, str]  # of a parameter: its stage, and its name there
@@ -84,6 +85,7 @@ class GradientSync:
 
     stages: all stages of the rank, by number. ties: pairs of weights, each named by its stage and its name there.
     replicas: the ranks that hold the same stages in other pipelines. timeout: how long to wait for another rank.
+    device: that of this rank's stages.
 
     Raises:
         SettingError: `ties` are not pairs of weights of the model.
@@ -97,6 +99,7 @@ class GradientSync:
         group: PipelineGroup,
         replicas: dist.ProcessGroup | None,
         timeout: timedelta,
+        device: torch.device,
     ):
         if not isinstance(ties, (tuple, list)) or not all(map(_is_tie, ties)):
             raise SettingError(
@@ -107,7 +110,10 @@ class GradientSync:
         self.ties = [((one, name), (other, partner)) for (one, name), (other, partner) in ties]
         self.group, self.replicas, self.timeout = group, replicas, timeout
         self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
-        self.replica_device = "cuda" if replicas is not None and dist.get_backend(replicas) == "nccl" else "cpu"
+        self.replica_device = torch.device("cpu")
+        if replicas is not None and self.replica_count > 1:
+            beside = PipelineGroup(dist.get_rank(replicas), self.replica_count, replicas)
+            self.replica_device = beside.on(device).device
         self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
         self._incomplete: set[int] = set()  # stages whose last backward is still ahead

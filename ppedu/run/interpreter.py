@@ -19,6 +19,7 @@ from ppedu.core.dependencies import Result, produces
 from ppedu.core.errors import CommunicationError, PipelineError
 from ppedu.run import clock
 from ppedu.run.batch import Batch
+from ppedu.run.device import own_random
 from ppedu.run.program import Program
 from ppedu.run.stage import as_tuple
 
@@ -94,6 +95,7 @@ class Step:
             if not sharded:
                 for stage in completes:
                     self.pipeline.gradients.start_mean(stage)
+        self.messages.settle()
 
     def discard(self) -> None:
         """Receive and drop all messages that have been sent before the cut, so that they can be sent again."""
@@ -260,7 +262,7 @@ class Step:
     def _seeded(self, action: Action) -> Iterator[None]:
         """Start the random number generators at the action's seed, and restore their state at the end."""
         position = (self.pipeline.seed, self.pipeline.steps, action.stage, action.microbatch)
-        with torch.random.fork_rng([self.pipeline.device] if self.pipeline.device.type == "cuda" else []):
+        with own_random(self.pipeline.device):
             torch.manual_seed(zlib.crc32(repr(position).encode()))
             yield
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from itertools import compress
@@ -29,6 +30,7 @@ from ppedu.core.lower import label
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.waiting import Wait, published
 from ppedu.run.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure
+from ppedu.run.device import Arrival, is_queue
 
 LOG = logging.getLogger("ppedu")
 MOST_TENSORS = 8  # in one message
@@ -82,6 +84,8 @@ class Messages:
         self._logs = LOG.isEnabledFor(logging.DEBUG)  # once a step: formatting layouts costs time
         self.sent: dict[Action, Sent] = {}
         self.pending: dict[Action, tuple[list[dist.Work], list[torch.Tensor], list[Layout]]] = {}  # posted receives
+        # What the device's queue waits for, and the host has not yet: in this order, with the action that requires it.
+        self._awaited: list[tuple[Arrival, Action, Action | None]] = []
         # By the stage that makes an activation, and its microbatch, where a gradient may or may not be wanted:
         self._wanted: dict[tuple[int, int], list[Layout]] = {}  # the layouts, with the gradients that are sent back
         self._used: dict[tuple[int, int], list[bool]] = {}  # whether each of these gradients is used
@@ -117,7 +121,7 @@ class Messages:
         as the latency of the link. NCCL runs what is posted in the order of posting, so an early receive would delay
         a send. And posting a message of unknown layout waits for its header.
         """
-        return self.device.type == "cpu" and not self.debug and self._expected(action, kind) is not None
+        return not is_queue(self.device) and not self.debug and self._expected(action, kind) is not None
 
     def receive(self, action: Action, kind: Hashable) -> None:
         """Post a receive; `wait` returns the tensors that arrive.
@@ -153,8 +157,11 @@ class Messages:
             raise self._error(f"{user} waits for {action}, which is not posted or was received before; post it once")
         works, tensors, layouts = self.pending.pop(action)
         self._finish(works, action, user)
+        varies = len(tensors) > len(layouts)
+        if varies or self.debug:
+            self.settle()
         self._log("%s has arrived: %s", action, layouts)
-        if len(tensors) > len(layouts):
+        if varies:
             *tensors, wishes = tensors
             layouts = self._widened(action, layouts, wishes.tolist())
         arrived = tuple(tensor.to(device) for tensor in tensors)
@@ -186,8 +193,20 @@ class Messages:
             CommunicationError: as `release`, or a received message was never used.
         """
         self.release(list(self.sent))
+        self.settle()
         for action in self.pending:
             raise self._error(f"the tensors of {action} were not used; remove it, or call step.receive() in a handler")
+
+    def settle(self) -> None:
+        """Let the host wait for what the device's queue waits for. The host can then read what has arrived.
+
+        Raises:
+            CommunicationError: a message has not arrived within the timeout.
+        """
+        for arrival, action, user in self._awaited:
+            with self._waiting(action, user):
+                arrival.wait(self.timeout)
+        self._awaited = []
 
     def _expected(self, action: Action, kind: Hashable) -> list[Layout] | None:
         """Return the layouts of a message; None before the first activation of this kind has been sent or received.
@@ -234,10 +253,19 @@ class Messages:
             raise self._failed(action, error) from error
 
     def _finish(self, works: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
+        """Wait for a message: on a device with a queue, the host does so in `settle`."""
+        with self._waiting(action, user):
+            if is_queue(self.device):
+                self._awaited.append((Arrival(works, self.device), action, user))
+            else:
+                for work in works:
+                    work.wait(self.timeout)
+
+    @contextmanager
+    def _waiting(self, action: Action, user: Action | None) -> Iterator[None]:
         try:
             with published(lambda: self._describe_wait(action, user)):
-                for work in works:
-                    wait(work, self.device, self.timeout)
+                yield
         except RuntimeError as error:
             raise self._failed(action, error, user) from error
 
@@ -302,6 +330,7 @@ class Messages:
         """Return the layouts in the header of a message."""
         buffer = torch.empty(HEADER_SIZE, dtype=torch.int64, device=self.device)
         self._finish(self._start(action, [buffer]), action)
+        self.settle()
         header = buffer.tolist()
         stage, op, microbatch, count = header[:4]
         arrived, wanted = Action(stage, MESSAGE_OPS[op], microbatch), other_end(action)
@@ -309,18 +338,6 @@ class Messages:
             raise self._error(f"{action} expects the message of {wanted}, but that of {arrived} arrived")
         starts = [4 + (1 + LAYOUT_SIZE) * number for number in range(count)]
         return [Layout(*decode_layout(header[at + 1 : at + 1 + LAYOUT_SIZE]), bool(header[at])) for at in starts]
-
-
-def wait(work: dist.Work, device: torch.device, timeout: timedelta) -> None:
-    """Wait until tensors on `device` have been sent or received.
-
-    Raises:
-        RuntimeError: the timeout has passed, or the peer is gone.
-    """
-    if device.type == "cuda":
-        work.wait()  # blocks the GPU's stream only; NCCL has a watchdog of its own
-    else:
-        work.wait(timeout)
 
 
 def other_end(action: Action) -> Action:

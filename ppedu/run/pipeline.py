@@ -31,7 +31,7 @@ from ppedu.core.lower import lower, strip
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance, require_number
-from ppedu.run import clock, results
+from ppedu.run import clock, device, results
 from ppedu.run.batch import Batch, Batching
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.control import Control, Rows
@@ -42,7 +42,7 @@ from ppedu.run.post_validation import PostValidation, Validation
 from ppedu.run.program import AHEAD, Program
 from ppedu.run.results import Results
 from ppedu.run.sharded import Shards, is_sharded, storage
-from ppedu.run.stage import Loss, Stage, as_stages, find_loss, local_stages, own_loss
+from ppedu.run.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage
@@ -60,7 +60,8 @@ class Pipeline:
     """A schedule and this rank's stages, ready to run. Every rank makes one, and makes the same calls.
 
     schedule: compute actions only, or lowered by `pp.lower`.
-    stages: the module of each stage that this rank holds, by number; see `local_stages`. A stage takes what the stage
+    stages: the module of each stage that this rank holds, by number; see `local_stages`. All that a rank holds are on
+        one device. A stage takes what the stage
         before it returns, a tensor or several, and every keyword given to `step`. An output that no later stage uses
         gives its weights gradients of zero, where one process would leave `.grad` None. Processes that compute a stage
         together (tensor parallelism) are in a pipeline each, on the same rank of it.
@@ -130,16 +131,19 @@ class Pipeline:
         self.stages = as_stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
-        self.device = next(iter(self.stages.values())).device
+        self.device = home([stage.module for stage in self.stages.values()], self.group.device)
+        self.group = self.group.on(self.device)
+        for stage in self.stages.values():
+            stage.device = home([stage.module], self.device)
         self.batching, self.autocast, self.seed = batching, autocast, seed
         # To post the receive of a message whose header states its shape, a rank must wait for the header.
         self._receive = "late" if batching.variable_shapes else "early"
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)
         self.control = Control(self.group, limit, replicas)
-        self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit)
+        self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit, self.device)
         require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
-        self.validation = Validation(optimizer, self.control, self.gradients) if optimizer else None
+        self.validation = Validation(optimizer, self.control, self.gradients, self.device) if optimizer else None
         self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
@@ -157,6 +161,7 @@ class Pipeline:
     @cached_property
     def side_stream(self) -> torch.cuda.Stream:
         """The GPU's second stream, for overlapped pairs."""
+        device.allow_two_streams()
         return torch.cuda.Stream(self.device)
 
     @cached_property

@@ -29,6 +29,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance, require_number
 from ppedu.run import results
 from ppedu.run.control import Control
+from ppedu.run.device import random_state, set_random_state
 from ppedu.run.gradients import GradientSync
 from ppedu.run.interpreter import Step
 from ppedu.run.results import Results
@@ -84,8 +85,8 @@ class Validation:
             lacks some, which another optimizer could only change in between.
     """
 
-    def __init__(self, options: PostValidation, control: Control, gradients: GradientSync):
-        self.options, self.control, self.gradients = options, control, gradients
+    def __init__(self, options: PostValidation, control: Control, gradients: GradientSync, device: torch.device):
+        self.options, self.control, self.gradients, self.device = options, control, gradients, device
         stepped = {w: None for group in options.optimizer.param_groups for w in group["params"]}
         known = dict.fromkeys(self.weights)
         foreign = [w for w in stepped if w not in known]
@@ -139,7 +140,7 @@ class Validation:
 
         Returns the step, and the loss of the last one; None if there is nothing to validate.
         """
-        step, random = begin(), torch.get_rng_state()
+        step, random = begin(), random_state(self.device)
         if not self.pending:
             return step, None
         with guarded(step):
@@ -148,7 +149,7 @@ class Validation:
             validated = self.settle()
             if validated.again:
                 step.discard()
-                torch.set_rng_state(random)
+                set_random_state(self.device, random)
         loss = keep(validated.results)
         if validated.again:
             step = begin()

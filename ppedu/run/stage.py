@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from functools import partial
@@ -19,6 +19,7 @@ from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.validate import require_instance, require_rank
 from ppedu.run.clock import Clock
+from ppedu.run.device import own_random, random_state, set_random_state
 from ppedu.run.split_backward import backward_input, pop_grad
 
 Loss = Callable[..., torch.Tensor]
@@ -49,12 +50,6 @@ class Stage:
         self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
         self._learns = self._cut_off = False  # whether an output has wanted a gradient, and another has not
         self.begin((), ())
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights and buffers; the CPU if the module has neither."""
-        first = next(chain(self.module.parameters(), self.module.buffers()), None)
-        return torch.device("cpu") if first is None else first.device
 
     def begin(
         self,
@@ -88,6 +83,8 @@ class Stage:
         self._keeps_outputs = outputs
         self._weighted: list[torch.Tensor] = []  # the same, each times its weight
         self._alone = timed
+        if timed:
+            self.device = home([self.module], torch.device("cpu"))
         self.clock = Clock(self.device, timed)
         # By microbatch in flight: the inputs that require grad, and the edges through which gradients enter the graph,
         # first those of the outputs and then those of additional losses.
@@ -254,20 +251,16 @@ class Stage:
     @contextmanager
     def _repeated(self, random: Sequence[torch.Tensor], autocast: torch.dtype | None) -> Iterator[None]:
         """Run what is inside with the random numbers and the precision of an earlier time."""
-        device = self.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
-            torch.set_rng_state(random[0])
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(random[1], device)
-            with torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with own_random(self.device), torch.enable_grad():
+            set_random_state(self.device, random)
+            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
                 yield
 
     def _repeatable(self) -> Callable[[], AbstractContextManager[None]]:
         """Return a function that makes a context like the current one; see `_repeated`."""
         kind = self.device.type
-        random = [torch.get_rng_state(), *([torch.cuda.get_rng_state(self.device)] if kind == "cuda" else [])]
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return partial(self._repeated, random, autocast)
+        return partial(self._repeated, random_state(self.device), autocast)
 
     def _forward_again(
         self,
@@ -372,6 +365,16 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
     return tuple(values) if len(values) > 1 else values[0] if values else None
+
+
+def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
+    """Return the device of the modules' weights and buffers; `default` if there are none.
+
+    Where only some are on the CPU, such as a large embedding that moves its results itself, it is the other device.
+    """
+    tensors = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
+    devices = [each.device for each in tensors]
+    return next((each for each in devices if each.type != "cpu"), devices[0] if devices else default)
 
 
 def own_loss(output: Any, target: Any) -> Any:
