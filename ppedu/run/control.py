@@ -19,10 +19,11 @@ import torch.distributed as dist
 from ppedu.core.errors import CommunicationError, PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.waiting import Wait, published
+from ppedu.run import device
 from ppedu.run.alarm import Alarm
 from ppedu.run.batch import Batch
 from ppedu.run.comm import PipelineGroup, reason
-from ppedu.run.device import is_queue, wait
+from ppedu.run.device import wait
 
 CALLS = ["step", "eval", "forward"]  # a rank announces a call by its position here
 REFUSED = -1  # announces that a rank cannot make a call
@@ -68,7 +69,7 @@ class Control:
         row = row.to(self.group.device)
         values, receives = posted or self.post(len(row), row.dtype, purpose)
         with self.required_for(purpose):
-            if is_queue(row.device):
+            if device.is_queue(row.device):
                 works = [dist.all_gather(list(values), row, self.group.process_group, async_op=True)]
             elif self.group.rank > 0:
                 works = [*receives, self.group.channel.send([row], 0, CONTROL_TAG)]
@@ -99,9 +100,9 @@ class Control:
 
     def post(self, length: int, dtype: torch.dtype, purpose: str) -> Rows:
         """Post the receives of a later `exchange`, so that its messages match without a handshake."""
-        device, channel = self.group.device, self.group.channel
-        values = torch.empty(self.group.size, length, dtype=dtype, device=device)
-        if is_queue(device):  # NCCL's all_gather needs no preparation
+        channel = self.group.channel
+        values = torch.empty(self.group.size, length, dtype=dtype, device=self.group.device)
+        if device.is_queue(values.device):  # NCCL's all_gather needs no preparation
             return Rows(values, [])
         senders = {0: values} if self.group.rank else {rank: values[rank] for rank in range(1, self.group.size)}
         with self.required_for(purpose):

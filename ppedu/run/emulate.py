@@ -197,9 +197,9 @@ class TimedMessages(Messages):
         tensors[0].detach()[1] = time.monotonic() + self.offset
         super().send(action, tensors, kind)
 
-    def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
+    def wait(self, action: Action, user: Action, home: torch.device) -> tuple[torch.Tensor, ...]:
         asked = time.monotonic()
-        arrived = super().wait(action, user, device)
+        arrived = super().wait(action, user, home)
         now = time.monotonic()
         made, sent = (seconds - self.offset for seconds in arrived[0][:2].tolist())
         waited = now - asked > SHORT

@@ -29,8 +29,8 @@ from ppedu.core.errors import CommunicationError, PipelineError
 from ppedu.core.lower import label
 from ppedu.core.placement import TOWARDS, Placement
 from ppedu.core.waiting import Wait, published
+from ppedu.run import device
 from ppedu.run.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure
-from ppedu.run.device import Arrival, is_queue
 
 LOG = logging.getLogger("ppedu")
 MOST_TENSORS = 8  # in one message
@@ -85,7 +85,7 @@ class Messages:
         self.sent: dict[Action, Sent] = {}
         self.pending: dict[Action, tuple[list[dist.Work], list[torch.Tensor], list[Layout]]] = {}  # posted receives
         # What the device's queue waits for, and the host has not yet: in this order, with the action that requires it.
-        self._awaited: list[tuple[Arrival, Action, Action | None]] = []
+        self._awaited: list[tuple[device.Arrival, Action, Action | None]] = []
         # By the stage that makes an activation, and its microbatch, where a gradient may or may not be wanted:
         self._wanted: dict[tuple[int, int], list[Layout]] = {}  # the layouts, with the gradients that are sent back
         self._used: dict[tuple[int, int], list[bool]] = {}  # whether each of these gradients is used
@@ -121,7 +121,7 @@ class Messages:
         as the latency of the link. NCCL runs what is posted in the order of posting, so an early receive would delay
         a send. And posting a message of unknown layout waits for its header.
         """
-        return not is_queue(self.device) and not self.debug and self._expected(action, kind) is not None
+        return not device.is_queue(self.device) and not self.debug and self._expected(action, kind) is not None
 
     def receive(self, action: Action, kind: Hashable) -> None:
         """Post a receive; `wait` returns the tensors that arrive.
@@ -144,8 +144,8 @@ class Messages:
         self._log("%s is posted: %s", action, layouts)
         self.pending[action] = self._start(action, buffers), buffers, layouts
 
-    def wait(self, action: Action, user: Action, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Wait for a posted receive that `user` requires, and return its tensors, on `device`.
+    def wait(self, action: Action, user: Action, home: torch.device) -> tuple[torch.Tensor, ...]:
+        """Wait for a posted receive that `user` requires, and return its tensors, on the device `home`.
 
         A tensor whose sender wants a gradient is a leaf that requires grad. Gradients are those of the tensors that
         want one, whatever the other microbatches do.
@@ -164,7 +164,7 @@ class Messages:
         if varies:
             *tensors, wishes = tensors
             layouts = self._widened(action, layouts, wishes.tolist())
-        arrived = tuple(tensor.to(device) for tensor in tensors)
+        arrived = tuple(tensor.to(home) for tensor in tensors)
         for tensor, layout in zip(arrived, layouts, strict=True):
             tensor.requires_grad_(layout.wants_grad)
         used = self._used.get((action.stage, action.microbatch)) if action.op == Op.RECV_B and self._used else None
@@ -255,8 +255,8 @@ class Messages:
     def _finish(self, works: Sequence[dist.Work], action: Action, user: Action | None = None) -> None:
         """Wait for a message: on a device with a queue, the host does so in `settle`."""
         with self._waiting(action, user):
-            if is_queue(self.device):
-                self._awaited.append((Arrival(works, self.device), action, user))
+            if device.is_queue(self.device):
+                self._awaited.append((device.Arrival(works, self.device), action, user))
             else:
                 for work in works:
                     work.wait(self.timeout)
