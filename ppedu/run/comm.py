@@ -161,6 +161,9 @@ def place() -> tuple[torch.device, str]:
     With a GPU for each rank of the machine, the backend is NCCL. With fewer GPUs, the ranks share them, and gloo sends
     messages through the host's memory; the machine's first rank then prints a warning to stderr. The device becomes
     torch's current one. Without GPUs, it is the CPU.
+
+    Do not also pass `device_id` to `init_process_group`: NCCL then has one queue for all messages of a rank, where a
+    message to one neighbor waits for those to the other.
     """
     gpus = torch.cuda.device_count()
     if not gpus:

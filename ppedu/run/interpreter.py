@@ -95,7 +95,7 @@ class Step:
             if not sharded:
                 for stage in completes:
                     self.pipeline.gradients.start_mean(stage)
-        self.messages.settle()
+        self.messages.settle()  # the host reads what has arrived from here on
 
     def discard(self) -> None:
         """Receive and drop all messages that have been sent before the cut, so that they can be sent again."""

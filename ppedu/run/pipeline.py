@@ -60,11 +60,11 @@ class Pipeline:
     """A schedule and this rank's stages, ready to run. Every rank makes one, and makes the same calls.
 
     schedule: compute actions only, or lowered by `pp.lower`.
-    stages: the module of each stage that this rank holds, by number; see `local_stages`. All that a rank holds are on
-        one device. A stage takes what the stage
-        before it returns, a tensor or several, and every keyword given to `step`. An output that no later stage uses
-        gives its weights gradients of zero, where one process would leave `.grad` None. Processes that compute a stage
-        together (tensor parallelism) are in a pipeline each, on the same rank of it.
+    stages: the module of each stage that this rank holds, by number; see `local_stages`. They are on one device, which
+        with NCCL is torch's current GPU. A stage takes what the stage before it returns, a tensor or several, and every
+        keyword given to `step`. An output that no later stage uses gives its weights gradients of zero, where one
+        process would leave `.grad` None. Processes that compute a stage together (tensor parallelism) are in a pipeline
+        each, on the same rank of it.
     loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss. A
         module may have buffers, but weights to train only if the last rank's stages have them, too.
     group: the ranks of the pipeline; by default the whole world.
@@ -87,7 +87,7 @@ class Pipeline:
         a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the inputs,
         or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises an error
         instead of training its batch; call it again.
-    timeout: seconds that a rank waits for another.
+    timeout: seconds that a rank waits for another. With NCCL, a rank looks for what is late at the end of a step.
     debug: state in each message what it is, and detect tensors that are written to after they were sent.
 
     Raises:
@@ -136,7 +136,8 @@ class Pipeline:
         for stage in self.stages.values():
             stage.device = home([stage.module], self.device)
         self.batching, self.autocast, self.seed = batching, autocast, seed
-        # To post the receive of a message whose header states its shape, a rank must wait for the header.
+        # To post the receive of a message whose header states its shape, a rank must wait for the header. On a GPU, early
+        # is better as well: messages have the same order in its queues either way, and can only start sooner.
         self._receive = "late" if batching.variable_shapes else "early"
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)

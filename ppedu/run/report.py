@@ -40,7 +40,11 @@ class Report:
             "gradients": 4 * sum(each.numel() for each in weights),
             "optimizer": (8 + copies) * sum(each.numel() for each in weights),
         }
-        if self._kept is not None:
+        if self._kept is not None and result.pipeline.device.type == "cuda":
+            # What a step allocates; its gradients are among that, unlike on a CPU.
+            kinds["gradients and activations"] = self._kept
+            del kinds["gradients"]
+        elif self._kept is not None:
             kinds["activations"] = self._kept
         of_ranks = [kinds]
         if dist.is_initialized():

@@ -1,8 +1,8 @@
 """A CPU that behaves like a GPU with NCCL: it has a queue, and messages whose `wait()` returns before they have come.
 
-Within `Queued()`, torch's operations are put into the queue of a thread that runs them in order; what they return has the
-right shape, and random content until then. Only reading a tensor on the host (`item`, `tolist`, `cpu`, …) waits for the
-queue, without a time limit. The backend "queued" sends over gloo. Like NCCL, it has one more queue for each pair of
+Within `Queued()`, torch's operations are put into the queue of a thread that runs them in order; what they return has
+the right shape, and random content until then. Only reading a tensor on the host (`item`, `tolist`, `cpu`, …) waits for
+the queue, without a time limit. The backend "queued" sends over gloo. Like NCCL, it has one more queue for each pair of
 ranks, in which a message waits for what was in the device's queue when it was posted; `wait()` lets the device's queue
 wait for the message. With QUEUED_AS_ONE in the environment, all of a rank's messages share a queue, as with NCCL's
 `device_id=`.
@@ -187,7 +187,7 @@ class _Group(dist.ProcessGroup):
     def barrier(self, options=None):
         return self._put("all", lambda: [self._gloo.barrier()])
 
-    def getBackendName(self):  # noqa: N802
+    def getBackendName(self):
         return "queued"
 
 

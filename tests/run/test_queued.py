@@ -52,7 +52,7 @@ for name in pp.schedules():
 
 
 def test_gradients_are_right_where_the_host_reads_what_arrives(ranks):
-    """Headers, marks and checksums are read in the middle of a step; replicas and copies add up gradients at its end."""
+    """Headers, marks and checksums are read during a step; replicas and copies add up gradients at its end."""
     ranks(
         PRELUDE
         + """
@@ -174,4 +174,23 @@ with Queued():
 assert abs(found.seconds + 1000 * rank) <= found.error + 1e-9, found
 """,
         3,
+    )
+
+
+def test_times_of_the_queue_are_not_late_by_the_time_that_the_host_takes_to_wake_up(ranks):
+    ranks(
+        PRELUDE
+        + """
+import queued
+from ppedu.run import device
+late = iter([0.05, 0.05, 0.0, 0.05, 0.05])
+wake_up = queued.Mark.synchronize
+def synchronize(mark):
+    wake_up(mark)
+    time.sleep(next(late, 0.05))
+queued.Mark.synchronize = synchronize
+place = device.mark(None)
+assert abs(device.host_clock(torch.device("cpu"))(place) - place.time) < 0.02
+""",
+        1,
     )
