@@ -1,4 +1,4 @@
-"""What differs between a CPU and a GPU, in one place.
+"""The differences between a CPU and a GPU, in one place.
 
 A GPU has a queue. It works through what the host has put there, a *stream*, while the host goes on. So a call returns
 before its result exists, and the host waits for the GPU only where it reads a result. The same holds for messages of

@@ -136,8 +136,8 @@ class Pipeline:
         for stage in self.stages.values():
             stage.device = home([stage.module], self.device)
         self.batching, self.autocast, self.seed = batching, autocast, seed
-        # To post the receive of a message whose header states its shape, a rank must wait for the header. On a GPU, early
-        # is better as well: messages have the same order in its queues either way, and can only start sooner.
+        # To post the receive of a message whose header states its shape, a rank must wait for the header. Early
+        # is better on a GPU, too: the order of messages in its queues is the same, and they can only start sooner.
         self._receive = "late" if batching.variable_shapes else "early"
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)

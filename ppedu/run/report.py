@@ -41,7 +41,7 @@ class Report:
             "optimizer": (8 + copies) * sum(each.numel() for each in weights),
         }
         if self._kept is not None and result.pipeline.device.type == "cuda":
-            # What a step allocates; its gradients are among that, unlike on a CPU.
+            # On a GPU, these are all bytes that the step allocates, its gradients among them.
             kinds["gradients and activations"] = self._kept
             del kinds["gradients"]
         elif self._kept is not None:

@@ -368,7 +368,7 @@ def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Te
 
 
 def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
-    """Return the device of the modules' weights and buffers; `default` if there are none.
+    """Return the device of the modules' weights and buffers; `default` for modules without any.
 
     Where only some are on the CPU, such as a large embedding that moves its results itself, it is the other device.
     """
