@@ -42,7 +42,7 @@ try:
     from ppedu.run.stage import Stage, local_stages
     from ppedu.run.tiny import run_schedule
 except ModuleNotFoundError as error:
-    if error.name in ("torch", "numpy", "tqdm"):
+    if error.name in ("torch", "numpy"):
         raise PipelineError(
             f"ppedu.run needs {error.name}: pip install 'ppedu[run]' (in a clone: make lab, then .venv/bin/python)"
         ) from error

@@ -7,14 +7,13 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tqdm import tqdm
 
 from ppedu.core.display import require_savable
 from ppedu.core.errors import PipelineError, SettingError
@@ -260,10 +259,13 @@ def train_gpt(
         if losses and group.is_first:
             print(f"resuming after step {len(losses)}, from the checkpoint in {config.save}", file=sys.stderr)
 
-    quiet = not (progress and group.is_first)
-    steps = range(len(losses), config.steps)
-    bar = tqdm(steps, "training", config.steps, initial=len(losses), disable=quiet, unit="step")
-    for step in bar:
+    steps, bar = range(len(losses), config.steps), None
+    if progress and group.is_first:
+        with suppress(ModuleNotFoundError):  # tqdm is not needed to train
+            from tqdm import tqdm
+
+            bar = tqdm(steps, "training", config.steps, initial=len(losses), unit="step")
+    for step in steps if bar is None else bar:
         batch = text.batch(config.batch, config.context, seed=config.seed * 1_000_003 + step)
         inputs, targets = (tokens.chunk(config.replicas)[group.rank // own.size].to(device) for tokens in batch)
         loss = pipeline.step(inputs, targets, loss_scale=scale.value if scale else 1.0)
@@ -277,7 +279,8 @@ def train_gpt(
         for module in modules.values():
             module.zero_grad()
         losses.append(loss.item())
-        bar.set_postfix(loss=f"{losses[-1]:.3f}")
+        if bar is not None:
+            bar.set_postfix(loss=f"{losses[-1]:.3f}")
         if config.save is not None and (len(losses) % config.every == 0 or len(losses) == config.steps):
             checkpoints.save(losses)
         if each is not None:
