@@ -80,12 +80,18 @@ site-serve: site
 recordings: .venv/.test
 	PYTHONPATH=. $(BIN)/python site/record.py
 
-# What needs a GPU: its tests, and the engine beside torch's with a GPU for each rank.
-gpu: .venv/.test
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
-	  || { echo "make gpu needs a GPU that PyTorch can use, and PyTorch with CUDA: remove .venv and install it again."; exit 1; }
-	$(BIN)/pytest -m gpu tests $(PYTEST)
-	$(BIN)/python tests/bench_engine.py --gpu
+# What a GPU shows, as a table; without one, what the CPU shows of it. PYTHON needs torch, numpy, pytest and hypothesis,
+# which this does not install. INT lets pytest print the table if the whole takes too long.
+gpu: SHELL := bash
+gpu:
+	@$(PYTHON) -c 'import sys; from importlib.util import find_spec as found; \
+	  lacks = [name for name in ("torch", "numpy", "pytest", "hypothesis") if not found(name)]; \
+	  lacks and sys.exit("make gpu needs torch, numpy, pytest and hypothesis; $(PYTHON) lacks " + ", ".join(lacks) + \
+	    ". Install them, or name another Python: make gpu PYTHON=.venv/bin/python")'
+	@mkdir -p artifacts
+	set -o pipefail; timeout --foreground --signal=INT --kill-after=60 1200 \
+	  $(PYTHON) -m pytest -m gpu -vv -rN -W ignore::pytest.PytestConfigWarning tests/run/test_cuda.py $(PYTEST) 2>&1 \
+	  | tee artifacts/gpu.txt
 
 # The linters run side by side. The output of each is printed when it has ended.
 lint: .venv/.test

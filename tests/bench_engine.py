@@ -1,21 +1,19 @@
 """The engine beside torch's own runtime: the same GPT, schedule and ranks, a step of each in turn. `make bench`.
 
-With --gpu, on as many GPUs as there are, up to four: torch's runtime needs one for each rank. `make gpu`.
+`make gpu` measures the same on as many GPUs as there are, up to four: torch's runtime needs one for each rank.
 """
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
-import torch
+from gpu_table import cause
 
+from ppedu.core.errors import RankError
 from ppedu.notebook.pool import RankPool
 
-GPU = "--gpu" in sys.argv
-RANKS = min(4, torch.cuda.device_count()) if GPU else 4
-MICROBATCHES, ROUNDS = 8, 45
+MICROBATCHES = 8
 SCHEDULES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",
@@ -25,6 +23,7 @@ SCHEDULES = {
     "zb-v": "ScheduleZBVZeroBubble",
     "dualpipev": "ScheduleDualPipeV",
 }
+BY_GPU = ["1f1b", "zb-v", "dualpipev"]  # those that `make gpu` measures
 PROGRAM = """
 import json, sys, time
 import torch, torch.distributed as dist
@@ -68,7 +67,8 @@ def peak():
 made_by = {"ours": ours, "torch": torchs}
 dist.barrier()
 torch.rand(8, requires_grad=True).square().sum().backward()
-open("/proc/self/clear_refs", "w").write("5")  # from here on the peak is counted
+if device.type == "cpu":
+    open("/proc/self/clear_refs", "w").write("5")  # from here on the peak is counted
 before = peak()
 pipelines = {each: made_by[each]() for each in who}
 
@@ -95,42 +95,55 @@ dist.barrier()
 """
 
 
-def run(pool, program, *settings):
-    output = [b""] * RANKS
+def run(pool, program, ranks, *settings):
+    output = [b""] * ranks
 
     def write(rank, piece):
         output[rank] += piece
 
-    pool.run(str(program), RANKS, [json.dumps(settings)], timeout=300, write=write)
-    return [json.loads(text.splitlines()[-1]) for text in output]
+    pool.run(str(program), ranks, [json.dumps(settings)], timeout=120, write=write)
+    return [json.loads(next(line for line in text.splitlines() if line.startswith(b"{"))) for text in output]
 
 
-def told(ratios):
+def described(ratios):
     low, *_, high = quantiles(ratios, n=10)
     return f"{median(ratios):5.2f} [{low:.2f}–{high:.2f}]"
 
 
-def main():
-    pool = RankPool()
+def measure(pool, name, ranks, rounds, gpu=False):
+    """Return the engine's times over those of torch's runtime, and each rank's memory with either, as a line.
+
+    If torch's runtime fails, whose interface depends on torch's release, the line says why instead.
+    """
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "program.py")
         program.write_text(PROGRAM)
-        where = "GPUs" if GPU else "ranks"
-        print(f"the engine over torch, {RANKS} {where}, {MICROBATCHES} microbatches, {ROUNDS} rounds: median [80 %]")
-        print(f"  {'':<16} {'step time':<20} {'CPU time':<20} peak memory of each rank, ours/torch's")
-        for name, theirs in SCHEDULES.items():
-            both = run(pool, program, name, theirs, ["ours", "torch"], ROUNDS, MICROBATCHES, GPU)
-            alone = {each: run(pool, program, name, theirs, [each], 4, MICROBATCHES, GPU) for each in ("ours", "torch")}
-            ratios = []
-            for kind in (0, 1):
-                total = {
-                    each: [sum(report["times"][each][number][kind] for report in both) for number in range(ROUNDS)]
-                    for each in ("ours", "torch")
-                }
-                ratios.append(told([a / b for a, b in zip(total["ours"], total["torch"], strict=True)]))
-            peaks = [[report["memory"] / 1024 for report in reports] for reports in alone.values()]
-            memory = "  ".join(f"{a:.1f}/{b:.1f}" for a, b in zip(*peaks, strict=True))
-            print(f"  {name:<16} {ratios[0]:<20} {ratios[1]:<20} {memory} MB")
+
+        def reports(who, rounds):
+            return run(pool, program, ranks, name, SCHEDULES[name], who, rounds, MICROBATCHES, gpu)
+
+        try:
+            theirs = reports(["torch"], 4)
+        except RankError as error:
+            return f"not measured, because torch's runtime fails: {cause(str(error))}"
+        ours, both = reports(["ours"], 4), reports(["ours", "torch"], rounds)
+    ratios = []
+    for kind in (0, 1):
+        total = {
+            each: [sum(report["times"][each][number][kind] for report in both) for number in range(rounds)]
+            for each in ("ours", "torch")
+        }
+        ratios.append(described([a / b for a, b in zip(total["ours"], total["torch"], strict=True)]))
+    pairs = zip(ours, theirs, strict=True)
+    memory = "  ".join(f"{a['memory'] / 1024:.1f}/{b['memory'] / 1024:.1f}" for a, b in pairs)
+    return f"step time {ratios[0]:<20} CPU time {ratios[1]:<20} peak memory {memory} MB"
+
+
+def main():
+    pool, ranks, rounds = RankPool(), 4, 45
+    print(f"the engine over torch, {ranks} ranks, {MICROBATCHES} microbatches, {rounds} rounds: median [80 %]")
+    for name in SCHEDULES:
+        print(f"  {name:<16} {measure(pool, name, ranks, rounds)}", flush=True)
     pool.close()
 
 

@@ -48,13 +48,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(MARKERS[name])
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu"):
-        torch = pytest.importorskip("torch")
-        if not torch.cuda.is_available():
-            pytest.skip("needs a GPU that PyTorch can use; on a machine with one, `make gpu` runs this test")
-
-
 @functools.cache
 def _names(function: Any, depth: int = 3) -> frozenset[str]:
     """Return the names that a function uses, nested functions and helpers of its module included."""
@@ -110,6 +103,8 @@ def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     The ranks are real processes. An assertion that fails in the program fails the test.
     """
+    from ppedu.core.errors import PipelineError
+
     folder = tmp_path_factory.mktemp("ranks")
 
     def run(program: str, n: int, *arguments: str, timeout: float = 60, pool: Any = rank_pool) -> list[str]:
@@ -120,7 +115,12 @@ def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
         def write(rank: int, piece: bytes) -> None:
             output[rank] += piece
 
-        pool.run(str(file), n, arguments, timeout=timeout, write=write)
+        try:
+            pool.run(str(file), n, arguments, timeout=timeout, write=write)
+        except PipelineError:
+            for rank, text in enumerate(output):
+                print(f"rank {rank}:\n{text.decode(errors='replace')}")  # which pytest shows with the failure
+            raise
         return [text.decode() for text in output]
 
     return run

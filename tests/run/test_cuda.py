@@ -1,19 +1,53 @@
-"""On a GPU: gradients are those of one process, pairs run on two streams, and times and bytes are the GPU's."""
+"""The engine on a GPU. Each test is a row of the table that `make gpu` prints, with the lines that the test tells.
+
+On a machine without a GPU, `make gpu` runs the same programs on the CPU, except those that need a GPU or two. Most are
+marked slow, since other files test the same on the CPU in less time.
+"""
+
+import textwrap
 
 import pytest
+from bench_engine import BY_GPU, measure
 
-pytest.importorskip("torch")
+import ppedu as pp
+
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
+slow = pytest.mark.slow
+
+GPUS = torch.cuda.device_count()
+needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU that PyTorch can use")
+needs_two_gpus = pytest.mark.skipif(GPUS < 2, reason="needs a GPU for each of 2 ranks")
+BACKENDS = ["gloo", pytest.param("nccl", marks=needs_two_gpus)]
+PAIRS = ["1f1b-overlap", "interleaved-overlap", "dualpipe", "dualpipev"]
+LIMIT = 90.0  # seconds for the ranks of a test; a GPU may take 20 to start
 
 PRELUDE = """
+import re, sys, time, warnings
 import torch, torch.distributed as dist
+from pathlib import Path
+from statistics import median
 from torch import nn
 import ppedu as pp
-from ppedu.run import Memory, Pipeline, Stage, local_stages, place
+from ppedu.run import Memory, Pipeline, PipelineGroup, PostValidation, Stage, clock, local_stages, place
 
 device, backend = place()
-dist.init_process_group(backend)
+dist.init_process_group((sys.argv[1] if sys.argv[1:] else backend) or None)
 rank, size = dist.get_rank(), dist.get_world_size()
+mse_loss = nn.functional.mse_loss
+
+def tell(text, by=0):
+    "Put a text into the table."
+    if rank == by:
+        print("tell:", text, flush=True)
+
+def seconds(call):
+    "Return how long a call takes, with all that it leaves to the GPU."
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 class Sleep(torch.autograd.Function):
     "Keeps the GPU busy in both directions, while the CPU goes on."
@@ -35,117 +69,468 @@ class Slow(nn.Sequential):
             x = part(Sleep.apply(x, self.cycles) if self.cycles else x)
         return x
 
-def layer(stage, cycles=0):
+def layer(stage):
     torch.manual_seed(stage)
-    made = Slow(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to(device)
-    made.cycles = cycles
-    return made
+    return Slow(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to(device)
 
 numbers = torch.Generator().manual_seed(1)
 x, y = (torch.randn(64, 512, generator=numbers).to(device) for _ in range(2))
 
-def run(name, cycles=0, steps=5, **options):
-    "Run steps, and compare each with one process."
-    schedule = pp.schedule(name, size, 8)
-    held = {stage: layer(stage, cycles) for stage in local_stages(schedule, rank)}
-    pipeline = Pipeline(schedule, held, nn.functional.mse_loss, **options)
+def one_process(stages, layer=layer, autocast=None):
+    "Return the stages and the loss of one process, which computes one microbatch after the other."
+    judge, loss = [layer(stage) for stage in range(stages)], 0
+    for inputs, targets in zip(x.chunk(8), y.chunk(8)):
+        with torch.autocast(device.type, autocast, enabled=autocast is not None):
+            part = mse_loss(nn.Sequential(*judge)(inputs), targets) / 8
+        part.backward()
+        loss += part.detach()
+    return judge, loss
+
+def make(name, layer=layer, cycles=0, recompute=False, **options):
+    schedule = pp.schedule(name, size, 8) if isinstance(name, str) else name
+    held = {s: Stage(layer(s), s, recompute=recompute) for s in local_stages(schedule, rank)}
+    for stage in held.values():
+        stage.module.cycles = cycles
+    return Pipeline(schedule, held, mse_loss, **options)
+
+def clear(pipeline):
+    for stage in pipeline.stages.values():
+        stage.module.zero_grad()
+
+def run(name, layer=layer, steps=3, tolerance=1e-4, **options):
+    "Compare some steps with one process: the loss, and each weight's gradient to a part of its largest number."
+    pipeline = make(name, layer, **options)
+    judge, expected = one_process(pipeline.schedule.stages, layer, options.get("autocast"))
     for _ in range(steps):  # the allocator gives the same memory out again and again
-        judge = [layer(stage) for stage in range(schedule.stages)]
-        loss = nn.functional.mse_loss(nn.Sequential(*judge)(x), y)
-        loss.backward()
-        for module in held.values():
-            module.zero_grad()
-        torch.testing.assert_close(pipeline.step(x, y).to(device), loss.detach(), rtol=1e-4, atol=1e-6)
-        for stage, module in held.items():
-            for ours, theirs in zip(module.parameters(), judge[stage].parameters(), strict=True):
-                torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-6)
+        clear(pipeline)
+        loss = pipeline.step(x, y)
+        torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0, check_device=False, check_dtype=False)
+        for index, stage in pipeline.stages.items():
+            for ours, theirs in zip(stage.module.parameters(), judge[index].parameters(), strict=True):
+                most = theirs.grad.abs().max().item()
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance * most)
     return pipeline
 """
 
-NAMES = ["1f1b", "zb-v", "1f1b-overlap", "interleaved-overlap", "dualpipe", "dualpipev"]
+
+@pytest.fixture
+def show(ranks, tell):
+    """Return `show(program, n, *arguments)`, which runs a program on n ranks; the table gets the lines they tell."""
+
+    def run(program, n, *arguments, timeout=LIMIT):
+        for text in ranks(PRELUDE + textwrap.dedent(program), n, *arguments, timeout=timeout):
+            for line in text.splitlines():
+                if line.startswith("tell: "):
+                    tell(line.removeprefix("tell: "))
+
+    return run
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_on_a_gpu_are_those_of_one_process(ranks, name):
-    ranks(PRELUDE + f"\nassert run({name!r}).timeline.makespan > 0", 2)
-
-
-@pytest.mark.parametrize("name", ["1f1b-overlap", "dualpipe", "dualpipev"])
-def test_a_slow_kernel_does_not_change_the_gradients_of_pairs(ranks, name):
-    """A stream that reads a tensor before the other stream has written it gets wrong numbers."""
-    ranks(PRELUDE + f"\nrun({name!r}, cycles=20_000_000, steps=2)", 2)
-
-
-def test_with_nccl_gradients_are_those_of_one_process(ranks):
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs a GPU for each of 2 ranks")
-    for name in NAMES:
-        ranks(PRELUDE + f"\nassert backend == 'nccl'\nrun({name!r}, cycles=1_000_000)", 2)
-
-
-def test_the_clock_measures_the_gpu_and_not_the_launch_of_its_kernels(ranks):
-    """An action whose kernels sleep lasts as long as they do, by an event of torch around one of them."""
-    ranks(
-        PRELUDE
-        + """
-cycles = 50_000_000
-start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-torch.cuda._sleep(cycles)
-start.record(); torch.cuda._sleep(3 * cycles); end.record()
-torch.cuda.synchronize()
-expected = start.elapsed_time(end) / 1000
-pipeline = run("gpipe", cycles, steps=2)
-spans = pipeline.timeline.spans(0)
-for span in spans:
-    assert 0.9 * expected < span.end - span.start < 2 * expected, (span, expected)
-for before, after in zip(spans, spans[1:]):
-    assert before.end <= after.start + 1e-4
-""",
+@slow
+def test_the_device_computes(show):
+    show(
+        """
+        tell(f"PyTorch {torch.__version__}, Python {sys.version.split()[0]}, ppedu {pp.__version__}")
+        if device.type == "cuda":
+            of, driver = torch.cuda.get_device_properties(device), Path("/proc/driver/nvidia/version")
+            tell(f"{torch.cuda.device_count()} × {of.name}, {of.total_memory / 2**30:.0f} GiB, {of.major}.{of.minor}")
+            tell(f"CUDA {torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}")
+            if driver.exists():
+                tell(f"driver {re.search('[0-9]+[.][0-9.]+', driver.read_text())[0]}")
+        else:
+            tell("no GPU that PyTorch can use, so everything ran on the CPU")
+        torch.testing.assert_close(layer(0)(x).cpu(), layer(0).cpu()(x.cpu()), rtol=1e-4, atol=1e-4)
+        """,
         1,
     )
 
 
-def test_memory_by_action_is_what_the_gpu_allocates(ranks):
+@slow
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v", *PAIRS])
+def test_gradients_on_two_ranks_are_those_of_one_process(show, name):
+    show(f"assert run({name!r}).timeline.makespan > 0", 2)
+
+
+@slow
+def test_gradients_of_every_schedule_on_four_ranks_are_those_of_one_process(show):
+    show(
+        """
+        wrong = {}
+        for name in pp.schedules():
+            group = PipelineGroup(rank, size, dist.new_group(range(size)))
+            try:
+                run(name, group=group, steps=2, timeout=20)
+            except Exception as error:
+                wrong[name] = f"{type(error).__name__}: {error}"
+        assert not wrong, wrong
+        """,
+        4,
+        "gloo",
+        timeout=2 * LIMIT,
+    )
+
+
+@slow
+def test_a_step_on_one_rank_is_bit_for_bit_that_of_one_process(show):
+    show(
+        """
+        pipeline, judge = make("1f1b"), one_process(1)[0]
+        pipeline.step(x, y)
+        for ours, theirs in zip(pipeline.stages[0].module.parameters(), judge[0].parameters()):
+            assert torch.equal(ours.grad, theirs.grad), (ours.grad - theirs.grad).abs().max()
+        alone = lambda: one_process(1, lambda stage: judge[stage])
+        times = [(seconds(lambda: pipeline.step(x, y)), seconds(alone)) for _ in range(25)]
+        ours, theirs = map(median, zip(*times[5:]))
+        tell(f"{ours * 1e3:.2f} ms a step; one process without a pipeline {theirs * 1e3:.2f} ms")
+        """,
+        1,
+    )
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_slow_kernel_does_not_change_the_gradients_of_pairs(show, name):
+    """A stream that reads a tensor before the other stream has written it gets wrong numbers."""
+    show(f"run({name!r}, cycles=20_000_000, steps=2)", 2)
+
+
+@needs_a_gpu
+def test_the_two_parts_of_a_pair_run_at_the_same_time(show):
+    show(
+        """
+        def median_of(op):
+            return median(span.end - span.start for span in spans if span.action.op == op)
+        pipeline = make("gpipe", cycles=20_000_000)
+        for _ in range(2):
+            pipeline.step(x, y)
+        spans = pipeline.timeline.spans(0)
+        forward, backward = median_of(pp.Op.F), median_of(pp.Op.B)
+        pipeline = make("1f1b-overlap", cycles=20_000_000)
+        for _ in range(2):
+            pipeline.step(x, y)
+        spans = pipeline.timeline.spans(0)
+        pair = median_of(pp.Op.OVERLAP_F_B)
+        tell(f"forward {forward * 1e3:.1f} ms, backward {backward * 1e3:.1f} ms, both in a pair {pair * 1e3:.1f} ms")
+        assert pair < 0.8 * (forward + backward), (pair, forward, backward)
+        """,
+        1,
+    )
+
+
+@needs_a_gpu
+def test_pairs_cause_no_warnings(show):
+    show(
+        f"""
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for name in {PAIRS}:
+                run(name, steps=2)
+        assert not found, [str(each.message) for each in found]
+        """,
+        2,
+    )
+
+
+@slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float16", 1e-2), ("bfloat16", 5e-2)])
+def test_gradients_in_mixed_precision_are_those_of_one_process(show, dtype, tolerance):
+    show(f'run("1f1b", autocast=torch.{dtype}, tolerance={tolerance})', 2)
+
+
+@slow
+def test_recomputed_stages_drop_the_same_numbers_and_keep_less(show):
+    show(
+        """
+        def dropping(stage):
+            return layer(stage).append(nn.Dropout(0.5))
+        def train(recompute):
+            "Return the gradients of a step, and on a GPU the most bytes of its activations."
+            pipeline = make("gpipe", dropping, recompute=recompute, seed=3)
+            memory = Memory(pipeline)
+            for _ in range(2):
+                clear(pipeline)
+                pipeline.steps = 0
+                pipeline.step(x, y)
+            memory.close()
+            gradients = [weight.grad for stage in pipeline.stages.values() for weight in stage.module.parameters()]
+            return gradients, memory.peak
+        (expected, most), (found, less) = train(False), train(True)
+        for one, other in zip(expected, found):
+            torch.testing.assert_close(one, other)
+        tell(f"{most / 1e6:.1f} MB, with recomputation {less / 1e6:.1f} MB")
+        assert less < most, (less, most)
+        """,
+        2,
+    )
+
+
+@slow
+def test_steps_that_are_validated_later_drop_the_same_numbers(show):
+    """Each step is clipped, so the forwards that began too early run again, with the random numbers of before."""
+    show(
+        """
+        def train(validated):
+            pipeline = make("1f1b", lambda stage: layer(stage).append(nn.Dropout(0.5)))
+            modules = [stage.module for stage in pipeline.stages.values()]
+            weights = [weight for module in modules for weight in module.parameters()]
+            optimizer = torch.optim.SGD(weights, 1.0)
+            if validated:
+                later = PostValidation(optimizer, 1e-3)
+                pipeline = Pipeline(pipeline.schedule, pipeline.stages, mse_loss, optimizer=later)
+            torch.manual_seed(7 + rank)
+            for step in range(4):
+                pipeline.step(x, y)
+                if not validated:
+                    assert pipeline.clip_grad_norm(1e-3) > 1e-3  # so each step is clipped
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if validated:
+                pipeline.flush()
+            return weights
+        for one, other in zip(train(False), train(True)):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+        """,
+        2,
+    )
+
+
+@pytest.mark.parametrize("names", [["zb-v"], pytest.param(["1f1b", "dualpipev"], marks=slow)])
+def test_a_first_stage_without_weights_computes_where_its_inputs_are(show, names):
+    show(
+        f"""
+        seen = set()
+        def without_weights(stage):
+            if stage:
+                return layer(stage)
+            made = nn.ReLU()
+            made.register_forward_hook(lambda module, inputs, output: seen.update((inputs[0].device, output.device)))
+            return made
+        for name in {names!r}:
+            pipeline = run(name, without_weights)
+            assert pipeline.device == device, pipeline.device
+        assert seen == {{device}}, seen
+        """,
+        2,
+    )
+
+
+@slow
+@pytest.mark.parametrize(
+    "name", [pytest.param("nccl", marks=needs_a_gpu), pytest.param("cpu:gloo,cuda:nccl", marks=needs_a_gpu), ""]
+)
+def test_process_groups_may_have_any_backend_or_none(show, name):
+    """With one GPU, NCCL has one rank, and averages gradients over one replica."""
+    show(
+        """
+        total = torch.full((1000,), rank + 1.0, device=device)
+        dist.all_reduce(total)
+        assert total.sum() == 1000 * size * (size + 1) / 2, total.sum()
+        run("1f1b", replicas=dist.group.WORLD if size == 1 else None)
+        """,
+        1 if GPUS == 1 else 2,
+        name,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_clocks_of_ranks_on_one_machine_agree(show, backend):
+    """The ranks compare their clocks as if they were on two machines; the offset is 0, to within the error."""
+    show(
+        """
+        clock.machine = lambda: rank
+        clocks = run("1f1b").clocks
+        tell(f"{dist.get_backend()}: offset {clocks.offset * 1e6:.1f} µs ± {clocks.error * 1e6:.1f} µs", by=1)
+        assert abs(clocks.offset) <= clocks.error < 0.1, vars(clocks)
+        """,
+        2,
+        backend,
+    )
+
+
+@needs_a_gpu
+def test_the_clock_measures_the_gpu_and_not_the_launch_of_its_kernels(show):
+    """An action whose kernels sleep lasts as long as they do, by an event of torch around one of them."""
+    show(
+        """
+        cycles = 50_000_000
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(cycles)
+        start.record(); torch.cuda._sleep(3 * cycles); end.record()
+        torch.cuda.synchronize()
+        expected = start.elapsed_time(end) / 1000
+        spans = run("gpipe", cycles=cycles, steps=2).timeline.spans(0)
+        longest = max(span.end - span.start for span in spans)
+        tell(f"kernels of {expected * 1e3:.1f} ms: actions of at most {longest * 1e3:.1f} ms")
+        for span in spans:
+            assert 0.9 * expected < span.end - span.start < 2 * expected, (span, expected)
+        for before, after in zip(spans, spans[1:]):
+            assert before.end <= after.start + 1e-4, (before, after)
+        """,
+        1,
+    )
+
+
+@needs_a_gpu
+def test_memory_by_action_is_what_the_gpu_allocates(show):
     """A forward keeps at least what autograd saves; after the step only the gradients remain."""
-    ranks(
-        PRELUDE
+    show(
+        """
+        pipeline = make("gpipe")
+        memory = Memory(pipeline)
+        for _ in range(2):
+            clear(pipeline)
+            pipeline.step(x, y)
+        # Of a microbatch: the outputs of the first layer and of GELU, and what has come from the other rank.
+        saved = 8 * 4 * (2048 + 2048 + 512 * (rank > 0))
+        after = [0, *(memory.after[pp.F(rank, m)] for m in range(8))]
+        for before, now in zip(after, after[1:]):
+            assert now - before >= saved, (before, now, saved)
+        gradients = sum(4 * weight.numel() for weight in pipeline.stages[rank].module.parameters())
+        kept = memory.after[pp.B(rank, 7)]
+        assert gradients <= kept < gradients + 8 * saved, (gradients, kept, saved)
+        assert memory.peak >= max(memory.after.values()) and len(memory.curve()) == 17
+        """,
+        2,
+    )
+
+
+TRAINING = """
+from ppedu.run.report import Report
+from ppedu.run.train import TrainConfig, train_gpt
+
+def train(steps, each=None, **settings):
+    config = TrainConfig(steps=steps, text=FILE, **settings)
+    return config, train_gpt(config, device=device, each=each)
+""".replace("FILE", repr(__file__))
+
+
+@needs_a_gpu
+def test_a_report_claims_no_more_memory_than_the_gpu_allocates(show):
+    show(
+        TRAINING
         + """
-schedule = pp.schedule("gpipe", size, 8)
-modules = {stage: layer(stage) for stage in local_stages(schedule, rank)}
-pipeline = Pipeline(schedule, modules, nn.functional.mse_loss)
-memory = Memory(pipeline)
-for _ in range(2):
-    for module in modules.values():
-        module.zero_grad()
-    pipeline.step(x, y)
-# Of a microbatch: the outputs of the first layer and of GELU, and what has come from the other rank.
-saved = 8 * 4 * (2048 + 2048 + 512 * (rank > 0))
-after = [0, *(memory.after[pp.F(rank, m)] for m in range(8))]
-for before, now in zip(after, after[1:]):
-    assert now - before >= saved, (before, now, saved)
-gradients = sum(4 * weight.numel() for module in modules.values() for weight in module.parameters())
-assert gradients <= memory.after[pp.B(rank, 7)] < gradients + 8 * saved
-assert memory.peak >= max(memory.after.values()) and len(memory.curve()) == 17
+report = Report()
+config, result = train(4, report, width=256, context=128, batch=32)
+most = torch.tensor(torch.cuda.max_memory_allocated(device))
+dist.all_reduce(most, dist.ReduceOp.MAX)
+line = report.lines(config, result, 97)[-1]
+number, unit = re.search("fullest, with ([0-9.]+) ([kMG]?B)", line).groups()
+claimed = float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+tell(f"{claimed / 1e6:.1f} MB of {most / 1e6:.1f} MB")
+assert claimed < 1.01 * most, line  # it is rounded
+""",
+        2,
+        "gloo",
+    )
+
+
+@slow
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_training_resumes_with_the_same_losses(show, tmp_path, dtype):
+    show(
+        TRAINING
+        + f"""
+settings = dict(schedule="zb-v", every=2, dtype={dtype!r})
+whole = train(6, **settings)[1].losses
+train(4, save={str(tmp_path)!r}, **settings)
+resumed = train(6, save={str(tmp_path)!r}, **settings)[1].losses
+torch.testing.assert_close(torch.tensor(resumed), torch.tensor(whole), rtol=1e-4, atol=0)
 """,
         2,
     )
 
 
-def test_training_resumes_on_a_gpu_with_the_same_losses(ranks, tmp_path):
-    program = f"""
-import json, torch.distributed as dist
-from ppedu.run import place
-from ppedu.run.train import TrainConfig, train_gpt
-
-device, backend = place()
-dist.init_process_group(backend)
-def train(steps, **settings):
-    config = TrainConfig(schedule="zb-v", steps=steps, text={__file__!r}, every=2, **settings)
-    return train_gpt(config, device=device).losses
-whole = train(6)
-train(4, save={str(tmp_path)!r})
-assert train(6, save={str(tmp_path)!r}) == whole
+# A rank that has sent the first message of a second step, and does not send the next one.
+SILENT = """
+one_process(size)  # the first kernels take a GPU seconds
+dist.barrier()
+pipeline = make("1f1b", timeout=TIMEOUT)
+pipeline.step(x, y)
+def silent(action, step):
+    if action.microbatch != 1:
+        step.default(action)
+    else:
+        INSTEAD
+if rank == 0:
+    pipeline.on(pp.Op.SEND_F, silent)
 """
-    ranks(program, 2, timeout=120)
+
+
+@slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_message_that_is_never_sent_is_an_error_within_the_timeout(show, backend):
+    show(
+        SILENT.replace("TIMEOUT", "6").replace("INSTEAD", "pass")
+        + """
+start = time.monotonic()
+try:
+    pipeline.step(x, y)
+except pp.CommunicationError as error:
+    took = time.monotonic() - start
+    tell(f"{dist.get_backend()}: an error after {took:.1f} s, with a timeout of 6 s", by=1)
+    assert took < 12, took
+else:
+    raise AssertionError("a step ended without one of its messages")
+""",
+        2,
+        backend,
+    )
+
+
+@slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_hang_report_names_the_message_that_a_rank_waits_for(show, backend):
+    with pytest.raises(pp.RankError, match=r"rank 1.*1F1.*1RECV_F1.*from rank 0"):
+        show(
+            SILENT.replace("TIMEOUT", "600").replace("INSTEAD", "time.sleep(600)") + "pipeline.step(x, y)",
+            2,
+            backend,
+            timeout=25 if GPUS else 5,
+        )
+
+
+@slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_receives_may_be_posted_early_or_late(show, backend):
+    show(
+        """
+        plain = pp.schedule("1f1b", size, 8)
+        pipelines = [make(pp.lower(plain, receive=when)) for when in ("early", "late")]
+        times = [[seconds(lambda: each.step(x, y)) for each in pipelines] for _ in range(25)]
+        early, late = map(median, zip(*times[5:]))
+        tell(f"{dist.get_backend()}: a step takes {early * 1e3:.2f} ms early, {late * 1e3:.2f} ms late")
+        """,
+        2,
+        backend,
+    )
+
+
+@needs_two_gpus
+def test_stages_on_another_gpu_than_the_current_one_work_or_are_refused(show):
+    show(
+        """
+        torch.cuda.set_device(0)
+        device = torch.device("cuda", rank)
+        x, y = x.to(device), y.to(device)
+        try:
+            run("1f1b", timeout=10)
+            tell("they work")
+        except pp.PipelineError as error:
+            assert rank == 0 or "set_device" in str(error), error
+            tell(f"refused: {error}", by=1)
+        """,
+        2,
+        "nccl",
+    )
+
+
+@slow
+@pytest.mark.parametrize("name", BY_GPU)
+def test_the_engine_beside_torchs_runtime(rank_pool, tell, name):
+    tell(f"{name}: {measure(rank_pool, name, min(GPUS, 4) or 2, rounds=45 if GPUS else 5, gpu=True)}")
+
+
+@needs_two_gpus
+@pytest.mark.parametrize("name", pp.schedules())
+def test_gradients_over_nccl_are_those_of_one_process(show, name):
+    show(f"run({name!r})", 4 if GPUS > 3 else 2, "nccl")
