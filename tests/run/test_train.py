@@ -1,13 +1,14 @@
 """Training: the number of ranks and the schedule change when something is computed, never the result."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 import ppedu as pp
 from ppedu.run import place
-from ppedu.run.train import TrainConfig
+from ppedu.run.train import TrainConfig, train_gpt
 
 SMALL = {
     "steps": 2,
@@ -336,3 +337,12 @@ def test_more_ranks_than_gpus_share_them_with_one_warning(monkeypatch, capsys, g
     device, backend = place()
     assert (str(device), backend) == expected and capsys.readouterr().err == says
     assert chosen == ([device] if gpus else [])
+
+
+def test_without_tqdm_only_the_progress_bar_is_missing(monkeypatch, capsys):
+    config = TrainConfig(steps=2, batch=2, microbatches=2, context=8, width=8)
+    losses = train_gpt(config, progress=True).losses
+    assert "training: 100%" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert train_gpt(config, progress=True).losses == losses
+    assert not capsys.readouterr().err
