@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 from bench_engine import BY_GPU, measure
+from on_device import PRELUDE
 
 import ppedu as pp
 
@@ -20,97 +21,7 @@ needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU that PyTorch can 
 needs_two_gpus = pytest.mark.skipif(GPUS < 2, reason="needs a GPU for each of 2 ranks")
 BACKENDS = ["gloo", pytest.param("nccl", marks=needs_two_gpus)]
 PAIRS = ["1f1b-overlap", "interleaved-overlap", "dualpipe", "dualpipev"]
-LIMIT = 90.0  # seconds for the ranks of a test; a GPU may take 20 to start
-
-PRELUDE = """
-import re, sys, time, warnings
-import torch, torch.distributed as dist
-from pathlib import Path
-from statistics import median
-from torch import nn
-import ppedu as pp
-from ppedu.run import Memory, Pipeline, PipelineGroup, PostValidation, Stage, clock, local_stages, place
-
-device, backend = place()
-dist.init_process_group((sys.argv[1] if sys.argv[1:] else backend) or None)
-rank, size = dist.get_rank(), dist.get_world_size()
-mse_loss = nn.functional.mse_loss
-
-def tell(text, by=0):
-    "Put a text into the table."
-    if rank == by:
-        print("tell:", text, flush=True)
-
-def seconds(call):
-    "Return how long a call takes, with all that it leaves to the GPU."
-    start = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
-
-class Sleep(torch.autograd.Function):
-    "Keeps the GPU busy in both directions, while the CPU goes on."
-    @staticmethod
-    def forward(ctx, x, cycles):
-        ctx.cycles = cycles
-        torch.cuda._sleep(cycles)
-        return x.clone()
-    @staticmethod
-    def backward(ctx, dy):
-        torch.cuda._sleep(ctx.cycles)
-        return dy.clone(), None
-
-class Slow(nn.Sequential):
-    "A sequence of layers; the GPU sleeps before each."
-    cycles = 0
-    def forward(self, x):
-        for part in self:
-            x = part(Sleep.apply(x, self.cycles) if self.cycles else x)
-        return x
-
-def layer(stage):
-    torch.manual_seed(stage)
-    return Slow(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).to(device)
-
-numbers = torch.Generator().manual_seed(1)
-x, y = (torch.randn(64, 512, generator=numbers).to(device) for _ in range(2))
-
-def one_process(stages, layer=layer, autocast=None):
-    "Return the stages and the loss of one process, which computes one microbatch after the other."
-    judge, loss = [layer(stage) for stage in range(stages)], 0
-    for inputs, targets in zip(x.chunk(8), y.chunk(8)):
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            part = mse_loss(nn.Sequential(*judge)(inputs), targets) / 8
-        part.backward()
-        loss += part.detach()
-    return judge, loss
-
-def make(name, layer=layer, cycles=0, recompute=False, **options):
-    schedule = pp.schedule(name, size, 8) if isinstance(name, str) else name
-    held = {s: Stage(layer(s), s, recompute=recompute) for s in local_stages(schedule, rank)}
-    for stage in held.values():
-        stage.module.cycles = cycles
-    return Pipeline(schedule, held, mse_loss, **options)
-
-def clear(pipeline):
-    for stage in pipeline.stages.values():
-        stage.module.zero_grad()
-
-def run(name, layer=layer, steps=3, tolerance=1e-4, **options):
-    "Compare some steps with one process: the loss, and each weight's gradient to a part of its largest number."
-    pipeline = make(name, layer, **options)
-    judge, expected = one_process(pipeline.schedule.stages, layer, options.get("autocast"))
-    for _ in range(steps):  # the allocator gives the same memory out again and again
-        clear(pipeline)
-        loss = pipeline.step(x, y)
-        torch.testing.assert_close(loss, expected, rtol=tolerance, atol=0, check_device=False, check_dtype=False)
-        for index, stage in pipeline.stages.items():
-            for ours, theirs in zip(stage.module.parameters(), judge[index].parameters(), strict=True):
-                most = theirs.grad.abs().max().item()
-                torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=tolerance * most)
-    return pipeline
-"""
+LIMIT = 60.0  # seconds for the ranks of a test; a GPU may take 20 to start
 
 
 @pytest.fixture
@@ -395,31 +306,20 @@ def test_memory_by_action_is_what_the_gpu_allocates(show):
     )
 
 
-TRAINING = """
-from ppedu.run.report import Report
-from ppedu.run.train import TrainConfig, train_gpt
-
-def train(steps, each=None, **settings):
-    config = TrainConfig(steps=steps, text=FILE, **settings)
-    return config, train_gpt(config, device=device, each=each)
-""".replace("FILE", repr(__file__))
-
-
 @needs_a_gpu
 def test_a_report_claims_no_more_memory_than_the_gpu_allocates(show):
     show(
-        TRAINING
-        + """
-report = Report()
-config, result = train(4, report, width=256, context=128, batch=32)
-most = torch.tensor(torch.cuda.max_memory_allocated(device))
-dist.all_reduce(most, dist.ReduceOp.MAX)
-line = report.lines(config, result, 97)[-1]
-number, unit = re.search("fullest, with ([0-9.]+) ([kMG]?B)", line).groups()
-claimed = float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
-tell(f"{claimed / 1e6:.1f} MB of {most / 1e6:.1f} MB")
-assert claimed < 1.01 * most, line  # it is rounded
-""",
+        """
+        report = Report()
+        config, result = train(4, report, width=256, context=128, batch=32)
+        most = torch.tensor(torch.cuda.max_memory_allocated(device))
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        line = report.lines(config, result, 97)[-1]
+        number, unit = re.search("fullest, with ([0-9.]+) ([kMG]?B)", line).groups()
+        claimed = float(number) * {"kB": 1e3, "MB": 1e6, "GB": 1e9}[unit]
+        tell(f"{claimed / 1e6:.1f} MB of {most / 1e6:.1f} MB")
+        assert claimed < 1.01 * most, line  # it is rounded
+        """,
         2,
         "gloo",
     )
@@ -429,50 +329,34 @@ assert claimed < 1.01 * most, line  # it is rounded
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_training_resumes_with_the_same_losses(show, tmp_path, dtype):
     show(
-        TRAINING
-        + f"""
-settings = dict(schedule="zb-v", every=2, dtype={dtype!r})
-whole = train(6, **settings)[1].losses
-train(4, save={str(tmp_path)!r}, **settings)
-resumed = train(6, save={str(tmp_path)!r}, **settings)[1].losses
-torch.testing.assert_close(torch.tensor(resumed), torch.tensor(whole), rtol=1e-4, atol=0)
-""",
+        f"""
+        settings = dict(schedule="zb-v", every=2, dtype={dtype!r})
+        whole = train(6, **settings)[1].losses
+        train(4, save={str(tmp_path)!r}, **settings)
+        resumed = train(6, save={str(tmp_path)!r}, **settings)[1].losses
+        torch.testing.assert_close(torch.tensor(resumed), torch.tensor(whole), rtol=1e-4, atol=0)
+        """,
         2,
     )
-
-
-# A rank that has sent the first message of a second step, and does not send the next one.
-SILENT = """
-one_process(size)  # the first kernels take a GPU seconds
-dist.barrier()
-pipeline = make("1f1b", timeout=TIMEOUT)
-pipeline.step(x, y)
-def silent(action, step):
-    if action.microbatch != 1:
-        step.default(action)
-    else:
-        INSTEAD
-if rank == 0:
-    pipeline.on(pp.Op.SEND_F, silent)
-"""
 
 
 @slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_message_that_is_never_sent_is_an_error_within_the_timeout(show, backend):
     show(
-        SILENT.replace("TIMEOUT", "6").replace("INSTEAD", "pass")
-        + """
-start = time.monotonic()
-try:
-    pipeline.step(x, y)
-except pp.CommunicationError as error:
-    took = time.monotonic() - start
-    tell(f"{dist.get_backend()}: an error after {took:.1f} s, with a timeout of 6 s", by=1)
-    assert took < 12, took
-else:
-    raise AssertionError("a step ended without one of its messages")
-""",
+        """
+        pipeline = ready(timeout=6)
+        instead_of_second_message(pipeline, lambda: None)
+        start = time.monotonic()
+        try:
+            pipeline.step(x, y)
+        except pp.CommunicationError:
+            took = time.monotonic() - start
+            tell(f"{dist.get_backend()}: an error after {took:.1f} s, with a timeout of 6 s", by=1)
+            assert took < 12, took
+        else:
+            raise AssertionError("a step ended without one of its messages")
+        """,
         2,
         backend,
     )
@@ -483,10 +367,14 @@ else:
 def test_a_hang_report_names_the_message_that_a_rank_waits_for(show, backend):
     with pytest.raises(pp.RankError, match=r"rank 1.*1F1.*1RECV_F1.*from rank 0"):
         show(
-            SILENT.replace("TIMEOUT", "600").replace("INSTEAD", "time.sleep(600)") + "pipeline.step(x, y)",
+            """
+            pipeline = ready(timeout=600)
+            instead_of_second_message(pipeline, lambda: time.sleep(600))
+            pipeline.step(x, y)
+            """,
             2,
             backend,
-            timeout=25 if GPUS else 5,
+            timeout=25 if GPUS else 10,
         )
 
 
