@@ -36,6 +36,7 @@ ELSEWHERE = "This cell needs {}, which this page does not have. Its output was r
 EARLIER = "This cell needs {!r} of a cell that was recorded. So was its output."
 FRAME = {"pyplot", "subplots", "show", "rcParams"}  # what a picture of timelines uses of matplotlib
 RECORDED = json.loads(Path(__file__).with_name(FILE).read_text(encoding="utf-8"))
+CONTROL = "application/x-ppedu-prediction"  # a MIME type
 MOST_TEXT = 100_000  # characters of a cell's output
 
 
@@ -61,19 +62,13 @@ def _number(text: str) -> float:
         return math.inf
 
 
-class Control:
-    """In place of a prediction's widget: what the page needs for a control of its own."""
-
-    MIME = "application/x-ppedu-prediction"
-
-    def __init__(self, name: str, asked: Prediction) -> None:
-        self.asked = {"name": name, "choices": [] if asked.step else asked.options}
-        if asked.step:
-            numbers = {"min": asked.options[0], "max": asked.options[-1], "step": asked.step}
-            self.asked |= {each: f"{number:g}" for each, number in numbers.items()}
-
-    def _repr_mimebundle_(self) -> dict[str, Any]:
-        return {self.MIME: self.asked}
+def _control(name: str, asked: Prediction) -> dict[str, Any]:
+    """Return, in place of a prediction's widget, what the page needs for a control of its own, by MIME type."""
+    control: dict[str, Any] = {"name": name, "choices": [] if asked.step else asked.options}
+    if asked.step:
+        numbers = {"min": asked.options[0], "max": asked.options[-1], "step": asked.step}
+        control |= {each: f"{number:g}" for each, number in numbers.items()}
+    return {CONTROL: control}
 
 
 class Cells:
@@ -88,7 +83,7 @@ class Cells:
         vars(shows).update(display=self._show)
         sys.modules.update({"IPython": ipython, "IPython.display": shows})
         os.environ["PPEDU_STILL"] = "1"
-        vars(prediction).update(in_notebook=lambda: True, _control=Control)
+        vars(prediction).update(in_notebook=lambda: True, _control=_control)
         self.scope: dict[str, Any] = {"__name__": "__main__", "display": self._show}
         self.widgets: list[Interactive] = []
         self.outputs: list[Output] = []
@@ -181,7 +176,7 @@ class Cells:
         if shown is None or isinstance(shown, Nothing):
             return
         if raw:
-            asked = {"asked": shown[Control.MIME]} if Control.MIME in shown else {}
+            asked = {"asked": shown[CONTROL]} if CONTROL in shown else {}
             self.outputs.append({"text": shown["text/plain"] + "\n", **asked})
             return
         if isinstance(shown, (Schedule, Timeline)):

@@ -101,7 +101,10 @@ class WhatFits:
         static = {"text/plain": repr(self), "image/png": base64.b64encode(self.png()).decode()}
         if not in_notebook():
             return static, {}
-        return {**self.controls()._repr_mimebundle_(), **static}, {}
+        from ppedu.notebook.named import displayed
+
+        data, metadata = displayed(self.controls())
+        return {**data, **static}, metadata
 
     def controls(self) -> Any:
         """Return a widget with three controls and the bars, which follow them."""

@@ -23,7 +23,7 @@ def choose(options: Sequence[str], run: Callable[[str], object]) -> None:
         try:
             from ipywidgets import Dropdown, Output
 
-            from ppedu.notebook.named import named
+            from ppedu.notebook.named import displayed, named
         except ImportError as error:
             print(f"There is no menu, because {error.name} is not installed: pip install 'ppedu[lab]'")
         else:
@@ -36,7 +36,7 @@ def choose(options: Sequence[str], run: Callable[[str], object]) -> None:
 
             menu.observe(pick, "value")
             pick()
-            box = named([menu, shown], {".widget-dropdown select": "show"})
-            publish({**box._repr_mimebundle_(), "text/plain": f"A menu: {', '.join(options)}."})
+            data, _ = displayed(named([menu, shown], {".widget-dropdown select": "show"}))
+            publish({**data, "text/plain": f"A menu: {', '.join(options)}."})
             return
     run(options[0])

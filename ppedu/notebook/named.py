@@ -41,3 +41,14 @@ def named(children: Sequence[Any], names: dict[str, str]) -> Any:
     from ipywidgets import VBox
 
     return VBox([*children, _class()(names=names)])
+
+
+def displayed(box: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the MIME bundle that displays a box of `named`: its data and its metadata.
+
+    It is made from that of the box's last widget: ipywidgets 7, the version in Colab, has none of its own, and
+    anywidget adds where Colab finds its script.
+    """
+    data, metadata = box.children[-1]._repr_mimebundle_()
+    data["application/vnd.jupyter.widget-view+json"]["model_id"] = box.model_id
+    return data, metadata

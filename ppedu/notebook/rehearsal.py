@@ -254,7 +254,7 @@ class Rehearsal(NamedTuple):
     def __repr__(self) -> str:
         return stepper.text(self)
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return stepper.bundle(self)
 
 

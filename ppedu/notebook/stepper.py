@@ -100,8 +100,8 @@ def text(rehearsal: Rehearsal) -> str:
     return "\n".join([*(f"{place:3}  {step.event}" for place, step in enumerate(events, 1)), f"     {verdict.event}"])
 
 
-def bundle(rehearsal: Rehearsal) -> dict[str, Any]:
-    """Return a MIME bundle: steps with a slider and, for pages without a kernel, the last step and a list of all."""
+def bundle(rehearsal: Rehearsal) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a MIME bundle, data and metadata: steps with a slider and, without a kernel, the last step and a list."""
     *events, last = found = steps(rehearsal)
     rows = "".join(f"<li>{escape(step.event)}</li>" for step in events)
     listed = f"<details><summary>All {len(found)} steps</summary><ol>{rows}</ol></details>"
@@ -110,13 +110,13 @@ def bundle(rehearsal: Rehearsal) -> dict[str, Any]:
         "text/html": _card(rehearsal, last, len(found), len(found)) + listed,
     }
     if not in_notebook():
-        return static
+        return static, {}
     try:
         from ipywidgets import HTML, BoundedIntText, HBox, Layout, Play, link
 
-        from ppedu.notebook.named import named
+        from ppedu.notebook.named import displayed, named
     except ImportError:
-        return static
+        return static, {}
     card = HTML(layout=Layout(width="100%"))
     limits = {"value": 1, "min": 1, "max": len(found)}
     play = Play(**limits, interval=1500, show_repeat=False)
@@ -131,7 +131,8 @@ def bundle(rehearsal: Rehearsal) -> dict[str, Any]:
     show()
     number.observe(show, "value")
     names = {f".widget-play button:nth-of-type({place})": name for place, name in ((1, "play or pause"), (2, "stop"))}
-    return {**named([HBox([play, number]), card], names)._repr_mimebundle_(), **static}
+    data, metadata = displayed(named([HBox([play, number]), card], names))
+    return {**data, **static}, metadata
 
 
 def _card(rehearsal: Rehearsal, step: Step, number: int, count: int) -> str:

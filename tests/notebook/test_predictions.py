@@ -5,6 +5,7 @@ import sys
 from fractions import Fraction
 
 import pytest
+from ipywidgets.widgets import widget
 
 from ppedu import SettingError
 from ppedu.notebook import outcome, predict, predictions
@@ -185,7 +186,8 @@ def test_moving_a_slider_or_choosing_makes_the_prediction(page):
 
 def test_stops_with_equal_labels_are_different_predictions():
     asked = prediction._asked("it", 1, 1.01, 1e-5)
-    [_, slider, _] = prediction._control("it", asked).children
+    shown = prediction._control("it", asked)["application/vnd.jupyter.widget-view+json"]
+    [_, slider, _] = widget._instances[shown["model_id"]].children
     for place, value in ((1, 1), (2, 1.00001), (0, None)):
         slider.index = place
         assert asked.value == value

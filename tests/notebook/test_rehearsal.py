@@ -143,7 +143,7 @@ def test_the_last_step_shows_the_program_with_the_ranks_beside_their_lines():
     def victim(me):
         me.recv({0: 1, 1: 0, 2: 0}[me.rank])
 
-    page = rehearse(victim, 3)._repr_mimebundle_()["text/html"]
+    page = rehearse(victim, 3)._repr_mimebundle_()[0]["text/html"]
     [line] = [part for part in page.split("</div>") if "me.recv({" in part]
     assert [re.search(f"#(.{{6}});'>{rank}<", line)[1] for rank in range(3)] == ["c0392b", "c0392b", "c2701c"]
     assert "Step 4 of 4.</b> Deadlock: rank 0 waits" in page

@@ -112,7 +112,9 @@ def _say_hint(exercise: str, number: int) -> None:
 def _show_button(exercise: str, count: int) -> None:
     """Show the hints that were given before the cell ran again, and a button that gives the next one."""
     try:
-        from ipywidgets import Button, Output, VBox
+        from ipywidgets import Button, Output
+
+        from ppedu.notebook.named import displayed, named
     except ImportError as error:
         print(f"hint needs {error.name}, which is not installed: pip install 'ppedu[lab]'")
         return
@@ -132,8 +134,8 @@ def _show_button(exercise: str, count: int) -> None:
             _say_hint(exercise, number)
     label()
     button.on_click(press)
-    bundle = VBox([button, shown])._repr_mimebundle_()
-    publish({**bundle, "text/plain": f"{exercise} has {plural(count, 'hint')}."})
+    data, _ = displayed(named([button, shown], {}))
+    publish({**data, "text/plain": f"{exercise} has {plural(count, 'hint')}."})
 
 
 def progress() -> None:

@@ -256,7 +256,7 @@ def _exercise(
     def show(answer: Any, _: str) -> None:
         with suppress(SettingError):  # the answer has failed with an error, and the feedback has reported it
             if has_page() and (rehearsal := first(answer)[1]) and rehearsal.moments:
-                publish(rehearsal._repr_mimebundle_())
+                publish(rehearsal._repr_mimebundle_()[0])
 
     return Exercise(lambda answer: first(answer)[0], praise, reward, hints, show)
 

@@ -34,7 +34,7 @@ class Prediction:
     step: Any = None
     value: Any = None
     compared: tuple[Any, Any] | None = None
-    control: Any = None
+    control: dict[str, Any] | None = None  # what displays it, by MIME type
 
 
 _predictions: dict[str, Prediction] = {}
@@ -67,8 +67,7 @@ def predict(name: str, *given: Any) -> None:
     except ImportError as error:
         print(f"{question} (There is no control, because {error.name} is not installed: pip install 'ppedu[lab]'.)")
         return
-    bundle = asked.control._repr_mimebundle_()
-    publish({**bundle, "text/plain": question})
+    publish({**asked.control, "text/plain": question})
 
 
 def _asked(name: str, *given: Any) -> Prediction:
@@ -91,11 +90,11 @@ def _question(name: str, asked: Prediction) -> str:
     return f"{name}: your prediction, {', '.join(options[:-1])} or {options[-1]}?"
 
 
-def _control(name: str, asked: Prediction) -> Any:
-    """Return a widget that sets the value of a prediction."""
+def _control(name: str, asked: Prediction) -> dict[str, Any]:
+    """Make a widget that sets the value of a prediction, and return what displays it, by MIME type."""
     import ipywidgets
 
-    from ppedu.notebook.named import named
+    from ppedu.notebook.named import displayed, named
 
     values = [None, *asked.options] if asked.step else asked.options
     if asked.step:
@@ -112,7 +111,8 @@ def _control(name: str, asked: Prediction) -> Any:
     control.observe(keep, "index")
     rest = _question(name, asked).removeprefix(name) if asked.step else ": your prediction?"
     question = ipywidgets.HTML(f"<b>{escape(name)}</b>{rest}")
-    return named([question, control], dict.fromkeys((".noUi-handle", ".widget-radio-box"), name + rest))
+    names = dict.fromkeys((".noUi-handle", ".widget-radio-box"), name + rest)
+    return displayed(named([question, control], names))[0]
 
 
 def outcome(name: str, value: Any) -> None:
