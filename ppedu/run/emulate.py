@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ppedu.core.actions import COMPUTE, OVERLAP, Action
@@ -88,7 +89,7 @@ class Emulation:
         self.durations = {span.action: float(span.end - span.start) for row in self.simulated.rows for span in row}
         self.end = 0.0  # when the device's last action ends; 0 before the first
         self.connected = False
-        group = PipelineGroup.of(group)
+        group = _without_gpus(PipelineGroup.of(group))
         words = max(2, -(-require_count("size", size) // 8))
         stages = {index: EmulatedStage(index, self, words) for index in schedule.placement.stages_of(group.rank)}
         optimizer = None if barrier else PostValidation(torch.optim.SGD([{"params": []}]))  # no weights
@@ -157,6 +158,15 @@ class Emulation:
         self.end = max(self.end or time.monotonic(), self.messages.due) + self.durations[action]
         step.default(action)
         sleep_until(self.end)
+
+
+def _without_gpus(group: PipelineGroup) -> PipelineGroup:
+    """Return the group, connected by gloo, because emulated stages send from the CPU. All ranks must call this."""
+    if group.size == 1 or dist.get_backend(group.process_group) == "gloo":
+        return group
+    ranks = [group.peer(rank) for rank in range(group.size)]
+    gloo = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return PipelineGroup(group.rank, group.size, gloo)
 
 
 class EmulatedStage(Stage):

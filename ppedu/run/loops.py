@@ -34,11 +34,11 @@ def naive_step(
     """Run one microbatch at a time, forward through all stages and back."""
     stage.begin(inputs, targets)
     for m in range(len(inputs)):
-        x = communicate("recv_forward", shapes=shape, group=group)
+        x = communicate("recv_forward", shapes=shape, device=stage.device, group=group)
         y = stage.forward(m, x)
         communicate("send_forward", y, group=group)
 
-        dy = communicate("recv_backward", shapes=shape, group=group)
+        dy = communicate("recv_backward", shapes=shape, device=stage.device, group=group)
         dx = stage.backward(m, dy)
         communicate("send_backward", dx, group=group)
     return stage.loss
@@ -50,12 +50,12 @@ def gpipe_step(
     """Run all forwards, then all backwards (GPipe, arXiv 1811.06965)."""
     stage.begin(inputs, targets)
     for m in range(len(inputs)):
-        x = communicate("recv_forward", shapes=shape, group=group)
+        x = communicate("recv_forward", shapes=shape, device=stage.device, group=group)
         y = stage.forward(m, x)
         communicate("send_forward", y, group=group)
 
     for m in range(len(inputs)):
-        dy = communicate("recv_backward", shapes=shape, group=group)
+        dy = communicate("recv_backward", shapes=shape, device=stage.device, group=group)
         dx = stage.backward(m, dy)
         communicate("send_backward", dx, group=group)
     return stage.loss
@@ -71,24 +71,24 @@ def one_f_one_b_step(
     stage.begin(inputs, targets)
 
     for m in range(warmup):
-        x = communicate("recv_forward", shapes=shape, group=group)
+        x = communicate("recv_forward", shapes=shape, device=stage.device, group=group)
         y = stage.forward(m, x)
         communicate("send_forward", y, group=group)
 
     if warmup < microbatches:
-        x = communicate("recv_forward", shapes=shape, group=group)
+        x = communicate("recv_forward", shapes=shape, device=stage.device, group=group)
     for m in range(warmup, microbatches):
         y = stage.forward(m, x)
         # This rank has an activation for the next one, which has a gradient for this one: swap them.
-        dy = bidirectional_communicate("send_fwd_recv_bwd", y, shape, group=group)
+        dy = bidirectional_communicate("send_fwd_recv_bwd", y, shape, device=stage.device, group=group)
         dx = stage.backward(m - warmup, dy)
         if m < microbatches - 1:
-            x = bidirectional_communicate("send_bwd_recv_fwd", dx, shape, group=group)
+            x = bidirectional_communicate("send_bwd_recv_fwd", dx, shape, device=stage.device, group=group)
         else:
             communicate("send_backward", dx, group=group)
 
     for m in range(microbatches - warmup, microbatches):
-        dy = communicate("recv_backward", shapes=shape, group=group)
+        dy = communicate("recv_backward", shapes=shape, device=stage.device, group=group)
         dx = stage.backward(m, dy)
         communicate("send_backward", dx, group=group)
     return stage.loss

@@ -184,3 +184,20 @@ def test_wrong_arguments_are_refused():
         Emulation(pp.schedule("1f1b", 1, 2), pp.Costs(), size=0)
     with pytest.raises(pp.PipelineError, match="costs must be Costs in seconds, such as"):
         emulate(schedule, {"forward": 1})
+
+
+def test_emulated_stages_send_from_the_cpu_where_the_ranks_are_connected_by_nccl(ranks):
+    """NCCL, which only the default group claims to be here, cannot send from the CPU."""
+    program = """
+import torch.distributed as dist
+import ppedu as pp
+from ppedu.run.emulate import Emulation
+
+dist.init_process_group("gloo")
+found = dist.get_backend
+dist.get_backend = lambda group=None: "nccl" if group in (None, dist.group.WORLD) else found(group)
+emulation = Emulation(pp.schedule("1f1b", 2, 2), pp.Costs(forward=0.001, backward=0.001))
+assert len(emulation.run(1).rows) == 2
+print(dist.get_backend(emulation.pipeline.group.process_group))
+"""
+    assert ranks(program, 2) == ["gloo\n"] * 2

@@ -183,3 +183,21 @@ def test_two_pipelines_run_side_by_side(ranks):
         """,
         4,
     )
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_a_loop_receives_comes_to_the_device_of_its_stage(monkeypatch, name):
+    """gloo receives on the CPU. A module on torch's meta device refuses tensors that are elsewhere, as one on a GPU."""
+    import torch
+
+    from ppedu.run import PipelineGroup, Stage, loops
+
+    def arriving(operation, *given, device=None, **named):
+        return torch.ones(4, 8, device=device, requires_grad="recv" in operation)
+
+    monkeypatch.setattr(loops, "communicate", arriving)
+    monkeypatch.setattr(loops, "bidirectional_communicate", arriving)
+    monkeypatch.setattr(PipelineGroup, "__post_init__", lambda group: None)  # the middle of three ranks, in one process
+    stage = Stage(torch.nn.Linear(8, 8, device="meta"), 1)
+    LOOPS[name](stage, [None] * 3, [None] * 3, (4, 8), PipelineGroup(1, 3))
+    assert stage.module.weight.grad.is_meta and not stage.held
