@@ -4,12 +4,17 @@ A solution defines a single name: `solution_` plus the name of the exercise's an
 """
 
 import ast
+import importlib.util
 import json
 import re
+import shlex
 import symtable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+import ppedu as pp
 
 START, *LESSONS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 BUILDING_ON_ANSWERS = [path for path in LESSONS if "is_right(" in path.read_text(encoding="utf-8")]
@@ -81,8 +86,43 @@ def test_a_lesson_opens_with_a_scene_and_a_picture(lesson):
     title, *scene = lesson.cells[0].source.splitlines()
     assert re.fullmatch(r"# \d+ · .+", title) and "*New here?*" in lesson.cells[0].source
     assert len(re.findall(r"[.?!][\"”]?(\s|$)", " ".join(scene))) >= 4, "the scene, and the words that are new"
-    first = lesson.cells[1]
+    first = lesson.cells[2]
     assert first.cell_type == "code" and any("image/png" in output.get("data", {}) for output in first.outputs)
+
+
+ELSEWHERE = (
+    f"https://colab.research.google.com/github/ppedu/ppedu/blob/v{pp.__version__}/notebooks/",
+    f"https://kaggle.com/kernels/welcome?src=https://github.com/ppedu/ppedu/blob/v{pp.__version__}/notebooks/",
+)
+
+
+@pytest.mark.parametrize("path", [START, *LESSONS], ids=lambda path: path.stem)
+def test_a_page_opens_in_colab_and_kaggle_and_installs_its_release_there(path):
+    title, setup, *_ = read(path).cells
+    assert all(f"]({address}{path.name})" in title.source for address in ELSEWHERE)
+    assert setup.source == read(START).cells[1].source and not setup.outputs
+    assert setup.metadata["jupyter"]["source_hidden"] and f"ppedu/ppedu@v{pp.__version__}" in setup.source
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_setup_cell_installs_only_what_is_missing(monkeypatch, there):
+    """A later release of torch, or one for another CUDA, would not fit the machine."""
+    lines = []
+    shell = SimpleNamespace(run_line_magic=lambda magic, line: lines.append((magic, shlex.split(line))))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there or None)
+    exec(read(START).cells[1].source, {"get_ipython": lambda: shell})
+    release = f"ppedu @ git+https://github.com/ppedu/ppedu@v{pp.__version__}"
+    assert lines == ([] if there else [("pip", ["install", "--quiet", "anywidget>=0.9", release])])
+
+
+def test_ranks_use_the_gpus_or_the_lesson_says_why_not(page):
+    told = False
+    for cell in page.cells:
+        if cell.cell_type == "markdown":
+            told = told or "even on a machine with GPUs" in cell.source
+        elif backends := re.findall(r"\binit_process_group\((.*?)\)", cell.source):
+            chosen = re.search(r"^device, backend = (pp\.run\.)?place\(\)", cell.source, re.MULTILINE)
+            assert backends == ["backend" if chosen else '"gloo"'] and (chosen or told), cell.source
 
 
 def test_a_lesson_ends_with_predictions_questions_progress_and_a_link(lesson):
