@@ -183,6 +183,7 @@ def test_version_is_stated_once_and_the_same():
     assert ppedu.__version__ == version
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
     assert f"/v{version}?urlpath=lab/tree/notebooks/" in README
+    assert set(re.findall(r"/v([\d.]+\d)", README)) == {version}
 
 
 def test_the_tables_of_packages_are_those_of_the_import_contract():
