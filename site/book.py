@@ -73,6 +73,7 @@ def _collect(sources: Path) -> None:
     lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
     for path in lessons:
         book = json.loads(path.read_text(encoding="utf-8"))
+        del book["cells"][1]  # it installs ppedu in Colab and Kaggle
         for cell in book["cells"]:
             cell["source"] = _linked("".join(cell["source"]))
             tags = cell["metadata"].setdefault("tags", [])

@@ -38,7 +38,7 @@ def test_the_first_screen_of_a_lesson_has_a_picture(page, lesson):
     show(page, lesson)
     assert "model not found" not in page.locator("body").inner_text().lower()
     top, bottom = page.evaluate(FIRST)
-    assert min(bottom, 900) - top >= min(150, bottom - top), f"it begins at {top:.0f}"
+    assert min(bottom, 900) - top >= min(100, bottom - top), f"it begins at {top:.0f}"
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
