@@ -30,7 +30,7 @@ from ppedu.core.simulate import simulate
 from ppedu.core.steps import join
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance
-from ppedu.run.comm import PipelineGroup
+from ppedu.run.comm import PipelineGroup, backend_for
 from ppedu.run.interpreter import Step
 from ppedu.run.messages import Messages
 from ppedu.run.pipeline import Pipeline
@@ -162,8 +162,8 @@ class Emulation:
 
 def _without_gpus(group: PipelineGroup) -> PipelineGroup:
     """Return the group, connected by gloo, because emulated stages send from the CPU. All ranks must call this."""
-    if group.size == 1 or dist.get_backend(group.process_group) == "gloo":
-        return group
+    if group.size == 1 or backend_for("cpu", group.process_group):
+        return group.on(torch.device("cpu"))
     ranks = [group.peer(rank) for rank in range(group.size)]
     gloo = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
     return PipelineGroup(group.rank, group.size, gloo)

@@ -189,13 +189,14 @@ def test_wrong_arguments_are_refused():
 def test_emulated_stages_send_from_the_cpu_where_the_ranks_are_connected_by_nccl(ranks):
     """NCCL, which only the default group claims to be here, cannot send from the CPU."""
     program = """
-import torch.distributed as dist
+import torch, torch.distributed as dist
 import ppedu as pp
 from ppedu.run.emulate import Emulation
 
 dist.init_process_group("gloo")
-found = dist.get_backend
-dist.get_backend = lambda group=None: "nccl" if group in (None, dist.group.WORLD) else found(group)
+found = dist.get_backend_config
+dist.get_backend_config = lambda group=None: "cuda:nccl" if group in (None, dist.group.WORLD) else found(group)
+torch.cuda.current_device = lambda: 0
 emulation = Emulation(pp.schedule("1f1b", 2, 2), pp.Costs(forward=0.001, backward=0.001))
 assert len(emulation.run(1).rows) == 2
 print(dist.get_backend(emulation.pipeline.group.process_group))
