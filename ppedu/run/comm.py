@@ -162,6 +162,7 @@ def place() -> tuple[torch.device, str]:
     messages through the host's memory; the machine's first rank then prints a warning to stderr. The device becomes
     torch's current one. Without GPUs, it is the CPU.
 
+    Let each rank see all GPUs of its machine; with a `CUDA_VISIBLE_DEVICES` of its own, it seems to share one with all.
     Do not also pass `device_id` to `init_process_group`: NCCL then has one queue for all messages of a rank, where a
     message to one neighbor waits for those to the other.
     """

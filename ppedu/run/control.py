@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,6 +28,7 @@ from ppedu.run.device import wait
 
 CALLS = ["step", "eval", "forward"]  # a rank announces a call by its position here
 REFUSED = -1  # announces that a rank cannot make a call
+meetings: Counter[str] = Counter()  # by group, of which pipelines may share one
 CONTROL_TAG = 1  # keeps these rows apart from a schedule's messages, which have tag 0; NCCL has no tags
 
 
@@ -54,6 +56,21 @@ class Control:
         name = f"global rank {dist.get_rank()}" if self._replicas else f"rank {group.rank}"
         self._alarm = Alarm([each for each, _ in self._own + self._replicas], name)
         self._last_announcement: list[int] = []  # of this rank, where all ranks made the same and knew the inputs
+
+    def meet(self, purpose: str) -> None:
+        """Wait until every rank has called this, before NCCL connects them, which it does without a time limit.
+
+        Raises:
+            CommunicationError: a rank has failed, or has not called this within the timeout.
+        """
+        if device.is_queue(self.group.device):
+            for group, ranks in self._own + self._replicas:
+                meetings[group.group_name] += 1
+                keys = [f"ppedu/meeting {meetings[group.group_name]} of {rank}" for rank in range(ranks)]
+                with self.required_for(purpose):
+                    store = group.get_group_store()
+                    store.set(keys[group.rank()], "")
+                    store.wait(keys, self.timeout)
 
     def exchange(self, row: torch.Tensor, purpose: str, posted: Rows | None = None) -> torch.Tensor:
         """Return the rows of all ranks, shape (ranks, length).

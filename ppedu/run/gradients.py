@@ -108,10 +108,11 @@ class GradientSync:
             )
         self.placement, self.stages = placement, stages
         self.ties = [((one, name), (other, partner)) for (one, name), (other, partner) in ties]
-        self.group, self.replicas, self.timeout = group, replicas, timeout
+        self.group, self.timeout = group, timeout
         self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
+        self.replicas = replicas if self.replica_count > 1 else None
         self.replica_device = torch.device("cpu")
-        if replicas is not None and self.replica_count > 1:
+        if self.replicas is not None:
             beside = PipelineGroup(dist.get_rank(replicas), self.replica_count, replicas)
             self.replica_device = beside.on(device).device
         self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
@@ -359,7 +360,7 @@ class GradientSync:
             holders = [copy[stage] for copy in self.placement.holders]
             if len(set(holders)) > 1:
                 yield HeldStage(stage, module, [f"rank {rank}" for rank in holders], partial(self._gather, holders))
-        if self.replicas is not None and self.replica_count > 1:
+        if self.replicas is not None:
             names = [f"global rank {rank}" for rank in dist.get_process_group_ranks(self.replicas)]
             for stage, module in sorted(self.modules.items()):
                 yield HeldStage(stage, module, names, self.gather_replicas)
@@ -457,7 +458,9 @@ def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
     At the end of the row is, for each weight, 1 if it has a gradient, else 0.
     """
     row = torch.cat([_sum(same).reshape(-1) for same in weights])
-    return torch.cat([row, row.new_tensor([any(each.grad is not None for each in same) for same in weights])])
+    marks = [any(each.grad is not None for each in same) for same in weights]
+    # Copying numbers to a GPU would let the host wait for the GPU.
+    return torch.cat([row, row.new_ones(len(marks)) if all(marks) else row.new_tensor(marks)])
 
 
 def _sum(same: Sequence[nn.Parameter]) -> torch.Tensor:

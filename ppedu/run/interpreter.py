@@ -138,9 +138,9 @@ class Step:
         if source not in self._results:
             self.wait(action)
         values = self._pop(source)
-        if self.pipeline.device.type == "cuda":  # in a pair, this may be another stream than the tensors' own
-            for value in values:
-                value.record_stream(torch.cuda.current_stream(self.pipeline.device))
+        for value in values:
+            if value.is_cuda:  # in a pair, this may be another stream than the tensor's own
+                value.record_stream(torch.cuda.current_stream(value.device))
         if source[0] == "F":  # from a stage on this rank, whose graph ends here
             return tuple(map(self._cut, values))
         return values

@@ -90,6 +90,22 @@ class Messages:
         self._wanted: dict[tuple[int, int], list[Layout]] = {}  # the layouts, with the gradients that are sent back
         self._used: dict[tuple[int, int], list[bool]] = {}  # whether each of these gradients is used
 
+    def connect(self, peers: Iterable[int]) -> None:
+        """Send a number to each of these ranks, and receive one; each of them must call this.
+
+        NCCL connects two ranks when they first send in a direction, and that has no time limit. So they do it here,
+        where none of them has failed yet, pair by pair in an order that is the same on all ranks.
+
+        Raises:
+            RuntimeError: a number has not arrived within the timeout.
+        """
+        own = self.group.rank
+        for low, high in sorted((min(own, peer), max(own, peer)) for peer in peers):
+            send, receive = self.channel.send, self.channel.recv
+            for transfer in (send, receive) if own == low else (receive, send):
+                work = transfer([torch.zeros(1, device=self.device)], high if own == low else low, 0)
+                device.wait(work, self.device, self.timeout)
+
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
         """Start to send the result of a forward, or the gradients of a backward's inputs that want one.
 
@@ -107,6 +123,8 @@ class Messages:
             self._used[action.stage, action.microbatch] = used
         outgoing = [tensor.detach().to(self.device).contiguous() for tensor in tensors]
         checksums = [0, *map(checksum, outgoing)] if self.debug else []
+        if expected is None or self.debug or varies:
+            self.settle()  # copying numbers to the device would let the host wait for its queue, without a time limit
         if expected is None or self.debug:
             outgoing.insert(0, self._header(action, found))
         elif varies:
@@ -179,6 +197,8 @@ class Messages:
         for action in [each for each in actions if each in self.sent]:
             works, tensors, checksums = self.sent.pop(action)
             self._finish(works, action)
+            if checksums:
+                self.settle()
             for tensor, before in zip(tensors, checksums, strict=False):
                 if before and checksum(tensor) != before:
                     raise self._error(

@@ -440,6 +440,7 @@ class Pipeline:
             index for index, module in modules.items() if any(each.requires_grad for each in module.parameters())
         ]
         first = min(trained, default=self.schedule.stages)
+        self.control.meet(purpose)
         rows = self.control.exchange(torch.tensor([clock.machine(), first, *storage(modules)]), purpose).tolist()
         self.messages.trained_from = min(row[1] for row in rows)
         self.sharded = is_sharded([row[2:] for row in rows])
@@ -447,6 +448,9 @@ class Pipeline:
         lowered = self._lowered or lower(self.schedule, self._receive, self.sharded)
         # The receives of a schedule that was given lowered stay where they are.
         self.program = Program(lowered, self.group.rank, ahead=0 if self._lowered else AHEAD)
+        if device.is_queue(self.group.device):
+            with self.control.required_for(purpose):
+                self.messages.connect(self.program.peers)
         settings = {
             "schedule": self.program.fingerprint,
             "debug": self.messages.debug,

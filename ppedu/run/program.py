@@ -77,6 +77,12 @@ class Program:
                     else:
                         self.delivered[other_end(action)], received = received, []
 
+    @property
+    def peers(self) -> set[int]:
+        """The ranks to which this rank sends, or from which it receives."""
+        pairs = (self.placement.route(each) for each in self.order if each.op in COMMUNICATION)
+        return {rank for pair in pairs for rank in pair} - {self.rank}
+
     @cached_property
     def _cuts(self) -> list[int]:
         return _cuts(self.lowered)

@@ -236,4 +236,5 @@ def _finisher(root: Any) -> Callable[[], None]:
     register_fsdp_forward_method(root, "skip_layers")
     root.set_requires_gradient_sync(False)
     root.set_is_last_backward(False)
-    return lambda: root.skip_layers(torch.zeros((), requires_grad=True)).backward()
+    device = next(root.parameters()).device  # from elsewhere, copying would let the host wait for the GPU
+    return lambda: root.skip_layers(torch.zeros((), device=device, requires_grad=True)).backward()

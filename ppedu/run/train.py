@@ -382,7 +382,10 @@ def main() -> None:
                 print(*found, sep="\n")
                 print(f"{result.timeline.summary()}; saved to {options.out}")
     finally:
-        if dist.is_initialized():
+        failed = sys.exc_info()[0] is not None
+        if dist.is_initialized() and not (
+            failed and backend == "nccl"
+        ):  # which would wait for messages that never come
             dist.destroy_process_group()
 
 
@@ -390,4 +393,5 @@ if __name__ == "__main__":
     try:
         main()
     except PipelineError as error:
-        sys.exit(f"ppedu: {error}")
+        print(f"ppedu: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # Python's own end would wait for NCCL as well

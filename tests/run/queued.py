@@ -4,7 +4,8 @@ Within `Queued()`, torch's operations are put into the queue of a thread that ru
 the right shape, and random content until then. Only reading a tensor on the host (`item`, `tolist`, `cpu`, …) waits for
 the queue, without a time limit. The backend "queued" sends over gloo. Like NCCL, it has one more queue for each pair of
 ranks, in which a message waits for what was in the device's queue when it was posted; `wait()` lets the device's queue
-wait for the message. With QUEUED_AS_ONE in the environment, all of a rank's messages share a queue, as with NCCL's
+wait for the message. Before its first use, such a queue connects the ranks, for which the host waits without a time
+limit. With QUEUED_AS_ONE in the environment, all of a rank's messages share a queue, as with NCCL's
 `device_id=`.
 """
 
@@ -154,19 +155,36 @@ class _Group(dist.ProcessGroup):
     def __init__(self, store, rank, size, timeout):
         super().__init__(rank, size)
         self._store, self._gloo = store, dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._queues = defaultdict(Queue)
+        self._queues, self._connected = defaultdict(Queue), set()
 
     def get_group_store(self):
         return self._store
 
+    @property
+    def group_name(self):
+        return f"queued {id(self)}"
+
     def _put(self, queue, start):
+        if isinstance(queue, str):
+            self._connect("all", lambda: [self._gloo.barrier()])
+        else:
+            number = [torch.zeros(1)]
+            both = [self._gloo.send, self._gloo.recv] if self.rank() < queue else [self._gloo.recv, self._gloo.send]
+            self._connect(queue, lambda: (transfer(number, queue, 2) for transfer in both))
         return _Work(self._queues[queue], start)
 
+    def _connect(self, queue, start):
+        """Before the first use of a queue, let the host wait until the ranks at the other end use it, too."""
+        if queue not in self._connected:
+            self._connected.add(queue)
+            for work in start():
+                work.wait()
+
     def send(self, tensors, peer, tag):
-        return self._put(None if AS_ONE else peer, lambda: [self._gloo.send(tensors, peer, 0)])
+        return self._put("one" if AS_ONE else peer, lambda: [self._gloo.send(tensors, peer, 0)])
 
     def recv(self, tensors, peer, tag):
-        return self._put(None if AS_ONE else peer, lambda: [self._gloo.recv(tensors, peer, 0)])
+        return self._put("one" if AS_ONE else peer, lambda: [self._gloo.recv(tensors, peer, 0)])
 
     def swap(self, messages):
         """Send and receive at the same time, as NCCL does in a batch."""
@@ -176,7 +194,7 @@ class _Group(dist.ProcessGroup):
                 transfer = self._gloo.send if each.op is dist.isend else self._gloo.recv
                 yield transfer([each.tensor], each.group_peer, 1)
 
-        return [self._put(None, lambda: list(start()))]
+        return [self._put("one", lambda: list(start()))]
 
     def allreduce(self, tensors, options):
         return self._put("all", lambda: [self._gloo.allreduce(tensors, options)])

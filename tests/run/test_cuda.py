@@ -205,7 +205,7 @@ def test_steps_that_are_validated_later_drop_the_same_numbers(show):
     )
 
 
-@pytest.mark.parametrize("names", [["zb-v"], pytest.param(["1f1b", "dualpipev"], marks=slow)])
+@pytest.mark.parametrize("names", [["zb-v"], pytest.param(["interleaved", "dualpipev"], marks=slow)])
 def test_a_first_stage_without_weights_computes_where_its_inputs_are(show, names):
     show(
         f"""

@@ -158,6 +158,26 @@ def test_a_message_that_is_never_sent_is_an_error_within_the_timeout(ranks):
     assert "rank 1 cannot end the step: not every rank reached it within 1.5 s" in last
 
 
+def test_a_rank_that_never_comes_is_an_error_within_the_timeout(ranks):
+    """NCCL connects the ranks at their first call, and has no time limit for that."""
+    program = """
+import os
+if rank == 0:
+    pipeline, held = make("1f1b", timeout=1.5)
+    try:
+        with Queued():
+            pipeline.step(x, y)
+    except pp.CommunicationError as error:
+        print(error, flush=True)
+else:
+    while not dist.group.WORLD.get_group_store().check(["done"]):
+        time.sleep(0.1)
+dist.group.WORLD.get_group_store().set("done", "")
+os._exit(0)
+"""
+    assert "rank 0 cannot start step: not every rank reached it within 1.5 s" in ranks(PRELUDE + program, 2)[0]
+
+
 def test_a_hang_report_names_the_message_that_the_queue_waits_for(ranks):
     with pytest.raises(pp.PipelineError) as error:
         ranks(PRELUDE + LATE, 2, "0", "SEND_F", "7", "60", timeout=4)
