@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ppedu.run.comm import backend_for
+from ppedu.run.versions import store_of
 
 T = TypeVar("T")
 TAG = 2  # of messages that are never sent
@@ -57,7 +58,7 @@ class Alarm:
         keys = [f"ppedu/refusal {refusals[group.group_name]} by {rank}" for rank in range(ranks)]
 
         def ask() -> bool:
-            store = group.get_group_store()
+            store = store_of(group)
             store.set(keys[group.rank()], "")
             end = time.monotonic() + GRACE_SECONDS
             while not store.check(keys) and time.monotonic() < end:
@@ -68,7 +69,7 @@ class Alarm:
 
     def _first(self, name: str) -> str:
         """Return the rank that failed first: the one in the stores, or else `name`, which is then stored unless ""."""
-        stores: list[Any] = [group.get_group_store() for group in self.groups]
+        stores: list[Any] = [store_of(group) for group in self.groups]
         known = [store.get(FIRST) for store in stores if store.check([FIRST])]
         first = known[0].decode() if known else name
         for store in stores if first else []:

@@ -15,10 +15,10 @@ from types import NoneType
 from typing import Any
 
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_structure, tree_unflatten
 
 from ppedu.core.errors import SettingError
 from ppedu.core.validate import require_instance
+from ppedu.run.versions import keystr, tree_flatten_with_path, tree_leaves, tree_structure, tree_unflatten
 
 # The dimension to cut along, or None to give the whole tensor to each microbatch; or these, nested like the batch.
 Dims = Any

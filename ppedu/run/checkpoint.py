@@ -30,8 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint import CheckpointException, TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ppedu.core.errors import PipelineError, SettingError
@@ -39,6 +38,7 @@ from ppedu.core.files import named
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.messages import checksum
 from ppedu.run.stage import Stage
+from ppedu.run.versions import checkpoint_function, offset_of
 
 Values = dict[str, Any]  # tensors, and an optimizer's numbers, by their names in a checkpoint
 Answer = TypeVar("Answer")
@@ -165,7 +165,7 @@ class Checkpoints:
         self._require_complete(values)
         self._require_different_names(values)
         with _one_error(f"cannot write the checkpoint {str(complete)!r}"):
-            checkpoint.save(values, storage_writer=_Writer(part), **self._torch_options())
+            checkpoint_function("save", self._torch_group)(values, storage_writer=_Writer(part))
         self._on_first(finish)
 
     def load(self) -> list[float]:
@@ -197,7 +197,7 @@ class Checkpoints:
         values = self._values(dicts) | {name: value for name, (_, _, value) in state.items()}
         self._require_listed(path, listed, values)
         with _one_error(_unreadable(path)):
-            checkpoint.load(values, checkpoint_id=path, **self._torch_options())
+            checkpoint_function("load", self._torch_group)(values, storage_reader=checkpoint.FileSystemReader(path))
         for (_, module), each in zip(self._modules, dicts, strict=True):
             own = {id(value) for value in chain(module.parameters(), module.buffers())}
             if any(id(value) not in own for value in module.state_dict(keep_vars=True).values()):
@@ -349,8 +349,10 @@ class Checkpoints:
             dist.all_gather_object(values, value, self.group.process_group)
         return values
 
-    def _torch_options(self) -> dict[str, Any]:
-        return {"process_group": self.group.process_group, "no_dist": self.group.size == 1}
+    @property
+    def _torch_group(self) -> Any:
+        """The process group whose ranks save and load together; None for this rank alone."""
+        return None if self.group.size == 1 else self.group.channel
 
     def _on_first(self, do: Callable[[], Answer]) -> Answer:
         """Call `do` on the first rank only, and return its result, or raise its error, on all ranks."""
@@ -451,8 +453,7 @@ def _look(tensor: Any) -> tuple[Any, Any]:
         return (), repr(tensor)
     offset, here = (0,) * tensor.ndim, tensor
     if hasattr(tensor, "to_local"):
-        (part,) = tensor.__create_chunk_list__()
-        offset, here = tuple(part.offsets), tensor.to_local()
+        offset, here = offset_of(tensor), tensor.to_local()
     return offset, (tensor.dtype, tuple(tensor.shape), tuple(here.shape), checksum(here))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 from torch.nn import functional
@@ -20,6 +19,7 @@ from ppedu.core.errors import SettingError
 from ppedu.core.validate import require_instance
 from ppedu.planning.pieces import FLOP, Piece, Pieces, per_weight
 from ppedu.run.cut import find_chain
+from ppedu.run.versions import without_memory
 
 
 def count(
@@ -96,13 +96,13 @@ def _saved(stage: nn.Module, x: torch.Tensor, loss_fn: Any) -> tuple[torch.Tenso
     given: dict[str, torch.Tensor] = dict(chain(stage.named_parameters(), stage.named_buffers()))
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved[_storage(tensor)] = tensor.untyped_storage()  # kept, so that no other gets its address
+        saved[_storage(tensor)] = tensor.untyped_storage()  # kept, so that no other gets its number
         return tensor
 
     def size() -> int:
         return sum(storage.nbytes() for place, storage in saved.items() if place not in own)
 
-    with FakeTensorMode() if x.is_meta else nullcontext():
+    with without_memory() if x.is_meta else nullcontext():
         if x.is_meta:
             given = {name: _on_cpu(each) for name, each in given.items()}
         own = {_storage(each) for each in given.values()}
@@ -126,4 +126,4 @@ def language_loss(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return id(tensor.untyped_storage())  # one object for each storage

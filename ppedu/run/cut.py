@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural
@@ -24,6 +23,7 @@ from ppedu.run.comm import PipelineGroup
 from ppedu.run.device import synchronize
 from ppedu.run.gpt import GPT, Block, Embedding, GPTConfig, Head, with_ends
 from ppedu.run.stage import local_stages
+from ppedu.run.versions import has_hooks, keep_buffers, tree_leaves, tree_map_only
 
 BY_HAND = "write the stages by hand, each an nn.Module that takes what the one before returns"
 
@@ -230,7 +230,7 @@ def _require_complete(module: nn.Module, whole: Chain) -> None:
                     f"the {kind} {f'{path}.{name}'.lstrip('.')!r} would be in no stage, since stages are made of "
                     f"{whole.parts}; move it into one of these modules, or {BY_HAND}"
                 )
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+        if has_hooks(part):
             raise SettingError(
                 f"a hook on {path or 'the model'} ({type(part).__name__}) would run in no stage, since stages are made "
                 f"of {whole.parts}; register it on one of these modules, or remove it"
@@ -306,7 +306,7 @@ def _compare(module: nn.Module, whole: Chain, example: Any) -> None:
 def _rehearsal(module: nn.Module, training: bool) -> Iterator[None]:
     """Run the model in a mode; leave its modes, its buffers and the state of the random numbers as they were."""
     modes = [(part, part.training) for part in module.modules()]
-    buffers = [(part, {**part._buffers}) for part in module.modules()]
+    restore_buffers = keep_buffers(module)
     values = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = {weight.get_device() for weight in module.parameters() if weight.is_cuda}
     try:
@@ -316,8 +316,7 @@ def _rehearsal(module: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-        for part, own in buffers:
-            part._buffers = own
+        restore_buffers()
         with torch.no_grad():
             for buffer, value in values:
                 buffer.copy_(value)

@@ -30,6 +30,7 @@ from ppedu.run.comm import PipelineGroup, start_swap
 from ppedu.run.device import wait
 from ppedu.run.messages import checksum
 from ppedu.run.stage import Stage
+from ppedu.run.versions import grad_dtype, is_persistent
 
 Name = tuple[int, str]  # of a parameter: its stage, and its name there
 Tie = tuple[Name, Name]  # two names of one weight
@@ -65,7 +66,7 @@ class HeldStage(NamedTuple):
             f"{path}.{name}".lstrip("."): buffer
             for path, part in self.module.named_modules()
             for name, buffer in part.named_buffers(recurse=False)
-            if name not in part._non_persistent_buffers_set
+            if is_persistent(part, name)
         }
 
     def differences(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -466,7 +467,7 @@ def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
 def _sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
     """Return the sum of the parameters' gradients; zeros if all are missing."""
     grads = [each.grad for each in same if each.grad is not None]
-    zeros = [] if grads else [torch.zeros_like(same[0], dtype=same[0].grad_dtype)]
+    zeros = [] if grads else [torch.zeros_like(same[0], dtype=grad_dtype(same[0]))]
     return reduce(torch.add, [(_local(grad).to_dense() if grad.is_sparse else _local(grad)) for grad in grads + zeros])
 
 
@@ -478,7 +479,7 @@ def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> 
     *parts, marks = row.split([*(_local(same[0]).numel() for same in weights), len(weights)])
     for same, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
         for weight in same if has_grad else ():
-            grad, dtype = weight.grad, weight.grad_dtype or weight.dtype
+            grad, dtype = weight.grad, grad_dtype(weight)
             if grad is None or grad.layout != torch.strided or grad.dtype != dtype or hasattr(grad, "to_local"):
                 weight.grad = torch.empty_like(weight, dtype=dtype)
             _local(weight.grad).copy_(part.view_as(_local(weight)))

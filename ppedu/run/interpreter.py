@@ -22,6 +22,7 @@ from ppedu.run.batch import Batch
 from ppedu.run.device import own_random
 from ppedu.run.program import Program
 from ppedu.run.stage import as_tuple
+from ppedu.run.versions import profiling
 
 if TYPE_CHECKING:
     from ppedu.run.pipeline import Pipeline
@@ -58,7 +59,7 @@ class Step:
         self._start: Any = None  # of the current action, by the clock
         self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
         self._streams: dict[Action, torch.cuda.Stream] = {}
-        self._profiled = torch.autograd._profiler_enabled()
+        self._profiled = profiling()
         self.messages.begin()
         if pipeline.batching.variable_shapes:
             self.messages.forget_layouts()

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves
 
 from ppedu.core.actions import Action, Op
 from ppedu.core.errors import PipelineError
@@ -18,6 +17,7 @@ from ppedu.core.validate import require_instance
 from ppedu.run.interpreter import Handler, Step
 from ppedu.run.pipeline import Pipeline
 from ppedu.run.split_backward import as_saved
+from ppedu.run.versions import tree_leaves
 
 
 class Memory:

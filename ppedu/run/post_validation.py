@@ -33,6 +33,7 @@ from ppedu.run.device import random_state, set_random_state
 from ppedu.run.gradients import GradientSync
 from ppedu.run.interpreter import Step
 from ppedu.run.results import Results
+from ppedu.run.versions import keep_buffers, version
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Validation:
 
     def _versions(self) -> list[tuple[int, int]]:
         """Return numbers that change whenever a weight is changed in place or replaced."""
-        return [(id(weight), weight._version) for weight in self.weights]
+        return [(id(weight), version(weight)) for weight in self.weights]
 
 
 class Snapshot:
@@ -186,7 +187,7 @@ class Snapshot:
         self.optimizer = optimizer
         whole = nn.ModuleList(modules)
         # A forward may write to a buffer, or assign another one.
-        self._buffers = [(part._buffers, dict(part._buffers)) for part in whole.modules()]
+        self._restore_buffers = keep_buffers(whole)
         self._tensors = [(each, each.detach().clone()) for each in chain(whole.parameters(), whole.buffers())]
         # Some optimizers write to the gradients.
         self._grads = {weight: weight.grad.clone() for weight in whole.parameters() if weight.grad is not None}
@@ -195,9 +196,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Restore all but the settings of the optimizer, such as its learning rate."""
-        for buffers, before in self._buffers:
-            buffers.clear()
-            buffers.update(before)
+        self._restore_buffers()
         with torch.no_grad():
             for tensor, values in self._tensors:
                 tensor.copy_(values)

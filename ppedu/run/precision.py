@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ppedu.core.validate import require_count, require_number
+from ppedu.run.versions import set_grad_dtype
 
 
 class LossScale:
@@ -66,14 +67,18 @@ class MasterWeights:
     modules share it, has one copy. Copies of float64 weights are in float64. Numbers of a weight that change otherwise,
     as when a checkpoint is loaded, are copied again before the next step. If the step raises an error, the gradients
     return to the weights.
+
+    Raises:
+        PipelineError: this release of PyTorch cannot add up gradients of a bfloat16 weight in fp32.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter]):
         self.weights = list(dict.fromkeys(weights))
         self.copies = []
         for weight in self.weights:
-            weight.grad_dtype = torch.promote_types(weight.dtype, torch.float32)
-            self.copies.append(nn.Parameter(weight.detach().to(weight.grad_dtype)))
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            set_grad_dtype(weight, dtype)
+            self.copies.append(nn.Parameter(weight.detach().to(dtype)))
 
     def __enter__(self) -> None:
         """Give the gradients to the copies."""

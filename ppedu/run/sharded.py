@@ -20,6 +20,7 @@ from torch import nn
 from ppedu.core.actions import Action, Op
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
+from ppedu.run.versions import FULLY_SHARDED, WRAPPERS
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import UnshardHandle
@@ -196,15 +197,6 @@ class Shards:
         while in_flight:
             if handle := in_flight.pop(0):
                 handle.wait()
-
-
-# Classes of torch around a module, or that it has become, each by its module in torch and its name.
-FULLY_SHARDED = [("torch.distributed.fsdp", "FSDPModule")]
-WRAPPERS = [
-    ("torch.nn.parallel", "DistributedDataParallel"),
-    ("torch.distributed._composable.replicate", "DDP"),
-    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-]
 
 
 def _parts(module: nn.Module, kinds: Sequence[tuple[str, str]] = FULLY_SHARDED) -> list[Any]:

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from ppedu.run.versions import holds_graph, saved_names, sequence_number
 
 Grads = Sequence[torch.Tensor | None]
 EdgeGrads = list[tuple[GradientEdge, torch.Tensor]]  # places in the graph, each with the gradient that enters there
@@ -141,7 +143,7 @@ def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[li
         used = {node: users[node] & path for node in piece if users[node] & path}
         joints = set().union(*used.values())
         # A node with a single user can be differentiated through that user without running any other joint.
-        separable = not piece & roots and all(len(users[node]) == 1 for node in used)
+        separable = not piece & roots and all(len(users[node]) == 1 and holds_graph(node) for node in used)
         if not separable or any(map(_unpacks, piece)) or not all(map(_separates_inputs, joints)):
             immediate += [GradientEdge(node, 0) for node in weights]
             continue
@@ -153,7 +155,7 @@ def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[li
             for node, (joint,) in used.items():
                 across = {place for other, place in joint.next_functions if other is node}
                 found[joint].edges.extend(GradientEdge(node, place) for place in across)
-    order = sorted(found, key=lambda node: -node._sequence_nr())
+    order = sorted(found, key=lambda node: -sequence_number(node))
     return [found[node] for node in order], immediate, any(node.name() == "CheckpointFunctionBackward" for node in seen)
 
 
@@ -181,15 +183,10 @@ def as_saved(kept: Any) -> torch.Tensor:
 def _unpacks(node: Any) -> bool:
     """Whether reading the node's saved tensors runs a hook that recomputes them (checkpointing) or fetches them."""
     kind: type = type(node)
-    saved = [getattr(node, name) for name in _saved_names(kind)]
+    saved = [getattr(node, name) for name in saved_names(kind)]
     several = [each if isinstance(each, (tuple, list)) else (each,) for each in saved]
     hooks = (getattr(each, "unpack_hook", None) for each in chain.from_iterable(several))
     return any(hook not in (None, as_saved) for hook in hooks)
-
-
-@cache
-def _saved_names(kind: type) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 def pop_grad(x: torch.Tensor) -> torch.Tensor:

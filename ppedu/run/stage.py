@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
 from ppedu.core.actions import B, F, I, W
 from ppedu.core.errors import PipelineError, SettingError
@@ -21,6 +20,7 @@ from ppedu.core.validate import require_instance, require_rank
 from ppedu.run.clock import Clock
 from ppedu.run.device import own_random, random_state, set_random_state
 from ppedu.run.split_backward import backward_input, pop_grad
+from ppedu.run.versions import gradient_edge, tree_leaves, tree_map_only, version
 
 Loss = Callable[..., torch.Tensor]
 Tensors = torch.Tensor | Sequence[torch.Tensor]
@@ -139,7 +139,7 @@ class Stage:
                 raise PipelineError(f"stage {self.index} recomputes, and then lacks the graph of an additional loss")
             if microbatch not in self.held:
                 raise PipelineError(f"add a loss to microbatch {microbatch} after its forward and before its backward")
-            self.held[microbatch][2].append(get_gradient_edge(weighted))
+            self.held[microbatch][2].append(gradient_edge(weighted))
 
     def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
         """Add the gradients of the weights to their `.grad`, and return the gradient of the input.
@@ -245,7 +245,7 @@ class Stage:
 
     def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any) -> None:
         """Keep what a backward needs: edges, so that the outputs can be freed once they are sent."""
-        edges = [get_gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
+        edges = [gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
         self.held[microbatch] = [each for each in received if each.requires_grad], edges, []
 
     @contextmanager
@@ -335,7 +335,7 @@ def _versioned(value: Any) -> Any:
 def _versions(value: Any) -> list[int]:
     """Return the versions of all tensors in `value`, which autograd counts up with every change in place."""
     if isinstance(value, torch.Tensor):
-        return [] if value.is_inference() else [value._version]
+        return [] if value.is_inference() else [version(value)]
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (tuple, list)):

@@ -1,0 +1,182 @@
+"""What differs between releases of PyTorch from 2.6 on, and the private parts of torch that ppedu uses.
+
+A new release that changes either of them changes this module alone. All supported releases have the private parts here.
+What a release cannot do is in `SINCE`; calls that need it raise an error that names the first release that can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+# Nested tuples, lists and dicts, as torch itself goes through them.
+from torch.utils._pytree import keystr as keystr
+from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.utils._pytree import tree_structure as tree_structure
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+from ppedu.core.errors import PipelineError
+
+RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+
+GRAD_DTYPE = "a gradient of another dtype than its weight"
+SINCE = {GRAD_DTYPE: (2, 10)}  # the first release that has it
+
+
+def lack(feature: str) -> str:
+    """Return which release a feature of `SINCE` needs; "" if this one has it."""
+    first = SINCE[feature]
+    if first <= RELEASE:
+        return ""
+    return f"{feature} needs PyTorch {'.'.join(map(str, first))} or newer; this is {torch.__version__}"
+
+
+def require(feature: str) -> None:
+    """Raise PipelineError if this release lacks a feature of `SINCE`."""
+    if missing := lack(feature):
+        raise PipelineError(missing)
+
+
+# Gradients
+
+
+def grad_dtype(weight: nn.Parameter) -> torch.dtype:
+    """Return the dtype in which the gradients of a weight add up.
+
+    Raises:
+        PipelineError: it is not that of the weight, and this release would ignore that.
+    """
+    dtype: torch.dtype = getattr(weight, "grad_dtype", None) or weight.dtype
+    if dtype != weight.dtype:
+        require(GRAD_DTYPE)
+    return dtype
+
+
+def set_grad_dtype(weight: nn.Parameter, dtype: torch.dtype) -> None:
+    """Let the gradients of a weight add up in `dtype`; raise PipelineError if this release cannot."""
+    if dtype != weight.dtype:
+        require(GRAD_DTYPE)
+        weight.grad_dtype = dtype
+
+
+# The graph of autograd
+
+
+def holds_graph(node: Node) -> bool:
+    """Whether an edge to the node keeps its graph alive: that of a custom autograd function does since 2.13."""
+    return RELEASE >= (2, 13) or not isinstance(node, BackwardCFunction)
+
+
+def gradient_edge(tensor: torch.Tensor) -> GradientEdge:
+    """Return the edge at which a backward of `tensor` starts. It keeps the graph alive, and not the tensor."""
+    if tensor.grad_fn and not holds_graph(tensor.grad_fn):
+        with torch.enable_grad():
+            tensor = tensor.view_as(tensor)
+    return get_gradient_edge(tensor)
+
+
+def sequence_number(node: Any) -> int:
+    """Return a number that is higher the later the node was made: a backward visits higher ones first."""
+    number: int = node._sequence_nr()
+    return number
+
+
+@cache
+def saved_names(kind: type) -> tuple[str, ...]:
+    """Return the names of the saved tensors of a kind of node, unpacked by none of their hooks."""
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return the number that autograd counts up with every change of the tensor in place."""
+    return tensor._version
+
+
+# Modules
+
+
+def is_persistent(module: nn.Module, name: str) -> bool:
+    """Return whether the buffer `name` is in the module's state. `state_dict` tells too, and may run code of users."""
+    return name not in module._non_persistent_buffers_set
+
+
+def keep_buffers(module: nn.Module) -> Callable[[], None]:
+    """Return a function that gives all parts of the module the buffers that they have now; their values may change."""
+    kept = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+
+    def restore() -> None:
+        for buffers, before in kept:
+            buffers.clear()
+            buffers.update(before)
+
+    return restore
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether calling the module itself runs hooks."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks)
+
+
+# Distributed
+
+
+def store_of(group: Any) -> dist.Store:
+    """Return the store through which the ranks of a process group have met."""
+    store: dist.Store = group.get_group_store()
+    return store
+
+
+def offset_of(slice_here: Any) -> tuple[int, ...]:
+    """Return where in the whole tensor this rank's slice, a DTensor, begins."""
+    (part,) = slice_here.__create_chunk_list__()
+    return tuple(part.offsets)
+
+
+def checkpoint_function(name: str, group: dist.ProcessGroup | None) -> Callable[..., None]:
+    """Return torch's function that saves or loads checkpoints, for all ranks of a group, or for this rank alone.
+
+    name: "save" or "load".
+    """
+    from torch.distributed import checkpoint
+
+    if group:
+        return partial(getattr(checkpoint, name), process_group=group)
+    if RELEASE < (2, 7):  # only the function that this one replaces can do without a group; unwrapped, it does not warn
+        return partial(getattr(checkpoint, f"{name}_state_dict").__wrapped__, no_dist=True)
+    return partial(getattr(checkpoint, name), no_dist=True)
+
+
+# Classes of torch around a module, or that it has become, each by its module in torch, which takes long to import, and
+# its name. The second of the wrappers is that of `replicate`.
+FULLY_SHARDED = [("torch.distributed.fsdp", "FSDPModule")]
+WRAPPERS = [
+    ("torch.nn.parallel", "DistributedDataParallel"),
+    ("torch.distributed._composable.replicate", "DDP"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+]
+
+# Measuring
+
+
+def profiling() -> bool:
+    """Return whether a profiler of torch is running."""
+    return torch.autograd._profiler_enabled()
+
+
+def without_memory() -> AbstractContextManager[Any]:
+    """Return a context in which tensors of any device have shapes and dtypes, but no numbers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
