@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +32,8 @@ from ppedu.notebook.resources import require_run
 LAUNCHERS = {"zygote": "zygote", "torchrun": "agent"}  # the module of each
 KILL_TIMEOUT = 10.0  # seconds in which the launcher must report the end of killed ranks, or it is killed, too
 GRACE_PERIOD = 1.0  # seconds that the other ranks get to end by themselves once one has failed
+# A line that PyTorch 2.8 to 2.10 print on each rank whenever its group connects.
+CONNECTED = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. [^\n]*\n")
 
 Write = Callable[[int, bytes], None]  # receives a rank and a piece of its output; b"" after the last one
 Tick = Callable[[int, float], None]  # receives the number of ranks that run, and for how many seconds
@@ -287,7 +290,9 @@ class RankPool:
             """Pass on a piece of each output that is `ready`; forget those that have ended."""
             for output in ranks.keys() & ready:
                 piece = os.read(output, PACKET)
-                write(ranks[output], piece)
+                shown = CONNECTED.sub(b"", piece)
+                if shown or not piece:
+                    write(ranks[output], shown)
                 if not piece:
                     del ranks[output]
 

@@ -470,6 +470,7 @@ def _one_error(what: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # true, and fine, for one rank
+            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch's own writer used it
             yield
     except PipelineError:
         raise

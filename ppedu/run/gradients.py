@@ -90,6 +90,7 @@ class GradientSync:
 
     Raises:
         SettingError: `ties` are not pairs of weights of the model.
+        PipelineError: a weight asks for gradients in another dtype, which this release of PyTorch does not have.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class GradientSync:
         for stage, name in (end for tie in ties for end in tie):
             if stage in stages or not 0 <= stage < placement.stages:
                 self._weight(stage, name)
+        for weight in nn.ModuleList(self.modules.values()).parameters():
+            grad_dtype(weight)  # fails where torch would ignore what is set
         self.find_shared()
 
     @property

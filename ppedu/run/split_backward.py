@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from ppedu.run.versions import holds_graph, saved_names, sequence_number
+from ppedu.run.versions import holds_graph, saved_names, sequence_number, unpack_hook
 
 Grads = Sequence[torch.Tensor | None]
 EdgeGrads = list[tuple[GradientEdge, torch.Tensor]]  # places in the graph, each with the gradient that enters there
@@ -185,7 +185,7 @@ def _unpacks(node: Any) -> bool:
     kind: type = type(node)
     saved = [getattr(node, name) for name in saved_names(kind)]
     several = [each if isinstance(each, (tuple, list)) else (each,) for each in saved]
-    hooks = (getattr(each, "unpack_hook", None) for each in chain.from_iterable(several))
+    hooks = map(unpack_hook, chain.from_iterable(several))
     return any(hook not in (None, as_saved) for hook in hooks)
 
 

@@ -30,8 +30,11 @@ from ppedu.core.errors import PipelineError
 
 RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 
-GRAD_DTYPE = "a gradient of another dtype than its weight"
-SINCE = {GRAD_DTYPE: (2, 10)}  # the first release that has it
+GRAD_DTYPE = "a gradient in another dtype than its weight"
+UNPACK_HOOK = "a split backward that recomputes a checkpointed block only once"
+DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
+FUSED_GROUPS = "grouped-query attention on a CPU that does not save its matrix"
+SINCE = {FUSED_GROUPS: (2, 9), GRAD_DTYPE: (2, 10), UNPACK_HOOK: (2, 10), DEFERRED: (2, 13)}
 
 
 def lack(feature: str) -> str:
@@ -98,6 +101,11 @@ def saved_names(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
+def unpack_hook(saved: Any) -> Any:
+    """Return the hook that unpacks a saved tensor; None if it has none, or this release lacks UNPACK_HOOK."""
+    return getattr(saved, "unpack_hook", None)
+
+
 def version(tensor: torch.Tensor) -> int:
     """Return the number that autograd counts up with every change of the tensor in place."""
     return tensor._version
@@ -134,7 +142,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 def store_of(group: Any) -> dist.Store:
     """Return the store through which the ranks of a process group have met."""
-    store: dist.Store = group.get_group_store()
+    known = dist.distributed_c10d._world.pg_map  # groups have no such method before 2.9
+    store: dist.Store = group.get_group_store() if hasattr(group, "get_group_store") else known[group][1]
     return store
 
 

@@ -73,6 +73,13 @@ def test_ranks_rendezvous_at_master_addr_and_port(ranks):
     assert ranks(program, 4) == ["1111\n"] * 4
 
 
+def test_torchs_note_that_a_group_is_connected_is_not_shown(ranks):
+    """PyTorch 2.8 to 2.10 print it to stdout."""
+    note = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    program = f"import time; print({note!r}, flush=True); time.sleep(0.1); print('one'); print({note!r}); print('two')"
+    assert ranks(program, 1) == ["one\ntwo\n"]
+
+
 def test_a_rank_can_end_before_the_others_have_connected(ranks):
     """Rank 0 leaves `init_process_group` only after rank 1 has made its connections, which takes it a while."""
     output = ranks(

@@ -73,7 +73,7 @@ def chunk_specs(value, dims):
         found = {key: chunk_specs(value[key], dims[key]) for key in keys}
         return found if isinstance(value, dict) else type(value)(found.values())
     if dims is None or not isinstance(value, torch.Tensor):
-        return torchs._Replicate()
+        return torchs._Replicate
     return torchs.TensorChunkSpec(dims)
 
 

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from releases import needs
 from torch import nn
 from torch.nn import functional
 
 import ppedu as pp
 from ppedu.run import GPT, GPTConfig
+from ppedu.run.versions import FUSED_GROUPS
 
 SEQUENCE = 256
 
@@ -71,6 +73,7 @@ def test_bytes_of_a_gpts_layer(width):
     assert counted.message == SEQUENCE * width * 4
 
 
+@needs(FUSED_GROUPS)
 def test_bytes_and_flops_of_a_llama_block():
     width, heads, kv_heads, ffn = 128, 4, 2, 448
     block = nn.Sequential(LlamaBlock(width, heads, kv_heads, ffn))

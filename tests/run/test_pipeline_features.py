@@ -7,11 +7,13 @@ import random
 import pytest
 import torch
 from cases import run
+from releases import needs
 from torch import nn
 from torch.nn import functional as fn
 
 import ppedu as pp
 from ppedu.run import Pipeline, Stage
+from ppedu.run.versions import GRAD_DTYPE
 
 CORRECT = {
     "a pipeline is made without messages": """
@@ -610,7 +612,9 @@ def right(ranks):
     return run(ranks, 4, 1, CORRECT)
 
 
-@pytest.mark.parametrize("case", CORRECT)
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=needs(GRAD_DTYPE) if "bfloat16" in each else ()) for each in CORRECT]
+)
 def test_a_feature_has_the_results_of_one_process(right, case):
     assert [first for first, _, _ in right[case]] == ["fine"] * 4
 

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+from releases import needs
 from torch import nn
 
 import ppedu as pp
-from ppedu.run import MasterWeights, Pipeline
+from ppedu.run import MasterWeights, Pipeline, versions
+from ppedu.run.versions import GRAD_DTYPE
 
 
+@needs(GRAD_DTYPE)
 def test_a_shared_weight_has_one_copy_and_is_trained():
     one, other = (nn.Linear(4, 4, bias=False).bfloat16() for _ in range(2))
     other.weight = one.weight
@@ -21,6 +24,7 @@ def test_a_shared_weight_has_one_copy_and_is_trained():
     assert torch.equal(one.weight, expected.bfloat16())
 
 
+@needs(GRAD_DTYPE)
 def test_weights_that_are_loaded_between_steps_are_trained_and_the_others_keep_their_precision():
     weight = nn.Parameter(torch.tensor([1.0, 1.0]).bfloat16())
     masters = MasterWeights([weight])
@@ -47,6 +51,7 @@ def test_float64_weights_keep_their_precision():
     assert torch.equal(weight, expected)
 
 
+@needs(GRAD_DTYPE)
 def test_gradients_stay_after_an_error_in_the_step():
     weight = nn.Parameter(torch.ones(2).bfloat16())
     masters = MasterWeights([weight])
@@ -65,3 +70,16 @@ def test_losses_of_float64_keep_their_precision(dtype):
     expected = (module(x[:2]).square().mean() * scale).detach()
     assert torch.equal(pipeline.losses, expected.to(pipeline.losses.dtype).repeat(2)) and loss == expected
     assert loss.dtype == pipeline.losses.dtype == torch.promote_types(dtype, torch.float32)
+
+
+def test_releases_that_would_add_up_gradients_in_bfloat16_refuse_to_do_otherwise(monkeypatch):
+    monkeypatch.setattr(versions, "RELEASE", (2, 9))
+    lower, full = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4)
+    refusal = "a gradient in another dtype than its weight needs PyTorch 2.10 or newer; this is 2"
+    with pytest.raises(pp.PipelineError, match=refusal):
+        MasterWeights(lower.parameters())
+    assert len(MasterWeights(full.parameters()).copies) == 2
+    for weight in lower.parameters():
+        weight.grad_dtype = torch.float32  # which torch would ignore
+    with pytest.raises(pp.PipelineError, match=refusal):
+        Pipeline(pp.schedule("gpipe", 1, 2), {0: lower}, nn.functional.mse_loss)

@@ -14,7 +14,8 @@ from collections import Counter
 import torch, torch.distributed as dist, torch.distributed.checkpoint as saved
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
+from torch.distributed import fsdp
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 import ppedu as pp
@@ -81,7 +82,8 @@ for name, again in json.loads(sys.argv[1]):
     modules = make(schedule)
     for block in (block for module in modules.values() for block in module.layers.values() if again):
         block.forward = lambda x, forward=block.forward: checkpoint(forward, x, use_reentrant=False)
-    share_comm_ctx(list(modules.values()))  # as torch advises for several stages on a rank
+    if hasattr(fsdp, "share_comm_ctx"):  # since 2.10, torch advises it for several stages on a rank
+        fsdp.share_comm_ctx(list(modules.values()))
     seldom = name == "zb-v"  # one stage at a time is gathered; others are freed between a forward and its backward
     lowered = pp.lower(schedule, fsdp=True, resident=1 if seldom else 3)
     pipeline = sharded(lowered if seldom else schedule, modules)

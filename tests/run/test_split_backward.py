@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from releases import needs
 from strategies import often
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 import ppedu as pp
 from ppedu.run.gpt import Block, GPTConfig
 from ppedu.run.stage import Stage, as_tuple
+from ppedu.run.versions import UNPACK_HOOK, lack
 
 
 class Of(nn.Module):
@@ -233,7 +235,7 @@ def agree(found, expected):
     for ours, theirs in zip([*dx, dw], [*dx_, dw_], strict=True):
         for one, other in zip(ours, theirs, strict=True):
             assert (one is None and other is None) or torch.equal(one, other)
-    assert count == count_
+    assert count == count_ or lack(UNPACK_HOOK)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -259,7 +261,7 @@ def test_the_second_half_computes_only_the_products_for_the_weights(case):
     assert sum(second.count.values()) == first.count["aten.mm"] == of_weights > 0
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("reentrant", [pytest.param(False, marks=needs(UNPACK_HOOK)), True])
 def test_a_checkpointed_block_is_recomputed_once_in_the_first_half(reentrant):
     module, forwards = again(reentrant), []
     module.block.register_forward_pre_hook(lambda *_: forwards.append(1))  # a recomputation may stop early

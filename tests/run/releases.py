@@ -1,0 +1,10 @@
+"""Tests of what not every supported release of PyTorch can do."""
+
+import pytest
+
+from ppedu.run.versions import lack
+
+
+def needs(feature):
+    """Return the mark that skips a test on releases that lack a feature of `ppedu.run.versions`."""
+    return pytest.mark.skipif(bool(lack(feature)), reason=lack(feature))
