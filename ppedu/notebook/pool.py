@@ -33,7 +33,8 @@ LAUNCHERS = {"zygote": "zygote", "torchrun": "agent"}  # the module of each
 KILL_TIMEOUT = 10.0  # seconds in which the launcher must report the end of killed ranks, or it is killed, too
 GRACE_PERIOD = 1.0  # seconds that the other ranks get to end by themselves once one has failed
 # A line that PyTorch 2.8 to 2.10 print on each rank whenever its group connects.
-CONNECTED = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. [^\n]*\n")
+CONNECTED = re.compile(rb"^\[Gloo\] Rank \d+ is connected to [^\n]*\n", re.MULTILINE)
+CONNECTED_BEGIN = b"[Gloo] Rank "
 
 Write = Callable[[int, bytes], None]  # receives a rank and a piece of its output; b"" after the last one
 Tick = Callable[[int, float], None]  # receives the number of ranks that run, and for how many seconds
@@ -282,6 +283,7 @@ class RankPool:
         assert self._control is not None
         alive = set(range(len(outputs)))
         ranks = {output: rank for rank, output in enumerate(outputs)}  # of the outputs that have not ended
+        withheld: dict[int, bytes] = {}  # by output, the beginning of a line that may be CONNECTED
         failed: dict[int, tuple[int, float]] = {}  # by rank, its status and when it was reported; not if killed by us
         deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         hang: str | None = None  # the hang report, once the ranks have been killed; "" if one had failed
@@ -290,10 +292,14 @@ class RankPool:
             """Pass on a piece of each output that is `ready`; forget those that have ended."""
             for output in ranks.keys() & ready:
                 piece = os.read(output, PACKET)
-                shown = CONNECTED.sub(b"", piece)
-                if shown or not piece:
-                    write(ranks[output], shown)
+                text = CONNECTED.sub(b"", withheld.pop(output, b"") + piece)
+                last = text.rfind(b"\n") + 1
+                if piece and text[last:][: len(CONNECTED_BEGIN)] == CONNECTED_BEGIN[: len(text) - last]:
+                    text, withheld[output] = text[:last], text[last:]
+                if text:
+                    write(ranks[output], text)
                 if not piece:
+                    write(ranks[output], b"")
                     del ranks[output]
 
         try:

@@ -27,7 +27,7 @@ from ppedu.run.loops import Microbatches, gpipe_step, one_f_one_b_step
 from ppedu.run.museum import Museum
 from ppedu.run.pipeline import Pipeline
 from ppedu.run.stage import Loss, Stage
-from ppedu.run.versions import DEFERRED, require
+from ppedu.run.versions import DEFERRED, TORCHS_CHUNKS, require
 from ppedu.zoo import schedule
 from ppedu.zoo.one_f_one_b import one_f_one_b
 
@@ -309,8 +309,7 @@ def torchs_step(
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-    if settings:
-        require(DEFERRED)
+    require(DEFERRED if settings else TORCHS_CHUNKS)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stages = [PipelineStage(module, index, 2 * ranks, torch.device("cpu")) for index, module in modules.items()]
     runtime = _PipelineScheduleRuntime(stages, MICROBATCHES, loss_fn, **settings)

@@ -32,9 +32,20 @@ RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 
 GRAD_DTYPE = "a gradient in another dtype than its weight"
 UNPACK_HOOK = "a split backward that recomputes a checkpointed block only once"
-DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
 FUSED_GROUPS = "grouped-query attention on a CPU that does not save its matrix"
-SINCE = {FUSED_GROUPS: (2, 9), GRAD_DTYPE: (2, 10), UNPACK_HOOK: (2, 10), DEFERRED: (2, 13)}
+TORCHS_ORDERS = "an order with REDUCE_GRAD in torch's pipeline runtime"
+TORCHS_STEP = "torch's own 1F1B on a CPU"
+TORCHS_CHUNKS = "torch's pipeline runtime on a CPU, with several stages on a rank,"
+DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
+SINCE = {
+    FUSED_GROUPS: (2, 9),
+    GRAD_DTYPE: (2, 10),
+    UNPACK_HOOK: (2, 10),
+    TORCHS_ORDERS: (2, 10),
+    TORCHS_STEP: (2, 10),
+    TORCHS_CHUNKS: (2, 12),
+    DEFERRED: (2, 13),
+}
 
 
 def lack(feature: str) -> str:

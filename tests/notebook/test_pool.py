@@ -76,8 +76,14 @@ def test_ranks_rendezvous_at_master_addr_and_port(ranks):
 def test_torchs_note_that_a_group_is_connected_is_not_shown(ranks):
     """PyTorch 2.8 to 2.10 print it to stdout."""
     note = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
-    program = f"import time; print({note!r}, flush=True); time.sleep(0.1); print('one'); print({note!r}); print('two')"
-    assert ranks(program, 1) == ["one\ntwo\n"]
+    pieces = [note[:5], note[5:30], note[30:], f"\none\n{note}\n[two]\n", "[", "Gloo] three\n", "[Gl"]
+    program = f"""
+        import time
+        for piece in {pieces}:
+            print(piece, end="", flush=True)
+            time.sleep(0.05)
+        """
+    assert ranks(program, 1) == ["one\n[two]\n[Gloo] three\n[Gl"]
 
 
 def test_a_rank_can_end_before_the_others_have_connected(ranks):

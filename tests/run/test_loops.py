@@ -5,9 +5,11 @@ import inspect
 import json
 
 import pytest
+from releases import needs
 
 import ppedu as pp
 from ppedu.run import LOOPS
+from ppedu.run.versions import TORCHS_STEP
 
 LAYERS = 5  # 4 stages of unequal size
 
@@ -122,6 +124,7 @@ def test_a_loop_fits_on_a_slide(loop):
     assert len(inspect.getsourcelines(LOOPS[loop])[0]) < 40
 
 
+@needs(TORCHS_STEP)
 @pytest.mark.parametrize(("loop", "theirs"), [("1f1b", "Schedule1F1B"), ("gpipe", "ScheduleGPipe")])
 def test_torchs_own_pipelining_gives_the_same_gradients(ranks, loop, theirs):
     ranks(

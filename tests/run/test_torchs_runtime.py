@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from releases import needs
 
 import ppedu as pp
+from ppedu.run.versions import TORCHS_CHUNKS
 
 RUN = """
 import json, sys
@@ -90,6 +92,7 @@ def run(names, ranks, folder):
     return {(name, form): max(each) for (name, form, *_), *each in zip(asked, *found, strict=True)}
 
 
+@needs(TORCHS_CHUNKS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in NAMES]
