@@ -17,8 +17,8 @@ TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
-.PHONY: atlas lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons gpu lint $(LINTERS) bench \
-  lessons pictures hooks dist chromium clean recordings site site-serve
+.PHONY: atlas lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons test-torches gpu lint \
+  $(LINTERS) bench lessons pictures hooks dist chromium clean recordings site site-serve
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
@@ -29,11 +29,11 @@ test: chromium test-unit .venv/.test
 	$(TWO_FILES) -m "not slow and ($(PROCESSES))" tests $(PYTEST)
 	$(MAKE) --no-print-directory test-lessons
 
-# Also the slow tests, all examples of the properties, and the other Pythons.
+# Also the slow tests, all examples of the properties, the other Pythons and the other releases of PyTorch.
 test-all: chromium .venv/.test
 	$(EACH_CORE) --hypothesis-profile=full -m "$(UNIT)" tests $(PYTEST)
 	$(TWO_FILES) --hypothesis-profile=full -m "slow or $(PROCESSES)" tests $(PYTEST)
-	$(MAKE) test-lessons test-pythons
+	$(MAKE) test-lessons test-pythons test-torches
 
 test-unit: .venv/.test
 	$(EACH_CORE) -m "$(UNIT)" --ignore=tests/browser tests $(PYTEST)
@@ -63,6 +63,10 @@ test-pythons: .venv/.test
 	  ran="$$ran $$version"; \
 	done; \
 	echo "Python versions that ran:$${ran:- none}"
+
+# Test the engine and a lesson with the oldest, the newest and a middle release of PyTorch.
+test-torches: .venv/.test
+	PYTHONPATH=. $(BIN)/python tools/torches.py $(PYTEST)
 
 # Search for better schedules, and proofs, where the atlas has gaps. SECONDS is for each entry and formulation.
 SECONDS ?= 60

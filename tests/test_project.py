@@ -196,7 +196,9 @@ def test_the_tables_of_packages_are_those_of_the_import_contract():
     assert [{next(packages) for _ in layer} for layer in layers] == layers and not [*packages]
 
 
-@pytest.mark.parametrize("target", ["lab", "check", "test", "test-all", "test-pythons", "lint", "bench", "dist"])
+@pytest.mark.parametrize(
+    "target", ["lab", "check", "test", "test-all", "test-pythons", "test-torches", "lint", "bench", "dist"]
+)
 def test_make_knows_the_target(target):
     done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

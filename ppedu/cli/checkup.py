@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PYTHON, TORCH = (3, 10), (2, 13)  # the oldest supported versions
+PYTHON = (3, 10)  # the oldest supported version
+TORCH = ("2.6", "2.9", "2.13", "2.15")  # the releases that are tested; those between them are supported, too
 MEMORY = 1 << 30  # bytes; the most that a lesson and its ranks use
 TIMEOUT = 60  # seconds for each check
 CPU_BUILD = "https://download.pytorch.org/whl/cpu"
@@ -134,9 +135,18 @@ def _torch(answer: _Answer) -> Finding:
             return False, f"not installed; {install}"
         return False, f"cannot be imported ({answer.error}); install it again: {install}"
     own = answer.lines[0]
-    if tuple(map(int, re.findall(r"\d+", own)[:2])) < TORCH:
+    release, oldest, newest = map(_numbers, (own, TORCH[0], TORCH[-1]))
+    if release < oldest:
         return False, f"{own} is too old; {install}"
-    return True, own
+    if release > newest:
+        return True, f"{own} (newer than {TORCH[-1]}, the newest release that is tested)"
+    tested = release in map(_numbers, TORCH)
+    return True, f"{own} (supported and tested)" if tested else f"{own} (supported; tested are {', '.join(TORCH)})"
+
+
+def _numbers(release: str) -> list[int]:
+    """Return the first two numbers of a version, which name a release of torch."""
+    return [int(number) for number in re.findall(r"\d+", release)[:2]]
 
 
 def _cores() -> Finding:

@@ -1,7 +1,8 @@
-"""What differs between releases of PyTorch from 2.6 on, and the private parts of torch that ppedu uses.
+"""The differences between releases of PyTorch, from 2.6 on, and the private parts of torch that ppedu uses.
 
-A new release that changes either of them changes this module alone. All supported releases have the private parts here.
-What a release cannot do is in `SINCE`; calls that need it raise an error that names the first release that can.
+A release that changes one of these changes this module alone. All releases so far have the private parts, unless a
+comment names an exception. `SINCE` lists the features that old releases lack; calls that need one raise an error that
+names the first release with it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 GRAD_DTYPE = "a gradient in another dtype than its weight"
 UNPACK_HOOK = "a split backward that recomputes a checkpointed block only once"
 FUSED_GROUPS = "grouped-query attention on a CPU that does not save its matrix"
-TORCHS_ORDERS = "an order with REDUCE_GRAD in torch's pipeline runtime"
+TORCHS_ORDERS = "a complete grammar of torch's actions, and its order of GPipe,"
 TORCHS_STEP = "torch's own 1F1B on a CPU"
 TORCHS_CHUNKS = "torch's pipeline runtime on a CPU, with several stages on a rank,"
 DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
@@ -79,7 +80,7 @@ def grad_dtype(weight: nn.Parameter) -> torch.dtype:
 
 def set_grad_dtype(weight: nn.Parameter, dtype: torch.dtype) -> None:
     """Let the gradients of a weight add up in `dtype`; raise PipelineError if this release cannot."""
-    if dtype != weight.dtype:
+    if dtype != grad_dtype(weight):
         require(GRAD_DTYPE)
         weight.grad_dtype = dtype
 
@@ -113,7 +114,7 @@ def saved_names(kind: type) -> tuple[str, ...]:
 
 
 def unpack_hook(saved: Any) -> Any:
-    """Return the hook that unpacks a saved tensor; None if it has none, or this release lacks UNPACK_HOOK."""
+    """Return the hook that unpacks a saved tensor; None without a hook, or if this release lacks UNPACK_HOOK."""
     return getattr(saved, "unpack_hook", None)
 
 
@@ -153,8 +154,10 @@ def has_hooks(module: nn.Module) -> bool:
 
 def store_of(group: Any) -> dist.Store:
     """Return the store through which the ranks of a process group have met."""
-    known = dist.distributed_c10d._world.pg_map  # groups have no such method before 2.9
-    store: dist.Store = group.get_group_store() if hasattr(group, "get_group_store") else known[group][1]
+    if hasattr(group, "get_group_store"):
+        store: dist.Store = group.get_group_store()
+    else:  # before 2.9
+        _, store = dist.distributed_c10d._world.pg_map[group]
     return store
 
 

@@ -165,6 +165,20 @@ def test_missing_packages_are_named(found, monkeypatch):
     assert found("matplotlib").ok
 
 
+def test_every_release_of_torch_from_2_6_on_is_fine_and_the_line_says_whether_it_is_tested(found, monkeypatch):
+    monkeypatch.setattr(checkup, "TORCH", ("2.6", "2.13", "2.15"))
+    says = {
+        "2.6.0+cpu": "2.6.0+cpu (supported and tested)",
+        "2.15.0.dev20260101": "2.15.0.dev20260101 (supported and tested)",
+        "2.10.1": "2.10.1 (supported; tested are 2.6, 2.13, 2.15)",
+        "2.16.0": "2.16.0 (newer than 2.15, the newest release that is tested)",
+    }
+    checks = {release: found("torch", checkup._Answer([release, "[true, []]"], "")) for release in says}
+    assert all(check.ok for check in checks.values())
+    assert {release: check.text for release, check in checks.items()} == says
+    assert not found("torch", checkup._Answer(["2.5.1", "[true, []]"], "")).ok
+
+
 def test_one_failed_check_fails_the_report():
     well, ill = Check("a", True, "1"), Check("b", False, "2; do this")
     assert Checkup((well,)).ok and not Checkup((well, ill)).ok
@@ -173,5 +187,7 @@ def test_one_failed_check_fails_the_report():
 
 def test_required_versions_are_those_of_pyproject():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    python, torch = (".".join(map(str, least)) for least in (checkup.PYTHON, checkup.TORCH))
-    assert f'requires-python = ">={python}"' in project and f'"torch>={torch}"' in project
+    python = ".".join(map(str, checkup.PYTHON))
+    assert f'requires-python = ">={python}"' in project and f'"torch>={checkup.TORCH[0]}"' in project
+    pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned[1] in checkup.TORCH

@@ -1,4 +1,4 @@
-"""Tests of what not every supported release of PyTorch can do."""
+"""A mark for tests that not every supported release of PyTorch can pass."""
 
 import pytest
 
