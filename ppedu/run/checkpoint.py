@@ -44,6 +44,8 @@ Values = dict[str, Any]  # tensors, and an optimizer's numbers, by their names i
 Answer = TypeVar("Answer")
 NUMBERS = (int, float, complex, NoneType)
 ABOUT = "about.json"  # in each checkpoint, beside torch's files: the settings of the run, its losses and its states
+# Of torch, by release: one rank saves without others, torch's writer itself uses this, and ranks have different stages.
+WARNINGS = "torch.distributed is disabled|TypedStorage is deprecated|Detected mismatched keys"
 LOCK = "lock"  # in the folder, beside the checkpoint
 BY_STAGE = "give Checkpoints the stages as Pipeline takes them, {stage: module}, and names differ by stage"
 
@@ -469,8 +471,7 @@ def _one_error(what: str) -> Iterator[None]:
     """Context manager: turn an error of a file or of torch into a PipelineError, "<what>: <the original cause>"."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # true, and fine, for one rank
-            warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch's own writer used it
+            warnings.filterwarnings("ignore", WARNINGS)
             yield
     except PipelineError:
         raise

@@ -4,12 +4,16 @@ import json
 import re
 
 import pytest
+from releases import needs
 
+from ppedu.run.versions import SHARDING
+
+pytestmark = needs(SHARDING)
 CASES = [("1f1b", 0), ("zb-h1", 1), ("zb-v", 0), ("dualpipev", 0), ("dualpipe", 0)]
 IDS = [name + "-again" * again for name, again in CASES]
 
 START = """
-import json, sys
+import json, sys, warnings
 from collections import Counter
 import torch, torch.distributed as dist, torch.distributed.checkpoint as saved
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -31,6 +35,7 @@ config = GPTConfig(vocabulary=11, context=8, layers=4, heads=2, width=16)
 tokens = torch.randint(11, (2, 8, 9), generator=torch.Generator().manual_seed(3))  # for each replica
 inputs, targets = tokens[replica, :, :-1], tokens[replica, :, 1:]
 report = {}
+warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch's checkpoints use it before 2.10
 
 def make(schedule, seed=0, rank=rank, **options):
     "A rank's stages, their blocks sharded, then each as a whole."
