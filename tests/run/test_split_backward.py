@@ -275,6 +275,19 @@ def test_a_checkpointed_block_is_recomputed_once_in_the_first_half(reentrant):
     assert len(forwards) == 2
 
 
+def test_the_second_half_needs_nothing_but_itself_to_keep_a_custom_function():
+    """Before PyTorch 2.13, an edge does not keep the graph of a custom function alive: an error, or a crash."""
+    ones, given = torch.ones(4, 4), x(3, 4)
+    twice = Of(lambda s, x: torch.tanh(x @ Cubed.apply(s.w, ones)) @ Cubed.apply(s.w, ones), w=weight(4, 4))
+    twice(given).sum().backward()
+    expected, twice.w.grad = twice.w.grad, None
+    stage = Stage(twice, 1)
+    stage.begin([None], [])
+    stage.backward_input(0, torch.ones_like(stage.forward(0, given)))
+    stage.backward_weight(0)
+    assert torch.equal(twice.w.grad, expected)
+
+
 def test_the_first_stage_leaves_everything_to_the_second_half():
     module = nn.Sequential(nn.Embedding(5, 4), *linears())
     stage = Stage(module, 0)
