@@ -41,7 +41,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
+    for item in (each for each in items if isinstance(each, pytest.Function)):  # a cell of a lesson is not one
         fixtures = item._fixtureinfo.name2fixturedefs
         functions = [item.function, *(each[-1].func for each in fixtures.values() if each)]
         for name in set().union(*(_names(function) for function in functions)) & set(MARKERS):

@@ -41,7 +41,8 @@ def read(
     while rows and not rows[-1]:
         del rows[-1]  # trailing blank lines
     parse = cache(Action.parse)
-    rows = _in_todays_letters(rows)
+    # From 2.15 on, torch writes when it waits for what it has sent or reduced; that changes no result.
+    rows = [[cell for cell in row if "WAIT_" not in cell] for row in _in_todays_letters(rows)]
     orders = tuple(tuple(_cells(row, line, where, parse)) for line, row in enumerate(rows, 1))
     number = sum(map(len, orders))
     singles = {single for action in set().union(*orders) for single in action.singles}

@@ -13,7 +13,8 @@ from ppedu.core.schedule import Schedule, require_schedule
 def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> str:
     """Return the CSV text that `_load_csv` of torch.distributed.pipelining's schedules reads.
 
-    Torch loads a lowered schedule with format="compute_comms", any other with "compute_only". It does not know
+    Torch loads a lowered schedule with format="compute_comms", any other with "compute_only". From PyTorch 2.15 on,
+    export the schedule that is not lowered: a lowered one would need actions that wait for sends. Torch does not know
     OVERLAP_B_F, which becomes its two actions in order. A lowered schedule without REDUCE_GRAD gets one for each
     stage, sharded or not, because that is where torch divides gradients by the number of microbatches.
 

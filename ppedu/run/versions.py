@@ -1,8 +1,8 @@
 """The differences between releases of PyTorch, from 2.6 on, and the private parts of torch that ppedu uses.
 
 A release that changes one of these changes this module alone. All releases so far have the private parts, unless a
-comment names an exception. `SINCE` lists the features that old releases lack; calls that need one raise an error that
-names the first release with it.
+comment names an exception. `SINCE` lists the features that old releases lack, and `BEFORE` those that new
+ones lack; calls that need one raise an error that names the release.
 """
 
 from __future__ import annotations
@@ -49,18 +49,21 @@ SINCE = {
     TORCHS_CHUNKS: (2, 12),
     DEFERRED: (2, 13),
 }
+TORCHS_MESSAGES = "a lowered schedule without actions that wait for sends, in torch's pipeline runtime,"
+BEFORE = {TORCHS_MESSAGES: (2, 15)}
 
 
 def lack(feature: str) -> str:
-    """Return which release a feature of `SINCE` needs; "" if this one has it."""
-    first = SINCE[feature]
-    if first <= RELEASE:
-        return ""
-    return f"{feature} needs PyTorch {'.'.join(map(str, first))} or newer; this is {torch.__version__}"
+    """Return which release a feature of `SINCE` or `BEFORE` needs; "" if this one has it."""
+    if feature in BEFORE:
+        bound, how, has = BEFORE[feature], "a release before", BEFORE[feature] > RELEASE
+    else:
+        bound, how, has = SINCE[feature], "at least", SINCE[feature] <= RELEASE
+    return "" if has else f"{feature} needs {how} PyTorch {'.'.join(map(str, bound))}; this is {torch.__version__}"
 
 
 def require(feature: str) -> None:
-    """Raise PipelineError if this release lacks a feature of `SINCE`."""
+    """Raise PipelineError if this release lacks a feature."""
     if missing := lack(feature):
         raise PipelineError(missing)
 
