@@ -1,4 +1,4 @@
-"""The differences between releases of PyTorch, from 2.6 on, and the private parts of torch that ppedu uses.
+"""The differences between releases of PyTorch, from 2.8 on, and the private parts of torch that ppedu uses.
 
 A release that changes one of these changes this module alone. All releases so far have the private parts, unless a
 comment names an exception. `SINCE` lists the features that old releases lack, and `BEFORE` those that new
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,14 +33,14 @@ RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 
 GRAD_DTYPE = "a gradient in another dtype than its weight"
 UNPACK_HOOK = "a split backward that recomputes a checkpointed block only once"
-SHARDING = "a pipeline of stages that fully_shard has sharded"
+EXACT_SHARDS = "a mean of sharded gradients that is exact to the last bit"
 FUSED_GROUPS = "grouped-query attention on a CPU that does not save its matrix"
 TORCHS_ORDERS = "a complete grammar of torch's actions, and its order of GPipe,"
 TORCHS_STEP = "torch's own 1F1B on a CPU"
 TORCHS_CHUNKS = "torch's pipeline runtime on a CPU, with several stages on a rank,"
 DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
 SINCE = {
-    SHARDING: (2, 7),
+    EXACT_SHARDS: (2, 9),
     FUSED_GROUPS: (2, 9),
     GRAD_DTYPE: (2, 10),
     UNPACK_HOOK: (2, 10),
@@ -170,20 +170,6 @@ def offset_of(slice_here: Any) -> tuple[int, ...]:
     """Return where in the whole tensor this rank's slice, a DTensor, begins."""
     (part,) = slice_here.__create_chunk_list__()
     return tuple(part.offsets)
-
-
-def checkpoint_function(name: str, group: dist.ProcessGroup | None) -> Callable[..., None]:
-    """Return torch's function that saves or loads checkpoints, for all ranks of a group, or for this rank alone.
-
-    name: "save" or "load".
-    """
-    from torch.distributed import checkpoint
-
-    if group:
-        return partial(getattr(checkpoint, name), process_group=group)
-    if RELEASE < (2, 7):  # only the function that this one replaces can do without a group; unwrapped, it does not warn
-        return partial(getattr(checkpoint, f"{name}_state_dict").__wrapped__, no_dist=True)
-    return partial(getattr(checkpoint, name), no_dist=True)
 
 
 # Classes of torch around a module, or that it has become, each by its module in torch, which takes long to import, and

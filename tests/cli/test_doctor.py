@@ -165,7 +165,7 @@ def test_missing_packages_are_named(found, monkeypatch):
     assert found("matplotlib").ok
 
 
-def test_every_release_of_torch_from_2_6_on_is_fine_and_the_line_says_whether_it_is_tested(found, monkeypatch):
+def test_every_release_of_torch_from_the_oldest_on_is_fine_and_the_line_says_whether_it_is_tested(found, monkeypatch):
     monkeypatch.setattr(checkup, "TORCH", ("2.6", "2.13", "2.15"))
     says = {
         "2.6.0+cpu": "2.6.0+cpu (supported and tested)",
