@@ -20,7 +20,7 @@ from torch import nn
 from ppedu.core.actions import Action, Op
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.schedule import Schedule
-from ppedu.run.versions import FULLY_SHARDED, WRAPPERS
+from ppedu.run.versions import FULLY_SHARDED, SHARDING, WRAPPERS, require
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import UnshardHandle
@@ -81,11 +81,16 @@ class Shards:
 
     Until `reduce_grad`, gradients are not sharded, and are this replica's own. The timeout for other replicas is that
     of their mesh's process group.
+
+    Raises:
+        PipelineError: a stage is sharded, and this release of PyTorch is too old for that.
     """
 
     def __init__(self, modules: Mapping[int, nn.Module], rank: int):
         self.rank = rank
         self.parts = {stage: parts for stage, module in modules.items() if (parts := _parts(module))}
+        if self.parts:
+            require(SHARDING)
         self._finish = {stage: _finisher(parts[0]) for stage, parts in self.parts.items()}
         self._gathered: dict[int, list[UnshardHandle | None]] = {}  # by stage, its gathers still in flight
         self._unreduced: set[int] = set()

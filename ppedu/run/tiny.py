@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from ppedu.core.actions import Op
 from ppedu.core.errors import SettingError
@@ -33,7 +34,6 @@ from ppedu.core.lower import lower
 from ppedu.core.placement import TOWARDS
 from ppedu.core.schedule import Schedule
 from ppedu.run.split_backward import backward_input
-from ppedu.run.versions import gradient_edge
 
 
 def run_schedule(
@@ -93,7 +93,7 @@ def run_schedule(
             case Op.B | Op.I:
                 x, y = graphs.pop((stage, m))
                 dy = take("B", stage, m) if stage < last else None
-                dx, weight_half = backward_input([gradient_edge(y)], [dy], [x] if stage > 0 else [])
+                dx, weight_half = backward_input([get_gradient_edge(y)], [dy], [x] if stage > 0 else [])
                 if stage > 0:
                     slots["B", stage - 1, m] = dx[0]
                 weight_halves[stage, m] = weight_half

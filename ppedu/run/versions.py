@@ -33,14 +33,14 @@ RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 
 GRAD_DTYPE = "a gradient in another dtype than its weight"
 UNPACK_HOOK = "a split backward that recomputes a checkpointed block only once"
-EXACT_SHARDS = "a mean of sharded gradients that is exact to the last bit"
+SHARDING = "a pipeline of stages that fully_shard has sharded"  # 2.8 adds gradients up with gloo instead of averaging
 FUSED_GROUPS = "grouped-query attention on a CPU that does not save its matrix"
 TORCHS_ORDERS = "a complete grammar of torch's actions, and its order of GPipe,"
 TORCHS_STEP = "torch's own 1F1B on a CPU"
 TORCHS_CHUNKS = "torch's pipeline runtime on a CPU, with several stages on a rank,"
 DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
 SINCE = {
-    EXACT_SHARDS: (2, 9),
+    SHARDING: (2, 9),
     FUSED_GROUPS: (2, 9),
     GRAD_DTYPE: (2, 10),
     UNPACK_HOOK: (2, 10),
