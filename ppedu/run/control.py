@@ -25,6 +25,7 @@ from ppedu.run.alarm import Alarm
 from ppedu.run.batch import Batch
 from ppedu.run.comm import PipelineGroup, reason
 from ppedu.run.device import wait
+from ppedu.run.versions import store_of
 
 CALLS = ["step", "eval", "forward"]  # a rank announces a call by its position here
 REFUSED = -1  # announces that a rank cannot make a call
@@ -68,7 +69,7 @@ class Control:
                 meetings[group.group_name] += 1
                 keys = [f"ppedu/meeting {meetings[group.group_name]} of {rank}" for rank in range(ranks)]
                 with self.required_for(purpose):
-                    store = group.get_group_store()
+                    store = store_of(group)
                     store.set(keys[group.rank()], "")
                     store.wait(keys, self.timeout)
 

@@ -106,12 +106,6 @@ def host_clock(device: torch.device, tries: int = 5) -> Callable[[Any], float]:
     return lambda place: now - float(place.elapsed_time(last)) / 1000
 
 
-def allow_two_streams() -> None:
-    """Let a weight's gradients come from two streams, which autograd orders; new releases of torch warn of it."""
-    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # from 2.11 on
-        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-
-
 def random_state(device: torch.device) -> list[torch.Tensor]:
     """Return the state of all random number generators that computing on `device` may use."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]

@@ -43,6 +43,7 @@ from ppedu.run.program import AHEAD, Program
 from ppedu.run.results import Results
 from ppedu.run.sharded import Shards, is_sharded, storage
 from ppedu.run.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
+from ppedu.run.versions import allow_two_streams
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage
@@ -162,7 +163,7 @@ class Pipeline:
     @cached_property
     def side_stream(self) -> torch.cuda.Stream:
         """The GPU's second stream, for overlapped pairs."""
-        device.allow_two_streams()
+        allow_two_streams()
         return torch.cuda.Stream(self.device)
 
     @cached_property

@@ -128,6 +128,12 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def allow_two_streams() -> None:
+    """Let a weight's gradients come from two streams, which autograd orders; new releases of torch warn of it."""
+    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # from 2.11 on
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+
+
 # Modules
 
 
