@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 REFUSED = ("numpy", "ortools", "ipywidgets", "anywidget", "pydoc_data")
-NAMED = ("torch", "tqdm")  # which modules of ppedu name when they are imported
+NAMED = ("torch",)  # which modules of ppedu name when they are imported
 
 
 class Nothing(ModuleType):
@@ -60,6 +60,7 @@ class Named(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
+        self.__version__ = "0.0"  # the release that ppedu.run.versions reads
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

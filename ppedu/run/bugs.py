@@ -260,11 +260,11 @@ def tied_copies_drift_apart(stage: Stage, inputs: Microbatches, targets: Microba
     gpipe_step(stage, inputs, targets, shape)
 
 
-ALONE = PipelineGroup(0, 1)  # a pipeline of one stage; all ranks are replicas, each with its own part of the batch
+ALONE = (0, 1)  # rank 0 of a pipeline of one stage; all ranks are replicas, each with its own part of the batch
 
 
 @MUSEUM.exhibit(
-    lambda *step: engine_step(*step, group=ALONE, replicas=dist.group.WORLD),
+    lambda *step: engine_step(*step, group=PipelineGroup(*ALONE), replicas=dist.group.WORLD),
     symptom="replicas drift apart without an error: only the first microbatch's gradients are averaged",
     detector="gradients compared with one process; Pipeline refuses a wrapped module",
     cure="pass the plain module, and average once, after the last backward: Pipeline(replicas=group)",
@@ -272,7 +272,7 @@ ALONE = PipelineGroup(0, 1)  # a pipeline of one stage; all ranks are replicas, 
 def wrapped_in_ddp(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
     """DistributedDataParallel averages in the first backward after a forward, and not in the ones that follow."""
     wrapped = Stage(nn.parallel.DistributedDataParallel(stage.module), 0, stage.loss_fn)
-    gpipe_step(wrapped, inputs, targets, shape, ALONE)
+    gpipe_step(wrapped, inputs, targets, shape, PipelineGroup(*ALONE))
 
 
 def slice_of_whole(make: Callable[[], nn.Module]) -> nn.Module:
