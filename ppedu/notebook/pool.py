@@ -78,6 +78,7 @@ class RankPool:
         self._ready = self._lost = False
         self._idle = True  # every rank that was started has ended
         self._runner: threading.Thread | None = None  # the thread that waits in `run`
+        self._starting = threading.RLock()  # who holds it may start the launcher, or end it while nothing runs
 
     @property
     def server(self) -> int | None:
@@ -124,9 +125,10 @@ class RankPool:
         Raises:
             SettingError: ranks of another thread are running.
         """
-        self._require_idle()
-        self.start()
-        self._send(folder=str(folder))
+        with self._starting:
+            self._require_idle()
+            self.start()
+            self._send(folder=str(folder))
         folder.mkdir(mode=0o700)
 
     def run(
@@ -170,9 +172,10 @@ class RankPool:
             require_instance(name, texts, Sequence, "a list of strings")
             if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must consist of strings; got {texts!r}")
-        self._require_idle()
-        self._runner = threading.current_thread()
-        self.start()
+        with self._starting:
+            self._require_idle()
+            self._runner = threading.current_thread()
+            self.start()
         self._wait_until_ready()
         several_nodes = any(flag.startswith("--nnodes") for flag in flags)
         store = self.launcher == "zygote" and self.place is None
@@ -228,11 +231,12 @@ class RankPool:
         self._kill_ranks()
         server = self._server  # the other thread may close it meanwhile
         if not processes and server is not None:
-            if self._runner in (None, threading.current_thread()):
-                self.close()
-            else:  # the other thread waits for ranks that have not started yet, or is about to return
-                server.kill()
-                server.wait()  # or the next run might still find it alive
+            with self._starting:
+                if self._runner in (None, threading.current_thread()):
+                    self.close()
+                else:  # the other thread waits for ranks that have not started yet, or is about to return
+                    server.kill()
+                    server.wait()  # or the next run might still find it alive
 
     def _kill_ranks(self) -> None:
         """Kill the ranks on this machine."""

@@ -219,6 +219,14 @@ def test_no_process_outlives_a_killed_owner_if_a_rank_has_stopped_the_launcher(s
     assert leftovers(mark) == []
 
 
+def test_a_run_may_begin_while_another_thread_stops_the_launcher(ranks, spare_pool):
+    ranks("print()", 1, pool=spare_pool)
+    thread = threading.Thread(target=spare_pool.stop)
+    thread.start()
+    assert ranks("print('well')", 2, pool=spare_pool) == ["well\n"] * 2
+    thread.join()
+
+
 @pytest.mark.parametrize(("times", "size"), [(8, 8), pytest.param(20, 16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ranks_end", [True, False])
 def test_another_thread_can_stop_the_ranks_at_any_time(spare_pool, tmp_path, ranks, ranks_end, times, size):
