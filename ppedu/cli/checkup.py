@@ -20,9 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PYTHON = (3, 10)  # the oldest supported version
-# The releases of torch that are tested; those between them are supported, too. Before 2.8, a call of
-# destroy_process_group hangs now and then with gloo.
-TORCH = ("2.8", "2.11", "2.13", "2.15")
+TORCH = ("2.6", "2.11", "2.13", "2.15")  # the releases that are tested; those between them are supported, too
 MEMORY = 1 << 30  # bytes; the most that a lesson and its ranks use
 TIMEOUT = 60  # seconds for each check
 CPU_BUILD = "https://download.pytorch.org/whl/cpu"

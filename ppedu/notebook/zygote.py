@@ -110,7 +110,8 @@ def _serve_store(parent: int, listener: int) -> NoReturn:
         os.dup2(listener, 3)
         os.closerange(4, 1024)
         address, port = socket.socket(fileno=os.dup(3)).getsockname()[:2]
-        store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=3)
+        # Before 2.7, torch's newer store, which uses libuv, cannot take over a socket.
+        store = TCPStore(address, port, is_master=True, wait_for_workers=False, use_libuv=False, master_listen_fd=3)
         while store:
             signal.pause()
     finally:

@@ -38,13 +38,14 @@ from ppedu.core.files import named
 from ppedu.run.comm import PipelineGroup
 from ppedu.run.messages import checksum
 from ppedu.run.stage import Stage
-from ppedu.run.versions import offset_of
+from ppedu.run.versions import checkpoint_function, offset_of
 
 Values = dict[str, Any]  # tensors, and an optimizer's numbers, by their names in a checkpoint
 Answer = TypeVar("Answer")
 NUMBERS = (int, float, complex, NoneType)
 ABOUT = "about.json"  # in each checkpoint, beside torch's files: the settings of the run, its losses and its states
-WARNINGS = "torch.distributed is disabled|TypedStorage is deprecated"  # fine for one rank; of torch's own writer
+# Of torch, by release: one rank saves without others, torch's writer itself uses this, and ranks have different stages.
+WARNINGS = "torch.distributed is disabled|TypedStorage is deprecated|Detected mismatched keys"
 LOCK = "lock"  # in the folder, beside the checkpoint
 BY_STAGE = "give Checkpoints the stages as Pipeline takes them, {stage: module}, and names differ by stage"
 
@@ -166,7 +167,7 @@ class Checkpoints:
         self._require_complete(values)
         self._require_different_names(values)
         with _one_error(f"cannot write the checkpoint {str(complete)!r}"):
-            checkpoint.save(values, storage_writer=_Writer(part), **self._torch_options())
+            checkpoint_function("save", self._torch_group)(values, storage_writer=_Writer(part))
         self._on_first(finish)
 
     def load(self) -> list[float]:
@@ -198,7 +199,7 @@ class Checkpoints:
         values = self._values(dicts) | {name: value for name, (_, _, value) in state.items()}
         self._require_listed(path, listed, values)
         with _one_error(_unreadable(path)):
-            checkpoint.load(values, checkpoint_id=path, **self._torch_options())
+            checkpoint_function("load", self._torch_group)(values, storage_reader=checkpoint.FileSystemReader(path))
         for (_, module), each in zip(self._modules, dicts, strict=True):
             own = {id(value) for value in chain(module.parameters(), module.buffers())}
             if any(id(value) not in own for value in module.state_dict(keep_vars=True).values()):
@@ -350,8 +351,10 @@ class Checkpoints:
             dist.all_gather_object(values, value, self.group.process_group)
         return values
 
-    def _torch_options(self) -> dict[str, Any]:
-        return {"process_group": self.group.process_group, "no_dist": self.group.size == 1}
+    @property
+    def _torch_group(self) -> Any:
+        """The process group whose ranks save and load together; None for this rank alone."""
+        return None if self.group.size == 1 else self.group.channel
 
     def _on_first(self, do: Callable[[], Answer]) -> Answer:
         """Call `do` on the first rank only, and return its result, or raise its error, on all ranks."""

@@ -1,4 +1,4 @@
-"""The differences between releases of PyTorch, from 2.8 on, and the private parts of torch that ppedu uses.
+"""The differences between releases of PyTorch, from 2.6 on, and the private parts of torch that ppedu uses.
 
 A release that changes one of these changes this module alone. All releases so far have the private parts, unless a
 comment names an exception. `SINCE` lists the features that old releases lack, and `BEFORE` those that new
@@ -8,9 +8,10 @@ ones lack; calls that need one raise an error that names the release.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -176,6 +177,32 @@ def offset_of(slice_here: Any) -> tuple[int, ...]:
     """Return where in the whole tensor this rank's slice, a DTensor, begins."""
     (part,) = slice_here.__create_chunk_list__()
     return tuple(part.offsets)
+
+
+def checkpoint_function(name: str, group: dist.ProcessGroup | None) -> Callable[..., None]:
+    """Return torch's function that saves or loads checkpoints, for all ranks of a group, or for this rank alone.
+
+    name: "save" or "load".
+    """
+    from torch.distributed import checkpoint
+
+    if group:
+        return partial(getattr(checkpoint, name), process_group=group)
+    if RELEASE < (2, 7):  # only the function that this one replaces can do without a group; unwrapped, it does not warn
+        return partial(getattr(checkpoint, f"{name}_state_dict").__wrapped__, no_dist=True)
+    return partial(getattr(checkpoint, name), no_dist=True)
+
+
+if RELEASE < (2, 8):
+    # Destroying a process group holds Python's lock until gloo's threads have ended, and such a thread may need that
+    # lock to let go of the last message: a hang. It lets go at once if this thread leaves it the lock for a moment.
+    _destroy = dist.destroy_process_group
+
+    def _destroy_later(group: dist.ProcessGroup | None = None) -> None:
+        time.sleep(0.1)
+        _destroy(group)
+
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = _destroy_later
 
 
 # Classes of torch around a module, or that it has become, each by its module in torch, which takes long to import, and

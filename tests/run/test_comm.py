@@ -260,3 +260,17 @@ except PipelineError as error:
     assert output[1].startswith("recv_forward on rank 1, from rank 0: expected torch.float32 of shape (7,)")
     sender = r"(send_forward on rank 0, to|recv_backward on rank 0, from) rank 1: the connection to rank 1 is lost;"
     assert re.match(sender, output[0]) and output[0].endswith("| RuntimeError\n")
+
+
+DESTROY = """
+lists = [None] * size
+for _ in range(12):
+    channel = dist.new_group()
+    dist.all_gather_object(lists, list(range(500)), channel)
+    dist.destroy_process_group(channel)
+    del channel
+"""
+
+
+def test_process_groups_can_be_destroyed_right_after_their_last_message(ranks):
+    ranks(program(DESTROY), 2)
