@@ -32,7 +32,7 @@ class Project:
     replicas: int = 32
     memory: float = 80 * GB
     speed: float = 400e12
-    link: float = 50 * GB
+    link: float = 6.25 * GB
     price: float = 2.0
 
     @property
