@@ -74,7 +74,7 @@ def test_the_stakes_that_the_readme_states_are_those_of_the_running_example():
         return pp.simulate(pp.schedule(name, 8, 32), heron.costs(8))
 
     usual, best = run("1f1b"), run("zb-v")
-    waiting = f"wait {usual.bubble:.1%} of the time. At ${heron.price:.0f} per GPU and hour"
+    waiting = f"wait {usual.bubble:.1%} of the time. At ${heron.price:.0f} per GPU-hour"
     for stated in (
         f"{heron.weights / 1e9:.0f} billion weights, on {heron.gpus(8):,} GPUs",
         f"these GPUs {waiting}, that's ${usual.bubble * heron.dollars(8, HOUR):.0f} an hour",
@@ -86,14 +86,18 @@ def test_the_stakes_that_the_readme_states_are_those_of_the_running_example():
 
 
 @pytest.mark.parametrize("name", ["autopsy", "plan"])
-def test_the_commands_in_the_readme_print_what_it_shows(capsys, tmp_path, monkeypatch, name):
+def test_the_commands_on_these_pages_print_what_is_shown(capsys, tmp_path, monkeypatch, name):
     from ppedu.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     assert main(["lessons", ".", "--no-open"]) == 0 and capsys.readouterr()
-    command, printed = re.search(rf"```\n\$ ppedu ({name} .*?)\n(.*?)```", README, re.DOTALL).groups()
+    (command, printed), (same, part) = (
+        re.search(rf"```\n\$ ppedu ({name} .*?)\n(.*?)```", page, re.DOTALL).groups()
+        for page in (PAGES["docs/guide.md"], README)
+    )
     assert main(command.split()) == 0
     assert capsys.readouterr().out.split("\n") == printed.split("\n")
+    assert command == same and all(each.strip("\n") in printed for each in part.split("…"))
 
 
 def test_the_run_of_the_cluster_is_drawn():

@@ -169,7 +169,7 @@ def test_the_readmes_commands_work_in_an_empty_folder_after_an_installation(sour
     code, out, error = run("ppedu lessons", home)
     assert (code, out) == (1, "The lessons are in ppedu-lessons/\n") and "pip install 'ppedu[lab]'" in error
     assert contents(home / "ppedu-lessons") == contents_of_lessons()
-    commands = re.findall(r"```\n\$ (ppedu .*?)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    commands = re.findall(r"```\n\$ (ppedu .*?)\n(.*?)```", (ROOT / "docs/guide.md").read_text(), re.DOTALL)
     assert {command.split()[1] for command, _ in commands} == {"autopsy", "plan"}
     for command, printed in commands:
         assert run(command, home / "ppedu-lessons") == (0, printed, "")
