@@ -7,16 +7,21 @@ from typing import Any
 NAMES = {"MmBackward0": "Linear", "AddmmBackward0": "Linear", "MseLossBackward0": "loss"}
 CUT = "#c0392b"  # legible on white and on black, like EDGE
 EDGE, INK = "#7f7f7f", "#222222"
+REACHED = "#cfe0f3"
 
 
 def draw_graph(ax: Any, function: Any, names: Any, x: float, y: float = 0) -> Any:
     """Draw the autograd graph that starts at `function`, in the direction of the backward; return its box.
 
+    A leaf is blue if it has a gradient, and dashed if not.
+
     names: the name of each leaf, by tensor.
     """
     leaf = getattr(function, "variable", None)
     words = names[leaf] if leaf is not None else NAMES.get(function.name(), function.name().removesuffix("Backward0"))
-    look = {"boxstyle": "round,pad=0.4", "facecolor": "white" if leaf is None else "#cfe0f3", "edgecolor": EDGE}
+    look = {"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": EDGE}
+    if leaf is not None:
+        look |= {"linestyle": "--"} if leaf.grad is None else {"facecolor": REACHED}
     text = ax.text(x, y, words, ha="center", va="center", fontsize=12, color=INK, bbox=look)
     box = text.get_bbox_patch()
     for before, _ in function.next_functions:
@@ -47,12 +52,10 @@ def draw_halves(ax: Any, title: str, cut: float, width: float, gap: float = 0, s
     ax.axis("off")
 
 
-def draw_messages(ax: Any, left: float, right: float) -> None:
-    """Draw the two tensors that cross a cut between `left` and `right`."""
+def draw_messages(ax: Any, left: float, right: float, back: bool = True) -> None:
+    """Draw the activation that crosses a cut between `left` and `right` and, with `back`, its gradient."""
     middle = (left + right) / 2
-    for message, start, end, side, va in (
-        ("activation", left, right, 1, "bottom"),
-        ("its gradient", right, left, -1, "top"),
-    ):
+    messages = (("activation", left, right, 1, "bottom"), ("its gradient", right, left, -1, "top"))
+    for message, start, end, side, va in messages[: 1 + back]:
         ax.annotate("", (end, 0.15 * side), (start, 0.15 * side), arrowprops={"arrowstyle": "->", "color": CUT})
         ax.text(middle, 0.2 * side, message, ha="center", va=va, color=CUT, fontsize=12)

@@ -316,6 +316,22 @@ def test_the_graph_is_drawn_with_the_names_of_layers():
     pyplot.close("all")
 
 
+def test_a_leaf_in_the_graph_is_dashed_until_it_has_a_gradient():
+    from matplotlib import pyplot
+
+    from ppedu.notebook.graph import draw_graph
+
+    matplotlib.use("Agg")
+    layer = torch.nn.Linear(2, 1, bias=False)
+    loss, (_, axes) = layer(torch.ones(1, 2)).sum(), pyplot.subplots(1, 2)
+    draw_graph(axes[0], loss.grad_fn, {layer.weight: "weight"}, 2)
+    loss.backward()
+    draw_graph(axes[1], loss.grad_fn, {layer.weight: "weight"}, 2)
+    leaves = [text.get_bbox_patch() for ax in axes for text in ax.texts if text.get_text() == "weight"]
+    assert [leaf.get_linestyle() for leaf in leaves] == ["--", "solid"]
+    pyplot.close("all")
+
+
 def test_the_check_does_not_change_the_random_state():
     torch.manual_seed(1)
     expected = torch.rand(3)

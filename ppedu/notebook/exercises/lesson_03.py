@@ -178,8 +178,8 @@ EXERCISES = {
         _not_the_bubble,
         "A rank works for m times F+B and waits for p-1 times F+B; whatever F and B are, they cancel.",
         hints=(
-            "Take F+B as the unit of time. In the picture with the brackets, how many units does rank 3 work, and how "
-            "many does it wait? How many with one rank more, and with one microbatch more?",
+            "Take F+B as the unit of time. In the pictures with the brackets, how many units does rank 3 work, and how "
+            "many does it wait? How many with one microbatch more, and with one rank more?",
             "Each rank works for one unit per microbatch. The last rank waits for a forward of each rank before it, "
             "and later for a backward of each.",
             "The bubble is waiting / (working + waiting), with p-1 units of waiting.",
