@@ -1,11 +1,12 @@
-"""A chart of the memory that one rank's device uses in the course of a step, under one or more schedules."""
+"""Charts of the memory that one rank's device uses in the course of a step, under one or more schedules."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ppedu.core.timeline import Timeline
-from ppedu.view.look import MARK
+from ppedu.view.look import MARK, ink_on, paler, shade
 
 if TYPE_CHECKING:  # matplotlib is imported only when a chart is drawn
     from matplotlib.axes import Axes
@@ -53,3 +54,38 @@ def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: fl
     ax.set(xlabel="seconds", ylabel="GB", xlim=(0, end), ylim=(0, 1.12 * ax.get_ylim()[1]))
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) -> None:
+    """Draw a rank's actions and the activations it holds as they grow: a row per timeline, a column per phase.
+
+    ends: the end of each phase by its name, in order. A column shows all until then, earlier phases in paler colors.
+
+    Raises:
+        SettingError: a timeline does not have this rank.
+    """
+    from matplotlib import pyplot
+
+    shape = len(timelines), len(ends)
+    _, axes = pyplot.subplots(*shape, figsize=(11, 1.9 * len(timelines)), layout="constrained", sharex=True, sharey=True)
+    for row, timeline in zip(axes.reshape(shape), timelines, strict=True):
+        curve, before = timeline.memory(rank), 0.0
+        for ax, (phase, now) in zip(row, ends.items(), strict=True):
+            times = sorted({before, now, *(time for time, _ in curve if time <= now)})
+            held = [max((at, each) for at, each in curve if at <= time)[1] for time in times]
+            ax.fill_between(times, held, step="post", color=FILLS[0], linewidth=0)
+            ax.fill_between(times, held, step="post", where=[t >= before for t in times], color=FILLS[1], linewidth=0)
+            for action, start, end in timeline.spans(rank):
+                if end <= now:
+                    fill = shade(action.op, action.microbatch, 0, 1)
+                    fill = fill if start >= before else paler(fill)
+                    ax.barh(-1, end - start, left=start, height=1.3, color=fill, edgecolor="white", linewidth=0.5)
+                    middle = (start + end) / 2, -1.05
+                    ax.text(*middle, action.microbatch, ha="center", va="center", fontsize=6, color=ink_on(fill))
+            ax.set_title(f"{timeline.schedule.name}, {phase}", fontsize=10, loc="left")
+            most = max(each for time, each in zip(times, held, strict=True) if time < now)
+            ax.set_title(f"most held: {most:g}", fontsize=9, loc="right")
+            ax.spines[["top", "right"]].set_visible(False)
+            before = now
+    axes.flat[0].set(xlim=(0, now), ylim=(-1.8, None))
+    axes.flat[0].yaxis.get_major_locator().set_params(integer=True)
