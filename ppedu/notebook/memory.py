@@ -67,12 +67,15 @@ def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) 
     from matplotlib import pyplot
 
     shape = len(timelines), len(ends)
-    _, axes = pyplot.subplots(*shape, figsize=(11, 1.9 * len(timelines)), layout="constrained", sharex=True, sharey=True)
+    _, axes = pyplot.subplots(
+        *shape, figsize=(11, 1.9 * len(timelines)), layout="constrained", sharex=True, sharey=True
+    )
     for row, timeline in zip(axes.reshape(shape), timelines, strict=True):
         curve, before = timeline.memory(rank), 0.0
         for ax, (phase, now) in zip(row, ends.items(), strict=True):
-            times = sorted({before, now, *(time for time, _ in curve if time <= now)})
+            times = sorted({before, *(time for time, _ in curve if time < now)})
             held = [max((at, each) for at, each in curve if at <= time)[1] for time in times]
+            times, held = [*times, now], [*held, held[-1]]
             ax.fill_between(times, held, step="post", color=FILLS[0], linewidth=0)
             ax.fill_between(times, held, step="post", where=[t >= before for t in times], color=FILLS[1], linewidth=0)
             for action, start, end in timeline.spans(rank):
@@ -83,9 +86,8 @@ def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) 
                     middle = (start + end) / 2, -1.05
                     ax.text(*middle, action.microbatch, ha="center", va="center", fontsize=6, color=ink_on(fill))
             ax.set_title(f"{timeline.schedule.name}, {phase}", fontsize=10, loc="left")
-            most = max(each for time, each in zip(times, held, strict=True) if time < now)
-            ax.set_title(f"most held: {most:g}", fontsize=9, loc="right")
+            ax.set_title(f"most held: {max(held):g}", fontsize=9, loc="right")
             ax.spines[["top", "right"]].set_visible(False)
             before = now
-    axes.flat[0].set(xlim=(0, now), ylim=(-1.8, None))
-    axes.flat[0].yaxis.get_major_locator().set_params(integer=True)
+    peaks = {float(timeline.peak_activations[rank]) for timeline in timelines}
+    axes.flat[0].set(xlim=(0, now), ylim=(-1.8, None), yticks=sorted({0, *peaks}))

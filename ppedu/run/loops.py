@@ -62,33 +62,37 @@ def gpipe_step(
 
 
 def one_f_one_b_step(
-    stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], group: PipelineGroup | None = None
+    stage: Stage,
+    inputs: Microbatches,
+    targets: Microbatches,
+    shape: Sequence[int],
+    group: PipelineGroup | None = None,
 ) -> torch.Tensor:
-    """Run warm-up forwards, then one forward and one backward in turn, then the cooldown (1F1B, arXiv 2006.09503)."""
-    group = group or PipelineGroup.world()
+    """Run the warm-up, one forward and one backward in turn, and the cooldown (arXiv 2006.09503)."""
+    group, device = group or PipelineGroup.world(), stage.device
     microbatches = len(inputs)
     warmup = min(group.size - group.rank - 1, microbatches)
     stage.begin(inputs, targets)
 
     for m in range(warmup):
-        x = communicate("recv_forward", shapes=shape, device=stage.device, group=group)
+        x = communicate("recv_forward", shapes=shape, device=device, group=group)
         y = stage.forward(m, x)
         communicate("send_forward", y, group=group)
 
     if warmup < microbatches:
-        x = communicate("recv_forward", shapes=shape, device=stage.device, group=group)
+        x = communicate("recv_forward", shapes=shape, device=device, group=group)
     for m in range(warmup, microbatches):
         y = stage.forward(m, x)
-        # This rank has an activation for the next one, which has a gradient for this one: swap them.
-        dy = bidirectional_communicate("send_fwd_recv_bwd", y, shape, device=stage.device, group=group)
+        # The next rank needs this activation, and has a gradient for this rank: swap them.
+        dy = bidirectional_communicate("send_fwd_recv_bwd", y, shape, device=device, group=group)
         dx = stage.backward(m - warmup, dy)
         if m < microbatches - 1:
-            x = bidirectional_communicate("send_bwd_recv_fwd", dx, shape, device=stage.device, group=group)
+            x = bidirectional_communicate("send_bwd_recv_fwd", dx, shape, device=device, group=group)
         else:
             communicate("send_backward", dx, group=group)
 
     for m in range(microbatches - warmup, microbatches):
-        dy = communicate("recv_backward", shapes=shape, device=stage.device, group=group)
+        dy = communicate("recv_backward", shapes=shape, device=device, group=group)
         dx = stage.backward(m, dy)
         communicate("send_backward", dx, group=group)
     return stage.loss

@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 
 import ppedu as pp
-from ppedu.notebook.memory import draw_memory
+from ppedu.notebook.memory import draw_memory, draw_phases
 from ppedu.view.look import MARK
 
 
@@ -47,3 +47,15 @@ def test_another_rank_holds_less():
     assert texts(draw_memory(timeline("1f1b"), rank=3)) == ["1f1b: 2.5 GB"]
     with pytest.raises(pp.SettingError, match="rank"):
         draw_memory(timeline("1f1b"), rank=4)
+
+
+def test_each_phase_shows_what_a_rank_has_run_and_held_until_its_end():
+    from matplotlib import pyplot
+
+    draw_phases(timeline("gpipe"), timeline("1f1b"), ends={"first": 4, "second": 16})
+    shown = [(len(ax.patches), *(highest(area) for area in ax.collections)) for ax in pyplot.gcf().axes]
+    # Boxes, all that was held, and what was held in this phase; two forwards take 2.5 each, and so on.
+    assert shown == [(4, 10, 10), (10, 20, 20), (4, 10, 10), (13, 10, 10)]
+    assert [ax.get_title("right") for ax in pyplot.gcf().axes] == ["most held: 10", "most held: 20"] + 2 * [
+        "most held: 10"
+    ]
