@@ -13,7 +13,8 @@ from pathlib import Path
 from ppedu.core.errors import SettingError
 
 FOLDER = "ppedu-lessons"  # the default target
-FILES = ("*.ipynb", "cluster.csv", "model.toml")  # the lessons; a run and a model to try `autopsy` and `plan` on
+# The lessons; what an assistant should know about them; a run and a model to try `autopsy` and `plan` on.
+FILES = ("*.ipynb", "AGENTS.md", "cluster.csv", "model.toml")
 PACKAGE = Path(__file__).parents[1]
 
 
@@ -49,17 +50,27 @@ def lab_options(notebook: str) -> list[str]:
     return options
 
 
+def lessons_folder() -> Path:
+    """Return the folder that holds the lessons of this installation.
+
+    Raises:
+        SettingError: there is none.
+    """
+    installed, cloned = PACKAGE / "lessons", PACKAGE.parent / "notebooks"
+    for folder in (installed, cloned):
+        if any(folder.glob("*.ipynb")):
+            return folder
+    raise SettingError(f"there are no lessons in {installed} or {cloned}; reinstall ppedu")
+
+
 def copy_lessons(folder: Path) -> str:
     """Copy the lessons and their files that do not exist in `folder` yet, and return the name of the first lesson.
 
     Raises:
         SettingError: this installation contains no lessons, or the folder cannot be written to.
     """
-    installed, cloned = PACKAGE / "lessons", PACKAGE.parent / "notebooks"
-    source = installed if installed.is_dir() else cloned
+    source = lessons_folder()
     lessons = sorted(path for pattern in FILES for path in source.glob(pattern))
-    if not lessons:
-        raise SettingError(f"there are no lessons in {installed} or {cloned}; reinstall ppedu")
     changed = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,10 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
+from ppedu.cli.assignment import FOLDER as HOMEWORK
+from ppedu.cli.assignment import assignment
 from ppedu.cli.autopsy import autopsy, renamed
+from ppedu.cli.grade import LIMIT, REPORTS, grade, leaderboard
 from ppedu.cli.lessons import FOLDER, open_lessons
 from ppedu.cli.plan import plan
 from ppedu.cli.train import train_on_ranks
@@ -115,6 +118,20 @@ def _parser() -> argparse.ArgumentParser:
     lessons.add_argument("--no-open", action="store_true", help="only copy them")
     text = 'options for JupyterLab, such as --lab="--port=9999"'
     lessons.add_argument("--lab", type=shlex.split, default=[], metavar="OPTIONS", help=text)
+    hand_out = add("assignment", assignment)
+    text = "numbers of lessons, such as 05; all; or tiny, an interpreter of schedules to complete"
+    hand_out.add_argument("lesson", metavar="LESSON", nargs="+", help=text)
+    hand_out.add_argument("--out", metavar="FOLDER", default=HOMEWORK, help=f"where to write (default: {HOMEWORK})")
+    hand_out.add_argument("--otter", action="store_true", help="also write tests/, for otter-grader")
+    hand_in = add("grade", grade)
+    hand_in.add_argument("notebook", metavar="NOTEBOOK", nargs="+", help="learners' notebooks")
+    hand_in.add_argument("--out", metavar="FOLDER", default=REPORTS, help=f"of the reports (default: {REPORTS})")
+    text = f"for each exercise (default: {LIMIT})"
+    hand_in.add_argument("--limit", metavar="SECONDS", type=float, default=LIMIT, help=text)
+    ranking = add("leaderboard", leaderboard)
+    text = f"the folder of the reports (default: {REPORTS})"
+    ranking.add_argument("folder", metavar="FOLDER", nargs="?", default=REPORTS, help=text)
+    ranking.add_argument("--save", metavar="FILE", help="also write a .csv file")
     read = add("autopsy", autopsy)
     text = "the files of torch.profiler, one a rank, or their folder; a CSV table of operations; or a trace of ppedu"
     read.add_argument("trace", metavar="TRACE", nargs="+", help=text)

@@ -29,6 +29,7 @@ class Exercise:
     hints: further hints for learners who are stuck, from a nudge to almost the answer; `hint` shows them one by one.
     draw_wrong: `draw_wrong(answer, reason)` draws a wrong answer with its fault outlined, if it can be drawn; see
         `wrong_schedule`. `reason` is what `wrong` returned.
+    score: `score(answer)` compares a right answer with the best possible one, by case; 1 is the best. For leaderboards.
     """
 
     wrong: Callable[[Any], str | None]
@@ -36,6 +37,7 @@ class Exercise:
     reward: Callable[[Any], Timeline] | None = None
     hints: tuple[str, ...] = ()
     draw_wrong: Callable[[Any, str], None] | None = None
+    score: Callable[[Any], dict[str, float | None]] | None = None
 
 
 # (ranks, microbatches): fewer, equally many and more microbatches than ranks; the lesson's own case first.

@@ -1,0 +1,54 @@
+"""Run a learner's cells and check one answer: the process that `ppedu grade` starts for each exercise.
+
+usage: python -m ppedu.cli.attempt PARENT NUMBER NAME, with the cells as a JSON list on stdin and the verdict on stdout
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+from ppedu.notebook.launcher import exit_with_parent
+
+MEMORY = 4 << 30  # bytes; an endless list raises MemoryError before the machine runs out of memory
+
+
+def attempt(number: str, name: str, cells: list[str]) -> dict[str, Any]:
+    """Run the cells that define an answer, and return whether it is right, the feedback, and its place by size."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    import ppedu.notebook
+    from ppedu.notebook.exercises import EXERCISES, find_fault
+
+    # The grader checks the answer itself, without pictures.
+    ppedu.notebook.check_answer = ppedu.notebook.hint = lambda *_, **__: None
+    shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+    fault = f"`{name}` is not defined in this notebook"
+    for cell in cells:
+        result = shell.run_cell(cell)
+        if error := result.error_before_exec or result.error_in_exec:
+            fault = f"your cell fails: {type(error).__name__}: {error}"
+    if name not in shell.user_ns:
+        return {"right": False, "feedback": fault}
+    answer, task = shell.user_ns[name], EXERCISES[number]
+    if fault := find_fault(number, answer):
+        return {"right": False, "feedback": fault}
+    return {"right": True, "feedback": "right"} | ({"score": task.score(answer)} if task.score else {})
+
+
+if __name__ == "__main__":
+    exit_with_parent(int(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    given, verdict = json.load(sys.stdin), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # input() raises EOFError
+    os.dup2(0, 1)  # what learners print is not the verdict
+    try:
+        found = attempt(*sys.argv[2:], given)
+    except BaseException as error:
+        found = {"right": False, "feedback": f"your answer fails: {type(error).__name__}: {error}"}
+    os.write(verdict, json.dumps(found).encode())
+    os._exit(0)  # threads that learners have started do not delay the verdict

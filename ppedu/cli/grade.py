@@ -1,0 +1,177 @@
+"""`ppedu grade` and `ppedu leaderboard`: check the exercises of learners' notebooks, and compare their reports.
+
+Each answer is checked in a process of its own, with a time limit. That process runs only the cells that the answer
+needs, so a cell that trains on several ranks, or that fails, does not affect the exercises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import symtable
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+from ppedu.cli.assignment import checks, source_of
+from ppedu.cli.lessons import lessons_folder
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.files import named, opened, write_text
+from ppedu.core.numeric import pretty
+from ppedu.notebook.environment import module_path
+from ppedu.notebook.exercises import EXERCISES
+from ppedu.notebook.exercises.feedback import table
+from ppedu.notebook.launcher import kill_group
+
+LIMIT = 60.0  # seconds for an exercise
+REPORTS = "reports"  # the default folder
+WIDTH = 90  # characters of feedback in the table
+
+# What a cell that is not valid Python was meant to define.
+MEANT = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *=", re.MULTILINE)
+
+
+def grade(options: argparse.Namespace) -> int:
+    """check the exercises of learners' notebooks, and write a report on each"""
+    if not options.limit > 0:
+        raise SettingError(f"--limit must be a number of seconds above 0; got {options.limit}")
+    folder, rows, unread, reports = named(options.out), [("learner", "exercise", "points", "feedback")], 0, set[str]()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+    for path in map(named, options.notebook):
+        learner = _learner(path)
+        try:
+            cells, asked = read(path)
+        except PipelineError as error:
+            unread += 1
+            rows.append((learner, "–", "–", str(error)))
+            continue
+        report = f"{learner}_{next(iter(asked))[:2]}.json"
+        if report in reports:
+            raise SettingError(f"{path} and a notebook before it are both of {learner!r}; name each after its learner")
+        reports.add(report)
+        exercises = [{"exercise": number, **_graded(number, asked[number], cells, options.limit)} for number in asked]
+        text = json.dumps({"learner": learner, "notebook": str(path), "exercises": exercises}, indent=1, ensure_ascii=False)
+        write_text(folder / report, f"{text}\n")
+        for each in exercises:
+            points = f"{each['points']} of 1"
+            rows.append((learner, each["exercise"], points, shorten(each["feedback"], WIDTH, placeholder=" …")))
+    print(table([list(row) for row in rows])[1])
+    return int(unread > 0)
+
+
+def _learner(path: Path) -> str:
+    """Return the name of the file, or of its folder if the file still has the name of a lesson."""
+    return path.resolve().parent.name if (lessons_folder() / path.name).exists() else path.stem
+
+
+def read(path: Path) -> tuple[list[str], dict[str, str | None]]:
+    """Return the source of a notebook's cells of code, and for each exercise of its lesson the name of the answer.
+
+    The name is None if the notebook does not check this exercise any more.
+
+    Raises:
+        PipelineError: the file cannot be read, or is not a notebook with exercises.
+    """
+    with opened(path) as file:
+        try:
+            notebook = json.loads(file.read())
+            cells = [source_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+            found = dict(checks(cells))
+        except (ValueError, KeyError, TypeError):
+            raise PipelineError(f"{path} is not a notebook") from None
+    lessons = {number[:2] for number in found if number in EXERCISES}
+    if len(lessons) != 1:
+        raise PipelineError(f"{path} has the exercises of {len(lessons)} lessons; grade an assignment or a lesson")
+    return cells, {number: found.get(number) for number in EXERCISES if number[:2] in lessons}
+
+
+def _graded(number: str, name: str | None, cells: list[str], limit: float) -> dict[str, Any]:
+    """Return whether an answer is right, the points, the feedback, and the score if the exercise has one."""
+    if name is None:
+        verdict = {"right": False, "feedback": "the cell of this exercise is missing, or no longer checks an answer"}
+    else:
+        verdict = _checked(number, name, needed(name, cells), limit)
+    return {"points": int(verdict["right"]), **verdict}
+
+
+def _checked(number: str, name: str, cells: list[str], limit: float) -> dict[str, Any]:
+    """Run cells and check the answer in a fresh process, which is killed after `limit` seconds."""
+    command = [sys.executable, "-m", "ppedu.cli.attempt", str(os.getpid()), number, name]
+    environment = os.environ | module_path() | {"MPLBACKEND": "agg", "PPEDU_STILL": "1"}
+    with TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            verdict: dict[str, Any] = json.loads(process.communicate(json.dumps(cells), timeout=limit)[0])
+        except subprocess.TimeoutExpired:
+            verdict = {"right": False, "feedback": f"it did not end within {pretty(limit)} s; does every loop end?"}
+        except ValueError:  # the verdict is missing
+            verdict = {"right": False, "feedback": "it ended the Python that was to check it, with exit or a crash"}
+        finally:
+            process.kill()
+            kill_group(process.pid)
+            process.wait()
+    return verdict
+
+
+class Cell(NamedTuple):
+    """The source of a cell, and the names that it defines and uses."""
+
+    source: str
+    defines: set[str]
+    uses: set[str]
+
+
+def needed(name: str, cells: list[str]) -> list[str]:
+    """Return the cells that define `name`, and whatever they use, in the order of the notebook."""
+    parsed = [_parse(source) for source in cells]
+    chosen: set[int] = set()
+
+    def choose(wanted: str, before: int) -> None:
+        """Choose the last cell before `before` that defines `wanted`, or else the first one after it."""
+        places = [place for place, cell in enumerate(parsed) if wanted in cell.defines]
+        place = max((place for place in places if place < before), default=min(places, default=None))
+        if place is not None and place not in chosen:
+            chosen.add(place)
+            for used in parsed[place].uses:
+                choose(used, place + (used not in parsed[place].defines))
+
+    choose(name, len(cells))
+    return [cells[place] for place in sorted(chosen)]
+
+
+def _parse(source: str) -> Cell:
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        module = symtable.symtable(TransformerManager().transform_cell(source), "a cell", "exec")
+    except (SyntaxError, ValueError):
+        return Cell(source, {one or other for one, other in MEANT.findall(source)}, set())
+    symbols = module.get_symbols()
+    defines = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
+    return Cell(source, defines, {each.get_name() for each in symbols if each.is_referenced()} | _globals(module))
+
+
+def _globals(table: symtable.SymbolTable) -> set[str]:
+    """Return the global names that functions and classes in a table use."""
+    return {
+        name
+        for child in table.get_children()
+        for name in _globals(child) | {each.get_name() for each in child.get_symbols() if each.is_global()}
+    }
+
+
+def leaderboard(options: argparse.Namespace) -> int:
+    """compare learners' schedules of lesson 12 with the least possible times"""
+    return 0
