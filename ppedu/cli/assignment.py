@@ -61,15 +61,24 @@ def assignment(options: argparse.Namespace) -> int:
             raise SettingError(f"there is no lesson {name!r}; the lessons are {', '.join(lessons)}, all and tiny")
     folder = Path(options.out)
     if there := next((folder / name for name in files if (folder / name).exists()), None):
-        raise SettingError(f"{there} exists, and may be somebody's work; choose another folder with --out")
+        raise SettingError(f"{there} exists already; choose another folder with --out")
     for name, text in files.items():
-        try:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingError(f"cannot write to {folder}: {error.strerror}; choose another folder") from None
+        make_folder((folder / name).parent)
         write_text(folder / name, text)
         print(f"wrote {folder / name}")
     return 0
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder unless it exists.
+
+    Raises:
+        SettingError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
 
 
 def source_of(cell: dict[str, Any]) -> str:

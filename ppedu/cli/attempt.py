@@ -17,7 +17,7 @@ MEMORY = 4 << 30  # bytes; an endless list raises MemoryError before the machine
 
 
 def attempt(number: str, name: str, cells: list[str]) -> dict[str, Any]:
-    """Run the cells that define an answer, and return whether it is right, the feedback, and its place by size."""
+    """Run the cells that define an answer; return whether it is right, the feedback, and the score if there is one."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
@@ -31,7 +31,8 @@ def attempt(number: str, name: str, cells: list[str]) -> dict[str, Any]:
     for cell in cells:
         result = shell.run_cell(cell)
         if error := result.error_before_exec or result.error_in_exec:
-            fault = f"your cell fails: {type(error).__name__}: {error}"
+            where = f" at line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f": {error}"
+            fault = f"your cell fails, {type(error).__name__}{where}"
     if name not in shell.user_ns:
         return {"right": False, "feedback": fault}
     answer, task = shell.user_ns[name], EXERCISES[number]

@@ -7,27 +7,25 @@ needs, so a cell that trains on several ranks, or that fails, does not affect th
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import os
 import re
 import subprocess
 import symtable
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from ppedu.cli.assignment import checks, source_of
+from ppedu.cli.assignment import checks, make_folder, source_of
 from ppedu.cli.lessons import lessons_folder
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.files import named, opened, write_text
 from ppedu.core.numeric import pretty
-from ppedu.notebook.environment import module_path
-from ppedu.notebook.exercises import EXERCISES
-from ppedu.notebook.exercises.feedback import table
-from ppedu.notebook.launcher import kill_group
 
 LIMIT = 60.0  # seconds for an exercise
 REPORTS = "reports"  # the default folder
@@ -39,32 +37,32 @@ MEANT = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *=", re.MULTILINE)
 
 def grade(options: argparse.Namespace) -> int:
     """check the exercises of learners' notebooks, and write a report on each"""
+    from ppedu.notebook.exercises.feedback import table
+
     if not options.limit > 0:
         raise SettingError(f"--limit must be a number of seconds above 0; got {options.limit}")
-    folder, rows, unread, reports = named(options.out), [("learner", "exercise", "points", "feedback")], 0, set[str]()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+    folder, rows, unread = named(options.out), [["learner", "exercise", "points", "feedback"]], 0
+    make_folder(folder)
+    reports: set[str] = set()
     for path in map(named, options.notebook):
         learner = _learner(path)
         try:
             cells, asked = read(path)
         except PipelineError as error:
             unread += 1
-            rows.append((learner, "–", "–", str(error)))
+            rows.append([learner, "–", "–", str(error)])
             continue
         report = f"{learner}_{next(iter(asked))[:2]}.json"
         if report in reports:
             raise SettingError(f"{path} and a notebook before it are both of {learner!r}; name each after its learner")
         reports.add(report)
         exercises = [{"exercise": number, **_graded(number, asked[number], cells, options.limit)} for number in asked]
-        text = json.dumps({"learner": learner, "notebook": str(path), "exercises": exercises}, indent=1, ensure_ascii=False)
-        write_text(folder / report, f"{text}\n")
+        result = {"learner": learner, "notebook": str(path), "exercises": exercises}
+        write_text(folder / report, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
         for each in exercises:
-            points = f"{each['points']} of 1"
-            rows.append((learner, each["exercise"], points, shorten(each["feedback"], WIDTH, placeholder=" …")))
-    print(table([list(row) for row in rows])[1])
+            feedback = shorten(each["feedback"], WIDTH, placeholder=" …")
+            rows.append([learner, each["exercise"], f"{each['points']} of 1", feedback])
+    print(table(rows)[1])
     return int(unread > 0)
 
 
@@ -81,6 +79,8 @@ def read(path: Path) -> tuple[list[str], dict[str, str | None]]:
     Raises:
         PipelineError: the file cannot be read, or is not a notebook with exercises.
     """
+    from ppedu.notebook.exercises import EXERCISES
+
     with opened(path) as file:
         try:
             notebook = json.loads(file.read())
@@ -105,6 +105,9 @@ def _graded(number: str, name: str | None, cells: list[str], limit: float) -> di
 
 def _checked(number: str, name: str, cells: list[str], limit: float) -> dict[str, Any]:
     """Run cells and check the answer in a fresh process, which is killed after `limit` seconds."""
+    from ppedu.notebook.environment import module_path
+    from ppedu.notebook.launcher import kill_group
+
     command = [sys.executable, "-m", "ppedu.cli.attempt", str(os.getpid()), number, name]
     environment = os.environ | module_path() | {"MPLBACKEND": "agg", "PPEDU_STILL": "1"}
     with TemporaryDirectory() as folder:
@@ -174,4 +177,33 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 
 def leaderboard(options: argparse.Namespace) -> int:
     """compare learners' schedules of lesson 12 with the least possible times"""
+    from ppedu.notebook.exercises.feedback import table
+
+    scores: dict[str, dict[str, float | None]] = {}
+    for path in sorted(named(options.folder).glob("*.json")):
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+            for each in report["exercises"]:
+                if "score" in each:
+                    scores[report["learner"]] = each["score"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise SettingError(f"{path} is not a report of `ppedu grade`; move it to another folder") from None
+    if not scores:
+        raise SettingError(f"no report in {options.folder} has a right answer to exercise 12.1; grade lesson 12 first")
+
+    def place(learner: str) -> tuple[int, float]:
+        known = [ratio for ratio in scores[learner].values() if ratio is not None]
+        return len(scores[learner]) - len(known), mean(known or [0])
+
+    rows = [["learner", *next(iter(scores.values())), "mean"]]
+    for learner in sorted(scores, key=place):
+        missing, average = place(learner)
+        ratios = [*scores[learner].values(), None if missing else average]
+        rows.append([learner, *("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios)])
+    print(table(rows)[1])
+    print("Makespan over the least possible one, by ranks × microbatches; –: illegal, or more memory than allowed.")
+    if options.save:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        write_text(options.save, text.getvalue())
     return 0

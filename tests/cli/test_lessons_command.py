@@ -15,7 +15,7 @@ from ppedu.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 LESSONS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
-NAMES = [*LESSONS, "cluster.csv", "model.toml"]
+NAMES = [*LESSONS, "AGENTS.md", "cluster.csv", "model.toml"]
 
 
 def contents(folder):

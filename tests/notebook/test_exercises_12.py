@@ -6,9 +6,13 @@ from dataclasses import replace
 import matplotlib
 import pytest
 import stepper
+from strategies import slow
 
 from ppedu import B, F, I, W, schedule, schedules, simulate
 from ppedu.notebook import heron
+from ppedu.notebook.exercises import EXERCISES
+from ppedu.notebook.exercises.lesson_12 import COSTS, LEAST_TIMES
+from ppedu.search import optimal
 from ppedu.zoo.registry import Entry, build
 
 
@@ -303,3 +307,22 @@ def test_a_schedule_that_is_not_the_fastest_in_memory_for_three_is_rejected_with
 def test_a_schedule_that_does_not_beat_par_is_rejected_with_the_reason(refused):
     for answer, reason in WRONG.values():
         refused("12.1", answer, reason)
+
+
+def test_the_score_is_1_for_the_least_time_and_none_where_a_schedule_does_not_fit():
+    best, usual, large = (
+        EXERCISES["12.1"].score(generator)
+        for generator in (
+            filled(more_at_the_top),
+            lambda rank, *sizes: schedule("zb-h1", *sizes).orders[rank],
+            lambda rank, *sizes: schedule("gpipe", *sizes).orders[rank],
+        )
+    )
+    assert all(1 <= ratio < usual[size] for size, ratio in best.items())
+    assert set(large.values()) == {None}
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 9), *slow([(4, 11), (5, 12), (6, 14)])])
+def test_the_least_times_are_proven_by_the_solver(ranks, microbatches):
+    found = optimal(ranks, microbatches, COSTS, memory=room(ranks), time_limit=60)
+    assert (found.status, found.makespan) == ("optimal", LEAST_TIMES[ranks, microbatches])
