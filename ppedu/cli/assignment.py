@@ -34,7 +34,7 @@ OTTER_CASE = """\
 >>> find_fault("{number}", {name})
 """
 
-# What the text of a lesson gives away: folded answers, where solutions are, and links to the lesson with both.
+# Parts of a lesson's text that give answers away: folded ones, and sentences that lead to solutions.
 GIVEN_AWAY = re.compile(
     r"\s*<details>.*?</details>"
     r"| ?\*Nothing to install:\*[^\n]*"

@@ -24,17 +24,17 @@ def attempt(number: str, name: str, cells: list[str]) -> dict[str, Any]:
     import ppedu.notebook
     from ppedu.notebook.exercises import EXERCISES, find_fault
 
-    # The grader checks the answer itself, without pictures.
-    ppedu.notebook.check_answer = ppedu.notebook.hint = lambda *_, **__: None
+    for checking in ("check_answer", "hint"):  # the answer is checked below, without pictures
+        setattr(ppedu.notebook, checking, lambda *_, **__: None)
     shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
-    fault = f"`{name}` is not defined in this notebook"
+    failure = f"`{name}` is not defined in this notebook"
     for cell in cells:
         result = shell.run_cell(cell)
         if error := result.error_before_exec or result.error_in_exec:
             where = f" at line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f": {error}"
-            fault = f"your cell fails, {type(error).__name__}{where}"
+            failure = f"your cell fails, {type(error).__name__}{where}"
     if name not in shell.user_ns:
-        return {"right": False, "feedback": fault}
+        return {"right": False, "feedback": failure}
     answer, task = shell.user_ns[name], EXERCISES[number]
     if fault := find_fault(number, answer):
         return {"right": False, "feedback": fault}
@@ -44,11 +44,12 @@ def attempt(number: str, name: str, cells: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     exit_with_parent(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    _, _, number, name = sys.argv
     given, verdict = json.load(sys.stdin), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # input() raises EOFError
-    os.dup2(0, 1)  # what learners print is not the verdict
+    os.dup2(0, 1)  # learners' own output is not the verdict
     try:
-        found = attempt(*sys.argv[2:], given)
+        found = attempt(number, name, given)
     except BaseException as error:
         found = {"right": False, "feedback": f"your answer fails: {type(error).__name__}: {error}"}
     os.write(verdict, json.dumps(found).encode())

@@ -31,7 +31,7 @@ LIMIT = 60.0  # seconds for an exercise
 REPORTS = "reports"  # the default folder
 WIDTH = 90  # characters of feedback in the table
 
-# What a cell that is not valid Python was meant to define.
+# The names that a cell defines, if it is not valid Python.
 MEANT = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *=", re.MULTILINE)
 
 
@@ -97,9 +97,8 @@ def read(path: Path) -> tuple[list[str], dict[str, str | None]]:
 def _graded(number: str, name: str | None, cells: list[str], limit: float) -> dict[str, Any]:
     """Return whether an answer is right, the points, the feedback, and the score if the exercise has one."""
     if name is None:
-        verdict = {"right": False, "feedback": "the cell of this exercise is missing, or no longer checks an answer"}
-    else:
-        verdict = _checked(number, name, needed(name, cells), limit)
+        return {"points": 0, "right": False, "feedback": "the cell of this exercise is missing, or checks no answer"}
+    verdict = _checked(number, name, needed(name, cells), limit)
     return {"points": int(verdict["right"]), **verdict}
 
 

@@ -54,7 +54,7 @@ def lessons_folder() -> Path:
     """Return the folder that holds the lessons of this installation.
 
     Raises:
-        SettingError: there is none.
+        SettingError: this installation contains no lessons.
     """
     installed, cloned = PACKAGE / "lessons", PACKAGE.parent / "notebooks"
     for folder in (installed, cloned):

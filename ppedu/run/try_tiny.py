@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
 
-import ppedu as pp
+from ppedu.core.schedule import Schedule
 from ppedu.run import local_stages
 from ppedu.run.tiny import run_schedule
+from ppedu.zoo import schedule
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]  # the last two split backwards
 RANKS, MICROBATCHES, SAMPLES, WIDTH = 2, 4, 3, 6
@@ -33,21 +34,21 @@ def stages(count: int) -> list[nn.Module]:
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(count)]
 
 
-def difference(schedule: pp.Schedule, rank: int) -> str:
+def difference(plan: Schedule, rank: int) -> str:
     """Train a step with `run_schedule`, and say how this rank's gradients and loss differ from those of one process."""
     inputs, targets = torch.randn(2, MICROBATCHES, SAMPLES, WIDTH, generator=torch.Generator().manual_seed(7))
-    whole, model = stages(schedule.stages), stages(schedule.stages)
+    whole, model = stages(plan.stages), stages(plan.stages)
     expected = mse_loss(nn.Sequential(*whole)(inputs), targets)
     expected.backward()
-    held = {stage: model[stage] for stage in local_stages(schedule, rank)}
-    loss = run_schedule(schedule, held, [*inputs], [*targets], (SAMPLES, WIDTH), mse_loss)
+    held = {stage: model[stage] for stage in local_stages(plan, rank)}
+    loss = run_schedule(plan, held, [*inputs], [*targets], (SAMPLES, WIDTH), mse_loss)
     for stage, module in held.items():
         for ours, theirs in zip(module.parameters(), whole[stage].parameters(), strict=True):
-            if ours.grad is None:
+            if ours.grad is None or theirs.grad is None:
                 return f"rank {rank}: a weight of stage {stage} has no gradient"
             if not torch.allclose(ours.grad, theirs.grad, atol=1e-6):
                 return f"rank {rank}: a gradient of stage {stage} is wrong"
-    wanted = expected.item() if schedule.stages - 1 in held else 0.0
+    wanted = expected.item() if plan.stages - 1 in held else 0.0
     return "" if abs(loss.item() - wanted) < 1e-6 else f"rank {rank}: the loss is {loss:.4f} instead of {wanted:.4f}"
 
 
@@ -60,7 +61,7 @@ def work(rank: int, folder: Path) -> None:
     with (folder / str(rank)).open("w", encoding="utf-8", buffering=1) as report:
         for name in SCHEDULES:
             try:
-                wrong = difference(pp.schedule(name, RANKS, MICROBATCHES), rank)
+                wrong = difference(schedule(name, RANKS, MICROBATCHES), rank)
             except Exception as error:
                 text = str(error).splitlines() or ["without a message"]
                 wrong = f"rank {rank}: {type(error).__name__}: {text[0]}"
@@ -71,8 +72,8 @@ def work(rank: int, folder: Path) -> None:
 
 def main() -> int:
     """Start the ranks, print how far each schedule got, and return whether one is wrong."""
-    with TemporaryDirectory() as name:
-        folder, context = Path(name), multiprocessing.get_context("spawn")
+    with TemporaryDirectory() as made:
+        folder, context = Path(made), multiprocessing.get_context("spawn")
         ranks = [context.Process(target=work, args=(rank, folder), daemon=True) for rank in range(RANKS)]
         for each in ranks:
             each.start()
@@ -82,13 +83,13 @@ def main() -> int:
             each.join()
         reports = sorted((file for file in folder.glob("[0-9]*")), key=lambda file: file.stat().st_mtime)
         lines = [report.read_text(encoding="utf-8").splitlines() for report in reports]
-    for place, schedule in enumerate(SCHEDULES):
+    for place, name in enumerate(SCHEDULES):
         found = [report[place] for report in lines if len(report) > place]
         # The first report to end has the cause; the ranks that wait for that one fail after it.
         if wrong := next(filter(None, found), "" if len(found) == RANKS else "a rank ended, or its loop does not"):
-            print(f"{schedule:12} not yet: {wrong}")
+            print(f"{name:12} not yet: {wrong}")
             return 1
-        print(f"{schedule:12} right")
+        print(f"{name:12} right")
     return 0
 
 

@@ -91,9 +91,9 @@ def _lost(timeline: Timeline) -> str:
 
 
 def _over_the_least(generator: Any) -> dict[str, float | None]:
-    """Return the makespan divided by the least possible one for each size, or None if the schedule is no answer there.
+    """Return the makespan divided by the least possible one for each size, or None.
 
-    It may not be legal for this size, or need more memory.
+    None: for this size, the schedule fails, is not legal, or needs too much memory.
     """
     found: dict[str, float | None] = {}
     for size, least in LEAST_TIMES.items():
