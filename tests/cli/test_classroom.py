@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ppedu.cli.grade import needed
 from ppedu.cli.main import main
 from ppedu.notebook.exercises import find_fault
 
@@ -152,6 +153,21 @@ def test_an_endless_answer_is_stopped_at_the_limit(capsys):
     first, *rest = read("reports/max_05.json")["exercises"]
     assert first["feedback"] == "it did not end within 2 s; does every loop end?" and first["points"] == 0
     assert [each["feedback"][:36] for each in rest] == ["the cell of this exercise is missing"] * 2
+
+
+def test_an_answer_needs_the_cells_that_define_what_it_uses_as_it_was_then():
+    cells = [
+        "import ppedu as pp",
+        "k = 1",
+        "k = 2\nother = pp",
+        "def f(m):\n    return pp.F(0, k) if m else late()",
+        "%%torchrun -n 2\nk = 3",
+        "k = 4",
+        "def late():\n    return f(1)",
+    ]
+    assert needed("f", cells) == [cells[place] for place in (0, 2, 3, 6)]
+    assert needed("f", [*cells, "def f(m:"]) == ["def f(m:"]
+    assert needed("g", cells) == []
 
 
 @pytest.mark.slow
