@@ -67,15 +67,13 @@ def _not_the_mean(function: Any) -> str | None:
     require_function(function, "losses", "counts")
     answers = [_weights(function, counts) for counts in COUNTS]
     for counts, weights in zip(COUNTS, answers, strict=True):
-        right = [count / sum(counts) for count in counts]
-        if _same(weights, right):
+        if _same(weights, [count / sum(counts) for count in counts]):
             continue
-        fault = f"{_with(counts)}, the losses have the weights {_each(right)} in the batch's mean; yours have "
-        fault += _each(weights)
+        fault = f"{_with(counts)}, your losses have the weights {_each(weights)}"
         for other, why in WRONG_WEIGHTS:
             if all(_same(yours, [other(n, each) for n in each]) for yours, each in zip(answers, COUNTS, strict=True)):
                 return f"{fault}. {why}"
-        return fault
+        return f"{fault}. In the batch's mean, every token counts the same, and all weights add up to 1"
     return None
 
 
