@@ -16,8 +16,12 @@ from ppedu.run.gpt import GPT, GPTConfig, next_token_loss
 from ppedu.run.gradients import Tie
 
 
-def train_alone(pieces: int, divide: bool = True, device: torch.device | str = "cpu") -> list[float]:
-    """Train the toy GPT in one process, its batches in `pieces`, and return the loss of each step."""
+def train_alone(
+    pieces: int,
+    divide: bool = True,
+    device: torch.device | str = "cpu",
+) -> list[float]:
+    """Train the toy GPT in one process, its batches in `pieces`; return the loss of each step."""
     text, losses = Text(), []
     model = GPT(GPTConfig(len(text.characters))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
