@@ -1,0 +1,258 @@
+"""The finale: a job with a fault that is drawn by chance, its evidence, and the grade of a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from random import Random, SystemRandom
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import pretty
+from ppedu.core.schedule import Schedule
+from ppedu.core.simulate import simulate
+from ppedu.core.tables import in_html, in_text
+from ppedu.core.timeline import Timeline
+from ppedu.core.validate import require_count
+from ppedu.notebook.exercises.faults import EVERYWHERE, FAULTS, FIXES, Change, Fault, changed, place, planted
+from ppedu.notebook.exercises.progress_file import record, recorded
+from ppedu.notebook.exercises.setups import EXACT, Setup
+from ppedu.trace.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EVENT = "finale case"  # in progress.txt, followed by the seed
+CASES = 10**6
+
+
+def finale(another: bool = False) -> Case:
+    """Return the case of this folder: the one in progress.txt, or a new one that is drawn by chance.
+
+    another: draw a new one in any case.
+    """
+    known = [event.removeprefix(EVENT) for event in recorded() if event.startswith(EVENT)]
+    drawn = [int(seed) for seed in known if seed.strip().isdigit()]
+    if not drawn or another:
+        drawn.append(SystemRandom().randrange(CASES))
+        record(f"{EVENT} {drawn[-1]}")
+    return Case(drawn[-1])
+
+
+class Case:
+    """A job with one fault. It prints as what is known about it. The same seed gives the same case.
+
+    schedule: what its ranks run. layers: in each stage. room: the GB that a rank has for activations.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = require_count("the seed", seed, least=0)
+        random = Random(self.seed)
+        self._fault = random.choice([*FAULTS.values()])
+        self._job, self._where = planted(self._fault, random)
+
+    @property
+    def schedule(self) -> Schedule:
+        return self._job.schedule
+
+    @property
+    def layers(self) -> tuple[float, ...]:
+        return self._job.layers
+
+    @property
+    def room(self) -> float:
+        return self._job.room
+
+    @property
+    def peaks(self) -> list[float]:
+        """The most activations that each rank would hold in this schedule, in GB."""
+        self._require_step("its ranks would have to run a step")
+        return self._job.peaks
+
+    @cached_property
+    def run(self) -> Run:
+        """Three steps of two replicas, as recorded. With too little memory, they are from machines with more.
+
+        Raises:
+            SettingError: The job hangs, so no step was recorded.
+        """
+        self._require_step("no step was recorded")
+        return self._job.measured(self.seed)
+
+    @property
+    def plan(self) -> Timeline:
+        """The simulation with which this job was planned: the same schedule and layers, on sound machines.
+
+        Raises:
+            SettingError: The job hangs.
+        """
+        self._require_step("its schedule cannot be simulated")
+        return simulate(self.schedule, self._job.plan.costs())
+
+    def _require_step(self, lacks: str) -> None:
+        if self._job.hangs:
+            raise SettingError(f"this job hangs, so {lacks}; see what its ranks are waiting for: print(case)")
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step of a small model, trained with this job's program."""
+        return self._job.trained.losses
+
+    @property
+    def parity(self) -> list[tuple[float, float]]:
+        """How far the gradients of each rank are from those of one process: before clipping, and after.
+
+        They are of the first step. 0.5 is half of the norm of the right ones.
+        """
+        return self._job.trained.off
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw a typical step of the slower replica; of a job that hangs, what its ranks had done."""
+        if self._job.hangs:
+            return self._job.stuck().plot(ax, title="until nothing happened any more")
+        steps = [self.run.timeline(replica=replica) for replica in self.run.replicas]
+        return max(steps, key=lambda step: step.makespan).plot(ax)
+
+    def answer(self, what: str, where: Any = None, **cure: Any) -> Answer:
+        """Return a diagnosis for `check_answer`: the name of a fault, its place, and settings that cure it.
+
+        The settings are schedule, layers, node, link, quiet, repack, and code with at; see `help(changed)` in
+        `ppedu.notebook.exercises.faults`.
+        """
+        return Answer(self, what, where, cure)
+
+    def after(self, **cure: Any) -> Timeline:
+        """Return the simulation of this job with some settings changed, of its slower replica.
+
+        Raises:
+            SettingError: A setting is not possible.
+            ScheduleError: The job still hangs.
+        """
+        job = changed(self._job, **cure)
+        return max((simulate(job.schedule, job.costs(replica)) for replica in range(2)), key=lambda step: step.makespan)
+
+    def reveal(self) -> Answer:
+        """Return the right diagnosis, with a cure."""
+        return self.answer(self._fault.name, self._where, **self._fault.cure(self._job, self._where))
+
+    def __str__(self) -> str:
+        job, schedule = self._job, self.schedule
+        lines = [f"Case {self.seed}: {schedule.name}, {schedule.size}, {len(job.lengths)} sequences in a batch"]
+        lines.append(f"layers in each stage: {', '.join(map(pretty, job.layers))}; two replicas")
+        failing = job.failing()
+        if job.hangs:
+            lines += ["It starts, and never finishes its first step.", *job.waiting()]
+            return "\n".join(lines)
+        lines.append(f"GB for activations on a rank: {pretty(job.room)}; peaks: {', '.join(map(pretty, job.peaks))}")
+        if "memory" in failing:
+            lines.append("It ran out of memory. The recorded steps are from machines with more.")
+        lines.append(f"A step takes {pretty(job.step, 's')}. On these machines, {pretty(job.goal, 's')} are possible.")
+        if set(failing) == {"gradients"}:
+            lines.append("Steps are as fast as they can be, and the loss falls. Some doubt that it learns what it should.")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Case) and other.seed == self.seed
+
+    def __hash__(self) -> int:
+        return hash(self.seed)
+
+
+class Choices:
+    """The faults to choose from, each with its place and the setting that cures it. It shows as a table."""
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        settings = {name: next(iter(_setting(fault)), "") for name, fault in FAULTS.items()}
+        rows = [(name, fault.text, fault.where, settings[name]) for name, fault in FAULTS.items()]
+        return [("what", "which means", "where", "cure"), *rows]
+
+    def __repr__(self) -> str:
+        return "\n".join(line for row in in_text(self._rows(), 40) for line in row)
+
+    def _repr_html_(self) -> str:
+        return in_html(self._rows())
+
+
+def _setting(fault: Fault) -> list[str]:
+    if fault.name in FIXES:
+        return [f'code="{FIXES[fault.name]}"' + ("" if fault.where == EVERYWHERE else ", at=…")]
+    job, where = planted(fault, Random(0))
+    return [f"{name}=…" for name in fault.cure(job, where)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A diagnosis: the fault's name, its place, and the settings of `changed` that cure it."""
+
+    case: Case
+    what: Any
+    where: Any
+    cure: Mapping[str, Any] = field(default_factory=dict)
+
+
+def not_the_fault(answer: Any) -> str | None:
+    """Explain what speaks against a diagnosis; return None if it is right and its cure works."""
+    if not isinstance(answer, Answer):
+        return "give a diagnosis: `case.answer(what, where, …)`"
+    case, what, where = answer.case, answer.what, place(answer.where)
+    if what not in FAULTS:
+        return f"choose what is wrong: one of {', '.join(FAULTS)}"
+    fault, job = FAULTS[what], case._job
+    places = fault.places(job)
+    if fault is not case._fault:
+        return _speaks_against(fault, job)
+    if where not in places:
+        return f"the place of this fault is {fault.where}, such as {places[-1]!r}; yours is {where!r}"
+    if where != case._where:
+        return f"that is what happens, but not there: cured at {where!r}, {_remains(job, fault.cure(job, where))}"
+    if not answer.cure:
+        return "what and where are right. Now cure it: name a setting, and it is computed"
+    try:
+        still = changed(job, **answer.cure).failing()
+    except TypeError:
+        return f"the settings are schedule, layers, node, link, quiet, repack, code and at; got {', '.join(answer.cure)}"
+    return f"what and where are right; with your cure, {'; '.join(still.values())}" if still else None
+
+
+def _remains(job: Setup, cure: Change) -> str:
+    return "; ".join(changed(job, **cure).failing().values())
+
+
+def _speaks_against(fault: Fault, job: Setup) -> str:
+    """Say what in the evidence speaks against a fault that is not the job's."""
+    if not set(fault.breaks) & set(job.failing()):
+        return f"{_signs(job)[fault.breaks[0]]} That speaks against “{fault.name}”: {fault.text}"
+    cures = [(where, cure) for where in fault.places(job) if (cure := fault.cure(job, where))]
+    if not cures:
+        return f"“{fault.name}” would mean that {fault.text}. This job has nothing that could be cured of it"
+    jobs = {where: changed(job, **cure) for where, cure in cures}
+    where, best = min(jobs.items(), key=lambda each: _distance(each[1]))
+    there = "" if where == EVERYWHERE else f" at {where!r}, where it helps most"
+    return f"if it were “{fault.name}”, its cure would help. Computed{there}: {'; '.join(best.failing().values())}"
+
+
+def _distance(job: Setup) -> tuple[int, float]:
+    """Return how far a job is from being right, for comparisons: the number of failing goals, and by how much."""
+    failing = job.failing()
+    if "gradients" in failing:
+        return len(failing), sum(max(each) for each in job.trained.off)
+    return len(failing), 0.0 if job.hangs else job.step
+
+
+def _signs(job: Setup) -> dict[str, str]:
+    """Return, by goal, a sentence for a job in which it does not fail."""
+    if job.hangs:
+        found = "pp.check finds a problem" if job.schedule.problems else "pp.check finds nothing wrong with its orders"
+        sentence = f"The job hangs before any step has ended, and {found}."
+        return dict.fromkeys(("order", "messages", "memory", "time", "gradients"), sentence)
+    runs = "The job runs to its end in every step, and pp.check finds nothing wrong."
+    return {
+        "order": runs,
+        "messages": runs,
+        "memory": f"The fullest rank keeps {pretty(max(job.peaks))} GB, and has {pretty(job.room)}.",
+        "time": f"A step takes {pretty(job.step, 's')}, and no less than {pretty(job.goal, 's')} is possible.",
+        "gradients": f"Gradients are those of one process, to {EXACT:.2%}.",
+    }
