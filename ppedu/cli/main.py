@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 
+from ppedu.cli import certificate
 from ppedu.cli.assignment import FOLDER as HOMEWORK
 from ppedu.cli.assignment import assignment
 from ppedu.cli.autopsy import autopsy, renamed
@@ -149,6 +150,18 @@ def _parser() -> argparse.ArgumentParser:
     ask.add_argument("--torch", metavar="FILE", help="also write the best schedule as CSV for torch")
     ask.add_argument("--html", metavar="FILE", help="also write its timeline as a page")
     add("doctor", _doctor)
+    text = "write a certificate of the solved exercises, or check one"
+    certificates = commands.add_parser("certificate", help=text, description=text)
+    commands_of_it = certificates.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    written = commands_of_it.add_parser("write", help=certificate.write.__doc__, description=certificate.write.__doc__)
+    written.add_argument("name", metavar="NAME", help="the learner's name")
+    text = "a .json file; a picture goes next to it (default: certificate.json)"
+    written.add_argument("--save", metavar="FILE", default="certificate.json", help=text)
+    written.set_defaults(run=certificate.write)
+    checked = commands_of_it.add_parser("check", help=certificate.check.__doc__, description=certificate.check.__doc__)
+    checked.add_argument("file", metavar="FILE", help="a certificate, which contains programs that will be run")
+    checked.add_argument("--seconds", type=float, default=60, help="time limit for an answer (default: 60)")
+    checked.set_defaults(run=certificate.check)
     commands.add_parser("train", help=train_on_ranks.__doc__, add_help=False)
     return parser
 

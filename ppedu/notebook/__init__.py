@@ -7,7 +7,9 @@ exercises, project (the lessons' model and cluster), fits, graph, memory and men
 lessons). May import every package but `cli`.
 """
 
+from ppedu.notebook.certificates import certificate
 from ppedu.notebook.exercises import check_answer, hint, is_right, outcome, predict, predictions, progress, record
+from ppedu.notebook.exercises.finale import finale
 from ppedu.notebook.fits import what_fits
 from ppedu.notebook.pool import RankPool
 from ppedu.notebook.project import heron
@@ -15,7 +17,9 @@ from ppedu.notebook.rehearsal import rehearse
 
 __all__ = [
     "RankPool",
+    "certificate",
     "check_answer",
+    "finale",
     "heron",
     "hint",
     "is_right",

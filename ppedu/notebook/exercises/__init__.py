@@ -22,7 +22,8 @@ from ppedu.core.numeric import plural
 from ppedu.notebook.exercises.common import Exercise
 from ppedu.notebook.exercises.feedback import has_page, publish, rendered, say, show, show_pictures, table
 from ppedu.notebook.exercises.prediction import outcome, predict, predictions
-from ppedu.notebook.exercises.progress_file import NO_STAR, PROGRESS, STAR, record, recorded
+from ppedu.notebook.exercises.programs import UnwritableError, program
+from ppedu.notebook.exercises.progress_file import NO_STAR, PROGRESS, STAR, keep, record, recorded
 from ppedu.view.interactive import in_notebook
 
 __all__ = ["check_answer", "find_fault", "hint", "is_right", "outcome", "predict", "predictions", "progress", "record"]
@@ -57,9 +58,18 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
         say(f"Right. {task.praise(answer) if callable(task.praise) else task.praise}", "right")
         hinted = any(event.startswith(f"{exercise} hint") for event in _recorded())
         record(f"{exercise} solved", stars=1 if hinted else 2)
+        _keep(exercise, answer)
         if task.reward:
             task.reward(answer).plot()
             show_pictures()
+
+
+def _keep(exercise: str, answer: Any) -> None:
+    """Store a right answer as a program, or the reason why it cannot be one."""
+    try:
+        keep("answers", exercise, {"program": program(answer)})
+    except UnwritableError as error:
+        keep("answers", exercise, {"not verifiable": str(error)})
 
 
 def is_right(exercise: str, answer: Any) -> bool:
@@ -150,7 +160,7 @@ def progress() -> None:
         events = recorded()
     except OSError as error:
         raise SettingError(f"{PROGRESS} cannot be read: {error.strerror}") from None
-    solved = _stars_by_exercise(events)
+    solved = stars_by_exercise(events)
     rows = [
         (f"lesson {int(lesson)}", [_stars(name, solved.get(name, 0), 2) for name in names])
         for lesson, names in groupby(EXERCISES, key=lambda name: name[:2])
@@ -177,7 +187,7 @@ def _in_columns(rows: Iterable[tuple[str, list[str]]]) -> Iterator[list[str]]:
             yield [head if start == 0 else "", *part, *[""] * (COLUMNS - len(part))]
 
 
-def _stars_by_exercise(events: dict[str, int]) -> dict[str, int]:
+def stars_by_exercise(events: dict[str, int]) -> dict[str, int]:
     """Return the solved exercises, each with its stars. A line that learners wrote themselves counts fully."""
     solved: dict[str, int] = {}
     for event, stars in events.items():

@@ -42,13 +42,11 @@ class Fault:
     breaks: the goals of `Setup.failing` that it may break.
     where: what to name as its place, and `places(setup)` lists all of them.
     plant: `plant(random)` returns a job with the fault, without its goal and room, and the fault's place.
-    cure: `cure(setup, place)` returns what to change if this fault is there; {} if there is nothing to change.
-    lesson: the number of the lesson that teaches it.
+    cure: `cure(setup, place)` returns the change that would cure this fault; {} if it would not change anything.
     """
 
     name: str
     text: str
-    lesson: int
     breaks: tuple[str, ...]
     where: str
     places: Callable[[Setup], Sequence[Any]]
@@ -92,7 +90,7 @@ def changed(
     if layers is not None:
         given = tuple(layers) if isinstance(layers, list | tuple) else ()
         if len(given) != len(setup.layers) or not all(isinstance(each, int | float) and each >= 0 for each in given):
-            raise SettingError(f"layers= takes a list of {len(setup.layers)} numbers, one for each stage; got {layers!r}")
+            raise SettingError(f"layers= takes a number for each of {len(setup.layers)} stages; got {layers!r}")
         if abs(sum(given) - sum(setup.layers)) > 1e-6:
             raise SettingError(f"the model has {sum(setup.layers):g} layers; yours add up to {sum(given):g}")
         setup = replace(setup, layers=given)
@@ -159,7 +157,9 @@ def _ends(setup: Setup) -> Sequence[Any]:
 # Sound jobs, and schedules
 
 
-def _job(random: Random, names: Sequence[str], hop: float = 0.1, microbatches: int = SEQUENCES, **options: Any) -> Setup:
+def _job(
+    random: Random, names: Sequence[str], hop: float = 0.1, microbatches: int = SEQUENCES, **options: Any
+) -> Setup:
     """Return a sound job with one of these schedules. hop: the time of a message, as a part of a rank's forward."""
     chosen = schedule(random.choice(names), RANKS, microbatches, **options)
     time = random.uniform(1.5e-3, 4e-3)
@@ -307,7 +307,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "illegal order",
         "a rank's order lacks an action, or has one before what it depends on",
-        4,
         ("order",),
         "a rank",
         _ranks,
@@ -317,7 +316,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "crossed messages",
         "two ranks send to each other, and each waits until the other receives",
-        6,
         ("messages",),
         "two neighboring ranks",
         _links,
@@ -327,7 +325,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "imbalance",
         "a stage has more layers than the others",
-        8,
         ("time",),
         "a stage",
         _stages,
@@ -337,7 +334,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "slow node",
         "a node computes more slowly than the same rank of another replica",
-        8,
         ("time",),
         "a replica and a rank",
         _nodes,
@@ -347,7 +343,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "slow link",
         "messages between two ranks take longer than between the others",
-        8,
         ("time",),
         "two neighboring ranks",
         _links,
@@ -357,7 +352,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "pauses",
         "a rank stops in every step for something that is not training",
-        8,
         ("time",),
         "a rank",
         _ranks,
@@ -367,7 +361,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "long sequence",
         "a microbatch is longer than the others, on every rank",
-        8,
         ("time",),
         "a microbatch",
         _microbatches,
@@ -377,19 +370,17 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "too few microbatches",
         "warm-up and cooldown are long beside the rest",
-        3,
         ("time",),
         EVERYWHERE,
         _everywhere,
         _plant_few,
-        lambda setup, _: {"schedule": _published(setup.schedule, SEQUENCES)}
-        if setup.schedule.microbatches < SEQUENCES
-        else {},
+        lambda setup, _: (
+            {"schedule": _published(setup.schedule, SEQUENCES)} if setup.schedule.microbatches < SEQUENCES else {}
+        ),
     )
     yield Fault(
         "too many activations",
         "the schedule begins its backwards too late",
-        5,
         ("memory",),
         EVERYWHERE,
         _everywhere,
@@ -399,7 +390,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "too many chunks",
         "every microbatch crosses every link more often than the network allows",
-        9,
         ("time",),
         EVERYWHERE,
         _everywhere,
@@ -409,7 +399,6 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "late weight gradients",
         "a rank leaves its Ws for the end",
-        10,
         ("memory", "time"),
         "a rank",
         _ranks,
@@ -419,25 +408,31 @@ def _faults() -> Iterator[Fault]:
     yield Fault(
         "two copies",
         "two copies of the model exchange their gradients for longer than they save",
-        11,
         ("time",),
         EVERYWHERE,
         _everywhere,
         _plant_copies,
-        lambda setup, _: {"schedule": schedule("dualpipev", setup.ranks, setup.schedule.microbatches)}
-        if setup.schedule.placement.copies > 1
-        else {},
+        lambda setup, _: (
+            {"schedule": schedule("dualpipev", setup.ranks, setup.schedule.microbatches)}
+            if setup.schedule.placement.copies > 1
+            else {}
+        ),
     )
     bugs = (
         ("loss not divided", "a loss counts as much as the whole batch", _everywhere, EVERYWHERE),
         ("norm per stage", "each rank clips by a norm of its own", _everywhere, EVERYWHERE),
         ("tied copies drift apart", "each copy of a weight gets its own gradient alone", _ends, "two ranks"),
-        ("gradients newest first", "a rank receives gradients in another order than its peer sends", _links, "two ranks"),
+        (
+            "gradients newest first",
+            "gradients are received in another order than sent",
+            _links,
+            "two ranks",
+        ),
         ("one receive buffer", "a rank receives all activations into the same memory", _ranks, "a rank"),
     )
     for name, text, places, where in bugs:
         placed = places in (_links, _ranks)
-        yield Fault(name, text, 7, ("gradients",), where, places, _bug(name, places, placed), _fix(name))
+        yield Fault(name, text, ("gradients",), where, places, _bug(name, places, placed), _fix(name))
 
 
 FAULTS = {fault.name: fault for fault in _faults()}

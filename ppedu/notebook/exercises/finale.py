@@ -32,12 +32,17 @@ def finale(another: bool = False) -> Case:
 
     another: draw a new one in any case.
     """
-    known = [event.removeprefix(EVENT) for event in recorded() if event.startswith(EVENT)]
-    drawn = [int(seed) for seed in known if seed.strip().isdigit()]
+    drawn = cases()
     if not drawn or another:
         drawn.append(SystemRandom().randrange(CASES))
         record(f"{EVENT} {drawn[-1]}")
     return Case(drawn[-1])
+
+
+def cases() -> list[int]:
+    """Return the seeds of the cases that were drawn in this folder, the last one last."""
+    seeds = [event.removeprefix(EVENT).strip() for event in recorded() if event.startswith(EVENT)]
+    return [int(seed) for seed in seeds if seed.isdigit()]
 
 
 class Case:
@@ -138,18 +143,17 @@ class Case:
 
     def __str__(self) -> str:
         job, schedule = self._job, self.schedule
-        lines = [f"Case {self.seed}: {schedule.name}, {schedule.size}, {len(job.lengths)} sequences in a batch"]
-        lines.append(f"layers in each stage: {', '.join(map(pretty, job.layers))}; two replicas")
-        failing = job.failing()
+        lines = [f"Case {self.seed}: {schedule.name}, {schedule.size}, {len(job.lengths)} sequences, 2 replicas"]
         if job.hangs:
-            lines += ["It starts, and never finishes its first step.", *job.waiting()]
-            return "\n".join(lines)
+            return "\n".join([*lines, "It starts, and never finishes its first step.", *job.waiting()])
         lines.append(f"GB for activations on a rank: {pretty(job.room)}; peaks: {', '.join(map(pretty, job.peaks))}")
+        failing, possible = job.failing(), f"On these machines, {pretty(job.goal, 's')} are possible."
         if "memory" in failing:
-            lines.append("It ran out of memory. The recorded steps are from machines with more.")
-        lines.append(f"A step takes {pretty(job.step, 's')}. On these machines, {pretty(job.goal, 's')} are possible.")
-        if set(failing) == {"gradients"}:
-            lines.append("Steps are as fast as they can be, and the loss falls. Some doubt that it learns what it should.")
+            lines.append(f"It ran out of memory, and was recorded on larger machines. {possible}")
+        elif "time" in failing:
+            lines.append(f"A step takes {pretty(job.step, 's')}. {possible}")
+        else:
+            lines.append(f"A step takes {pretty(job.step, 's')}, as it should, and the loss falls.")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -205,7 +209,8 @@ def not_the_fault(answer: Any) -> str | None:
     if fault is not case._fault:
         return _speaks_against(fault, job)
     if where not in places:
-        return f"the place of this fault is {fault.where}, such as {places[-1]!r}; yours is {where!r}"
+        wanted = repr(EVERYWHERE) if fault.where == EVERYWHERE else f"{fault.where}, such as {places[-1]!r}"
+        return f"that is what happens. Where? Its place is {wanted}; yours is {where!r}"
     if where != case._where:
         return f"that is what happens, but not there: cured at {where!r}, {_remains(job, fault.cure(job, where))}"
     if not answer.cure:
@@ -213,7 +218,7 @@ def not_the_fault(answer: Any) -> str | None:
     try:
         still = changed(job, **answer.cure).failing()
     except TypeError:
-        return f"the settings are schedule, layers, node, link, quiet, repack, code and at; got {', '.join(answer.cure)}"
+        return f"settings are schedule, layers, node, link, quiet, repack, code and at; got {', '.join(answer.cure)}"
     return f"what and where are right; with your cure, {'; '.join(still.values())}" if still else None
 
 
@@ -224,14 +229,15 @@ def _remains(job: Setup, cure: Change) -> str:
 def _speaks_against(fault: Fault, job: Setup) -> str:
     """Say what in the evidence speaks against a fault that is not the job's."""
     if not set(fault.breaks) & set(job.failing()):
-        return f"{_signs(job)[fault.breaks[0]]} That speaks against “{fault.name}”: {fault.text}"
-    cures = [(where, cure) for where in fault.places(job) if (cure := fault.cure(job, where))]
+        return f"{_signs(job)[fault.breaks[0]]} “{fault.name}” would mean that {fault.text}"
+    cures = [cure for where in fault.places(job) if (cure := fault.cure(job, where))]
     if not cures:
         return f"“{fault.name}” would mean that {fault.text}. This job has nothing that could be cured of it"
-    jobs = {where: changed(job, **cure) for where, cure in cures}
-    where, best = min(jobs.items(), key=lambda each: _distance(each[1]))
-    there = "" if where == EVERYWHERE else f" at {where!r}, where it helps most"
-    return f"if it were “{fault.name}”, its cure would help. Computed{there}: {'; '.join(best.failing().values())}"
+    best = min((changed(job, **cure) for cure in cures), key=_distance)
+    return (
+        f"if it were “{fault.name}”, its cure would help. Computed for every place where it could be, at best "
+        f"{'; '.join(best.failing().values())}"
+    )
 
 
 def _distance(job: Setup) -> tuple[int, float]:
@@ -253,6 +259,6 @@ def _signs(job: Setup) -> dict[str, str]:
         "order": runs,
         "messages": runs,
         "memory": f"The fullest rank keeps {pretty(max(job.peaks))} GB, and has {pretty(job.room)}.",
-        "time": f"A step takes {pretty(job.step, 's')}, and no less than {pretty(job.goal, 's')} is possible.",
+        "time": f"A step takes {pretty(job.step, 's')}, and {pretty(job.goal, 's')} are possible.",
         "gradients": f"Gradients are those of one process, to {EXACT:.2%}.",
     }

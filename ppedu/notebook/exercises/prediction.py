@@ -14,6 +14,7 @@ from typing import Any
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import pretty
 from ppedu.notebook.exercises.feedback import TONES, publish, show, table
+from ppedu.notebook.exercises.progress_file import keep
 from ppedu.view.interactive import in_notebook
 
 MOST_STOPS = 10_000  # of a slider
@@ -122,6 +123,7 @@ def outcome(name: str, value: Any) -> None:
         made.compared = made.value, value
     if made and made.value is not None:
         verdict = _verdict(made.value, value, made.step)
+        keep("predictions", name, {"said": _readable(made.value), "is": found, "right": verdict.startswith("right")})
         text = f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}."
         on_line = _on_a_line(made, value) if made.step and isinstance(value, Real) else ""
         show(f"<div>{escape(text)}</div>{on_line}", text)

@@ -1,11 +1,20 @@
-"""The learner's progress: a text file next to the lessons, which learners can read, edit and delete."""
+"""The learner's progress: two text files next to the lessons, which learners can read, edit and delete.
+
+One has a line for each event, the other the right answers as programs, and predictions with their outcomes, for a
+certificate.
+"""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
+from typing import Any
 
-PROGRESS = Path("progress.txt")
+from ppedu.core.files import replace_bytes
+
+PROGRESS, KEPT = Path("progress.txt"), Path("answers.json")
 STAR, NO_STAR = "★", "☆"
 
 
@@ -38,3 +47,23 @@ def recorded() -> dict[str, int]:
         event = line.partition(" on ")[0].replace(STAR, "").strip()
         events[event] = max(line.count(STAR), events.get(event, 0))
     return events
+
+
+def keep(kind: str, name: str, entry: Any) -> None:
+    """Store an entry, such as the program of the answer "03.1", in place of an earlier one with this name.
+
+    kind: "answers" or "predictions".
+    """
+    known = kept()
+    known[kind][name] = entry
+    with suppress(OSError):  # of the same folder, `record` reports it
+        replace_bytes(KEPT, (json.dumps(known, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def kept() -> dict[str, dict[str, Any]]:
+    """Return the stored answers and predictions by name; none if the file is missing or damaged."""
+    found: Any = {}
+    with suppress(OSError, ValueError):
+        found = json.loads(KEPT.read_text(encoding="utf-8"))
+    parts = ((kind, found.get(kind) if isinstance(found, dict) else None) for kind in ("answers", "predictions"))
+    return {kind: part if isinstance(part, dict) else {} for kind, part in parts}

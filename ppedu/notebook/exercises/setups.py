@@ -91,9 +91,7 @@ class Setup:
             return self.layer_time * lasts * (random.uniform(1 - NOISE, 1 + NOISE) if random else 1)
 
         ranks = range(self.ranks)
-        latency = {
-            (a, b): self.cables.get((min(a, b), max(a, b)), self.hop) for a in ranks for b in ranks if a != b
-        }
+        latency = {(a, b): self.cables.get((min(a, b), max(a, b)), self.hop) for a in ranks for b in ranks if a != b}
         forward, inputs, weights = map(times, "FIW")
         activation = [GB_PER_LAYER * layers * each for layers in self.layers]
         return Costs(forward, input=inputs, weight=weights, latency=latency, activation=activation, unit="s")
@@ -152,7 +150,7 @@ class Setup:
 
     @property
     def trained(self) -> Trained:
-        """What the training program of this job computes."""
+        """The losses and gradients of this job's training program."""
         return _trained(self.ranks, self.bug, self.bug_at)
 
     def failing(self) -> dict[str, str]:

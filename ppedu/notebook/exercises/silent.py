@@ -41,13 +41,14 @@ def train(ranks: int, bug: str = "", where: Any = None) -> Trained:
     random, threads = torch.random.get_rng_state(), torch.get_num_threads()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # several take longer for tensors of this size
-    stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(ranks)]
+    stages: list[Any] = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(ranks)]
     stages[0].insert(0, nn.Linear(WORDS, WIDTH, bias=False))
     inputs, targets = torch.randn(SAMPLES, WORDS), torch.randint(WORDS, (SAMPLES,))
     torch.random.set_rng_state(random)
-    whole, embedding = nn.Sequential(*deepcopy(stages)), stages[0].get_submodule("0").weight
-    head = nn.Parameter(embedding.detach().clone())
-    held = [[*stage.parameters()] for stage in stages]
+    whole: Any = nn.Sequential(*deepcopy(stages))
+    embedding = stages[0][0].weight
+    head: Any = nn.Parameter(embedding.detach().clone())
+    held: list[list[Any]] = [[*stage.parameters()] for stage in stages]
     held[-1].append(head)
     optimizer = torch.optim.AdamW([weight for weights in held for weight in weights], lr=1e-2)
 
@@ -111,7 +112,7 @@ def _clip(held: list[list[Any]], head: Tensor, by_stage: bool) -> None:
             weight.grad *= min(1.0, MAX_NORM / float(norm))
 
 
-def _apart(ours: list[Tensor], theirs: list[Tensor]) -> float:
+def _apart(ours: list[Any], theirs: list[Any]) -> float:
     import torch
 
     one, other = (torch.cat([each.flatten() for each in column]) for column in (ours, theirs))
