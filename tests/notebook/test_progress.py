@@ -12,7 +12,7 @@ from ppedu import SettingError
 from ppedu.notebook import check_answer, hint, progress, record
 from ppedu.notebook import exercises as package
 from ppedu.notebook.exercises import EXERCISES, feedback
-from ppedu.notebook.exercises.progress_file import recorded
+from ppedu.notebook.exercises.progress_file import kept, recorded
 
 RIGHT, WRONG = "lambda p, m: (p - 1) / (m + p - 1)", "lambda p, m: (p - 1) / m"
 
@@ -54,8 +54,9 @@ def test_solved_exercises_are_remembered_until_the_file_is_deleted(in_a_new_kern
     known = in_a_new_kernel("progress()")
     assert "03.1 ★★" in known and known.partition("Solved")[0].count("★★") == 1
     assert f"Solved: 1 of {len(EXERCISES)} exercises (★★ without" in known and "without a hint. progress.txt" in known
-    [file] = folder.iterdir()
-    file.unlink()
+    assert {file.name for file in folder.iterdir()} == {"progress.txt", "answers.json"}
+    assert f"answer = {RIGHT}" in kept()["answers"]["03.1"]["program"]
+    (folder / "progress.txt").unlink()
     progress()
     assert "03.1 ★★" not in capsys.readouterr().out
 

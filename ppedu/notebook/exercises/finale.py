@@ -48,14 +48,18 @@ def cases() -> list[int]:
 class Case:
     """A job with one fault. It prints as what is known about it. The same seed gives the same case.
 
-    schedule: what its ranks run. layers: in each stage. room: the GB that a rank has for activations.
+    schedule: the orders of its ranks. layers: the number in each stage. room: a rank's GB for activations.
     """
 
     def __init__(self, seed: int):
         self.seed = require_count("the seed", seed, least=0)
-        random = Random(self.seed)
-        self._fault = random.choice([*FAULTS.values()])
-        self._job, self._where = planted(self._fault, random)
+        self._fault = self.fault(self.seed)
+        self._job, self._where = planted(self._fault, Random(self.seed))
+
+    @staticmethod
+    def fault(seed: int) -> Fault:
+        """Return the fault of the case with this seed."""
+        return Random(f"fault of {seed}").choice([*FAULTS.values()])
 
     @property
     def schedule(self) -> Schedule:
@@ -68,6 +72,11 @@ class Case:
     @property
     def room(self) -> float:
         return self._job.room
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the job never finishes a step."""
+        return self._job.hangs
 
     @property
     def peaks(self) -> list[float]:
@@ -233,7 +242,8 @@ def _speaks_against(fault: Fault, job: Setup) -> str:
     cures = [cure for where in fault.places(job) if (cure := fault.cure(job, where))]
     if not cures:
         return f"“{fault.name}” would mean that {fault.text}. This job has nothing that could be cured of it"
-    best = min((changed(job, **cure) for cure in cures), key=_distance)
+    cured = [changed(job, **cure) for cure in cures]
+    best = min([job, *(each for each in cured if each != job)], key=_distance)
     return (
         f"if it were “{fault.name}”, its cure would help. Computed for every place where it could be, at best "
         f"{'; '.join(best.failing().values())}"

@@ -6,7 +6,7 @@ import ast
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 from textwrap import dedent
@@ -58,13 +58,21 @@ def program(answer: Any) -> str:
 
 def _definition(name: str, value: Any, define: Callable[[str, Any], None]) -> str:
     if isinstance(value, ModuleType):
+        if not _everywhere(value.__name__):
+            raise UnwritableError(f"it uses the module `{value.__name__}`, which ppedu does not install")
         return f"import {value.__name__} as {name}"
-    module, own = getattr(value, "__module__", None), getattr(value, "__name__", None)
-    if own and module != "__main__" and getattr(sys.modules.get(module or ""), own, None) is value:
+    module, own = str(getattr(value, "__module__", None)), str(getattr(value, "__name__", None))
+    if _everywhere(module) and getattr(sys.modules.get(module), own, None) is value:
         return f"from {module} import {own} as {name}"
     if isinstance(value, FunctionType):
         return _function(name, value, define)
     return f"{name} = {expression(value)}"
+
+
+def _everywhere(module: str) -> bool:
+    """Return whether a module exists wherever the lessons run."""
+    top = module.partition(".")[0]
+    return top != "__main__" and (top in sys.stdlib_module_names or top in ("ppedu", "torch", "numpy", "matplotlib"))
 
 
 def _function(name: str, function: FunctionType, define: Callable[[str, Any], None]) -> str:
@@ -103,14 +111,14 @@ def expression(value: Any) -> str:
         return f"Action.of({str(value)!r})"
     if isinstance(value, list | tuple | set | frozenset):
         return f"{type(value).__name__}([{', '.join(map(expression, value))}])"
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):  # also the latencies of links
         return f"{{{', '.join(f'{expression(key)}: {expression(each)}' for key, each in value.items())}}}"
     if isinstance(value, Answer):
         return f"Case({value.case.seed}).answer({', '.join(_arguments(value))})"
     if isinstance(value, Schedule | Costs | Placement) and is_dataclass(value):
         given = (f"{each.name}={_field(getattr(value, each.name))}" for each in fields(value))
         return f"{type(value).__name__}({', '.join(given)})"
-    raise UnwritableError(f"a {type(value).__name__} cannot be written as text")
+    raise UnwritableError(f"`{type(value).__name__}` cannot be written as text")
 
 
 def _arguments(answer: Answer) -> Iterator[str]:
