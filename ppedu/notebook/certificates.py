@@ -2,7 +2,8 @@
 
 A certificate is a JSON file. Its seal, a checksum, breaks when the file is edited. Anyone who reads this code can make
 a new seal, so `check_certificate` does not rely on it: it runs every answer again. What cannot be computed again is the
-learner's word: the name, hints and predictions.
+learner's word: the name, hints and predictions. An answer runs in the process that judges it, and one that was written to
+attack the judge is not stopped; it can be read in the file.
 """
 
 from __future__ import annotations

@@ -156,10 +156,10 @@ class Case:
         if job.hangs:
             return "\n".join([*lines, "It starts, and never finishes its first step.", *job.waiting()])
         lines.append(f"GB for activations on a rank: {pretty(job.room)}; peaks: {', '.join(map(pretty, job.peaks))}")
-        failing, possible = job.failing(), f"On these machines, {pretty(job.goal, 's')} are possible."
-        if "memory" in failing:
+        possible = f"On these machines, {pretty(job.goal, 's')} are possible."
+        if job.overflows:
             lines.append(f"It ran out of memory, and was recorded on larger machines. {possible}")
-        elif "time" in failing:
+        elif job.late:
             lines.append(f"A step takes {pretty(job.step, 's')}. {possible}")
         else:
             lines.append(f"A step takes {pretty(job.step, 's')}, as it should, and the loss falls.")

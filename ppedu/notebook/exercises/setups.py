@@ -112,6 +112,16 @@ class Setup:
         """The most activations that each rank holds, in GB."""
         return [float(peak) for peak in simulate(self.schedule, self.costs()).peak_activations]
 
+    @property
+    def overflows(self) -> bool:
+        """Whether a rank needs more memory than it has."""
+        return max(self.peaks) > self.room
+
+    @property
+    def late(self) -> bool:
+        """Whether a step takes longer than these machines allow."""
+        return self.step > self.goal * ENOUGH
+
     def measured(self, seed: int) -> Run:
         """Return STEPS steps of this job, as if they had been recorded."""
         recorded = {}
@@ -165,11 +175,11 @@ class Setup:
         if self.crossed:
             return {"messages": f"with sends that wait for their receives, {self.crossed[0]}"}
         failing = {}
-        if max(self.peaks) > self.room:
+        if self.overflows:
             most = self.peaks.index(max(self.peaks))
             failing["memory"] = f"rank {most} keeps {pretty(max(self.peaks))} GB, and has {pretty(self.room)}"
         planned = self.plan.step
-        if self.step > self.goal * ENOUGH:
+        if self.late:
             failing["time"] = f"a step takes {pretty(self.step, 's')}, and {pretty(self.goal, 's')} are possible"
         elif self.step > planned * ENOUGH:
             failing["time"] = (
