@@ -2,8 +2,8 @@
 
 A certificate is a JSON file. Its seal, a checksum, breaks when the file is edited. Anyone who reads this code can make
 a new seal, so `check_certificate` does not rely on it: it runs every answer again. What cannot be computed again is the
-learner's word: the name, hints and predictions. An answer runs in the process that judges it, and one that was written to
-attack the judge is not stopped; it can be read in the file.
+learner's word: the name, hints and predictions. An answer runs in the process that judges it, and one that was written
+to attack the judge is not stopped; it can be read in the file.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _picture(content: dict[str, Any]) -> bytes:
     ax.axis("off")
     gray: dict[str, Any] = {"color": "#666666", "ha": "center"}
     ax.text(6, 11.2, "Pipeline parallelism, by hand", size=13, **gray)
-    ax.text(6, 9.9, content["name"], size=26, ha="center", color="#1d4e80")
+    ax.text(6, 9.9, content["name"], size=26, ha="center", color="#1d4e80", parse_math=False)
     stars = {exercise: each["stars"] for exercise, each in content["exercises"].items()}
     rows = [(head, list(names)) for head, names in groupby(stars, key=lambda exercise: exercise[:2])]
     for place, (lesson, names) in enumerate(rows):

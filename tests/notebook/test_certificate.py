@@ -26,6 +26,13 @@ def bubble(p, m):
     return Fraction(less(p), math.comb(m + less(p), 1))
 
 
+PRETEND = """
+import os
+for file in range(1, 9):
+    try: os.write(file, b'["right", null, null]\\n')
+    except OSError: pass
+os._exit(0)
+"""
 WRONG = "def answer(p, m):\n    return (p - 1) / m\n"
 
 
@@ -127,7 +134,7 @@ def test_what_was_solved_holds_and_what_was_forged_does_not(written, capsys):
     ("source", "fault"),
     [
         ("while True: pass", "it takes longer than 2 s"),
-        ("import os; print('[1, null, null]', flush=True); os._exit(0)", "its process ended before it was checked"),
+        (PRETEND, "its process ended before it was checked"),
         ("raise SystemExit", "SystemExit: "),
     ],
 )
