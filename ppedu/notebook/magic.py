@@ -20,7 +20,8 @@ from ppedu.notebook.hang import named
 from ppedu.notebook.hosts.place import Place
 from ppedu.notebook.jobs import SAVED, Job, divide, save
 from ppedu.notebook.output import Output
-from ppedu.notebook.pool import LAUNCHERS, RankPool
+from ppedu.notebook.part_cell import run_part
+from ppedu.notebook.pool import LAUNCHERS, RankPool, local_pool
 from ppedu.notebook.resources import memory, require_run
 from ppedu.notebook.screen import Screen
 
@@ -146,6 +147,19 @@ class TorchrunMagic(Magics):
                 name = f"of {pool.on}" if pool.place else pool.launcher
                 print(f"launcher {name}: process {pool.server}, {_megabytes(pool.server)}")
 
+    @line_cell_magic  # type: ignore[untyped-decorator]
+    def my_pipeline(self, line: str, cell: str | None = None) -> None:
+        """Check a part of your own pipeline on real ranks, and put it into `my_pipeline.py`: `%%my_pipeline 02.3`.
+
+        `%my_pipeline 02.3 --solution` shows the course's version.
+        """
+        try:
+            run_part(line, cell)
+        except KeyboardInterrupt as interrupt:
+            raise CellError(f"interrupted\n{interrupt}".rstrip()) from None
+        except PipelineError as error:
+            raise CellError(str(error)) from None
+
     def _run(self, options: argparse.Namespace, flags: list[str], line: str, cell: str) -> None:
         """Run the cell. flags: options of torchrun itself. line: the text after `%%torchrun`."""
         pool = self._pool(
@@ -198,7 +212,8 @@ class TorchrunMagic(Magics):
     def _pool(self, *arguments: str | None) -> RankPool:
         """Return the pool with these arguments, the same one each time."""
         if arguments not in self.pools:
-            self.pools[arguments] = RankPool(*arguments)  # type: ignore[arg-type]
+            local = arguments == ("zygote", "local", None, None)
+            self.pools[arguments] = local_pool() if local else RankPool(*arguments)  # type: ignore[arg-type]
             self.pools[arguments].note = print
         return self.pools[arguments]
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -378,3 +379,9 @@ class RankPool:
             time.sleep(0.02)
         locations = [read_location(rank, folder, program) for rank in sorted(alive)]
         return describe_hang(locations, sorted(set(range(ranks)) - alive), self.hosts)
+
+
+@cache
+def local_pool() -> RankPool:
+    """Return the pool for ranks on this machine that all cells of this process share."""
+    return RankPool()

@@ -46,6 +46,11 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
     Raises:
         SettingError: there is no such exercise.
     """
+    judge(exercise, answer, solution)
+
+
+def judge(exercise: str, answer: Any, solution: bool = False) -> bool:
+    """Do what `check_answer` does, and return whether the answer is right."""
     task, wrong = _task(exercise), find_fault(exercise, answer)
     if solution:
         say(f"Solution {exercise} is {f'not right: {wrong}' if wrong else 'right.'}", "wrong" if wrong else "right")
@@ -62,6 +67,7 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
         if task.reward:
             task.reward(answer).plot()
             show_pictures()
+    return wrong is None
 
 
 def _keep(exercise: str, answer: Any) -> None:

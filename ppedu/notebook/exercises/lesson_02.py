@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core.numeric import pretty
 from ppedu.core.simulate import simulate
+from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import Exercise, own_line, require_function, too_large
 from ppedu.zoo import schedule
 
@@ -394,6 +395,19 @@ EXERCISES = {
             "have written both.",
             "In order: make the activation a leaf, run the stage, send, receive, run the backward from the stage's "
             "output, and return the leaf's gradient.",
+        ),
+    ),
+    "02.3": parts.exercise(
+        "02.3",
+        "This is every message that a pipeline needs. Rank 1 is the middle stage of exercise 02.2, now in a process "
+        "of its own.",
+        hints=(
+            "`receive` needs a tensor to receive into: `torch.empty(shape)`. Then `dist.recv(tensor, peer)` waits and"
+            " fills it.",
+            "`forward` and `backward` are the two halves of your stage in the middle: what came before its "
+            "`send_forward`, and what came after its `recv_backward`.",
+            "A loss needs no gradient to start from. `y.backward(None)` is the same as `y.backward()`, so one line is"
+            " enough for every rank.",
         ),
     ),
 }

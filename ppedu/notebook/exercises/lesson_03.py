@@ -9,6 +9,7 @@ from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.simulate import simulate
+from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import (
     CASES,
     Exercise,
@@ -193,6 +194,18 @@ EXERCISES = {
             "With one microbatch, it passes every stage once forward and once backward. What does a second one add?",
             "In front of the slowest stage, the microbatches queue up; behind it, they arrive at its pace. So each "
             "further microbatch adds the slowest stage's time, forward and backward.",
+        ),
+    ),
+    "03.3": parts.exercise(
+        "03.3",
+        "On every rank, all gradients are those of one process, bit for bit.",
+        hints=(
+            "Which four functions have you got? A forward needs `receive`, `forward` and `send`, in this order. A "
+            "backward needs `receive`, `backward` and `send`.",
+            "Forward: rank 0 takes `inputs[m]` instead of receiving. The last rank puts `y = loss_fn(y, targets[m])` "
+            "before it keeps `x` and `y`.",
+            "Backward: `dy = receive(shape, rank + 1)`, then `send(backward(x, y, dy), rank - 1)`. At the ends, "
+            "`receive` returns None and `send` does nothing.",
         ),
     ),
 }

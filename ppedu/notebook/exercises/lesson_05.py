@@ -10,6 +10,7 @@ from ppedu.core.costs import Costs
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
+from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import (
     CASES,
     Exercise,
@@ -230,6 +231,17 @@ EXERCISES = {
         ),
         draw_wrong=wrong_schedule(
             CASES, SLOW_MESSAGES, lambda *case: simulate(learner_schedule(_eager, *case), SLOW_MESSAGES)
+        ),
+    ),
+    "05.4": parts.exercise(
+        "05.4",
+        "The same gradients as GPipe's, bit for bit, in the order of 1F1B.",
+        hints=(
+            "The body of GPipe's first loop is your F, that of its second loop is your B. Only the order is new: when"
+            " does this rank run its first B?",
+            "A rank runs `min(last - rank, len(inputs))` forwards as its warm-up. From then on, each forward is "
+            "followed by the backward of the oldest microbatch in `kept`: `kept.pop(0)`.",
+            "`for m in range(len(inputs) + warmup)`: an F if `m < len(inputs)`, then a B if `m >= warmup`.",
         ),
     ),
 }

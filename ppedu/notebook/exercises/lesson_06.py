@@ -15,6 +15,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.core.waiting import cycles
+from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import Exercise, call, missing_return, not_legal, require_function, with_sizes
 from ppedu.notebook.exercises.feedback import has_page, publish
 from ppedu.notebook.rehearsal import Rank, Rehearsal, Tensor, Wait, rehearse
@@ -311,6 +312,16 @@ EXERCISES = {
             "Who can know the sum first, if every rank may only add its value to the one it receives?",
             "Rank 0 sends its value to rank 1, which adds its own and sends the result on. The last rank has the sum.",
             "The sum goes back the same way: receive it from the next rank and send it to the previous one.",
+        ),
+    ),
+    "06.6": parts.exercise(
+        "06.6",
+        "No rank sends before it has received what its peer is sending, so even sends that wait cannot hang.",
+        hints=(
+            "While this rank sends `y` down, the next rank sends a gradient up, and both wait. Which of the two "
+            "should this rank do first?",
+            "After the forward, and in the warm-up there is no gradient to wait for: if `m >= warmup`, receive `dy`; "
+            "then send `y`; then run the backward and send its result.",
         ),
     ),
 }

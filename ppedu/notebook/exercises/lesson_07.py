@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import plural, pretty
+from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import (
     Exercise,
     call,
@@ -390,6 +391,17 @@ EXERCISES = {
             "the gradients are right, but not after clipping?",
             "Two bugs make the gradients wrong in direction; one of them also drives the copies apart. And a common "
             "factor of m is a difference of m - 1.",
+        ),
+    ),
+    "07.5": parts.exercise(
+        "07.5",
+        "One number per rank goes through the all-reduce, however large the model is.",
+        hints=(
+            "Each microbatch adds its gradients to `.grad`. By how much must each loss be divided, so that the sum is"
+            " a mean?",
+            "A norm is the root of a sum of squares. A rank knows the sum of its own squares; "
+            "`dist.all_reduce(tensor)` replaces a tensor by the sum over all ranks.",
+            "Scale by `min(1, most / norm)`, on every rank by the same factor.",
         ),
     ),
 }

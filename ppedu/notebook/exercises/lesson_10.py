@@ -14,6 +14,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.core.why import Reasons
+from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import (
     CASES,
     Exercise,
@@ -301,5 +302,18 @@ EXERCISES = {
             "each W 2r microbatches after its I.",
         ),
         draw_wrong=wrong_schedule(LONG_CASES, room=lambda ranks, microbatches: 2 * ranks - 1),
+    ),
+    "10.4": parts.exercise(
+        "10.4",
+        "Every published schedule with one copy of the model has run on your lines. A schedule is data, and this is "
+        "its interpreter.",
+        hints=(
+            'A forward takes its input from `arrived["F", stage, m]` and leaves its output at `arrived["F", stage + '
+            "1, m]`. If that stage is on another rank, SEND_F empties the place here, and RECV_F fills it there.",
+            'B: `dy = arrived.pop(("B", stage, m), None)`; its result is what `stage - 1` needs. `x` and `y` are in '
+            "`kept[stage, m]`.",
+            "I: `torch.autograd.grad(y, x, dy, retain_graph=True)`, which returns a tuple. Keep `y` and `dy` for W: "
+            "`y.backward(dy, inputs=…)` with the weights of the stage.",
+        ),
     ),
 }

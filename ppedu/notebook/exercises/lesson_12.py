@@ -12,6 +12,7 @@ from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
+from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import Exercise, learner_schedule, listed, not_legal, require_function, with_sizes
 from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
 from ppedu.zoo import schedule
@@ -227,6 +228,14 @@ EXERCISES = {
             "state with everything done, walk back to the start.",
             "Between two states in a row, a rank has done one action or none: the count that grew says which. "
             "If (3, 1, 0) becomes (3, 2, 0), it was I of microbatch 1.",
+        ),
+    ),
+    "12.3": parts.exercise(
+        "12.3",
+        "Your schedule, on your interpreter, with your messages: the gradients are those of one process, bit for bit.",
+        hints=(
+            "Any legal schedule is right here. Take your `mine` of exercise 12.1, or 1F1B from lesson 5 with `pp.F` "
+            "and `pp.B`.",
         ),
     ),
 }

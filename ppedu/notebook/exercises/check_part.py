@@ -1,0 +1,324 @@
+"""Check a part of `my_pipeline.py` on real ranks, beside one process: the program that each rank runs.
+
+Arguments: the number of the exercise, and a folder with `cell.py`, the part, and `my_pipeline.py`, all other parts. A
+rank gives back {} if it has finished; {"time", "fault"} if something is wrong, where the fault is a sentence; and
+{"waits"}, its `Location`, if a case takes longer than LIMIT seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from traceback import extract_tb
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.lower import lower
+from ppedu.core.numeric import plural
+from ppedu.core.schedule import Schedule
+from ppedu.notebook.exchange import give_back
+from ppedu.notebook.exercises.common import learner_schedule, not_legal, with_sizes
+from ppedu.notebook.hang import locate
+from ppedu.zoo import schedule
+from ppedu.zoo.registry import published
+
+if TYPE_CHECKING:  # the package must import without torch
+    from torch import Tensor
+    from torch.nn import Module
+
+LIMIT = 5.0  # seconds for one case, which takes milliseconds
+SHAPE = (3, 4)  # of a microbatch and of what passes between stages
+
+_begun = time.monotonic()  # when the current case began
+
+
+class Case(NamedTuple):
+    """A model, a batch in microbatches, and the gradients and losses that one process finds.
+
+    gradients: by microbatch and by stage, of each of the stage's weights.
+    """
+
+    name: str
+    stages: Sequence[Module]
+    inputs: Tensor
+    targets: Tensor
+    gradients: list[list[list[Tensor]]]
+
+
+def case(ranks: int, microbatches: int, stages: int | None = None, name: str = "") -> Case:
+    """Return a case whose numbers depend on the sizes alone, so that all ranks have the same."""
+    import torch
+    from torch.nn import Linear, Sequential, Tanh
+    from torch.nn.functional import mse_loss
+
+    global _begun
+    _begun = time.monotonic()
+    torch.manual_seed(microbatches)
+    model = [Sequential(Linear(4, 4), Tanh()) for _ in range(stages or ranks)]
+    inputs, targets = torch.randn(2, microbatches, *SHAPE)
+    gradients = []
+    for x, target in zip(inputs, targets, strict=True):
+        found = torch.autograd.grad(mse_loss(Sequential(*model)(x), target), list(Sequential(*model).parameters()))
+        gradients.append([list(found[2 * stage : 2 * stage + 2]) for stage in range(len(model))])
+    return Case(f"{name}{with_sizes(ranks, microbatches)}", model, inputs, targets, gradients)
+
+
+def require_gradients(each: Case, stage: int, order: Sequence[int]) -> None:
+    """Raise SettingError unless a stage's weights have the gradients of one process, bit for bit.
+
+    order: of the microbatches, in which the pipeline adds up their gradients.
+    """
+    import torch
+
+    for index, weight in enumerate(each.stages[stage].parameters()):
+        right = sum(each.gradients[m][stage][index] for m in order)
+        if weight.grad is None:
+            raise SettingError(
+                f"{each.name} the weights of stage {stage} have no gradients: no backward has reached them"
+            )
+        if torch.equal(weight.grad, right):
+            continue
+        if torch.allclose(weight.grad, right):
+            why = "only up to rounding. Run the backwards in the order of the microbatches, as one process does"
+            raise SettingError(f"{each.name} the gradients of stage {stage} equal those of one process, but {why}")
+        fault = f"{each.name} the gradients of stage {stage} differ from those of one process"
+        times = next((n for n in range(2, 9) if torch.allclose(weight.grad, n * right)), None)
+        if times:
+            raise SettingError(f"{fault}: they are {times} times as large")
+        mixed = len(order) > 1 and torch.allclose(weight.grad, each.gradients[order[-1]][stage][index])
+        raise SettingError(fault + (". Only the last microbatch has counted" if mixed else ""))
+
+
+def hand_off(my: Any, rank: int, ranks: int) -> None:
+    """Take two microbatches down and back up, one after the other."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    each, stages = case(ranks, 2), range(ranks)
+    stage, last = each.stages[rank], ranks - 1
+    for m in (0, 1):
+        activations = [each.inputs[m].clone().requires_grad_()]  # in one process
+        for module in deepcopy(list(each.stages)):
+            activations.append(module(activations[-1]))
+            activations[-1].retain_grad()
+        mse_loss(activations[-1], each.targets[m]).backward()
+        arrived = my.receive(SHAPE, rank - 1)
+        if rank == 0 and arrived is not None:
+            raise SettingError("on rank 0, `receive(shape, -1)` should return None: no rank comes before it")
+        if rank > 0 and not (torch.is_tensor(arrived) and torch.equal(arrived, activations[rank])):
+            found = "another tensor" if torch.is_tensor(arrived) else f"{arrived!r}"
+            raise SettingError(
+                f"on rank {rank}, `receive` should return what rank {rank - 1} has sent; it returns {found}"
+            )
+        returned = my.forward(stage, each.inputs[m] if rank == 0 else arrived)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and all(map(torch.is_tensor, returned))):
+            raise SettingError(
+                f"`forward` should return two tensors, x and the stage's output; it returns {returned!r}"
+            )
+        x, y = returned
+        if not torch.equal(y, activations[rank + 1]):
+            raise SettingError("the second tensor that `forward` returns should be the stage's output, `stage(x)`")
+        if not (x.requires_grad and x.is_leaf):
+            raise SettingError(
+                "the x that `forward` returns should be a leaf that requires grad, or no gradient will arrive in "
+                "`x.grad`: "
+                "make it one before the stage runs"
+            )
+        my.send(y, rank + 1)
+        dy = my.receive(SHAPE, rank + 1)
+        dx = my.backward(x, mse_loss(y, each.targets[m]) if rank == last else y, dy)
+        if not torch.is_tensor(dx) or not torch.equal(dx, activations[rank].grad):
+            found = "another tensor" if torch.is_tensor(dx) else f"{dx!r}"
+            raise SettingError(
+                f"`backward` should return the gradient of x, which goes to rank {rank - 1}; it returns {found}"
+            )
+        my.send(dx, rank - 1)
+    require_gradients(each, rank, stages[:2])
+    weight = torch.ones(SHAPE, requires_grad=True)
+    x, y = my.forward(stage, 2 * weight)
+    my.backward(x, y, torch.ones(SHAPE))
+    if weight.grad is not None:
+        raise SettingError(
+            "`forward` should cut x off from its history with `detach`, in case a stage of this rank made it"
+        )
+
+
+def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any, int, int], None]:
+    """Return the check of a loop. zoo, order: the schedule that it should follow, and that schedule's name in prose.
+
+    eager: sends return at once, as over a network that buffers messages.
+    """
+
+    def check(my: Any, rank: int, ranks: int) -> None:
+        import torch.distributed as dist
+        from torch.nn.functional import mse_loss
+
+        sent = []
+        if eager:
+            dist.send = lambda tensor, dst: sent.append((dist.isend(tensor, dst), tensor))
+        for microbatches in (1, 2, 6):
+            each, seen = case(ranks, microbatches), []
+
+            def after(module: Any, inputs: Any, y: Tensor, seen: list[str] = seen) -> None:
+                seen.append("F")
+                y.register_hook(lambda _: seen.append("B"))
+
+            each.stages[rank].register_forward_hook(after)
+            getattr(my, name)(each.stages[rank], each.inputs, each.targets, SHAPE, mse_loss)
+            while sent:
+                sent.pop()[0].wait()
+            right = [str(action.op) for action in schedule(zoo, ranks, microbatches).orders[rank]]
+            if sorted(seen) != sorted(right):
+                runs = f"{plural(seen.count('F'), 'forward')} and {plural(seen.count('B'), 'backward')}"
+                raise SettingError(f"{each.name} rank {rank} runs {runs}; every microbatch needs one of each")
+            require_gradients(each, rank, range(microbatches))
+            if seen != right:
+                runs = f"rank {rank} runs {' '.join(seen)}; {order} is {' '.join(right)}"
+                raise SettingError(f"{each.name} the gradients are right, but {runs}")
+
+    return check
+
+
+def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
+    import torch
+    from torch.nn.functional import mse_loss
+
+    each = case(ranks, 4)
+    shares = [my.mean_loss(x, target, 4) for x, target in zip(each.inputs, each.targets, strict=True)]
+    mean = mse_loss(each.inputs, each.targets)
+    if not all(map(torch.is_tensor, shares)) or not torch.allclose(sum(shares), mean):
+        found = f"{float(sum(shares)):.4f}" if all(map(torch.is_tensor, shares)) else f"{shares[0]!r} for each"
+        raise SettingError(
+            f"over the four microbatches of a batch, `mean_loss` should add up to the mean loss of the batch, "
+            f"{float(mean):.4f}; "
+            f"it adds up to {found}"
+        )
+    for most in (0.01, 100.0):
+        gradients = [
+            sum(each.gradients[m][stage][index] for m in range(4)) for stage in range(ranks) for index in (0, 1)
+        ]
+        whole = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
+        for weight, gradient in zip(whole, gradients, strict=True):
+            weight.grad = gradient.clone()
+        mine = deepcopy(whole[2 * rank : 2 * rank + 2])
+        for weight, gradient in zip(mine, gradients[2 * rank :], strict=False):
+            weight.grad = gradient.clone()
+        own = torch.nn.utils.get_total_norm([weight.grad for weight in mine])
+        norm = torch.nn.utils.clip_grad_norm_(whole, most)
+        returned = my.clip(mine, most)
+        if any(not torch.allclose(a.grad, b.grad, rtol=1e-3) for a, b in zip(mine, whole[2 * rank :], strict=False)):
+            ratio = float(mine[0].grad.norm() / gradients[2 * rank].norm())
+            alone = abs(ratio - min(1.0, most / float(own))) < 1e-3 * ratio
+            raise SettingError(
+                f"the norm over all ranks is {float(norm):.4f}, and at most {most:g} is allowed: every gradient "
+                f"should be scaled by "
+                f"{min(1.0, most / float(norm)):.4g}; rank {rank} scales by {ratio:.4g}"
+                + (". That is right for the norm of its own stage alone" if alone else "")
+            )
+        if returned is None or abs(float(returned) - float(norm)) > 1e-4 * float(norm):
+            raise SettingError(
+                f"`clip` should return the norm before clipping, {float(norm):.4f}; it returns {returned!r}"
+            )
+
+
+def any_schedule(my: Any, rank: int, ranks: int) -> None:
+    """Run every published schedule that has one copy of the model, at a small size."""
+    for name in published():
+        for microbatches in (ranks, 2 * ranks, 4 * ranks):
+            try:
+                found = schedule(name, ranks, microbatches)
+            except SettingError:  # it does not exist for this size
+                continue
+            if found.placement.copies == 1:
+                follow(my, found, f"{name} ")
+            break
+
+
+def follow(my: Any, found: Schedule, name: str = "") -> None:
+    """Let the learner's interpreter run a schedule."""
+    import torch.distributed as dist
+    from torch.nn.functional import mse_loss
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    each = case(ranks, found.microbatches, found.stages, name)
+    stages = {stage: module for stage, module in enumerate(each.stages) if found.placement.rank(stage, 0) == rank}
+    my.run(lower(found, receive="late").orders, stages, each.inputs, each.targets, SHAPE, mse_loss)
+    parts = [part for action in found.orders[rank] for part in action.singles]
+    for stage in stages:
+        require_gradients(each, stage, [m for at, op, m, _ in parts if at == stage and op in ("B", "W")])
+
+
+def own_schedule(my: Any, rank: int, ranks: int) -> None:
+    found = learner_schedule(my.mine, ranks, 2 * ranks)
+    if fault := not_legal(found, with_sizes(ranks, 2 * ranks)):
+        raise SettingError(fault)
+    follow(my, found)
+
+
+class Check(NamedTuple):
+    """The number of ranks, and the function that checks the learner's program on each of them."""
+
+    ranks: int
+    run: Callable[[Any, int, int], None]
+
+
+CHECKS = {
+    "02.3": Check(3, hand_off),
+    "03.3": Check(3, loop("gpipe", "gpipe", "GPipe")),
+    "05.4": Check(4, loop("one_f_one_b", "1f1b", "1F1B", eager=True)),
+    "06.6": Check(4, loop("one_f_one_b", "1f1b", "1F1B")),
+    "07.5": Check(3, loss_and_norm),
+    "10.4": Check(4, any_schedule),
+    "12.3": Check(4, own_schedule),
+}
+
+
+def main() -> None:
+    import torch.distributed as dist
+
+    number, folder = sys.argv[1], Path(sys.argv[2])
+    files = [str(folder / "my_pipeline.py"), str(folder / "cell.py")]
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    threading.Thread(target=watch, args=(rank, files), daemon=True).start()
+    try:
+        names: dict[str, Any] = {"__name__": "my_pipeline"}
+        for file in files:
+            exec(compile(Path(file).read_text(encoding="utf-8"), file, "exec"), names)
+        CHECKS[number].run(SimpleNamespace(**names), rank, ranks)
+    except Exception as error:
+        give_back({"time": time.monotonic(), "fault": described(error, rank, files)})
+        sys.exit(1)
+    give_back({})
+    dist.destroy_process_group()
+
+
+def described(error: Exception, rank: int, files: Sequence[str]) -> str:
+    """Return the fault as a sentence; an error in the learner's code with its line."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename in files]
+    if isinstance(error, PipelineError) and not frames:
+        return str(error)
+    text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    if not frames:
+        return f"rank {rank} fails: {text}"
+    where = ([frame for frame in frames if frame.filename == files[1]] or frames)[-1]
+    return f"rank {rank} fails in `{where.name}`, at `{where.line}`: {text}"
+
+
+def watch(rank: int, files: Sequence[str]) -> None:
+    """Report the location of the main thread, and end the process, if a case takes longer than LIMIT seconds."""
+    while time.monotonic() < _begun + LIMIT:
+        time.sleep(0.1)
+    places = [locate(rank, file) for file in files]
+    give_back({"waits": tuple(places[1] if places[1].line else places[0])})
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
