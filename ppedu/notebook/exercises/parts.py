@@ -25,7 +25,8 @@ FILE = Path("my_pipeline.py")  # next to the notebook
 COURSE = Path(__file__).with_name("my_pipeline.py")
 MARK = re.compile(r"^# ---- (.+) \(exercise (\d\d\.\d)\)\n", re.MULTILINE)
 GIVEN = "# The course's version. Yours replaces it once it is right.\n"
-TIMEOUT = 60  # seconds; a rank that makes no progress reports that itself, much earlier
+LIMIT = 5.0  # seconds that one case of a check may take, of which most take milliseconds
+TIMEOUT = 60  # seconds for the whole check
 MOST_PRINTED = 2000  # characters of the learner's own output
 
 
@@ -140,13 +141,15 @@ def _not_finished(part: Part, answer: str) -> str | None:
     """Explain why a part cannot run: it is not Python, a function is missing, or has `...` in it."""
     try:
         tree = ast.parse(answer)
-    except (SyntaxError, ValueError) as error:
-        number = (getattr(error, "lineno", None) or 0) + 1  # the cell's first line is the magic
-        source = f"`{error.text.strip()}`: " if isinstance(error, SyntaxError) and (error.text or "").strip() else ""
-        return f"line {number} of the cell is not valid Python: {source}{getattr(error, 'msg', error)}"
+    except SyntaxError as error:
+        source = f"`{error.text.strip()}`: " if error.text and error.text.strip() else ""
+        line = (error.lineno or 0) + 1  # the first is the magic
+        return f"line {line} of the cell is not valid Python: {source}{error.msg}"
+    except ValueError as error:  # a null character
+        return f"the cell is not valid Python: {error}"
     functions = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
     if missing := [name for name in part.defines if name not in functions]:
-        wanted = " and ".join(f"`{name}`" for name in part.defines)
+        wanted = ", ".join(f"`{name}`" for name in part.defines)
         return f"the function `{missing[0]}` is missing; this part defines {wanted}"
     if place := gap(answer):
         return f"`{place}` still has `...` in it; write your lines in its place"
@@ -154,7 +157,7 @@ def _not_finished(part: Part, answer: str) -> str | None:
 
 
 def gap(answer: str) -> str | None:
-    """Return the first function that has `...` in place of a line or a value, None if there is none, or no Python."""
+    """Return the first function that has `...` in place of a line or a value; None if all are complete."""
     try:
         functions = [each for each in ast.parse(answer).body if isinstance(each, ast.FunctionDef)]
     except (SyntaxError, ValueError):
@@ -180,7 +183,7 @@ def _on_ranks(part: Part, others: list[Part]) -> str | None:
             pool.run(
                 "ppedu.notebook.exercises.check_part",
                 ranks,
-                [part.number, str(folder)],
+                [part.number, str(folder), str(LIMIT)],
                 module=True,
                 timeout=TIMEOUT,
                 folder=folder,
@@ -193,14 +196,16 @@ def _on_ranks(part: Part, others: list[Part]) -> str | None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     for rank, text in sorted(printed.items()):
-        for line in text.decode(errors="replace")[:MOST_PRINTED].splitlines():
+        for line in text.decode(errors="replace").replace(f"{folder}/", "")[:MOST_PRINTED].splitlines():
             print(f"[{rank}] {line}")
     return _explained(reports, failure)
 
 
 def _explained(reports: list[Any], failure: str) -> str | None:
-    """Return the first fault of all ranks. reports: of each rank, see `check_part`. failure: that of the run, if "
-    "any."""
+    """Return the first fault of all ranks, None if they have succeeded.
+
+    reports: of each rank, see `check_part`. failure: the error of the run, empty if there was no error.
+    """
     if not failure:
         return None
     faults = sorted((each["time"], each["fault"]) for each in reports if each and "fault" in each)
@@ -209,6 +214,6 @@ def _explained(reports: list[Any], failure: str) -> str | None:
     if causes:
         return str(causes[0])
     if waiting:
-        ended = {rank for rank, each in enumerate(reports) if each == {}}
-        return f"the ranks never end: {'; '.join(describe_hang(waiting, ended).splitlines())}"
-    return f"the ranks fail: {failure}"
+        lines = describe_hang(waiting, {rank for rank, each in enumerate(reports) if each == {}}).splitlines()
+        return f"the ranks never end: {'; '.join(lines[len(waiting) :] + lines[: len(waiting)])}"
+    return f"the ranks fail: {failure.splitlines()[0]}"
