@@ -46,6 +46,7 @@ test-browser: chromium .venv/.test
 
 # The lessons must print what is saved in them. With PPEDU_STILL=1, widgets are pictures.
 test-lessons: .venv/.test
+	rm -f notebooks/my_pipeline.py
 	PPEDU_STILL=1 $(TWO_FILES) --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
 
 # Test the packages that need the standard library only with every Python that is installed.
@@ -143,6 +144,7 @@ bench: .venv/.bench
 # Run the lessons and save their outputs, with pictures instead of widgets. The second pass joins output that was printed
 # in several pieces.
 lessons: .venv/.test
+	rm -f notebooks/my_pipeline.py
 	PPEDU_STILL=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(LESSONS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
 

@@ -126,6 +126,8 @@ class Cells:
                 self.scope[name] = results_of(found)
                 return [{"recorded": f"{RANKS} So was what the ranks gave back, {name}."}]
             return self._keep(f"{source} {name}", RANKS)
+        if "%my_pipeline " in source:
+            return self._keep("", RANKS)
         text = "\n".join("" if line.startswith("%") else line for line in source.splitlines())
         printed = Printed(self.outputs)
         try:

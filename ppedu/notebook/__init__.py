@@ -2,8 +2,8 @@
 
 Reading order: rank (what a rank does), launcher, zygote and agent (the processes that start ranks), environment and
 resources, hang and failure (error messages), pool (the owner's side); exchange and figures (values and pictures),
-screen, output, jobs and magic (the cell); hosts (ranks on other machines); rehearsal and stepper (simulated ranks),
-exercises, project (the lessons' model and cluster), fits, graph, memory and menu (pictures and controls of the
+screen, output, jobs, part_cell and magic (the cell); hosts (ranks on other machines); rehearsal and stepper (simulated
+ranks), exercises, project (the lessons' model and cluster), fits, graph, memory and menu (pictures and controls of the
 lessons). May import every package but `cli`.
 """
 

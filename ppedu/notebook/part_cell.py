@@ -55,7 +55,7 @@ def run_part(line: str, cell: str | None = None) -> None:
 
 def _show_code(part: Part) -> None:
     """Show the course's version of a part as code."""
-    say(f"Solution {part.number}, which is the part *{part.title}* of {FILE}:", "right")
+    say(f"Solution {part.number}, a part of {FILE}:", "right")
     if has_page():
         publish({"text/markdown": f"```python\n{part.text.strip()}\n```", "text/plain": part.text.strip()})
     else:

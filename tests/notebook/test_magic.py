@@ -215,3 +215,16 @@ def test_no_process_outlives_the_kernel(stopped, marked):
     while marked(stopped[1]) and time.monotonic() < end:
         time.sleep(0.05)
     assert marked(stopped[1]) == []
+
+
+def test_a_cell_puts_a_part_into_the_learners_own_file(kernel):
+    cell = kernel("%%my_pipeline 02.3\ndef send(tensor, peer):\n    ...")
+    assert cell.error is None and "the function `receive` is missing" in cell.shown[0]["text/plain"]
+    solution = kernel("%my_pipeline 02.3 --solution").shown[-1]
+    assert solution["text/markdown"].startswith("```python\ndef send(")
+    part = solution["text/plain"] + "  # mine"
+    right = kernel(f"%%my_pipeline 02.3\n{part}")
+    assert right.shown[0]["text/plain"].startswith("Right. ")
+    assert part in kernel("print(open('my_pipeline.py').read())").text
+    assert kernel("%%torchrun\nfrom my_pipeline import send\nprint(send.__name__)").text == "[0] send\n"
+    assert kernel("%%my_pipeline 2\nx = 1").traceback.startswith("no part of my_pipeline.py has the number '2'")

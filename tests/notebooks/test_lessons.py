@@ -74,11 +74,27 @@ def test_lesson_has_the_parts_of_the_pattern(lesson):
 def test_each_exercise_is_followed_by_its_folded_solution(lesson):
     exercises, solutions = _tagged(lesson, "exercise"), _tagged(lesson, "solution")
     assert exercises
-    assert solutions == [place + 1 for place in exercises], "a solution follows each exercise"
+    assert solutions == [place + 1 for place in sorted(exercises + _tagged(lesson, "part"))], (
+        "one follows each exercise"
+    )
     assert all(lesson.cells[place].metadata["jupyter"]["source_hidden"] for place in solutions)
-    assert [place for place, cell in enumerate(lesson.cells) if ", solution=True)" in cell.source] == solutions, (
+    shown = [", solution=True)" in cell.source or " --solution" in cell.source for cell in lesson.cells]
+    assert [place for place, each in enumerate(shown) if each] == solutions, (
         "a lesson's solution must not be recorded as the learner's"
     )
+
+
+def test_a_part_of_the_learners_own_file_is_saved_unfinished_with_its_hints_and_its_solution(lesson):
+    from ppedu.notebook.exercises import EXERCISES
+    from ppedu.notebook.exercises.parts import part_of
+
+    for place in _tagged(lesson, "part"):
+        part, solution, hints = lesson.cells[place : place + 3]
+        number = part.source.splitlines()[0].removeprefix("%%my_pipeline ")
+        assert EXERCISES[number].hints and hints.source == f'hint("{number}")'
+        assert "still has `...` in it" in _text(part) and _text(part).startswith("Not yet:")
+        assert solution.source == f"# Solution {number}\n%my_pipeline {number} --solution"
+        assert solution.metadata["jupyter"]["outputs_hidden"] and part_of(number).text.strip() in _text(solution)
 
 
 def test_a_lesson_opens_with_a_scene_and_a_picture(lesson):

@@ -197,9 +197,7 @@ def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
     shares = [my.mean_loss(x, target, 4) for x, target in zip(each.inputs, each.targets, strict=True)]
     mean = mse_loss(each.inputs, each.targets)
     if not all(map(torch.is_tensor, shares)):
-        raise SettingError(
-            f"`mean_loss` should return a microbatch's share of the loss, a tensor; it returns {shares[0]!r}"
-        )
+        raise SettingError(f"`mean_loss` should return a microbatch's share, a tensor; got {shares[0]!r}")
     if not torch.allclose(sum(shares), mean):
         raise SettingError(
             "the shares that `mean_loss` returns for the four microbatches of a batch should add up to the mean loss of "

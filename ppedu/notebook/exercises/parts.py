@@ -89,12 +89,13 @@ def own() -> list[Part]:
 def filled(parts: list[Part], number: str) -> list[Part]:
     """Return the parts of a file with the course's version of all that lessons up to exercise `number` add to it.
 
-    A part of the learner's stays as it is; so does all text that the course does not know.
+    The learner's parts stay as they are, and so does all text that the course does not know.
     """
     here = {part.title: part for part in parts}
     for each in course():
         before = here.get(each.title)
-        if each.number <= number and (before is None or before.given or not before.text.strip()):
+        missing = before is None or not before.text.strip() or (before.given and before.number < each.number)
+        if missing and each.number <= number:
             here[each.title] = each._replace(text=(GIVEN if each.title else "") + each.text)
     order = list(dict.fromkeys(each.title for each in course()))
     return sorted(here.values(), key=lambda part: order.index(part.title) if part.title in order else len(order))
