@@ -200,8 +200,8 @@ def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
         raise SettingError(f"`mean_loss` should return a microbatch's share, a tensor; got {shares[0]!r}")
     if not torch.allclose(sum(shares), mean):
         raise SettingError(
-            "the shares that `mean_loss` returns for the four microbatches of a batch should add up to the mean loss of "
-            f"the batch, {mean:.4f}; they add up to {sum(shares):.4f}"
+            "the shares that `mean_loss` returns for the four microbatches of a batch should add up to the mean loss "
+            f"of the batch, {mean:.4f}; they add up to {sum(shares):.4f}"
         )
 
     weights: list[list[Any]] = [list(stage.parameters()) for stage in each.stages]
