@@ -230,7 +230,8 @@ def test_no_cell_depends_on_a_solution(lesson):
 def _cells_using_the_answer(lesson, place):
     """Return the name of an exercise's answer, and the cells after the solution that read it."""
     _, name = _number_and_name(lesson.cells[place])
-    after = [cell for cell in lesson.cells[place + 2 :] if cell.cell_type == "code" and cell.source[:2] != "%%"]
+    magics = re.compile(r"%%|# Solution .*\n%")
+    after = [cell for cell in lesson.cells[place + 2 :] if cell.cell_type == "code" and not magics.match(cell.source)]
     return name, [cell for cell in after if name in _read(cell.source) - _bound(cell.source)]
 
 

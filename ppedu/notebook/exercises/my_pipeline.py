@@ -10,13 +10,13 @@ from torch.nn.functional import mse_loss
 
 # ---- hand-off (exercise 02.3)
 def send(tensor, peer):
-    """Send a tensor to rank `peer`. Beyond the ends of the pipeline, do nothing."""
+    """Send a tensor to rank `peer`; beyond the ends of the pipeline, do nothing."""
     if 0 <= peer < dist.get_world_size():
         dist.send(tensor.detach().contiguous(), peer)
 
 
 def receive(shape, peer):
-    """Return the tensor that rank `peer` sends. Beyond the ends of the pipeline, return None."""
+    """Return the tensor that rank `peer` sends; beyond the ends of the pipeline, None."""
     if 0 <= peer < dist.get_world_size():
         tensor = torch.empty(shape)
         dist.recv(tensor, peer)
@@ -25,23 +25,24 @@ def receive(shape, peer):
 
 
 def forward(stage, x):
-    """Run a stage on `x`. Return `x`, cut off from its history and ready to receive a gradient, and the output."""
+    """Run a stage. Return its input, as a leaf that will keep its gradient, and its output."""
     x = x.detach().requires_grad_()
     return x, stage(x)
 
 
 def backward(x, y, dy):
-    """Run the backward of `y` from its gradient `dy`, None if `y` is a loss. Return the gradient of `x`."""
+    """Run a stage's backward from dy, None if y is a loss. Return the gradient of its input."""
     y.backward(dy)
     return x.grad
 
 
 # ---- GPipe (exercise 03.3)
 def gpipe(stage, inputs, targets, shape, loss_fn):
-    """Add the gradients of all microbatches to `.grad`: all forwards, then all backwards."""
+    """Add up the gradients of all microbatches: all forwards, then all backwards."""
     rank, last, kept = dist.get_rank(), dist.get_world_size() - 1, []
     for m in range(len(inputs)):
-        x, y = forward(stage, inputs[m] if rank == 0 else receive(shape, rank - 1))
+        x = inputs[m] if rank == 0 else receive(shape, rank - 1)
+        x, y = forward(stage, x)
         send(y, rank + 1)
         if rank == last:
             y = loss_fn(y, targets[m])
@@ -53,12 +54,13 @@ def gpipe(stage, inputs, targets, shape, loss_fn):
 
 # ---- 1F1B (exercise 05.4)
 def one_f_one_b(stage, inputs, targets, shape, loss_fn):
-    """Do the same in another order: warm-up forwards, then a forward and a backward in turn, then the cooldown."""
+    """Do the same in the order of 1F1B: warm-up, a forward and a backward in turn, cooldown."""
     rank, last, kept = dist.get_rank(), dist.get_world_size() - 1, []
     warmup = min(last - rank, len(inputs))
     for m in range(len(inputs) + warmup):
         if m < len(inputs):
-            x, y = forward(stage, inputs[m] if rank == 0 else receive(shape, rank - 1))
+            x = inputs[m] if rank == 0 else receive(shape, rank - 1)
+            x, y = forward(stage, x)
             send(y, rank + 1)
             if rank == last:
                 y = loss_fn(y, targets[m])
@@ -70,12 +72,13 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn):
 
 # ---- 1F1B (exercise 06.6)
 def one_f_one_b(stage, inputs, targets, shape, loss_fn):
-    """Do the same in another order: warm-up forwards, then a forward and a backward in turn, then the cooldown."""
+    """Do the same in the order of 1F1B: warm-up, a forward and a backward in turn, cooldown."""
     rank, last, kept = dist.get_rank(), dist.get_world_size() - 1, []
     warmup = min(last - rank, len(inputs))
     for m in range(len(inputs) + warmup):
         if m < len(inputs):
-            x, y = forward(stage, inputs[m] if rank == 0 else receive(shape, rank - 1))
+            x = inputs[m] if rank == 0 else receive(shape, rank - 1)
+            x, y = forward(stage, x)
             if rank == last:
                 y = loss_fn(y, targets[m])
             kept.append((x, y))
@@ -89,12 +92,12 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn):
 
 # ---- loss and norm (exercise 07.5)
 def mean_loss(y, target, microbatches):
-    """Return the share that a microbatch has in the mean loss of a batch of equal microbatches."""
+    """Return the share of one of `microbatches` equal microbatches in the mean loss."""
     return mse_loss(y, target) / microbatches
 
 
 def clip(weights, most):
-    """Scale the gradients on all ranks so that their norm, taken over all ranks, is at most `most`. Return the norm."""
+    """Scale the gradients so that their norm over all ranks is at most `most`. Return the norm."""
     squares = sum(weight.grad.square().sum() for weight in weights)
     dist.all_reduce(squares)
     norm = squares.sqrt()
@@ -105,14 +108,15 @@ def clip(weights, most):
 
 # ---- any schedule (exercise 10.4)
 def run(orders, stages, inputs, targets, shape, loss_fn):
-    """Run any schedule: do what this rank's order says. `stages` are the rank's own, by number."""
+    """Do what this rank's order says, whatever it says. stages: the rank's own, by number."""
     parts = [[part for action in order for part in action.singles] for order in orders]
     holder = {stage: rank for rank, order in enumerate(parts) for stage, *_ in order}
-    arrived, kept = {}, {}  # the inputs of forwards (F) and backwards (B); and tensors that a backward will need
+    arrived, kept = {}, {}  # what forwards (F) and backwards (B) will start from; what backwards need
     for stage, op, m, _ in parts[dist.get_rank()]:
         match op:
             case "F":
-                x, y = forward(stages[stage], arrived.pop(("F", stage, m)) if stage > 0 else inputs[m])
+                x = arrived.pop(("F", stage, m)) if stage > 0 else inputs[m]
+                x, y = forward(stages[stage], x)
                 if stage == max(holder):
                     y = loss_fn(y, targets[m])
                 kept[stage, m] = x, y
@@ -142,7 +146,7 @@ import ppedu as pp
 
 
 def mine(rank, ranks, microbatches):
-    """Yield the actions of one rank, in order: more forwards ahead than 1F1B where memory allows, and late Ws."""
+    """Yield the actions of one rank, in order: further ahead than 1F1B, and with late Ws."""
     lead = ranks - rank + min(ranks // 2, ranks - rank - 1)
     delay = ranks + ranks // 2 - lead
     for m in range(lead):
