@@ -1,12 +1,13 @@
-"""Lesson 8: costs and causes: equivalent answers are accepted, wrong ones explained."""
+"""Lesson 8: costs, causes and messages: equivalent answers are accepted, wrong ones explained."""
 
 from dataclasses import replace
+from itertools import pairwise
 from statistics import mean, median
 
 import pytest
 
 from ppedu import B, Costs, F, schedule, simulate
-from ppedu.notebook.exercises.synthetic import SLOW_RANKS, profiled, synthetic_run
+from ppedu.notebook.exercises.synthetic import synthetic_run
 
 # The synthetic runs with which answers are checked
 
@@ -351,98 +352,44 @@ def test_wrong_parts_are_explained(told):
         assert message.startswith("Not yet: ") and reason in message
 
 
-# Exercise 3: how much longer a run takes because of each rank
+# Exercise 3: the messages on 1F1B's critical path
 
 
-def replay(measured, costs, planned=(), ops="FB"):
-    """Replay a run, with the costs' durations of `ops` on the ranks `planned`; return the makespan."""
-    simulated = {span.action: span for _, span in spans_of(simulate(measured.schedule, costs))}
-    free, ended = [0] * measured.schedule.ranks, {}
-    for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
-        lasts = simulated[action].end - simulated[action].start if rank in planned and action.op in ops else end - start
-        needed = ended.get(source(action))
-        begins = free[rank] if needed is None else max(free[rank], needed + costs.latency)
-        free[rank] = ended[action] = begins + lasts
-    return max(free)
+def messages(ranks, microbatches):
+    return 2 * (ranks + microbatches - 3 - (microbatches - 2) // ranks)
 
 
-def blame(measured, costs):
-    ranks = range(measured.schedule.ranks)
-    return [replay(measured, costs) - replay(measured, costs, {rank}) for rank in ranks]
+def messages_counted(ranks, microbatches):
+    """Count the steps from rank to rank on a critical path."""
+    timeline = simulate(schedule("1f1b", ranks, microbatches), Costs(1000, 2000, latency=1))
+    path = [rank for rank, _ in timeline.critical_path()]
+    return sum(one != other for one, other in pairwise(path))
 
 
-def from_the_other_side(measured, costs):
-    ranks = set(range(measured.schedule.ranks))
-    return [replay(measured, costs, ranks - {rank}) - replay(measured, costs, ranks) for rank in ranks]
+@pytest.mark.parametrize("formula", [messages, messages_counted])
+def test_any_way_to_count_messages_is_accepted(told, formula):
+    assert told("08.3", formula).startswith("Right. From the third microbatch on")
 
 
-def from_the_run(measured, costs):
-    return [measured.makespan - replay(measured, costs, {rank}) for rank in range(measured.schedule.ranks)]
-
-
-def test_a_replay_for_each_rank_is_accepted(told):
-    assert told("08.3", blame).startswith("Right. That is a what-if analysis")
-    assert told("08.3", lambda *given: tuple(blame(*given))).startswith("Right.")
-
-
-WRONG_BLAME = {
-    "longer work": (
-        lambda measured, costs: worked_longer(measured, simulate(measured.schedule, costs)),
-        "That is how much longer each rank worked. But another rank may be slower still",
-    ),
-    "one slow rank": (from_the_other_side, "You slow down one rank of the simulation. Ask the other way round"),
-    "the run": (from_the_run, "You compare with the run, which also waited. Compare with a replay"),
-    "forwards only": (
-        lambda measured, costs: [
-            replay(measured, costs) - replay(measured, costs, {rank}, "F") for rank in range(measured.schedule.ranks)
-        ],
-        "You changed only its forwards.",
-    ),
-    "negative": (lambda *given: [-each for each in blame(*given)], "The sign is wrong: time saved is positive."),
-    "milliseconds": (
-        lambda *given: [1000 * each for each in blame(*given)],
-        "The timeline is in seconds; give seconds",
-    ),
-    "the worst rank": (lambda *given: max(blame(*given)), "instead of 4 numbers, one for each rank."),
-    "zeros": (
-        lambda *given: [0] * given[0].schedule.ranks,
-        "if rank 0 alone had run at its costs; your function",
-    ),
-    "forgets return": (lambda *given: None, "returns None instead of 4 numbers, one for each rank; is a return"),
+WRONG_MESSAGES = {
+    "GPipe's": (lambda ranks, _: 2 * (ranks - 1), "has 16 messages; your formula gives 6. Those are GPipe's"),
+    "two each": (lambda _, microbatches: 2 * microbatches, "with 4 ranks and 1 microbatch the critical path has 6"),
+    "all the way": (lambda p, m: 2 * (p - 1) * -(-m // p), "all the way down and up for every group"),
+    "naive": (lambda p, m: 2 * (p - 1) * m, "as in naive"),
+    "without pauses": (lambda p, m: 2 * (p + m - 2), "now and then, one more microbatch adds nothing"),
+    "known by heart": (lambda *_: 16, "with 4 ranks and 1 microbatch"),
+    "text": (lambda *_: "16", "returns '16' instead of a number"),
+    "forgets return": (lambda *_: None, "is a return missing?"),
 }
 
 
-def test_wrong_blame_is_explained(told):
-    for function, reason in WRONG_BLAME.values():
-        message = told("08.3", function)
+def test_wrong_messages_are_explained(told):
+    for formula, reason in WRONG_MESSAGES.values():
+        message = told("08.3", formula)
         assert message.startswith("Not yet: ") and reason in message
 
 
-def test_the_lessons_own_run_has_two_slow_ranks_of_which_one_costs_time():
-    measured, planned = profiled()
-    assert 1.04 < measured.makespan / planned.makespan < 1.06
-    saved = blame(measured, planned.costs)
-    fitted = Costs.fit(measured).forward
-    slow = {rank for rank, time in enumerate(fitted) if time > 1.02 * planned.costs.forward}
-    assert slow == set(SLOW_RANKS) and max(range(8), key=saved.__getitem__) == 5 and saved[2] < saved[5] / 10
-
-
-def own_costs(measured, costs):
-    """Take the durations from the costs as if they were lists."""
-    times = {"F": costs.forward, "B": costs.backward}
-    planned = {action: times[action.op][action.stage] for row in measured.rows for action, *_ in row}
-    return [sum(planned.values())] * measured.schedule.ranks
-
-
-def test_costs_without_a_number_for_each_stage_are_explained(told):
-    message = told("08.3", own_costs)
-    assert "your function fails at line" in message and "'float' object is not subscriptable" in message
-    assert "In costs, one number stands for all stages, and None as backward for twice the forward." in message
-    elsewhere = told("08.3", lambda measured, costs: [][0])
-    assert "IndexError" in elsewhere and "one number stands for" not in elsewhere
-
-
-ERRORS = [("08.1", lambda run: 1 // 0), ("08.2", lambda run, costs: 1 // 0), ("08.3", lambda run, costs: 1 // 0)]
+ERRORS = [("08.1", lambda run: 1 // 0), ("08.2", lambda run, costs: 1 // 0)]
 
 
 @pytest.mark.parametrize(("exercise", "function"), ERRORS)

@@ -1,10 +1,12 @@
-"""Synthetic runs for the exercises of lesson 8: they are the same every time, and the right answers are known."""
+"""Synthetic runs for lessons and exercises: they are the same every time, and the right answers are known."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from ppedu.core.actions import Action
 from ppedu.core.costs import Costs
@@ -17,7 +19,8 @@ from ppedu.core.timeline import Span, Timeline
 from ppedu.notebook.exercises.common import with_sizes
 from ppedu.notebook.project import heron
 from ppedu.trace import table
-from ppedu.trace.drawn import CLUSTER
+from ppedu.trace.drawn import CLUSTER, Job
+from ppedu.trace.run import Run
 from ppedu.zoo import schedule
 
 SLOW_RANKS = {2: 1.04, 5: 1.07}  # by rank, how many times as long its actions take
@@ -75,6 +78,19 @@ def cluster() -> str:
     """
     write_text("cluster.csv", table.write(CLUSTER.records()))
     return "cluster.csv"
+
+
+def drawn(job: Job) -> Run:
+    """Return the run of a drawn job, read from its table of operations."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "run.csv")
+        write_text(path, table.write(job.records()))
+        return Run.load(path)
+
+
+def slowed() -> Run:
+    """Return a drawn run of four pipelines like that of `cluster`, with one worker that takes twice as long."""
+    return drawn(replace(CLUSTER, replicas=4, steps=6, warm_up=0, planted="slow worker", by=1.0, always=True))
 
 
 def named(run: Timeline) -> str:
