@@ -135,8 +135,8 @@ WRONG_CURES = {
     ),
     "the step": (
         lambda run, cures: min(cures, key=predicted(run, cures).__getitem__),
-        "for a run of equal stages your function chooses 'zb-h1', with which a microbatch takes 195.6 ms of a step; with "
-        "'16 microbatches' it takes 192.3 ms. That has the shortest step.",
+        "for a run of equal stages your function chooses 'zb-h1', with which a microbatch takes 195.6 ms of a step; "
+        "with '16 microbatches' it takes 192.3 ms. That has the shortest step.",
     ),
     "by heart": (lambda *_: "fewer layers in the last stage", "instead of one of zb-h1, 16 microbatches"),
     "the first": (lambda _, cures: next(iter(cures)), "chooses 'zb-h1'"),
