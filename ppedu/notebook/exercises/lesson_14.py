@@ -139,7 +139,7 @@ Cures = dict[str, tuple[Schedule, Any]]  # by name, a schedule, and the layers o
 
 
 @cache
-def _patients() -> list[tuple[Run, Cures]]:
+def _treated() -> list[tuple[Run, Cures]]:
     """Return runs, each with its cures; the lesson's own case first."""
     heavy, even = drawn(replace(CLUSTER, steps=6)), drawn(Job(schedule("1f1b", 2, 4), replicas=1, steps=4))
     return [
@@ -161,19 +161,19 @@ def cures(run: Run) -> Cures:
 @cache
 def _predicted(run: int, name: str) -> float:
     """Return the seconds of a step of the run with this number, with a cure."""
-    patient, given = _patients()[run]
+    measured, given = _treated()[run]
     case, layers = given[name]
-    return patient.predict(case, layers=layers).makespan
+    return measured.predict(case, layers=layers).makespan
 
 
 def _per_microbatch(run: int, name: str) -> float:
-    return _predicted(run, name) / _patients()[run][1][name][0].microbatches
+    return _predicted(run, name) / _treated()[run][1][name][0].microbatches
 
 
 def _not_the_best_cure(function: Any) -> str | None:
     require_function(function, "run", "cures")
     answers = []
-    for number, (run, given) in enumerate(_patients()):
+    for number, (run, given) in enumerate(_treated()):
         case = "for a run of equal stages" if number else "for a run whose last stage is heavy"
         name = call(function, case, run, dict(given))
         if name not in [*given]:
