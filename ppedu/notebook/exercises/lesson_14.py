@@ -176,7 +176,7 @@ def _not_the_best_cure(function: Any) -> str | None:
     for number, (run, given) in enumerate(_treated()):
         case = "for a run of equal stages" if number else "for a run whose last stage is heavy"
         name = call(function, case, run, dict(given))
-        if name not in [*given]:
+        if not (isinstance(name, str) and name in given):
             return f"{case} your function returns {name!r} instead of one of {listed(given)}{missing_return(name)}"
         answers.append((number, case, name, given))
     for number, case, name, given in answers:
@@ -238,7 +238,10 @@ def _not_the_slow_workers(function: Any) -> str | None:
         ranks, replicas = range(run.schedule.ranks), run.replicas
         case = f"in a run of {plural(len(replicas), 'replica')} of {plural(len(ranks), 'rank')}"
         found = call(function, case, run)
-        if not (isinstance(found, (list, tuple, set)) and all(each in product(replicas, ranks) for each in found)):
+        workers = [*product(replicas, ranks)]
+        if not (
+            isinstance(found, (list, tuple, set)) and all(type(each) is tuple and each in workers for each in found)
+        ):
             return f"{case} your function returns {found!r} instead of a list such as [(1, 3)]{missing_return(found)}"
         for replica, rank in sorted({*found} ^ {*right}):
             other = next(each for each in replicas if each != replica)
