@@ -24,6 +24,7 @@ from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
 from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises import prediction
+from ppedu.notebook.exercises.feedback import CLICK
 from ppedu.notebook.exercises.prediction import Prediction
 from ppedu.search.frontier import Frontier
 from ppedu.view.frontier import Chart
@@ -83,7 +84,7 @@ class Cells:
         vars(shows).update(display=self._show)
         sys.modules.update({"IPython": ipython, "IPython.display": shows})
         os.environ["PPEDU_STILL"] = "1"
-        vars(prediction).update(in_notebook=lambda: True, _control=_control)
+        vars(prediction).update(in_notebook=lambda: True, _control=_control, fold=self._fold)
         self.scope: dict[str, Any] = {"__name__": "__main__", "display": self._show}
         self.widgets: list[Interactive] = []
         self.outputs: list[Output] = []
@@ -192,6 +193,9 @@ class Cells:
             self._widget(shown)
         else:
             self.outputs.append({"text": f"{shown!r}\n"})
+
+    def _fold(self, summary: str, text: str) -> None:
+        self.outputs.append({"folded": summary, "answer": text, "text": f"{summary} {CLICK}\n"})
 
     def _widget(self, widget: Interactive, **more: Any) -> None:
         self.widgets.append(widget)

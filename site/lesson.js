@@ -86,6 +86,10 @@ class Cell {
         return node;
       }
       if (output.asked) return control(output.asked, ask);
+      if (output.folded) {
+        const summary = element("summary", { textContent: `${output.folded} Show the answer` });
+        return element("details", { className: "output" }, summary, String(output.answer));
+      }
       const wrong = typeof output.error === "string";
       return element("pre", { className: wrong ? "output wrong" : "output", textContent: String(wrong ? output.error : output.text) });
     });

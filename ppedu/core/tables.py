@@ -6,10 +6,30 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from textwrap import wrap
 
+LINE = 100  # characters that fit on a narrow page
+HEAD = 10  # characters of a cell of the head, where lines are too long otherwise
+SHORT = 40  # characters of a cell of HTML that stays on one line
 
-def in_text(rows: Iterable[Sequence[str]], width: int) -> list[list[str]]:
-    """Return the lines of each row. A cell that is wider than `width` is wrapped."""
-    wrapped = [[wrap(cell, width, break_long_words=False, break_on_hyphens=False) for cell in row] for row in rows]
+
+def in_text(rows: Iterable[Sequence[str]], width: int, most: int | None = None) -> list[list[str]]:
+    """Return the lines of each row. A cell that is wider than `width` is wrapped.
+
+    most: The characters of a line, if its words allow that: the first row, the head, is wrapped further, then all rows.
+    """
+    rows = [*rows]
+    lines = _wrapped(rows, width, width)
+    for narrower in range(width, 0, -1):
+        if not most or max(len(line) for row in lines for line in row) <= most:
+            break
+        lines = _wrapped(rows, narrower, min(narrower, HEAD))
+    return lines
+
+
+def _wrapped(rows: Sequence[Sequence[str]], width: int, head: int) -> list[list[str]]:
+    wrapped = [
+        [wrap(cell, width if place else head, break_long_words=False, break_on_hyphens=False) for cell in row]
+        for place, row in enumerate(rows)
+    ]
     widths = [max(len(line) for cell in column for line in cell) for column in zip(*wrapped, strict=True)]
     return [
         ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip_longest(*row, fillvalue="")]
@@ -18,13 +38,20 @@ def in_text(rows: Iterable[Sequence[str]], width: int) -> list[list[str]]:
 
 
 def in_html(rows: Iterable[Sequence[str]], caption: str = "") -> str:
-    """Return an HTML table whose first row is its head. The cells are HTML."""
-    left = 'style="text-align: left"'  # Jupyter aligns cells to the right
+    """Return an HTML table whose first row is its head. The cells are HTML.
+
+    A table that is wider than the page scrolls, because a number or a name in two lines is hard to read.
+    """
     head, *body = rows
 
     def line(tag: str, row: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag} {left}>{cell}</{tag}>' for cell in row)}</tr>"
+        return f"<tr>{''.join(cell(tag, each) for each in row)}</tr>"
+
+    def cell(tag: str, content: str) -> str:
+        short = " white-space: nowrap;" if tag == "td" and len(content) <= SHORT else ""
+        return f'<{tag} style="text-align: left;{short}">{content}</{tag}>'  # Jupyter aligns cells to the right
 
     above = f"<caption>{caption}</caption>" if caption else ""
     lines = "".join(line("td", row) for row in body)
-    return f"<table>{above}<thead>{line('th', head)}</thead><tbody>{lines}</tbody></table>"
+    table = f"<table>{above}<thead>{line('th', head)}</thead><tbody>{lines}</tbody></table>"
+    return f'<div style="overflow-x: auto;">{table}</div>'

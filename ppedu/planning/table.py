@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from ppedu.core.numeric import Number, plural
-from ppedu.core.tables import in_html, in_text
+from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.planning.partition import KINDS
 
 if TYPE_CHECKING:
@@ -160,12 +160,15 @@ class Plan:
         split = f" of {job.pieces.tensor} GPUs" if job.pieces.tensor > 1 else ""
         size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
         lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each"]
-        lines += ["", *chain.from_iterable(in_text([head, *rows], 40))]
+        lines += ["", *chain.from_iterable(in_text([head, *rows], 40, LINE))]
         lines += [f"… and {more} more"] if more > 0 else []
         copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)
-        lines += ["", f"best: {self.best.name}{copies}", self.partition(most=LISTED), ""]
+        lines += ["", f"best: {self.best.name}{copies}"]
+        for line in self.partition(most=LISTED).splitlines():
+            lines += wrap(line, LINE, subsequent_indent="  ")
+        lines += [""]
         for number, finding in enumerate(self.findings, 1):
-            lines += wrap(f"{number}. {finding}", 100, subsequent_indent="   ")
+            lines += wrap(f"{number}. {finding}", LINE, subsequent_indent="   ")
         if self.interrupted:
             lines += ["", "The search was interrupted, or its time was over; a longer one may find better partitions."]
         return "\n".join(lines)
@@ -175,7 +178,8 @@ class Plan:
 
         rows = [[escape(cell) for cell in row] for row in self._rows(len(self.choices))]
         notes = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
-        return f"{in_html(rows)}<pre>{escape(self.partition())}</pre><ol>{notes}</ol>"
+        stages = f'<pre style="white-space: pre-wrap;">{escape(self.partition())}</pre>'
+        return f"{in_html(rows)}{stages}<ol>{notes}</ol>"
 
 
 def _held(pieces: range, last: int) -> str:

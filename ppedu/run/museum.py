@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from ppedu.core.errors import SettingError
-from ppedu.core.tables import in_html, in_text
+from ppedu.core.tables import LINE, in_html, in_text
 
 Program = Callable[..., Any]
 
@@ -62,7 +62,7 @@ class Museum(dict[str, Bug]):
         return add
 
     def __repr__(self) -> str:
-        return "\n\n".join("\n".join(row) for row in in_text(self._rows(), 27))
+        return "\n\n".join("\n".join(row) for row in in_text(self._rows(), 27, LINE))
 
     def _repr_html_(self) -> str:
         return in_html([escape(cell) for cell in row] for row in self._rows())

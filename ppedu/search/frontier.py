@@ -13,7 +13,7 @@ from ppedu.core.costs import Costs
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.simulate import simulate
-from ppedu.core.tables import in_text
+from ppedu.core.tables import LINE, in_text
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
@@ -68,7 +68,7 @@ class Frontier:
             beside = f"{best.schedule.name}: {pretty(instance.value(best), unit)}" if best else ""
             proofs = " and ".join(each.proofs)
             rows.append([pretty(limit), pretty(each.value, unit), pretty(each.bound, unit), proofs, beside])
-        return "\n".join(chain.from_iterable(in_text(rows, 40)))
+        return "\n".join(chain.from_iterable(in_text(rows, 40, LINE)))
 
     __repr__ = __str__
 

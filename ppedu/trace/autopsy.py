@@ -17,7 +17,7 @@ from ppedu.core.files import named
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.reorder import reorder
 from ppedu.core.simulate import simulate
-from ppedu.core.tables import in_html, in_text
+from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.findings import find
 from ppedu.trace.records import Recorded
@@ -40,7 +40,6 @@ CAUSES = {
     "order": "an order that another one of the same actions beats in the same memory",
     "warm-up and cooldown": "ranks that wait for their first microbatch and for the last gradients",
 }
-WIDTH = 100  # of a line of text
 REPLAYED = ("pauses", "messages", "slow worker", "variation", "imbalance")  # can be left out of a replay
 
 
@@ -168,13 +167,14 @@ class Autopsy:
             yield cause, _percent(share), saved
 
     def __str__(self) -> str:
-        table = [line for lines in in_text(self._rows(), 80) for line in lines]
+        table = [line for lines in in_text(self._rows(), 80, LINE) for line in lines]
         findings = [
             line
             for number, finding in enumerate(self.findings, 1)
-            for line in wrap(str(finding), WIDTH, initial_indent=f"{number}. ", subsequent_indent="   ")
+            for line in wrap(str(finding), LINE, initial_indent=f"{number}. ", subsequent_indent="   ")
         ]
-        return "\n".join([*self._head(), "", *table, "", *(findings or ["Nothing would save much."])])
+        head = [part for line in self._head() for part in wrap(line, LINE, subsequent_indent="   ")]
+        return "\n".join([*head, "", *table, "", *(findings or ["Nothing would save much."])])
 
     __repr__ = __str__
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean, median
@@ -13,6 +13,7 @@ from ppedu.core.costs import Costs
 from ppedu.core.fit import NAMES, fit
 from ppedu.core.numeric import pretty
 from ppedu.core.per_link import each_link
+from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.core.timeline import Timeline
 from ppedu.trace.replay import turns
 
@@ -36,19 +37,24 @@ class Calibration:
     warm_up: tuple[int, ...]
 
     def __str__(self) -> str:
-        lines = ["stage  " + "".join(f"{name:>26}" for name in self.spread)]
-        times = {name: getattr(self.costs, name) for name in self.spread}
-        for stage in range(len(next(iter(self.spread.values())))):
-            cells = (
-                f"{pretty(times[name][stage] * 1000)} ms ({pretty(low * 1000)}–{pretty(high * 1000)})"
-                for name, each in self.spread.items()
-                for low, high in [each[stage]]
-            )
-            lines.append(f"{stage:<7}" + "".join(f"{cell:>26}" for cell in cells))
-        lines.append(f"overhead per action: {pretty(self.overhead, 's')}")
+        return "\n".join([*chain(*in_text(self._rows(), LINE, LINE)), *self._notes()])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"{in_html(self._rows())}<p>{'<br>'.join(map(escape, self._notes()))}</p>"
+
+    def _rows(self) -> Iterator[Sequence[str]]:
+        yield "stage", *self.spread
+        columns = [zip(getattr(self.costs, name), each, strict=True) for name, each in self.spread.items()]
+        for stage, row in enumerate(zip(*columns, strict=True)):
+            times = ((pretty(1000 * each) for each in (time, *ends)) for time, ends in row)
+            yield str(stage), *(f"{time} ms ({low}–{high})" for time, low, high in times)
+
+    def _notes(self) -> Iterator[str]:
+        yield f"overhead per action: {pretty(self.overhead, 's')}"
         if self.warm_up:
-            lines.append(f"left out, as a slow start: {steps_in_words(self.warm_up)}")
-        return "\n".join(lines)
+            yield f"left out, as a slow start: {steps_in_words(self.warm_up)}"
 
 
 def calibrate(timelines: Sequence[Timeline], warm_up: Sequence[int] = ()) -> Calibration:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import OVERLAP, Op
@@ -16,6 +17,7 @@ from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.simulate import simulate
+from ppedu.core.tables import LINE
 from ppedu.core.timeline import Timeline
 from ppedu.trace.replay import Measured, travels, turns
 from ppedu.zoo.registry import published
@@ -51,12 +53,13 @@ class Prediction:
 
     def __str__(self) -> str:
         saved = self.now - self.makespan
-        lines = [
+        found = (
             f"{self.schedule.name}, {self.schedule.size}: the pipeline takes {pretty(self.makespan, 's')} of a step "
             f"(most steps: {pretty(self.low, 's')}–{pretty(self.high, 's')}), {pretty(abs(saved), 's')} "
             f"{'less' if saved >= 0 else 'more'} than now ({pretty(self.now, 's')})"
-        ]
-        return "\n".join([*lines, *(f"assumed: {assumption}" for assumption in self.assumptions)])
+        )
+        lines = [found, *(f"assumed: {assumption}" for assumption in self.assumptions)]
+        return "\n".join(fill(line, LINE, subsequent_indent="   ") for line in lines)
 
 
 def predict(

@@ -22,10 +22,12 @@ def test_predictions_and_hints_are_made_with_the_keyboard(notebook):
     page = notebook(CELLS)
     size = page.viewport_size
     page.set_viewport_size({"width": 1024, "height": 900})
-    said = page.locator(".jp-OutputArea-output", has_text="one piece: it is 96. You made no prediction.")
-    said.wait_for()
+    folded = page.locator("details", has_text="one piece: you made no prediction.")
+    assert not folded.get_by_text("It is 96.").is_visible()
+    folded.locator("summary").press("Enter")
+    folded.get_by_text("It is 96.").wait_for()
     page.get_by_text("You made no predictions here.").wait_for()
-    page.get_by_text("not yet", exact=True).wait_for()
+    page.get_by_text("← drag me", exact=True).wait_for()
     handle = page.get_by_role("slider", name="one piece: your prediction, from 20 to 120?")
     handle.focus()
     for _ in range(3):

@@ -36,15 +36,15 @@ def said():
         ((20, 121, 25), "your prediction, from 20 to 120?"),
         ((0, 1, 0.1), "your prediction, from 0 to 1?"),
         ((Fraction(1, 2), 2, Fraction(1, 2)), "your prediction, from 0.5 to 2?"),
-        ((["rank 0", "rank 3", "all the same"],), "your prediction, rank 0, rank 3 or all the same?"),
-        (([1, 2],), "your prediction, 1 or 2?"),
+        ((["rank 0", "rank 3", "all the same"],), "your prediction? Choose rank 0, rank 3 or all the same."),
+        (([1, 2],), "your prediction? Choose 1 or 2."),
     ],
 )
 def test_without_a_page_the_question_is_printed_and_nothing_is_predicted(capsys, given, question):
     predict("it", *given)
     outcome("it", 1)
     predictions()
-    assert capsys.readouterr().out == f"it: {question}\nit: it is 1. You made no prediction.\n{NONE}"
+    assert capsys.readouterr().out == f"it: {question}\nit: you made no prediction. It is 1.\n{NONE}"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,31 @@ def test_a_choice_is_compared_with_its_outcome(capsys, said, value, end):
     assert capsys.readouterr().out.splitlines()[1] == f"it: you said rank 3, it is {value}{end}"
 
 
+def test_each_wrong_prediction_has_a_reply_of_its_own(capsys, said):
+    predict("bytes", ["data parallel", "tensor parallel", "pipeline"])
+    predict("makespan", 20, 120)
+    replies = {"data parallel": "It sends every gradient.", "tensor parallel": "It sends in each layer."}
+    sides = {"too low": "The ranks wait, too.", "too high": "They overlap."}
+    told = []
+    for choice in ("data parallel", "tensor parallel", "pipeline"):
+        said("bytes", choice)
+        outcome("bytes", "pipeline", replies)
+    for guess in (95, 97, 96):
+        said("makespan", guess)
+        outcome("makespan", 96, sides)
+    told = [re.split(r"(?<=[a-z\d])\. ?", line, maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert told == [*replies.values(), "", *sides.values(), ""]
+
+
+def test_a_reply_to_what_cannot_be_chosen_is_refused():
+    predict("bytes", ["data parallel", "pipeline"])
+    predict("makespan", 20, 120)
+    with pytest.raises(SettingError, match="replies to 'data', which cannot be chosen; possible: data parallel, pipel"):
+        outcome("bytes", "pipeline", {"data": "It sends every gradient."})
+    with pytest.raises(SettingError, match="replies to '95', which cannot be chosen; possible: too low, too high"):
+        outcome("makespan", 96, {"95": "Nearly."})
+
+
 def test_a_table_shows_the_predictions_as_they_were_at_their_outcomes(capsys, said):
     for name in ("one piece", "eight", "later", "skipped"):
         predict(name, 0, 120)
@@ -127,7 +152,7 @@ def test_a_cell_that_runs_again_keeps_the_prediction_unless_the_question_changed
     assert "you said 7" in capsys.readouterr().out
     predict("it", 0, 20)
     outcome("it", 7)
-    assert "You made no prediction." in capsys.readouterr().out
+    assert "you made no prediction." in capsys.readouterr().out
 
 
 def test_a_page_without_ipywidgets_names_the_missing_package(capsys, monkeypatch):
@@ -169,8 +194,15 @@ def test_moving_a_slider_or_choosing_makes_the_prediction(page):
     assert slider.data["text/plain"] == "one piece: your prediction, from 20 to 120?"
     assert "application/vnd.jupyter.widget-view+json" in slider.data and "text/html" not in choice.data
     results = "outcome('one piece', 96)\noutcome('the longest wait', 'rank 3')"
-    [before] = page.run(results)
-    assert before.text.count("You made no prediction.") == 2, "Run All makes none"
+    for answer, before in zip(("96", "rank 3"), page.run(results), strict=True):
+        assert "you made no prediction." in before.data["text/plain"], "Run All makes none"
+        assert answer not in before.data["text/plain"]
+        summary, folded = before.data["text/html"].split("</summary>")
+        assert (
+            summary.startswith("<details><summary>")
+            and answer not in summary
+            and folded == f"<div>It is {answer}.</div></details>"
+        )
     page.move("SelectionSlider", 1)
     page.move("RadioButtons", 1)
     slid, chosen = page.run(results)
@@ -181,7 +213,11 @@ def test_moving_a_slider_or_choosing_makes_the_prediction(page):
     assert "<td" in table.data["text/html"] and re.search(r"one piece +20 +96 +76 too low", table.data["text/plain"])
     page.move("SelectionSlider", 0)
     page.run("predict('one piece', 20, 120)")
-    assert "You made no prediction." in page.run("outcome('one piece', 96)")[0].text, "it can be taken back"
+    assert "made no prediction" in page.run("outcome('one piece', 96)")[0].data["text/plain"], "it can be taken back"
+    page.run("import os; os.environ['PPEDU_STILL'] = '1'")
+    [closed] = page.run("predict('one piece', 20, 120)")
+    assert closed.data["text/plain"] == "one piece: your prediction, from 20 to 120?"
+    assert "Run this cell to choose." in closed.data["text/html"]
 
 
 def test_stops_with_equal_labels_are_different_predictions():

@@ -8,6 +8,7 @@ import json
 import re
 import symtable
 import sys
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -288,7 +289,7 @@ def test_predictions_are_left_to_the_learner(lesson):
     assert "you said" not in told
     for name in names:
         assert re.search(rf"{re.escape(name[1:-1])}: your prediction", told)
-        assert f"{name[1:-1]}: it is " in told
+        assert f"{name[1:-1]}: you made no prediction." in told
 
 
 def test_predictions_are_controls_and_their_outcomes_are_computed(lesson):
@@ -299,14 +300,15 @@ def test_predictions_are_controls_and_their_outcomes_are_computed(lesson):
         for node in ast.walk(ast.parse(re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE)))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     ]
-    told = "\n".join(map(_text, _code(lesson)))
-    assert "You made no predictions here." in told
+    assert "You made no predictions here." in "\n".join(map(_text, _code(lesson)))
+    outputs = [output for cell in _code(lesson) for output in cell.outputs]
+    pages = "\n".join("".join(output.get("data", {}).get("text/html", "")) for output in outputs)
     for call in calls:
         if call.func.id == "outcome":
             assert not isinstance(call.args[1], ast.Constant), f"{ast.unparse(call)}: compute the outcome"
         if call.func.id == "predict":
             name, *given = map(ast.literal_eval, call.args)
-            [found] = re.findall(rf"^{re.escape(name)}: it is (.+)\. You made no prediction", told, re.MULTILINE)
+            [found] = re.findall(rf"<summary>{re.escape(escape(name))}: .+</summary><div>It is (.+)\.</div>", pages)
             if isinstance(given[0], list):
                 assert found in map(str, given[0])
             else:

@@ -133,6 +133,7 @@ def test_a_learners_own_cells(worker):
             cell("import numpy"),
             cell("%%torchrun -n 2\nprint(1)"),
             cell("results[0]"),
+            cell("predict('skipped', 1, 9)\noutcome('skipped', 7)"),
             cell("from matplotlib import pyplot as plt\nplt.plot([1])\nplt.show()"),
         ]
     )
@@ -147,4 +148,5 @@ def test_a_learners_own_cells(worker):
     for outputs, error in zip(shown[9:13], errors, strict=True):
         assert error in outputs[-1]["error"]
     assert "several processes" in shown[13][0]["recorded"]
-    assert "'results'" in shown[14][0]["recorded"] and shown[15] == []
+    assert "'results'" in shown[14][0]["recorded"] and shown[16] == []
+    assert shown[15][1]["answer"] == "It is 7."

@@ -10,6 +10,8 @@ from typing import Any
 # By tone: the color and the icon. Both differ, and the sentence begins with words that differ.
 TONES = {"right": ("#2f8f6b", "✓"), "wrong": ("#c2701c", "!"), "hint": ("#3b76b8", "?")}
 
+CLICK = "A click shows the answer in JupyterLab."  # for a page that shows plain text only
+
 CODE = re.compile(r"`([^`\n]+)`")
 EMPHASIS = re.compile(r"(?<![\w*])\*(\w[^*\n]*?)\*(?![\w*])")
 
@@ -26,6 +28,20 @@ def show(html: str, text: str) -> None:
         publish({"text/html": html, "text/plain": text})
     else:
         print(text)
+
+
+def fold(summary: str, text: str) -> None:
+    """Show a sentence that opens `text` at a click; print both where there is no page.
+
+    A saved notebook shows what it was saved with, so a page that shows plain text only must not show `text`.
+    """
+    if has_page():
+        html = (
+            f"<details><summary>{escape(summary)} <em>Show the answer</em></summary><div>{escape(text)}</div></details>"
+        )
+        publish({"text/html": html, "text/plain": f"{summary} {CLICK}"})
+    else:
+        print(summary, text)
 
 
 def publish(bundle: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from difflib import get_close_matches
@@ -13,12 +13,18 @@ from typing import Any
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import pretty
-from ppedu.notebook.exercises.feedback import TONES, publish, show, table
+from ppedu.notebook.exercises.feedback import TONES, fold, publish, rendered, show, table
 from ppedu.notebook.exercises.progress_file import keep
 from ppedu.view.interactive import in_notebook
 
 MOST_STOPS = 10_000  # of a slider
-EMPTY = "not yet"  # the first stop of a slider
+HANDLE, RAIL = (
+    "○",
+    "─" * 24,
+)  # of a picture of a control: JupyterLab removes drawings from a page that it does not trust
+BOX = "display: inline-block; padding: 0.4em 0.9em; line-height: 1.7; border: 1px solid #8a8a8a; border-radius: 4px;"
+SIDES = ("too low", "too high")  # of a slider's prediction that is wrong
+EMPTY = "← drag me"  # the first stop of a slider
 
 
 @dataclass
@@ -49,7 +55,7 @@ def predict(name: str, *given: Any) -> None:
         predict("who waits longest", ["rank 0", "rank 3", "all the same"])
 
     given: the least and the greatest value of a slider, and the distance between its stops, 1 by default; or a list of
-        choices. Without a kernel, the question is printed.
+        choices. Without a kernel, the question is shown closed.
 
     Raises:
         SettingError: the arguments are neither of these.
@@ -61,7 +67,7 @@ def predict(name: str, *given: Any) -> None:
     _predictions[name] = asked
     question = _question(name, asked)
     if not in_notebook():
-        print(question)
+        show(_closed(name, asked), question)
         return
     try:
         asked.control = asked.control or _control(name, asked)
@@ -88,7 +94,21 @@ def _question(name: str, asked: Prediction) -> str:
     options = [pretty(each) if asked.step else each for each in asked.options]
     if asked.step:
         return f"{name}: your prediction, from {options[0]} to {options[-1]}?"
-    return f"{name}: your prediction, {', '.join(options[:-1])} or {options[-1]}?"
+    return f"{name}: your prediction? Choose {', '.join(options[:-1])} or {options[-1]}."
+
+
+def _closed(name: str, asked: Prediction) -> str:
+    """Return HTML: the question and its options, in a box that cannot be used until the cell runs."""
+    if asked.step:
+        options = f"{pretty(asked.options[0])} {HANDLE}{RAIL} {pretty(asked.options[-1])}"
+    else:
+        options = " &emsp; ".join(
+            f'<span style="white-space: nowrap">{HANDLE} {escape(each)}</span>' for each in asked.options
+        )
+    return (
+        f'<div style="{BOX}"><b>{escape(name)}</b>: your prediction?<br>{options}<br>'
+        '<small style="opacity: 0.75">Run this cell to choose.</small></div>'
+    )
 
 
 def _control(name: str, asked: Prediction) -> dict[str, Any]:
@@ -101,7 +121,8 @@ def _control(name: str, asked: Prediction) -> dict[str, Any]:
     if asked.step:
         labels = [EMPTY, *map(pretty, asked.options)]
         layout = {"width": "min(100%, 36em)", "margin": "2px 8px"}
-        control = ipywidgets.SelectionSlider(options=[*zip(labels, count())], layout=layout)
+        style = {"handle_color": TONES["hint"][0]}
+        control = ipywidgets.SelectionSlider(options=[*zip(labels, count())], layout=layout, style=style)
     else:
         layout = {"width": "max-content", "max_width": "100%"}
         control = ipywidgets.RadioButtons(options=asked.options, index=None, layout=layout)
@@ -116,22 +137,39 @@ def _control(name: str, asked: Prediction) -> dict[str, Any]:
     return displayed(named([question, control], names))[0]
 
 
-def outcome(name: str, value: Any) -> None:
-    """Show the result `value`, and next to it the prediction for `name`, if there is one."""
+def outcome(name: str, value: Any, replies: Mapping[str, str] | None = None) -> None:
+    """Show the result `value` next to the prediction for `name`. Without a prediction, it is folded.
+
+        outcome("who waits longest", longest, {"rank 0": "It starts first, and waits for its last gradient only."})
+
+    replies: A sentence for each wrong choice that explains why it is wrong; for a slider, one for "too low" and one for
+        "too high".
+
+    Raises:
+        SettingError: there is a reply to something that cannot be chosen.
+    """
     found, made = _readable(value), _predictions.get(name)
     if made:
         made.compared = made.value, value
+        possible = SIDES if made.step else made.options
+        if wrong := [each for each in replies or {} if each not in possible]:
+            raise SettingError(
+                f"outcome({name!r}, …) replies to {wrong[0]!r}, which cannot be chosen; possible: {', '.join(possible)}"
+            )
     if made and made.value is not None:
         verdict = _verdict(made.value, value, made.step)
         keep("predictions", name, {"said": _readable(made.value), "is": found, "right": verdict.startswith("right")})
         text = f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}."
         on_line = _on_a_line(made, value) if made.step and isinstance(value, Real) else ""
-        show(f"<div>{escape(text)}</div>{on_line}", text)
+        side = next((each for each in SIDES if verdict.endswith(each)), None) if made.step else made.value
+        reply = (replies or {}).get(side, "")
+        show(
+            f"<div>{escape(text)}</div>{on_line}{reply and f'<div>{rendered(reply)}</div>'}", f"{text} {reply}".rstrip()
+        )
         return
     near = [] if made else get_close_matches(name, _predictions)
-    print(
-        f"{name}: it is {found}. You made no prediction{f' with that name, but one for {near[0]!r}' if near else ''}."
-    )
+    other = f" with that name, but one for {near[0]!r}" if near else ""
+    fold(f"{name}: you made no prediction{other}.", f"It is {found}.")
 
 
 def _verdict(said: Any, found: Any, step: Any) -> str:
