@@ -504,3 +504,15 @@ def test_sizes_that_would_take_forever_are_refused():
             pp.plan(**{**asked, **changes})
     with pytest.raises(pp.SettingError, match="10003 pieces are too many for a plan; take at most 10000 layers"):
         pp.Model.measured([1] * 10_003)
+
+
+def test_a_plan_fits_a_narrow_page():
+    """In text, no line is wrapped by the page; in HTML, a name or a number stays in one line, and the table scrolls."""
+    model = pp.Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256)
+    names = ["1f1b", "zb-interleaved", "looped-bfs"]
+    plan = pp.plan(model, "h100", ranks=4, microbatches=[8, 16], sequence=8192, schedules=names, seconds=0)
+    lines = str(plan).splitlines()
+    assert max(map(len, lines)) <= 100
+    for cell in re.findall(r"<td[^>]*>[^<]*", plan._repr_html_()):
+        assert "nowrap" in cell
+    assert plan._repr_html_().startswith('<div style="overflow-x: auto;">')
