@@ -162,9 +162,9 @@ WRONG = {
         lambda first, second, x, target, loss_fn: right(first, second, x, target, mse_loss),
         "different loss and two microbatches in turn, the second half's gradients differ from those of the",
     ),
-    "forgets return": (written(answer=lambda loss: None), "the gradients are right, but your function returns None"),
+    "forgets return": (written(answer=lambda loss: None), "returns None in place of the loss; is a return missing?"),
     "another return": (written(answer=lambda loss: -loss), "the gradients are right, but your function returns -"),
-    "does nothing": (lambda first, second, x, target, loss_fn: 0, "the first half never runs"),
+    "does nothing": (lambda first, second, x, target, loss_fn: None, "runs neither half and returns None;"),
     "runs twice": (lambda *given: [right(*given), right(*given)][0], "the first half runs 2 times"),
     "of the model": (lambda model, x: 0, "give a function of first, second, x, target and loss_fn; yours takes"),
 }

@@ -44,7 +44,7 @@ def by_stage(times, ranks):
 
 WRONG = {
     "equal stages": (equal, "rank 0 works 65.5 on each microbatch, with 2 pieces in stage 0 and 3 in stage 15"),
-    "even stages, by cost": (by_stage, "the busiest rank can do with"),
+    "even stages, by cost": (by_stage, "You balanced the stages, not the ranks"),
     "a stage for each rank": (lambda times, ranks: [1] * ranks, "there are two on each rank"),
     "pieces that are lost": (lambda times, ranks: [1] * (2 * ranks), "the model has 34"),
     "nothing": (lambda times, ranks: None, "is a return missing?"),

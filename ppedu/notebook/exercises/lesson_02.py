@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ppedu.core.numeric import pretty
 from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises import parts
-from ppedu.notebook.exercises.common import Exercise, own_line, require_function, too_large
+from ppedu.notebook.exercises.common import Exercise, missing_return, own_line, require_function, too_large
 from ppedu.zoo import schedule
 
 if TYPE_CHECKING:  # the package must import without torch
@@ -125,6 +125,11 @@ def _not_cut(seen: Observed) -> str | None:
     """Explain what is wrong with the activation on the way down; return None if it is right."""
     import torch
 
+    if not (seen.sent or seen.received):
+        return (
+            f"your function runs neither half and returns {seen.loss!r}; run first(x), hand a copy of its output to "
+            "second, and return the loss"
+        )
     for half, runs in (("first", seen.sent), ("second", seen.received)):
         if len(runs) != 1:
             return f"the {half} half {f'runs {len(runs)} times' if runs else 'never runs'}; run each half once"
@@ -247,7 +252,8 @@ def _not_the_loss(returned: Any, loss: Tensor) -> str | None:
 
     value = returned.item() if is_tensor(returned) and returned.numel() == 1 else returned
     if not isinstance(value, Real) or too_large(value):
-        return f"the gradients are right, but your function returns {returned!r}; it should return the loss"
+        missing = missing_return(returned)
+        return f"the gradients are right, but your function returns {returned!r} in place of the loss{missing}"
     if value != loss.item():
         return f"the gradients are right, but your function returns {pretty(value)}; the loss is {pretty(loss.item())}"
     return None

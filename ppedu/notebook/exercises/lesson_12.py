@@ -28,6 +28,10 @@ SIZES = [(4, 8), (3, 7), (6, 12), (5, 16), (8, 20)]
 LEAST_TIMES = {(4, 9): 30.75, (4, 11): 36.75, (5, 12): 41, (6, 14): 48.25}
 
 
+# The last two of four ranks, a letter for a quarter of the time of a forward.
+FIRST_WAIT = "`rank 2  F0──F1──······I0──`\n`rank 3       F0──I0──`"
+
+
 def _room(ranks: int, microbatches: int) -> int:
     """Return the microbatches that a rank may hold."""
     return ranks + ranks // 2
@@ -212,6 +216,9 @@ EXERCISES = {
             "Begin with ZB-H1: split each B into I and W, and delay the Ws by as many microbatches as memory allows.",
             "While a message travels, a rank needs another microbatch to work on. Give the first ranks more forwards "
             "before their first I. The last rank needs no more than one.",
+            "Draw what happens around the first message to the last rank and back. A forward is four letters long, a "
+            f"message one:\n{FIRST_WAIT}\nWith two forwards, rank 2 waits where the dots are. How many more would fill "
+            "them? And does rank 1 wait for rank 2 in the same way?",
             "If a rank runs two forwards more than the next one, a message is always on its way between them. There is "
             "memory for ranks // 2 forwards more than in 1F1B; rank r can use at most ranks - r - 1 of them. What is "
             "left of the memory delays Ws.",

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from ppedu.core.numeric import plural, pretty
+from ppedu.core.partition import by_cost
 from ppedu.notebook.exercises.common import Exercise, call, listed, missing_return, require_function
 from ppedu.planning.model import Model
 from ppedu.planning.presets import machine_named
@@ -17,6 +18,7 @@ from ppedu.planning.table import Plan
 # The lesson's models: what each piece of the first takes forward, in ms, and the sizes of the second.
 TIMES = (0.5, *[12] * 32, 29)
 LLAMA = Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128_256)
+BALANCED = "You balanced the stages, not the ranks: a rank works on two of them, and their sum counts"
 _chance = random.Random(13)
 CASES = [
     (TIMES, 8),
@@ -29,9 +31,14 @@ CASES = [
 
 def ranks_of_v(lengths: Sequence[int], times: Sequence[float]) -> list[float]:
     """Return how long each rank works on a microbatch, if stage s and the one as far from the end are on one rank."""
-    before = [0, *accumulate(times)]
-    stages = [before[end] - before[begin] for begin, end in pairwise([0, *accumulate(lengths)])]
+    stages = _stages(lengths, times)
     return [first + last for first, last in zip(stages, reversed(stages), strict=True)][: len(stages) // 2]
+
+
+def _stages(lengths: Sequence[int], times: Sequence[float]) -> list[float]:
+    """Return how long each stage takes."""
+    before = [0, *accumulate(times)]
+    return [before[end] - before[begin] for begin, end in pairwise([0, *accumulate(lengths)])]
 
 
 def least_busiest(times: Sequence[float], ranks: int) -> float:
@@ -86,11 +93,18 @@ def _not_even_ranks(cut: Any) -> str | None:
         if max(loads) > least + 1e-6:
             rank = max(range(ranks), key=loads.__getitem__)
             first, last = lengths[rank], lengths[2 * ranks - 1 - rank]
-            return (
+            fault = (
                 f"{case} rank {rank} works {pretty(loads[rank])} on each microbatch, with {plural(first, 'piece')} in "
                 f"stage {rank} and {last} in stage {2 * ranks - 1 - rank}; the busiest rank can do with {pretty(least)}"
             )
+            return f"{fault}. {BALANCED}" if _as_even_as_stages_can_be(lengths, times) else fault
     return None
+
+
+def _as_even_as_stages_can_be(lengths: Sequence[int], times: Sequence[float]) -> bool:
+    """Return whether the longest stage is as short as possible, though the busiest rank is not."""
+    best = [len(cut) for cut in by_cost(times, len(lengths))]
+    return max(_stages(lengths, times)) <= max(_stages(best, times)) + 1e-6
 
 
 def _not_your_plan(plan: Any) -> str | None:
