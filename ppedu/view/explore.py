@@ -72,12 +72,12 @@ class Explore(Interactive):
     def stack(self) -> Stack:
         """The timeline, with a memory scale that is the same for most schedules of a size: all its microbatches.
 
-        Where the peak would be an eighth of that or less, the scale is an eighth.
+        Where the peak is half of that or less, the scale is halved, again and again.
         """
         panels = self.panels()
         most, scale = Stack(panels).most, float(self.shown["microbatches"])
-        while 0 < most <= scale / 8:
-            scale /= 8
+        while 0 < most <= scale / 2:
+            scale /= 2
         return Stack(panels, least=scale)
 
     def set(self, /, **changes: Any) -> None:

@@ -425,7 +425,8 @@ export class Figure {
 
   /**
    * Put the tooltip below the pointer, or below the box that the keyboard has reached; or above, if there is no space.
-   * A backward's gradient comes from the rank below, which stays in view: its tooltip is above.
+   * A backward's gradient comes from the rank below, which stays in view: its tooltip is above. That of a gap lies beyond
+   * the lanes of the rank that waits and of the one that it waits for.
    */
   placeTip() {
     if (this.tip.hidden || !this.current) return;
@@ -439,8 +440,15 @@ export class Figure {
       [x, top, bottom] = [holder.left + left + width / 2, holder.top + upper - 4, holder.top + upper + height + 6];
     }
     const { offsetWidth, offsetHeight } = this.tip;
+    let upward = i !== undefined && "BI".includes(this.drawn(this.current)?.boxes.op[i] ?? " ");
+    if (gap) {
+      const [layout, { top: edge }] = [this.lanesOf(panel)[lane], this.panels[panel].holder.getBoundingClientRect()];
+      const awaited = layout.timeline.awaited(gap);
+      top = edge + layout.y(Math.min(gap.rank, awaited), 0) - 2;
+      bottom = edge + layout.y(Math.max(gap.rank, awaited) + 1, 0) + 2;
+      upward = awaited > gap.rank;
+    }
     const fits = bottom - home.top + offsetHeight <= home.height;
-    const upward = i !== undefined && "BI".includes(this.drawn(this.current)?.boxes.op[i] ?? " ");
     const below = (fits && !upward) || top - home.top < offsetHeight;
     this.tip.style.left = `${Math.max(0, Math.min(x - home.left, home.width - offsetWidth))}px`;
     this.tip.style.top = `${(below ? bottom : top - offsetHeight) - home.top}px`;
@@ -499,7 +507,7 @@ export class Figure {
       if (rank[next] !== rank[i]) next = i;
     }
     if (next < 0 || next >= lanes[lane].count) return;
-    this.set({ current: { panel: n, lane, i: next } });
+    this.set({ current: { panel: n, lane, i: next }, chosen: null });
     const { boxes } = lanes[lane];
     const width = this.view.right - this.view.left;
     if (boxes.start[next] < this.view.left || boxes.end[next] > this.view.right) this.lookAt(boxes.start[next] - width / 2, width);
@@ -710,7 +718,7 @@ function behind(node) {
     const color = getComputedStyle(node).backgroundColor;
     if (color && color !== "transparent" && !color.endsWith(", 0)")) return color;
   }
-  return matchMedia("(prefers-color-scheme: dark)").matches ? "#1e1e1e" : "#ffffff";
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "rgb(30, 30, 30)" : "rgb(255, 255, 255)";
 }
 
 // ----------------------------------------------------------------------------------------------------------- widgets

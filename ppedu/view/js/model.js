@@ -148,6 +148,17 @@ export class Timeline {
   }
 
   /**
+   * The rank whose result ends a gap; the gap's own rank if it is not another one.
+   * @param {Gap} gap
+   */
+  awaited({ rank, end }) {
+    const next = this.after(rank, end);
+    const sources = next < this.rows[rank + 1] ? this.data.sources[next] : [];
+    const last = sources.toSorted((a, b) => this.boxes.end[b] - this.boxes.end[a])[0];
+    return last === undefined ? rank : this.boxes.rank[last];
+  }
+
+  /**
    * The boxes in view, rank after rank.
    * @param {View} view
    */

@@ -30,6 +30,8 @@ const LINE = 16;
 const NAME = 66; // the space for the names of lanes
 const FONT = "system-ui, sans-serif";
 const MANY = 5000; // boxes in view
+const FADED = 0.78; // the part of the page's color in what is faded
+const EDGE = 0.55; // how dark the upper edge of a memory strip is
 const NAMED = 9; // the smallest font for names such as 2B0 in boxes; a name that would be smaller is replaced by a number
 
 // ----------------------------------------------------------------------------------------------------------- colors
@@ -43,6 +45,12 @@ function inkOn(color) {
   const luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue; // as WCAG 2 defines it
   return (luminance + 0.05) ** 2 < 0.05 * 1.05 ? "#ffffff" : "#000000";
 }
+
+/**
+ * The red, green and blue in a color as the browser computes it, such as rgb(255, 255, 255).
+ * @param {string} color
+ */
+const numbersIn = (color) => (color.match(/[\d.]+/g) ?? []).map(Number);
 
 /**
  * @param {number} degrees
@@ -501,6 +509,13 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
     }
     context.lineTo(layout.x(Math.min(makespan, view.right)), floor);
     context.fill();
+    context.fillStyle = ink; // an edge, because a rank that holds little has a strip that is hard to see
+    context.globalAlpha = EDGE;
+    for (let k = 0; k < times.length && times[k] < view.right; k++) {
+      const [begin, end] = [layout.x(times[k]), layout.x(times[k + 1] ?? makespan)];
+      if (values[k] > 0) context.fillRect(begin, floor - unit * Math.min(values[k], most) - 1, end - begin, 1);
+    }
+    context.globalAlpha = 1;
     if (cap !== null && largest(values) > cap) {
       context.fillStyle = look.mark;
       for (let k = 0; k < times.length; k++) {
@@ -612,11 +627,8 @@ function paintPixels(context, timeline, layout, { look }, shades) {
  * @param {Map<Shade, number[]>} shades
  */
 function paintRectangles(context, timeline, layout, style, shades) {
-  const { part, microbatch } = timeline.boxes;
+  const { part } = timeline.boxes;
   const { pale } = layout;
-  const { microbatches, stages } = timeline.data;
-  const digits = `${microbatches - 1}`.length; // of boxes with one width, all are named, all are numbered, or none
-  const letters = digits + 1 + `${stages - 1}`.length; // of a name such as 2B0
   /**
    * @param {number} i
    * @returns {Rectangle}
@@ -644,18 +656,32 @@ function paintRectangles(context, timeline, layout, style, shades) {
       }
     }
     context.fillStyle = pale ? style.ink : ink;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
-    let font = "";
-    for (const i of boxes) {
-      const [x, y, width, height] = layout.box(i);
-      const named = (width - 3) / (0.7 * letters) >= NAMED;
-      const size = Math.min(11, height * 0.8, (width - 2) / (named ? 0.7 * letters : 0.6 * digits));
-      if (size < 7) continue;
-      const wanted = `${size.toFixed(1)}px ${FONT}`;
-      if (font !== wanted) context.font = font = wanted; // setting a font is slow
-      context.fillText(named ? timeline.label(i) : `${microbatch[i]}`, x + (width - 1) / 2, y + height / 2);
-    }
+    paintNames(context, timeline, layout, boxes);
+  }
+}
+
+/**
+ * Write the names or the numbers of boxes of one color, where they fit.
+ * @param {Context} context
+ * @param {Timeline} timeline
+ * @param {Layout} layout
+ * @param {number[]} boxes
+ */
+function paintNames(context, timeline, layout, boxes) {
+  const { microbatches, stages } = timeline.data;
+  const digits = `${microbatches - 1}`.length; // of boxes with one width, all are named, all are numbered, or none
+  const letters = digits + 1 + `${stages - 1}`.length; // of a name such as 2B0
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  let font = "";
+  for (const i of boxes) {
+    const [x, y, width, height] = layout.box(i);
+    const named = (width - 3) / (0.7 * letters) >= NAMED;
+    const size = Math.min(11, height * 0.8, (width - 2) / (named ? 0.7 * letters : 0.6 * digits));
+    if (size < 7) continue;
+    const wanted = `${size.toFixed(1)}px ${FONT}`;
+    if (font !== wanted) context.font = font = wanted; // setting a font is slow
+    context.fillText(named ? timeline.label(i) : `${timeline.boxes.microbatch[i]}`, x + (width - 1) / 2, y + height / 2);
   }
 }
 
@@ -682,10 +708,16 @@ export function paintOver(context, lanes, style, { microbatch, path, time, lane,
   layout.clip(context);
   /** @param {number} from */
   const fade = (from) => {
-    context.globalAlpha = 0.78;
+    context.save();
+    context.beginPath();
+    context.rect(Math.max(0, from), layout.top, layout.width, layout.bottom - layout.top);
+    context.clip();
+    context.globalAlpha = FADED;
     context.fillStyle = style.paper;
-    context.fillRect(Math.max(0, from), layout.top, layout.width, layout.bottom - layout.top);
+    context.fillRect(0, 0, layout.width, layout.height);
     context.globalAlpha = 1;
+    for (const each of lanes) paintFadedNames(context, each, style);
+    context.restore();
   };
   context.strokeStyle = style.ink;
   context.lineWidth = 1.3;
@@ -701,7 +733,7 @@ export function paintOver(context, lanes, style, { microbatch, path, time, lane,
     context.fillRect(x - 0.5, layout.top, 1.5, layout.bottom - layout.top);
   }
   context.strokeStyle = style.ink;
-  if (box !== undefined) paintFocus(context, lanes, lane, box);
+  if (box !== undefined) paintFocus(context, lanes, lane, box, microbatch === null);
   if (gap) {
     const { row, rowHeight } = lanes[lane];
     context.lineWidth = 1.5;
@@ -714,6 +746,33 @@ export function paintOver(context, lanes, style, { microbatch, path, time, lane,
 }
 
 /**
+ * Write the names of faded boxes again, in what is easy to read on their new colors.
+ * @param {CanvasRenderingContext2D} context
+ * @param {Layout} layout
+ * @param {Style} style
+ */
+function paintFadedNames(context, layout, { palette, paper, look }) {
+  const { timeline, view, pale } = layout;
+  const { op, stage, microbatch, chunk } = timeline.boxes;
+  const boxes = timeline.visible(view);
+  if (boxes.length > MANY) return;
+  const page = numbersIn(paper);
+  const kept = (1 - FADED) * (pale ? 1 - look.pale : 1); // of a box's color
+  /** @type {Map<string, number[]>} */
+  const inks = new Map();
+  for (const i of boxes) {
+    const { rgb } = palette.of(op[i], stage[i], microbatch[i], chunk[i]);
+    const ink = inkOn(/** @type {Color} */ (rgb.map((c, k) => kept * c + (1 - kept) * page[k])));
+    inks.set(ink, [...(inks.get(ink) ?? []), i]);
+  }
+  for (const [ink, those] of inks) {
+    context.fillStyle = ink;
+    paintNames(context, timeline, layout, those);
+  }
+}
+
+/**
+ * Connect the end of a box with the start of another one, between the rows of boxes, where the line crosses no name.
  * @param {CanvasRenderingContext2D} context
  * @param {Layout} layout
  * @param {number} from
@@ -723,8 +782,8 @@ function connect(context, layout, from, to) {
   const [x1, y1, width, height1] = layout.box(from);
   const [x2, y2, , height2] = layout.box(to);
   context.beginPath();
-  context.moveTo(x1 + width, y1 + height1 / 2);
-  context.lineTo(x2, y2 + height2 / 2);
+  context.moveTo(x1 + width, y2 < y1 ? y1 : y1 + height1);
+  context.lineTo(x2, y2 > y1 ? y2 : y2 + height2);
   context.stroke();
 }
 
@@ -782,8 +841,9 @@ function paintPath(context, layout, { look, paper }) {
  * @param {Layout[]} lanes
  * @param {number} lane
  * @param {number} box
+ * @param {boolean} linked whether lines lead to them; not over a journey, which has its own
  */
-function paintFocus(context, lanes, lane, box) {
+function paintFocus(context, lanes, lane, box, linked) {
   const layout = lanes[lane];
   const { timeline } = layout;
   ring(context, layout, box, 2.5);
@@ -793,12 +853,12 @@ function paintFocus(context, lanes, lane, box) {
   }
   for (const source of timeline.data.sources[box]) {
     ring(context, layout, source, 1.5);
-    connect(context, layout, source, box);
+    if (linked) connect(context, layout, source, box);
   }
   context.setLineDash([4, 3]);
   for (const user of timeline.users[box]) {
     ring(context, layout, user, 1);
-    connect(context, layout, box, user);
+    if (linked) connect(context, layout, box, user);
   }
 }
 
