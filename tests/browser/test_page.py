@@ -158,6 +158,49 @@ def test_a_click_shows_the_journey_of_a_microbatch_in_that_timeline(visit):
             assert line.text_content() == journey(timeline, microbatch)
 
 
+def luminance(pixel):
+    """As WCAG 2 defines it."""
+    linear = [c / 3294.6 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in pixel[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_on_faded_boxes_can_be_read(visit, scheme):
+    page = visit(F1B, scheme)
+    panel = page.locator(".ppedu-panel")
+    box = panel.bounding_box()
+    panel.click(position=place(box, F1B, 2, 2.5))
+    page.mouse.move(2, 2)
+    page.wait_for_timeout(100)
+    shot = Image.open(io.BytesIO(panel.screenshot())).convert("RGB")
+    for rank, time in ((0, 14), (1, 15), (2, 3.5), (3, 11)):  # 0B1, 1B2, 2F1 and 3B2
+        x, y = place(box, F1B, rank, time).values()
+        pixels = [luminance(shot.getpixel((int(x) + dx, int(y) + dy))) for dx in range(-8, 9) for dy in range(-6, 7)]
+        assert (max(pixels) + 0.05) / (min(pixels) + 0.05) >= 4.5
+
+
+def test_the_tooltip_of_a_gap_covers_neither_of_the_ranks_that_it_is_about(visit):
+    page = visit(F1B)
+    panel, tip = page.locator(".ppedu-panel"), page.locator(".ppedu-tip")
+    box = panel.bounding_box()
+    height = (box["height"] - TOP - BOTTOM) / 4
+    for rank, start, end, why in F1B.gaps():
+        panel.hover(position=place(box, F1B, rank, (start + end) / 2))
+        shown = tip.bounding_box()
+        for each in {rank, *map(int, re.findall(r"from rank (\d)", why))}:
+            top = box["y"] + TOP + each * height
+            assert shown["y"] >= top + height or shown["y"] + shown["height"] <= top, why
+
+
+def test_an_arrow_key_ends_the_journey_that_a_click_has_shown(visit):
+    page = visit(F1B)
+    panel, line = page.locator(".ppedu-panel"), page.locator(".ppedu-line")
+    panel.click(position=place(panel.bounding_box(), F1B, 2, 2.5))
+    panel.press("ArrowRight")
+    page.mouse.move(2, 2)
+    assert not line.text_content().startswith("Microbatch")
+
+
 LANE = {"measured": 0.2, "simulated": 0.55}  # the middles of the lanes within a rank's row
 
 

@@ -511,10 +511,12 @@ function paintMemory(context, timeline, layout, { look, most, ink }) {
     context.fill();
     context.fillStyle = ink; // an edge, because a rank that holds little has a strip that is hard to see
     context.globalAlpha = EDGE;
+    context.beginPath();
     for (let k = 0; k < times.length && times[k] < view.right; k++) {
       const [begin, end] = [layout.x(times[k]), layout.x(times[k + 1] ?? makespan)];
-      if (values[k] > 0) context.fillRect(begin, floor - unit * Math.min(values[k], most) - 1, end - begin, 1);
+      if (values[k] > 0) context.rect(begin, floor - unit * Math.min(values[k], most) - 1, end - begin, 1);
     }
+    context.fill();
     context.globalAlpha = 1;
     if (cap !== null && largest(values) > cap) {
       context.fillStyle = look.mark;
