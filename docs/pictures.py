@@ -1,6 +1,7 @@
 """Draw the pictures of the README, the guide and the lessons: `make pictures`. Needs Chromium.
 
-A lesson's picture is the output of its cell with the tag `picture`.
+A lesson's picture is the output of its cell with the tag `picture`. A picture that cannot be read in a small size has a
+simpler one in its place: a function in SIMPLER.
 """
 
 import base64
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import nbformat
 from matplotlib import pyplot
+from matplotlib.figure import Figure
 from PIL import Image, ImageOps
 from playwright.sync_api import Page, sync_playwright
 
 import ppedu as pp
+from ppedu.view import look
 
 HERE = Path(__file__).parent
 SMALL = 480, 270  # pixels; shown at half of that
@@ -45,13 +48,48 @@ def timelines() -> None:
 
 def lessons() -> None:
     for lesson in sorted(HERE.parent.glob("notebooks/*.ipynb")):
+        number = lesson.stem[:2]
+        if number in SIMPLER:
+            with pyplot.rc_context({"font.size": 13, "axes.spines.top": False, "axes.spines.right": False}):
+                figure = pyplot.figure(figsize=[side / 100 for side in SMALL], dpi=100, layout="constrained")
+                SIMPLER[number](figure)
+                figure.savefig(HERE / "lessons" / f"{number}.png")
+            continue
         for cell in nbformat.read(lesson, as_version=4).cells:
             if "picture" in cell.metadata.get("tags", []):
                 [shown] = (output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {}))
                 small = ImageOps.pad(
                     Image.open(io.BytesIO(base64.b64decode(shown))).convert("RGB"), SMALL, color="white"
                 )
-                small.quantize(64).save(HERE / "lessons" / f"{lesson.stem[:2]}.png", optimize=True)
+                small.quantize(64).save(HERE / "lessons" / f"{number}.png", optimize=True)
+
+
+def split_backward(figure: Figure) -> None:
+    """Lesson 10: the same work, with the backward whole, and with W in what was idle time."""
+    above, below = figure.subplots(2, 1, sharex=True)
+    for ax, name, title in ((above, "1f1b", "backward whole"), (below, "zb-h1", "backward split in two")):
+        for rank, row in enumerate(pp.simulate(pp.schedule(name, ranks=3, microbatches=5)).rows):
+            for action, start, end in row:
+                ax.barh(rank, end - start, left=start, height=0.8, color=look.COLORS[action.op], edgecolor="white")
+        ax.set_title(title, loc="left", fontsize=15)
+        ax.invert_yaxis()
+        ax.axis("off")
+
+
+def bubble_against_memory(figure: Figure) -> None:
+    """Lesson 12: schedules by memory and bubble, and a place that is still free."""
+    ax = figure.subplots()
+    for name in ("gpipe", "1f1b", "zb-h1", "zb-v", "v-min"):
+        timeline = pp.simulate(pp.schedule(name, ranks=4, microbatches=8))
+        at = float(max(timeline.peak_activations)), 100 * timeline.bubble
+        ax.plot(*at, "o", color="#3b76b8", markersize=9)
+        ax.annotate(name, at, xytext=(8, 3), textcoords="offset points")
+    ax.plot(6, 3, "*", color="#c2701c", markersize=20)
+    ax.annotate("yours?", (6, 3), xytext=(12, -4), textcoords="offset points", color="#c2701c", weight="bold")
+    ax.set(xlabel="memory", ylabel="bubble, %", xlim=(0.8, 9.6), ylim=(0, 34), xticks=[2, 4, 6, 8], yticks=[0, 15, 30])
+
+
+SIMPLER = {"10": split_backward, "12": bubble_against_memory}
 
 
 def animation() -> None:
