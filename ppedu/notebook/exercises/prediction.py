@@ -161,7 +161,7 @@ def outcome(name: str, value: Any, replies: Mapping[str, str] | None = None) -> 
         keep("predictions", name, {"said": _readable(made.value), "is": found, "right": verdict.startswith("right")})
         text = f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}."
         on_line = _on_a_line(made, value) if made.step and isinstance(value, Real) else ""
-        side = next((each for each in SIDES if verdict.endswith(each)), None) if made.step else made.value
+        side = next((each for each in SIDES if verdict.endswith(each)), "") if made.step else made.value
         reply = (replies or {}).get(side, "")
         show(
             f"<div>{escape(text)}</div>{on_line}{reply and f'<div>{rendered(reply)}</div>'}", f"{text} {reply}".rstrip()
