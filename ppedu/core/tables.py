@@ -8,7 +8,7 @@ from textwrap import wrap
 
 LINE = 100  # characters that fit on a narrow page
 HEAD = 10  # characters of a cell of the head, where lines are too long otherwise
-SHORT = 40  # characters of a cell of HTML that stays on one line
+NUMBER = "+-0123456789"  # begin a cell of HTML that stays on one line, as names in the first column do
 
 
 def in_text(rows: Iterable[Sequence[str]], width: int, most: int | None = None) -> list[list[str]]:
@@ -45,11 +45,12 @@ def in_html(rows: Iterable[Sequence[str]], caption: str = "") -> str:
     head, *body = rows
 
     def line(tag: str, row: Sequence[str]) -> str:
-        return f"<tr>{''.join(cell(tag, each) for each in row)}</tr>"
+        return f"<tr>{''.join(cell(tag, content, column) for column, content in enumerate(row))}</tr>"
 
-    def cell(tag: str, content: str) -> str:
-        short = " white-space: nowrap;" if tag == "td" and len(content) <= SHORT else ""
-        return f'<{tag} style="text-align: left;{short}">{content}</{tag}>'  # Jupyter aligns cells to the right
+    def cell(tag: str, content: str, column: int) -> str:
+        whole = tag == "td" and (column == 0 or content[:1] in NUMBER)
+        style = f"text-align: left;{' white-space: nowrap;' * whole}"  # Jupyter aligns cells to the right
+        return f'<{tag} style="{style}">{content}</{tag}>'
 
     above = f"<caption>{caption}</caption>" if caption else ""
     lines = "".join(line("td", row) for row in body)
