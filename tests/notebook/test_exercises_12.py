@@ -263,19 +263,31 @@ def measured_instantly(each):
     return max(end for row in rows for *_, end in row), max(map(max, held))
 
 
-def test_the_bills_that_the_lesson_states_without_computing_them():
-    moved = replace(heron, sequence=16_384, link=12.5e9 / 8)
-    costs = moved.costs(8)
-    shorter = replace(costs, backward=2 * costs.forward, weight=0.75 * costs.forward)  # 1 / (1 + T / (6 w))
+def test_the_times_that_the_lesson_states_without_computing_them():
+    own = replace(heron, sequence=16_384)
+    slow = replace(own, link=heron.link / 4)
 
-    def bill(each, costs):
-        return round(moved.dollars(8, 24 * 3600 * simulate(each, costs).bubble))
+    def took(each, cluster, costs=None):
+        return float(simulate(each, costs or cluster.costs(8)).makespan)
+
+    def reduce(weights, cluster):
+        """A ring of the 32 replicas passes 2 bytes of each of a GPU's weights on 31 times, twice."""
+        return 2 * 31 * (2 * weights / 8 / 32) / cluster.link
 
     yours = build("yours", Entry(right, "loop"), 8, 32, {})
-    assert (bill(yours, costs), bill(schedule("zb-v", 8, 32), costs)) == (8386, 8386 + 3152)
-    assert (bill(yours, shorter), bill(schedule("zb-v", 8, 32), shorter)) == (10440, 13164)
-    assert bill(schedule("zb-h2", 8, 32), shorter) == 8560
-    assert moved.peak(simulate(yours, costs)) == pytest.approx(69.8, abs=0.05)
+    zb_v, zb_h1 = schedule("zb-v", 8, 32), schedule("zb-h1", 8, 32)
+    layers, ends = 8 * heron.layer_weights, heron.vocabulary * heron.width
+    assert took(yours, own) + reduce(layers + ends, own) > took(zb_v, own) + reduce(layers + 2 * ends, own)
+    mine, best = (took(each, slow) + reduce(layers + ends, slow) for each in (yours, zb_h1))
+    assert best < took(zb_v, slow) + reduce(layers + 2 * ends, slow)
+    assert (mine, best) == pytest.approx((10.41, 10.86), abs=0.005)
+    assert 1 - mine / best == pytest.approx(0.042, abs=0.0005)
+    assert took(yours, slow) == pytest.approx(8.08, abs=0.005)
+    assert 1 - took(yours, slow) / took(zb_v, slow) == pytest.approx(0.035, abs=0.0005)
+    assert slow.peak(simulate(yours, slow.costs(8))) == pytest.approx(69.8, abs=0.05)
+    costs = slow.costs(8)
+    longer = replace(costs, input=1.25 * costs.forward, weight=0.75 * costs.forward)  # 1 / (1 + T / (6 w))
+    assert (took(yours, slow, longer), took(zb_v, slow, longer)) == pytest.approx((8.27, 8.53), abs=0.005)
 
 
 NOT_LEAST = {
