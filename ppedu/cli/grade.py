@@ -175,7 +175,7 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 
 
 def leaderboard(options: argparse.Namespace) -> int:
-    """compare learners' schedules of lesson 12 with the least possible times"""
+    """compare learners' schedules of lesson 13 with the least possible times"""
     from ppedu.notebook.exercises.feedback import table
 
     scores: dict[str, dict[str, float | None]] = {}
@@ -188,7 +188,7 @@ def leaderboard(options: argparse.Namespace) -> int:
         except (OSError, ValueError, KeyError, TypeError):
             raise SettingError(f"{path} is not a report of `ppedu grade`; move it to another folder") from None
     if not scores:
-        raise SettingError(f"no report in {options.folder} has a right answer to exercise 12.1; grade lesson 12 first")
+        raise SettingError(f"no report in {options.folder} has a right answer to exercise 13.1; grade lesson 13 first")
 
     def place(learner: str) -> tuple[int, float]:
         known = [ratio for ratio in scores[learner].values() if ratio is not None]

@@ -27,6 +27,7 @@ LESSONS = [
     Lesson(4, "an order is legal if every input comes first", "pp.check, pp.puzzle", (3,), ("illegal order",)),
     Lesson(5, "1F1B: the same time, p activations", "pp.simulate, peak_activations", (4,), ("too many activations",)),
     Lesson(6, "a send waits for its receive", "%%torchrun, pp.lower", (2, 5), ("crossed messages",)),
+    Lesson(9, "v chunks: 1/v of the bubble, v times the hops", "pp.compare", (5,), ("too many chunks",)),
     Lesson(
         7,
         "a loss curve proves nothing, one process does",
@@ -41,11 +42,11 @@ LESSONS = [
         (5, 6),
         ("imbalance", "slow node", "slow link", "pauses", "long sequence"),
     ),
-    Lesson(9, "v chunks: 1/v of the bubble, v times the hops", "pp.compare", (5,), ("too many chunks",)),
     Lesson(10, "I cannot wait, W can", "zb-h1, zb-v", (2, 5), ("late weight gradients",)),
-    Lesson(11, "two directions, and what a copy costs", "dualpipe, dualpipev", (9, 10), ("two copies",)),
-    Lesson(12, "an order of your own, and the best one", "pp.register, pp.search", (4, 10)),
-    Lesson(13, "move work first, then choose a schedule", "pp.plan", (8, 12)),
+    Lesson(11, "what a cure would save, before the cure", "pp.Run, autopsy, predict", (8, 10)),
+    Lesson(12, "two directions, and what a copy costs", "dualpipe, dualpipev", (9, 10), ("two copies",)),
+    Lesson(13, "an order of your own, and the best one", "pp.register, pp.search", (4, 10)),
+    Lesson(14, "move work first, then choose a schedule", "pp.plan", (8, 13)),
 ]
 COLUMNS = {"lesson": 1.6, "idea": 2.6, "tools": 6.6, "what they find": 9.4}  # and where each begins
 COLORS = {"order": "#8e5bb5", "messages": "#c0392b", "memory": "#c2701c", "gradients": "#2f8f6b", "time": "#3b76b8"}

@@ -83,7 +83,7 @@ def written(folder, capsys):
     record(f"{EVENT} 7")
     check_answer("03.1", bubble)
     check_answer("15.1", finale().reveal())
-    (folder / "progress.txt").open("a").write("13.1 solved ★★ on 2026-01-01\n")
+    (folder / "progress.txt").open("a").write("14.1 solved ★★ on 2026-01-01\n")
     certificate("Ada Lovelace")
     assert "3 exercises, 1 of them not verifiable" in capsys.readouterr().out
     return folder / "certificate.json"
@@ -100,7 +100,7 @@ def test_what_was_solved_holds_and_what_was_forged_does_not(written, capsys):
     assert (written.parent / "certificate.svg").read_text().count("<svg") == 1
     honest = lines(written)
     assert honest["the seal is whole"] and honest["03.1 ★★: right"] and honest["15.1 ★★: right"]
-    assert honest["13.1 ★★: not verifiable: its answer is not in answers.json; run its cell again"] is None
+    assert honest["14.1 ★★: not verifiable: its answer is not in answers.json; run its cell again"] is None
     assert False not in honest.values()
 
     entries = content["exercises"]

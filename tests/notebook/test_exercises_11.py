@@ -1,205 +1,197 @@
-"""Lesson 11: copies of the model and DualPipeV's idle time: equivalent answers are accepted, wrong ones explained."""
+"""Lesson 11: repairs, cures and slow workers: equivalent answers are accepted, wrong ones explained."""
 
-import pytest
-import stepper
+from statistics import fmean, median
 
-from ppedu import schedule
-from ppedu.notebook.exercises.lesson_11 import (
-    draw_streams,
-    emulate_streams,
-    one_after_the_other,
-    paired,
-    parts,
-    simulate_streams,
-)
+from ppedu import B, Costs, F, simulate
+from ppedu.notebook.exercises.synthetic import SLOW_RANKS, profiled
 
 
-def held(schedule):
-    return sum(len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks))
+def spans_of(timeline):
+    return [(rank, span) for rank in range(timeline.schedule.ranks) for span in timeline.spans(rank)]
 
 
-COPIES = {
-    "all stages": lambda schedule: held(schedule) / schedule.stages,
-    "of stage 0": lambda schedule: sum(0 in schedule.placement.stages_of(rank) for rank in range(schedule.ranks)),
-    "shares on a rank": lambda s: len(s.placement.stages_of(0)) * s.ranks / s.stages,
-    "looked up": lambda schedule: schedule.placement.copies,
-    "by the actions": lambda s: (
-        len({(a.stage, r) for r, o in enumerate(s.orders) for b in o for a in b.singles}) // s.stages
+def source(action):
+    stage, m = action.stage, action.microbatch
+    return F(stage - 1, m) if action.op == "F" else B(stage + 1, m)
+
+
+def worked_longer(measured, simulated):
+    return [one - other for one, other in zip(measured.busy, simulated.busy, strict=True)]
+
+
+# Exercise 1: how much longer a run takes because of each rank
+
+
+def replay(measured, costs, planned=(), ops="FB"):
+    """Replay a run, with the costs' durations of `ops` on the ranks `planned`; return the makespan."""
+    simulated = {span.action: span for _, span in spans_of(simulate(measured.schedule, costs))}
+    free, ended = [0] * measured.schedule.ranks, {}
+    for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
+        lasts = simulated[action].end - simulated[action].start if rank in planned and action.op in ops else end - start
+        needed = ended.get(source(action))
+        begins = free[rank] if needed is None else max(free[rank], needed + costs.latency)
+        free[rank] = ended[action] = begins + lasts
+    return max(free)
+
+
+def blame(measured, costs):
+    ranks = range(measured.schedule.ranks)
+    return [replay(measured, costs) - replay(measured, costs, {rank}) for rank in ranks]
+
+
+def from_the_other_side(measured, costs):
+    ranks = set(range(measured.schedule.ranks))
+    return [replay(measured, costs, ranks - {rank}) - replay(measured, costs, ranks) for rank in ranks]
+
+
+def from_the_run(measured, costs):
+    return [measured.makespan - replay(measured, costs, {rank}) for rank in range(measured.schedule.ranks)]
+
+
+def test_a_replay_for_each_rank_is_accepted(told):
+    assert told("11.1", blame).startswith("Right. That is a what-if analysis")
+    assert told("11.1", lambda *given: tuple(blame(*given))).startswith("Right.")
+
+
+WRONG_BLAME = {
+    "longer work": (
+        lambda measured, costs: worked_longer(measured, simulate(measured.schedule, costs)),
+        "That is how much longer each rank worked. But another rank may be slower still",
     ),
+    "one slow rank": (from_the_other_side, "You slow down one rank of the simulation. Ask the other way round"),
+    "the run": (from_the_run, "You compare with the run, which also waited. Compare with a replay"),
+    "forwards only": (
+        lambda measured, costs: [
+            replay(measured, costs) - replay(measured, costs, {rank}, "F") for rank in range(measured.schedule.ranks)
+        ],
+        "You changed only its forwards.",
+    ),
+    "negative": (lambda *given: [-each for each in blame(*given)], "The sign is wrong: time saved is positive."),
+    "milliseconds": (
+        lambda *given: [1000 * each for each in blame(*given)],
+        "The timeline is in seconds; give seconds",
+    ),
+    "the worst rank": (lambda *given: max(blame(*given)), "instead of 4 numbers, one for each rank."),
+    "zeros": (
+        lambda *given: [0] * given[0].schedule.ranks,
+        "if rank 0 alone had run at its costs; your function",
+    ),
+    "forgets return": (lambda *given: None, "returns None instead of 4 numbers, one for each rank; is a return"),
 }
 
 
-@pytest.mark.parametrize("function", COPIES.values(), ids=COPIES)
-def test_any_way_to_count_the_copies_is_accepted(told, function):
-    assert told("11.1", function).startswith("Right. DualPipe's ranks hold the model twice. DualPipeV's hold it")
+def test_wrong_blame_is_explained(told):
+    for function, reason in WRONG_BLAME.values():
+        message = told("11.1", function)
+        assert message.startswith("Not yet: ") and reason in message
 
 
-WRONG_COPIES = {
-    "stages on a rank": (
-        lambda schedule: len(schedule.placement.stages_of(0)),
-        "for dualpipev on 4 ranks the model is cut into 8 stages, and together the ranks hold 8: 1 of each; "
-        "your function returns 2. You count the stages on one rank; how many stages is the model cut into?",
+def test_the_lessons_own_run_loses_more_to_late_messages_than_to_its_two_slow_ranks():
+    measured, planned = profiled()
+    assert 1.06 < measured.makespan / planned.makespan < 1.07
+    saved = blame(measured, planned.costs)
+    fitted = Costs.fit(measured).forward
+    slow = {rank for rank, time in enumerate(fitted) if time > 1.02 * planned.costs.forward}
+    assert slow == set(SLOW_RANKS) and max(range(8), key=saved.__getitem__) == 5 and saved[2] < saved[5] / 10
+    assert measured.makespan - replay(measured, planned.costs) > 2 * saved[5]
+
+
+def own_costs(measured, costs):
+    """Take the durations from the costs as if they were lists."""
+    times = {"F": costs.forward, "B": costs.backward}
+    planned = {action: times[action.op][action.stage] for row in measured.rows for action, *_ in row}
+    return [sum(planned.values())] * measured.schedule.ranks
+
+
+def test_costs_without_a_number_for_each_stage_are_explained(told):
+    message = told("11.1", own_costs)
+    assert "your function fails at line" in message and "'float' object is not subscriptable" in message
+    assert "In costs, one number stands for all stages, and None as backward for twice the forward." in message
+    elsewhere = told("11.1", lambda measured, costs: [][0])
+    assert "IndexError" in elsewhere and "one number stands for" not in elsewhere
+
+
+# Exercise 2: the cure that helps most
+
+
+def predicted(run, cures):
+    return {name: run.predict(schedule, layers=layers).makespan for name, (schedule, layers) in cures.items()}
+
+
+def best_cure(run, cures):
+    seconds = predicted(run, cures)
+    return min(cures, key=lambda name: seconds[name] / cures[name][0].microbatches)
+
+
+def test_the_best_cure_is_the_one_with_the_fastest_microbatches(told):
+    assert told("11.2", best_cure).startswith("Right. You compare what a microbatch costs")
+
+
+WRONG_CURES = {
+    "the bubble": (
+        lambda _, cures: min(cures, key=lambda name: simulate(cures[name][0]).bubble),
+        "chooses 'zb-h1', with which a microbatch takes 371.3 ms of a step; with 'fewer layers in the last stage' it "
+        "takes 347.4 ms. That has the smallest bubble if all stages are equal.",
     ),
-    "chunks": (
-        lambda schedule: schedule.chunks,
-        "for dualpipe on 4 ranks the model is cut into 4 stages, and together the ranks hold 8: 2 of each; "
-        "your function returns 1. chunks is the number of stages of one copy on a rank: it says",
+    "the step": (
+        lambda run, cures: min(cures, key=predicted(run, cures).__getitem__),
+        "for a run of equal stages your function chooses 'zb-h1', with which a microbatch takes 195.6 ms of a step; "
+        "with '16 microbatches' it takes 192.3 ms. That has the shortest step.",
     ),
-    "all stages on all ranks": (held, "your function returns 4. You count all stages on all ranks; how many make one"),
-    "part on a rank": (
-        lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
-        "for 1f1b on 4 ranks the model is cut into 4 stages, and together the ranks hold 4: 1 of each; your "
-        "function returns 0.25. That is the fraction of the model that one rank holds; add up all ranks.",
-    ),
-    "each stage once": (
-        lambda s: len({stage for rank in range(s.ranks) for stage in s.placement.stages_of(rank)}) / s.stages,
-        "your function returns 1. Do you count each stage once? Count a stage twice if two ranks hold it.",
-    ),
-    "one": (lambda schedule: 1, "for dualpipe on 4 ranks"),
-    "two for both": (lambda schedule: 1 + schedule.name.startswith("dualpipe"), "for dualpipev on 4 ranks"),
-    "by name": (lambda schedule: 1 + (schedule.name == "dualpipe"), "for chimera on 6 ranks"),
-    "forgets return": (lambda schedule: None, "for 1f1b on 4 ranks your function returns None instead of a number"),
-    "of nothing": (lambda: 1, "give a function of"),
-    "a number": (2, "give a function of"),
+    "by heart": (lambda *_: "fewer layers in the last stage", "instead of one of zb-h1, 16 microbatches"),
+    "the first": (lambda _, cures: next(iter(cures)), "chooses 'zb-h1'"),
+    "forgets return": (lambda *_: None, "is a return missing?"),
 }
 
 
-def test_a_wrong_count_is_explained(refused):
-    for function, reason in WRONG_COPIES.values():
-        refused("11.1", function, reason)
+def test_wrong_cures_are_explained(refused):
+    for function, reason in WRONG_CURES.values():
+        refused("11.2", function, reason)
 
 
-# Exercise 2: DualPipeV's row
+# Exercise 3: the slow workers
 
 
-def idle(ranks, forward, backward, weight):
-    stages, chunk = 2 * ranks, [time / 2 for time in (forward, backward, weight)]
-    return (stages / 2 - 1) * (chunk[0] + 2 * chunk[1] - 3 * chunk[2])
+def slow_workers(run, middle=median):
+    slow = []
+    for rank in range(run.schedule.ranks):
+        busy = {each: middle([run.timeline(step, each).busy[rank] for step in run.steps]) for each in run.replicas}
+        slow += [(each, rank) for each in run.replicas if busy[each] > 1.1 * median(busy.values())]
+    return slow
 
 
-@pytest.mark.parametrize(("ranks", "chunk"), [(2, (1, 2, 1)), (4, (1, 2, 1)), (3, (2, 3, 1)), (5, (3, 4, 1))])
-def test_an_independent_simulation_confirms_the_idle_time(ranks, chunk):
-    forward, backward, weight = chunk
-    lasts = {"F": forward, "B": backward, "I": backward - weight, "W": weight}
-    rows = stepper.run(schedule("dualpipev", ranks, 3 * ranks), lambda a: sum(lasts[part.op] for part in a.singles))
-    busy = 2 * 3 * ranks * (forward + backward)
-    found = {max(end for row in rows for _, _, end in row) - busy}
-    assert found == {idle(ranks, *(2 * time for time in chunk))}
+def slow_by_autopsy(run):
+    return [(each.replica, each.rank) for each in run.autopsy().stragglers]
 
 
-@pytest.mark.parametrize("formula", [idle, lambda p, f, b, w: (p - 1) * (3 * f - w) / 2])
-def test_any_equivalent_row_is_accepted(told, formula):
-    assert told("11.2", formula).startswith("Right. That is the published row for p ranks")
+def test_any_way_to_find_the_slow_workers_is_accepted(told):
+    for function in (slow_workers, lambda run: slow_workers(run, fmean), slow_by_autopsy):
+        assert told("11.3", function).startswith("Right. A slow worker differs from the same rank")
 
 
-WRONG_ROWS = {
-    "as it stands": (
-        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w),
-        "with 4 ranks, F = 1, B = 2 and W = 1 each rank is idle for 3; your formula gives 2. That is the "
-        "idle time of DualPipe on the same number of ranks. In the table PP counts the stages, and the times "
-        "are those of a stage: how many stages does DualPipeV",
-    ),
-    "a share's times": (
-        lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w),
-        "gives 6. PP is right. But the table's times",
-    ),
-    "ranks for stages": (
-        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) / 2,
-        "gives 1. You are right that a stage's times are halves. But PP counts the stages, and a rank has two.",
-    ),
-    "pairs that hide F": (
-        lambda p, f, b, w: (p - 1) * (2 * b - 3 * w) / 2,
-        "gives 1.5. You let the shorter half of a pair take no time; without overlap F&B is F+B.",
-    ),
-    "doubled times": (lambda p, f, b, w: (p - 2) * (f + 2 * b - 3 * w), "gives 4. You double the times. A rank has"),
-    "1F1B's": (
-        lambda p, f, b, w: (p - 1) * (f + b),
-        "each rank is idle for 3; your formula gives 9. That is the idle time of 1F1B.",
-    ),
-    "ZB-H1's": (
-        lambda p, f, b, w: (p - 1) * (f + b - 2 * w),
-        "with 5 ranks, F = 4, B = 6 and W = 2 each rank is idle for 20; your formula gives 24. That is the idle time",
-    ),
-    "one size's": (lambda p, f, b, w: 3, "with 8 ranks, F = 1, B = 2 and W = 1 each rank is idle for 7"),
-    "forgets return": (lambda p, f, b, w: None, "is a return missing?"),
-    "a number": (3, "give a function of ranks, forward, backward and weight, not 3."),
+def slower_than_the_others(run):
+    busy = {
+        (each, rank): run.timeline(0, each).busy[rank] for each in run.replicas for rank in range(run.schedule.ranks)
+    }
+    return [worker for worker, time in busy.items() if time > 1.1 * median(busy.values())]
+
+
+def slow_replicas(run):
+    spans = {each: run.timeline(0, each).makespan for each in run.replicas}
+    slow = [each for each in spans if spans[each] > 1.1 * median(spans.values())]
+    return [(each, rank) for each in slow for rank in range(run.schedule.ranks)]
+
+
+WRONG_WORKERS = {
+    "the heavy stage": (slower_than_the_others, "If a rank is slow in all replicas, its stage is heavy."),
+    "the whole replica": (slow_replicas, "you name rank 0 of replica 1: it works 1.695 s in a step, and rank 0 of"),
+    "its whole replica": (slow_replicas, "You name its whole replica. Most of these ranks wait for the slow one"),
+    "nothing": (lambda run: [], "you miss rank 2 of replica 1: it works 3.4"),
+    "ranks": (lambda run: [2], "returns [2] instead of a list such as [(1, 3)]"),
+    "forgets return": (lambda run: None, "is a return missing?"),
 }
 
 
-@pytest.mark.parametrize(("formula", "reason"), WRONG_ROWS.values(), ids=WRONG_ROWS)
-def test_a_wrong_row_is_explained(refused, formula, reason):
-    refused("11.2", formula, reason)
-
-
-# Exercise 3: the two streams inside a pair
-
-
-def streams(layers):
-    return tuple(paired(layers).values())
-
-
-def changed(change):
-    """Return an answer whose lists `change` has changed."""
-
-    def answer(layers):
-        compute, network = streams(layers)
-        change(compute, network)
-        return compute, network
-
-    return answer
-
-
-def test_the_streams_of_a_pair_are_accepted(told):
-    assert told("11.3", streams).startswith("Right. The backward never waits")
-
-
-WRONG_STREAMS = {
-    "one after the other": (
-        lambda layers: tuple(one_after_the_other(layers).values()),
-        "with 1 layer, the pair takes 3 units, and 2 are possible: B combine 0 could start at 0 and starts at 1",
-    ),
-    "of one layer": (
-        lambda layers: streams(1),
-        "with 2 layers, F attention 1 is never run (and 7 more parts)",
-    ),
-    "missing": (changed(lambda compute, network: compute.pop()), "with 1 layer, B attention 0 is never run"),
-    "twice": (changed(lambda compute, network: compute.append("F attention 0")), "F attention 0 runs twice"),
-    "on the other stream": (
-        changed(lambda compute, network: compute.append(network.pop())),
-        "F combine 0 is in the list of compute, but it runs on network",
-    ),
-    "no part": (changed(lambda compute, network: compute.append("F mlp 0")), "'F mlp 0' is not a part"),
-    "deadlock": (
-        changed(lambda compute, network: (compute.reverse(), network.reverse())),
-        "the streams deadlock: B attention 0 waits for B dispatch 0 and F combine 0 waits for F experts 0",
-    ),
-    "forgets return": (lambda layers: None, "returns None; return two lists"),
-    "a number": (2, "give a function of layers"),
-}
-
-
-@pytest.mark.parametrize(("answer", "reason"), WRONG_STREAMS.values(), ids=WRONG_STREAMS)
-def test_wrong_streams_are_explained(refused, answer, reason):
-    refused("11.3", answer, reason)
-
-
-def ends(spans):
-    return max(end for *_, end in spans)
-
-
-def test_a_pair_hides_a_third_of_its_time_and_its_emulation_agrees():
-    assert ends(simulate_streams(one_after_the_other(), parts())) == 3
-    assert ends(simulate_streams(paired(), parts())) == 2
-    measured = emulate_streams(paired(), parts(), unit=0.02)
-    assert {name for _, name, *_ in measured} == parts().keys() and ends(measured) >= 2
-
-
-def test_the_streams_are_drawn():
-    import matplotlib
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
-    _, ax = pyplot.subplots()
-    draw_streams(ax, simulate_streams(paired(), parts()), "a pair")
-    assert ax.get_title("right") == "takes 2.00" and ax.get_xlabel() == "time" and len(ax.patches) == 8
-    pyplot.close("all")
+def test_wrong_workers_are_explained(refused):
+    for function, reason in WRONG_WORKERS.values():
+        refused("11.3", function, reason)

@@ -10,7 +10,7 @@ from ppedu.notebook.exercises import find_fault, parts, progress
 from ppedu.notebook.exercises.parts import COURSE, FILE, GIVEN, course, part_of, split
 from ppedu.notebook.part_cell import run_part
 
-NUMBERS = ["02.3", "03.3", "05.4", "06.6", "07.5", "10.4", "12.3"]
+NUMBERS = ["02.3", "03.3", "05.4", "06.6", "07.5", "10.4", "13.3"]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ WRONG = [
     ("06.6", None, None, "deadlock: rank 2 waits for rank 3, and rank 3 waits for rank 2: all send, none receives"),
     ("07.5", "    dist.all_reduce(squares)\n", "", "That would be right if its own stage were all"),
     ("10.4", 'arrived["B", stage - 1, m] = b', 'arrived["B", stage, m] = b', "in `run`, at `send("),
-    ("12.3", "lead = ", "lead = 1 + ", "0W8: there is no microbatch 8"),
+    ("13.3", "lead = ", "lead = 1 + ", "0W8: there is no microbatch 8"),
 ]
 
 

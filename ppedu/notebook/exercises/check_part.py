@@ -279,7 +279,7 @@ CHECKS = {
     "06.6": Check(4, loop("one_f_one_b", "1f1b", "1F1B")),
     "07.5": Check(3, loss_and_norm),
     "10.4": Check(4, any_schedule),
-    "12.3": Check(4, own_schedule),
+    "13.3": Check(4, own_schedule),
 }
 
 

@@ -1,324 +1,301 @@
-"""Lesson 11: the copies of the model, DualPipeV's row of the published table, and the two streams inside a pair."""
+"""Lesson 11: read a run: what each repair is worth, which cure helps most, and which worker is slow."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from threading import Event, Thread
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from random import Random
+from statistics import median
+from typing import Any
 
 from ppedu.core.actions import Op
 from ppedu.core.costs import Costs
-from ppedu.core.numeric import plural, pretty
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import plural
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
+from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import (
     Exercise,
-    ask,
     call,
     equal,
-    explain_mistake,
-    not_the_idle_time,
+    listed,
+    missing_return,
     require_function,
 )
-from ppedu.view.look import COLORS
+from ppedu.notebook.exercises.replays import is_number, longer_runs, replayed, simulated, worked_longer
+from ppedu.notebook.exercises.synthetic import IN_SECONDS, drawn, in_seconds, named, slowed, synthetic_run
+from ppedu.trace.drawn import CLUSTER, Job
+from ppedu.trace.run import Run
 from ppedu.zoo import schedule
 
-
-def _counted() -> list[Schedule]:
-    """Return the schedules whose copies are counted; the lesson's own case first."""
-    return [
-        schedule("1f1b", 4, 8),
-        schedule("dualpipe", 4, 8),
-        schedule("dualpipev", 4, 8),
-        schedule("zb-v", 4, 8),
-        schedule("interleaved", 2, 4, chunks=3),
-        schedule("chimera", 6, 6),
-        schedule("dualpipev", 3, 6),
-    ]
+# Exercise 1: how much longer a run takes because of each rank.
 
 
-# Common wrong answers for the number of copies.
-WRONG_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
-    (
-        lambda schedule: len(schedule.placement.stages_of(0)),
-        "You count the stages on one rank; how many stages is the model cut into?",
-    ),
-    (
-        lambda schedule: schedule.chunks,
-        "chunks is the number of stages of one copy on a rank: it says how finely a copy is cut, not how many copies "
-        "there are",
-    ),
-    (
-        lambda schedule: sum(len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks)),
-        "You count all stages on all ranks; how many make one model?",
-    ),
-    (
-        lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
-        "That is the fraction of the model that one rank holds; add up all ranks",
-    ),
-    (
-        lambda schedule: (
-            len({stage for rank in range(schedule.ranks) for stage in schedule.placement.stages_of(rank)})
-            / schedule.stages
-        ),
-        "Do you count each stage once? Count a stage twice if two ranks hold it",
-    ),
-]
-
-
-def _not_the_copies(function: Any) -> str | None:
-    require_function(function, "schedule")
-    cases = _counted()
-    answers = [ask(function, _named(each), each) for each in cases]
-    for each, value in zip(cases, answers, strict=True):
-        held = sum(len(each.placement.stages_of(rank)) for rank in range(each.ranks))
-        if equal(value, held / each.stages):
+def _not_the_blame(function: Any) -> str | None:
+    require_function(function, "measured", "costs")
+    for measured, costs in longer_runs():
+        ranks, right = measured.schedule.ranks, _blame(measured, costs)
+        given = _with_costs(function, measured, costs)
+        if not (isinstance(given, Sequence) and len(given) == ranks and all(map(is_number, given))):
+            return (
+                f"{named(measured)} your function returns {given!r} instead of {ranks} numbers, one for each rank"
+                f"{missing_return(given)}"
+            )
+        rank = next((rank for rank in range(ranks) if not equal(given[rank], right[rank])), None)
+        if rank is None:
             continue
         fault = (
-            f"{_named(each)} the model is cut into {plural(each.stages, 'stage')}, and together the ranks hold "
-            f"{held}: {pretty(held / each.stages)} of each; your function returns {pretty(value)}"
+            f"{named(measured)} the replay would be {in_seconds(right[rank])} shorter if rank {rank} alone had run at "
+            f"its costs; your function returns {in_seconds(given[rank])}"
         )
-        return fault + explain_mistake(answers, [(case,) for case in cases], WRONG_COUNTS)
+        for other, why in WRONG_BLAME:
+            if all(map(equal, given, other(measured, costs))):
+                return f"{fault}. {why}"
+        return fault
     return None
 
 
-def _named(schedule: Schedule) -> str:
-    return f"for {schedule.name} on {plural(schedule.ranks, 'rank')}"
+def _with_costs(function: Any, measured: Timeline, costs: Costs) -> Any:
+    """Call the learner's function; explain an error that it does not raise if the costs name each stage's times."""
+    try:
+        return call(function, named(measured), measured, costs)
+    except SettingError as error:
+        times = costs.durations(measured.schedule.stages, measured.schedule.ranks)
+        try:
+            call(function, named(measured), measured, Costs(times[Op.F], times[Op.B], latency=costs.latency))
+        except SettingError:
+            raise error from None
+        raise SettingError(
+            f"{error}. In costs, one number stands for all stages, and None as backward for twice the forward. Take "
+            "the durations from pp.simulate(measured.schedule, costs)"
+        ) from None
 
 
-# (ranks, time of F, time of B, time of W of a share), for which the published formula is exact: F = I, and W is not
-# longer. The lesson's own case first.
-TIMES = [(4, 1, 2, 1), (8, 1, 2, 1), (3, 2, 4, 2), (5, 4, 6, 2), (1, 1, 2, 1), (6, 3, 4, 1)]
+def _blame(measured: Timeline, costs: Costs, ops: str = "FB") -> list[float]:
+    """Return by rank how much shorter the replay is if that rank's actions last as long as in the simulation.
 
-DOUBLED = "You double the times. A rank has two stages, so a stage's times are half of those of its share"
-# Common wrong readings of the published (PP/2-1)(F&B+B-3W), with p ranks.
-WRONG_ROWS: list[tuple[Callable[..., Any], str]] = [
-    (
-        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w),
-        "That is the idle time of DualPipe on the same number of ranks. In the table PP counts the stages, and the "
-        "times are those of a stage: how many stages does DualPipeV have here, and what fraction of a rank's share is "
-        "each?",
-    ),
-    (
-        lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w),
-        "PP is right. But the table's times are those of a stage, and here a stage is half of a rank's share",
-    ),
-    (
-        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) / 2,
-        "You are right that a stage's times are halves. But PP counts the stages, and a rank has two",
-    ),
-    (
-        lambda p, f, b, w: (p - 1) * (max(f, b) + b - 3 * w) / 2,
-        "You let the shorter half of a pair take no time; without overlap F&B is F+B",
-    ),
-    (lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
-    (lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
-    (lambda p, f, b, w: (p - 1) * (f + b), "That is the idle time of 1F1B"),
-    (lambda p, f, b, w: (p - 1) * (f + b - 2 * w), "That is the idle time of ZB-H1, which the table calls ZB1P"),
-]
-
-
-def _not_the_row(formula: Any) -> str | None:
-    letters = {"forward": "F", "backward": "B", "weight": "W"}
-    return not_the_idle_time(formula, letters, TIMES, _idle_time, WRONG_ROWS)
-
-
-def _idle_time(ranks: int, forward: int, backward: int, weight: int) -> Any:
-    costs = Costs(forward=forward, backward=backward, weight=weight)
-    return simulate(schedule("dualpipev", ranks, 2 * ranks), costs).idle[0]
-
-
-# Inside a pair
-
-COMPUTE, NETWORK = "compute", "network"
-STREAMS = {"attention": COMPUTE, "dispatch": NETWORK, "experts": COMPUTE, "combine": NETWORK}
-Orders = Mapping[str, Sequence[str]]  # stream -> the parts that it runs, in order
-Spans = list[tuple[str, str, float, float]]  # stream, part, start, end
-
-
-class Part(NamedTuple):
-    """A part of a forward or a backward. It needs the result of `after`."""
-
-    stream: str
-    time: float
-    after: str | None
-
-
-def parts(layers: int = 1, forward: float = 1, backward: float = 2) -> dict[str, Part]:
-    """Return the parts of a forward and a backward through layers of experts, by name.
-
-    A quarter of the time goes to each: attention, dispatch (the tokens travel to their experts), experts, combine (the
-    results travel back). A backward passes them in reverse.
+    ops: the kinds of the actions that do.
     """
-    found = {}
-    for letter, total, passed in (("F", forward, 1), ("B", backward, -1)):
-        chain = [f"{letter} {kind} {layer}" for layer in range(layers) for kind in STREAMS][::passed]
-        for before, name in pairwise([None, *chain]):
-            if name:
-                found[name] = Part(STREAMS[name.split()[1]], total / (4 * layers), before)
+    times = costs.durations(measured.schedule.stages, measured.schedule.ranks)
+    own = {span.action: span.end - span.start for row in measured.rows for span in row}
+    longest = replayed(measured, float(costs.delay(0, 1)))
+    found = []
+    for row in measured.rows:
+        planned = {
+            span.action: float(times[span.action.op][span.action.stage]) for span in row if span.action.op in ops
+        }
+        lasted = own | planned
+        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.delay(0, 1)))
+        found.append(longest - float(run.makespan))
     return found
 
 
-def paired(layers: int = 1) -> dict[str, list[str]]:
-    """Return the order of a pair in which each half computes while the other's messages travel."""
-    orders: dict[str, list[str]] = {COMPUTE: [], NETWORK: []}
-    for layer in range(layers):
-        back = layers - 1 - layer
-        orders[COMPUTE] += [f"F attention {layer}", f"B experts {back}", f"F experts {layer}", f"B attention {back}"]
-        orders[NETWORK] += [f"B combine {back}", f"F dispatch {layer}", f"B dispatch {back}", f"F combine {layer}"]
-    return orders
+def _blame_of_the_rest(measured: Timeline, costs: Costs) -> list[float]:
+    """Return by rank how much longer the simulation takes if that rank's actions last as long as they did."""
+    times = costs.durations(measured.schedule.stages, measured.schedule.ranks)
+    planned = {action: float(times[action.op][action.stage]) for row in measured.rows for action, *_ in row}
+    found = []
+    for row in measured.rows:
+        lasted = planned | {span.action: span.end - span.start for span in row}
+        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.delay(0, 1)))
+        found.append(float(run.makespan) - simulated(measured, costs))
+    return found
 
 
-def one_after_the_other(layers: int = 1) -> dict[str, list[str]]:
-    """Return the order in which the forward ends before the backward starts."""
-    orders: dict[str, list[str]] = {COMPUTE: [], NETWORK: []}
-    for name, part in parts(layers).items():
-        orders[part.stream].append(name)
-    return orders
+def _from_the_run(measured: Timeline, costs: Costs) -> list[float]:
+    """Return the blame, with the makespan of the run in place of that of its replay."""
+    more = float(measured.makespan) - replayed(measured, float(costs.delay(0, 1)))
+    return [one + more for one in _blame(measured, costs)]
 
 
-def simulate_streams(orders: Orders, known: Mapping[str, Part]) -> Spans:
-    """Return the spans of the parts, if each starts as soon as its stream is free and its input has arrived.
-
-    Parts that can never start are left out.
-    """
-    left, free = {stream: list(names) for stream, names in orders.items()}, dict.fromkeys(orders, 0.0)
-    ends: dict[str | None, float] = {None: 0.0}
-    spans: Spans = []
-    moved = True
-    while moved:
-        moved = False
-        for stream, names in left.items():
-            while names and known[names[0]].after in ends:
-                name = names.pop(0)
-                start = max(free[stream], ends[known[name].after])
-                ends[name] = free[stream] = start + known[name].time
-                spans.append((stream, name, start, ends[name]))
-                moved = True
-    return spans
-
-
-def emulate_streams(orders: Orders, known: Mapping[str, Part], unit: float = 0.2) -> Spans:
-    """Run the parts in one thread for each stream, which sleeps as long as they take; return the measured spans.
-
-    unit: the seconds of one unit of time. The spans are in units.
-    """
-    done = {name: Event() for name in known}
-    spans: Spans = []
-    begin = time.monotonic()
-
-    def run(stream: str) -> None:
-        for name in orders[stream]:
-            part = known[name]
-            if part.after:
-                done[part.after].wait()
-            start = time.monotonic()
-            time.sleep(part.time * unit)
-            spans.append((stream, name, (start - begin) / unit, (time.monotonic() - begin) / unit))
-            done[name].set()
-
-    threads = [Thread(target=run, args=(stream,)) for stream in orders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return spans
+# Common wrong answers for the ranks' blame.
+WRONG_BLAME: list[tuple[Callable[[Timeline, Costs], Sequence[float]], str]] = [
+    (
+        worked_longer,
+        "That is how much longer each rank worked. But another rank may be slower still, so that nothing is gained",
+    ),
+    (
+        _blame_of_the_rest,
+        "You slow down one rank of the simulation. Ask the other way round: all ranks as they were, and one at its "
+        "costs",
+    ),
+    (
+        _from_the_run,
+        "You compare with the run, which also waited. Compare with a replay, in which nothing else is in the way",
+    ),
+    (lambda measured, costs: _blame(measured, costs, "F"), "You changed only its forwards"),
+    (lambda measured, costs: _blame(measured, costs, "B"), "You changed only its backwards"),
+    (lambda measured, costs: [-one for one in _blame(measured, costs)], "The sign is wrong: time saved is positive"),
+    (lambda measured, costs: [1000 * one for one in _blame(measured, costs)], IN_SECONDS),
+]
 
 
-def draw_streams(ax: Any, spans: Spans, title: str) -> None:
-    """Draw what the processor and the network do: forwards blue, backwards green."""
-    for stream, name, start, end in spans:
-        row = [COMPUTE, NETWORK].index(stream)
-        color = COLORS[Op.F if name[0] == "F" else Op.B]
-        ax.barh(row, end - start, left=start, height=0.8, color=color, edgecolor="white")
-        words = name.rsplit(" ", 1)[0].replace(" ", "\n")
-        ax.text((start + end) / 2, row, words, ha="center", va="center", color="white", fontsize=9)
-    ax.set(yticks=[0, 1], yticklabels=[COMPUTE, NETWORK], ylim=(1.5, -0.5))
-    ax.set_title(title, loc="left", fontsize=11, weight="bold")
-    ax.set_title(f"takes {max(end for *_, end in spans):.2f}", loc="right", fontsize=10)
-    ax.set_xlabel("time", fontsize=9, loc="right")
-    ax.label_outer()
-    ax.tick_params(length=0)
-    ax.spines[["top", "right", "left"]].set_visible(False)
+# Exercise 2: the cure that helps most.
+
+Cures = dict[str, tuple[Schedule, Any]]  # by name, a schedule, and the layers of each stage, before and after
 
 
-def _not_the_streams(function: Any) -> str | None:
-    require_function(function, "layers")
-    for layers in (1, 2, 3):
-        case = f"with {plural(layers, 'layer')}"
-        answer = call(function, case, layers)
-        two = isinstance(answer, (tuple, list)) and len(answer) == 2
-        if not two or not all(isinstance(each, (tuple, list)) for each in answer):
-            return f"{case} your function returns {answer!r}; return two lists: the parts of compute, and of network"
-        fault = _not_a_pair({COMPUTE: list(answer[0]), NETWORK: list(answer[1])}, layers)
-        if fault:
-            return f"{case}, {fault}"
+@cache
+def _treated() -> list[tuple[Run, Cures]]:
+    """Return runs, each with its cures; the lesson's own case first."""
+    heavy, even = drawn(replace(CLUSTER, steps=6)), drawn(Job(schedule("1f1b", 2, 4), replicas=1, steps=4))
+    return [
+        (heavy, cures(heavy)),
+        (even, {"zb-h1": (schedule("zb-h1", 2, 4), None), "16 microbatches": (schedule("1f1b", 2, 16), None)}),
+    ]
+
+
+def cures(run: Run) -> Cures:
+    """Return three cures for a run of 4 ranks whose last stage takes longest."""
+    ranks, microbatches = run.schedule.ranks, run.schedule.microbatches
+    return {
+        "zb-h1": (schedule("zb-h1", ranks, microbatches), None),
+        "fewer layers in the last stage": (run.schedule, ([8, 8, 8, 8], [10, 9, 9, 4])),
+        "twice the microbatches": (schedule("1f1b", ranks, 2 * microbatches), None),
+    }
+
+
+@cache
+def _predicted(run: int, name: str) -> float:
+    """Return the seconds of a step of the run with this number, with a cure."""
+    measured, given = _treated()[run]
+    case, layers = given[name]
+    return measured.predict(case, layers=layers).makespan
+
+
+def _per_microbatch(run: int, name: str) -> float:
+    return _predicted(run, name) / _treated()[run][1][name][0].microbatches
+
+
+def _not_the_best_cure(function: Any) -> str | None:
+    require_function(function, "run", "cures")
+    answers = []
+    for number, (run, given) in enumerate(_treated()):
+        case = "for a run of equal stages" if number else "for a run whose last stage is heavy"
+        name = call(function, case, run, dict(given))
+        if not (isinstance(name, str) and name in given):
+            return f"{case} your function returns {name!r} instead of one of {listed(given)}{missing_return(name)}"
+        answers.append((number, case, name, given))
+    for number, case, name, given in answers:
+        best = min(given, key=lambda each: _per_microbatch(number, each))
+        if name != best:
+            seconds = [in_seconds(_per_microbatch(number, each)) for each in (name, best)]
+            fault = (
+                f"{case} your function chooses {name!r}, with which a microbatch takes {seconds[0]} of a step; with "
+                f"{best!r} it takes {seconds[1]}"
+            )
+            for choice, why in WRONG_CHOICES:
+                if all(own == choice(place, others) for place, _, own, others in answers):
+                    return f"{fault}. {why}"
+            return fault
     return None
 
 
-def _not_a_pair(orders: dict[str, list[Any]], layers: int) -> str | None:
-    known = parts(layers)
-    for stream, names in orders.items():
-        for name in names:
-            if not isinstance(name, str) or name not in known:
-                return f"{name!r} is not a part; parts are named like {next(iter(known))!r}"
-            if known[name].stream != stream:
-                return f"{name} is in the list of {stream}, but it runs on {known[name].stream}"
-            if names.count(name) > 1:
-                return f"{name} runs twice"
-    missing = [name for name, part in known.items() if name not in orders[part.stream]]
-    if missing:
-        return f"{missing[0]} is never run" + (f" (and {plural(len(missing) - 1, 'more part')})" if missing[1:] else "")
-    spans = simulate_streams(orders, known)
-    ran = {name for _, name, *_ in spans}
-    stuck = [next(name for name in names if name not in ran) for names in orders.values() if set(names) - ran]
-    if stuck:
-        waits = " and ".join(f"{name} waits for {known[name].after}" for name in stuck)
-        return f"the streams deadlock: {waits}"
-    takes, best = max(end for *_, end in spans), sum(part.time for name, part in known.items() if name[0] == "B")
-    if takes > best + 1e-9:
-        late = _first_wait(spans, known)
-        return f"the pair takes {pretty(takes)} units, and {pretty(best)} are possible: {late}"
+# Common wrong ways to choose, by the run's number and its cures.
+WRONG_CHOICES: list[tuple[Callable[[int, Cures], str], str]] = [
+    (
+        lambda _, given: min(given, key=lambda name: simulate(given[name][0]).bubble),
+        "That has the smallest bubble if all stages are equal. Ask `run.predict`, which knows the run's",
+    ),
+    (
+        lambda number, given: min(given, key=lambda name: _predicted(number, name)),
+        "That has the shortest step. But a step with more microbatches also trains on more: compare the time of one",
+    ),
+    (
+        lambda number, given: max(given, key=lambda name: _per_microbatch(number, name)),
+        "That is the slowest of them",
+    ),
+]
+
+
+# Exercise 3: the slow workers.
+
+
+@cache
+def _fleet() -> list[tuple[Run, list[tuple[int, int]]]]:
+    """Return runs of several replicas, each with its slow workers, as replica and rank."""
+    small = Job(schedule("1f1b", 3, 4), replicas=3, steps=4, noise=0.02, planted="slow worker", by=0.3, always=True)
+    return [
+        (slowed(), [_victim(CLUSTER.seed, 4, 4)]),
+        (drawn(replace(CLUSTER, steps=4, warm_up=0)), []),
+        (drawn(small), [_victim(small.seed, 3, 3)]),
+        (drawn(replace(small, planted="pauses", by=6.0)), []),
+    ]
+
+
+def _victim(seed: int, replicas: int, ranks: int) -> tuple[int, int]:
+    """Return the replica and the rank that a drawn job slows down."""
+    chance = Random(seed)
+    return chance.randrange(replicas), chance.randrange(ranks)
+
+
+def _not_the_slow_workers(function: Any) -> str | None:
+    require_function(function, "run")
+    for run, right in _fleet():
+        ranks, replicas = range(run.schedule.ranks), run.replicas
+        case = f"in a run of {plural(len(replicas), 'replica')} of {plural(len(ranks), 'rank')}"
+        found = call(function, case, run)
+        workers = [*product(replicas, ranks)]
+        if not (
+            isinstance(found, (list, tuple, set)) and all(type(each) is tuple and each in workers for each in found)
+        ):
+            return f"{case} your function returns {found!r} instead of a list such as [(1, 3)]{missing_return(found)}"
+        for replica, rank in sorted({*found} ^ {*right}):
+            other = next(each for each in replicas if each != replica)
+            times = (
+                f"it works {in_seconds(_works(run, replica, rank))} in a step, and rank {rank} of replica {other} "
+                f"{in_seconds(_works(run, other, rank))}"
+            )
+            if (replica, rank) in right:
+                return f"{case} you miss rank {rank} of replica {replica}: {times}"
+            fault = f"{case} you name rank {rank} of replica {replica}: {times}"
+            if all((each, rank) in found for each in replicas):
+                return f"{fault}. If a rank is slow in all replicas, its stage is heavy"
+            if all((replica, each) in found for each in ranks):
+                return f"{fault}. You name its whole replica. Most of these ranks wait for the slow one; find that one"
+            return fault
     return None
 
 
-def _first_wait(spans: Spans, known: Mapping[str, Part]) -> str:
-    """Name the first part that starts later than its input arrives: of the backward if one of its parts waits."""
-    ends: dict[str | None, float] = {None: 0.0, **{name: end for _, name, _, end in spans}}
-    starts = {name: start for _, name, start, _ in sorted(spans, key=lambda span: span[2])}
-    late = [name for name, start in starts.items() if start > ends[known[name].after] + 1e-9]
-    name = min(late, key=lambda each: each[0] != "B")
-    why = "" if name[0] == "B" else "no part of the backward waits, but the forward ends after it. "
-    return f"{why}{name} could start at {pretty(ends[known[name].after])} and starts at {pretty(starts[name])}"
+def _works(run: Run, replica: int, rank: int) -> float:
+    """Return how long a worker works in a step, in the median over the steps."""
+    return median(float(run.timeline(step, replica).busy[rank]) for step in run.steps)
 
 
 EXERCISES = {
     "11.1": Exercise(
-        _not_the_copies,
-        "DualPipe's ranks hold the model twice. DualPipeV's hold it once, although each has two stages as well.",
+        _not_the_blame,
+        "That is a what-if analysis: it says what a repair is worth before anything is repaired.",
         hints=(
-            "Each rank holds some stages. How many stages do all ranks hold together, counted with repetition?",
-            "Divide that by the number of stages that make one model.",
+            "How long would the run take with its own lengths, and nothing late? Which of these lengths would a repair "
+            "change?",
+            "For each rank, replay once more. That rank's actions last as long as in "
+            "`pp.simulate(measured.schedule, costs)`, all others as long as they did.",
+            "`was | {action: planned[action] for action, *_ in measured.spans(rank)}` are the lengths with one rank "
+            "repaired, if `was` and `planned` are the lengths of the run and of the simulation.",
         ),
     ),
     "11.2": Exercise(
-        _not_the_row,
-        "That is the published row for p ranks: twice as many stages, each half as long.",
+        _not_the_best_cure,
+        "You compare what a microbatch costs, with the run's own times: stages of unequal length, messages and all.",
         hints=(
-            "How many stages does DualPipeV have on p ranks? That is the table's PP.",
-            "A stage is half of a rank's share, so its F, B and W are half as long.",
+            "`run.predict(schedule, layers=layers).makespan` is how long a step would take.",
+            "A step with 16 microbatches trains on twice as much as one with 8.",
+            "Choose the smallest `makespan / schedule.microbatches`.",
         ),
     ),
     "11.3": Exercise(
-        _not_the_streams,
-        "The backward never waits, and the forward fits into its gaps: the pair takes no longer than its backward "
-        "alone, however many layers there are.",
+        _not_the_slow_workers,
+        "A slow worker differs from the same rank of the other replicas; a heavy stage is heavy in all of them.",
         hints=(
-            "Start from the picture of one layer. Which layer is the backward in when the forward is in layer 0?",
-            "With n layers, the forward's layer k stands beside the backward's layer n-1-k. In each such step, the "
-            "order on both streams is that of the picture.",
+            "`run.timeline(step, replica).busy[rank]` is how long a rank works in a step. A rank that waits isn't "
+            "working.",
+            "Take the median over the steps. Then compare each rank with the same rank of the other replicas.",
+            "If `busy` has the times of a rank by replica, then a worker is slow if its own is more than 1.1 times "
+            "`median(busy.values())`.",
         ),
     ),
 }

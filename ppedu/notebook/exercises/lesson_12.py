@@ -1,248 +1,324 @@
-"""Lesson 12: the learner's own schedule, faster than every built-in one that fits, and the fastest in less memory."""
+"""Lesson 12: the copies of the model, DualPipeV's row of the published table, and the two streams inside a pair."""
 
 from __future__ import annotations
 
-from functools import cache
+import time
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from threading import Event, Thread
+from typing import Any, NamedTuple
 
-from ppedu.core.actions import I, Op
+from ppedu.core.actions import Op
 from ppedu.core.costs import Costs
-from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
+from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
-from ppedu.core.timeline import Timeline
-from ppedu.notebook.exercises import parts
-from ppedu.notebook.exercises.common import Exercise, learner_schedule, listed, not_legal, require_function, with_sizes
-from ppedu.notebook.exercises.wrong_schedule import wrong_schedule
+from ppedu.notebook.exercises.common import (
+    Exercise,
+    ask,
+    call,
+    equal,
+    explain_mistake,
+    not_the_idle_time,
+    require_function,
+)
+from ppedu.view.look import COLORS
 from ppedu.zoo import schedule
-from ppedu.zoo.registry import published
-
-COSTS = Costs(forward=1, backward=2, latency=0.25)
-
-# (ranks, microbatches), with at least twice as many microbatches as ranks; the lesson's own case first.
-SIZES = [(4, 8), (3, 7), (6, 12), (5, 16), (8, 20)]
-
-# For the leaderboard, other sizes: the least makespan of any schedule with a stage on each rank in the same memory, as
-# proven by `pp.search.optimal`. Tests prove it again.
-LEAST_TIMES = {(4, 9): 30.75, (4, 11): 36.75, (5, 12): 41, (6, 14): 48.25}
 
 
-# The last two of four ranks, a letter for a quarter of the time of a forward.
-FIRST_WAIT = "`rank 2  F0──F1──······I0──`\n`rank 3       F0──I0──`"
+def _counted() -> list[Schedule]:
+    """Return the schedules whose copies are counted; the lesson's own case first."""
+    return [
+        schedule("1f1b", 4, 8),
+        schedule("dualpipe", 4, 8),
+        schedule("dualpipev", 4, 8),
+        schedule("zb-v", 4, 8),
+        schedule("interleaved", 2, 4, chunks=3),
+        schedule("chimera", 6, 6),
+        schedule("dualpipev", 3, 6),
+    ]
 
 
-def _room(ranks: int, microbatches: int) -> int:
-    """Return the microbatches that a rank may hold."""
-    return ranks + ranks // 2
+# Common wrong answers for the number of copies.
+WRONG_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
+    (
+        lambda schedule: len(schedule.placement.stages_of(0)),
+        "You count the stages on one rank; how many stages is the model cut into?",
+    ),
+    (
+        lambda schedule: schedule.chunks,
+        "chunks is the number of stages of one copy on a rank: it says how finely a copy is cut, not how many copies "
+        "there are",
+    ),
+    (
+        lambda schedule: sum(len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks)),
+        "You count all stages on all ranks; how many make one model?",
+    ),
+    (
+        lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
+        "That is the fraction of the model that one rank holds; add up all ranks",
+    ),
+    (
+        lambda schedule: (
+            len({stage for rank in range(schedule.ranks) for stage in schedule.placement.stages_of(rank)})
+            / schedule.stages
+        ),
+        "Do you count each stage once? Count a stage twice if two ranks hold it",
+    ),
+]
 
 
-def _not_better(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    for ranks, microbatches in SIZES:
-        case, room = with_sizes(ranks, microbatches), _room(ranks, microbatches)
-        yours = learner_schedule(generator, ranks, microbatches)
-        if fault := not_legal(yours, case):
-            return fault
-        timeline = simulate(yours, COSTS)
-        if max(timeline.peak_activations) > room:
-            return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
-        par = _fastest_known(ranks, microbatches, room)
-        if timeline.makespan >= par.makespan:
-            return f"{case} your schedule is legal and fits, but {_slower(timeline, par)}. {_advice(timeline, room)}"
+def _not_the_copies(function: Any) -> str | None:
+    require_function(function, "schedule")
+    cases = _counted()
+    answers = [ask(function, _named(each), each) for each in cases]
+    for each, value in zip(cases, answers, strict=True):
+        held = sum(len(each.placement.stages_of(rank)) for rank in range(each.ranks))
+        if equal(value, held / each.stages):
+            continue
+        fault = (
+            f"{_named(each)} the model is cut into {plural(each.stages, 'stage')}, and together the ranks hold "
+            f"{held}: {pretty(held / each.stages)} of each; your function returns {pretty(value)}"
+        )
+        return fault + explain_mistake(answers, [(case,) for case in cases], WRONG_COUNTS)
     return None
 
 
-@cache
-def _fastest_known(ranks: int, microbatches: int, room: int) -> Timeline:
-    """Simulate every built-in single-copy schedule with at most `room` activations on any rank; return the fastest."""
-    fitting = []
-    for name in published():
-        try:
-            timeline = simulate(schedule(name, ranks, microbatches), COSTS)
-        except SettingError:  # this schedule does not exist for this size
-            continue
-        if timeline.schedule.placement.copies == 1 and max(timeline.peak_activations) <= room:
-            fitting.append(timeline)
-    return min(fitting, key=lambda timeline: timeline.makespan)
+def _named(schedule: Schedule) -> str:
+    return f"for {schedule.name} on {plural(schedule.ranks, 'rank')}"
 
 
-def _too_much(timeline: Timeline, room: int) -> str:
-    """Describe the first action that does not fit in memory, and why."""
-    time, held, rank = min(
-        (time, held, rank)
-        for rank in range(timeline.schedule.ranks)
-        for time, held in timeline.memory(rank)
-        if held > room
-    )
-    before = [span.action.op for span in timeline.spans(rank) if span.start < time]
-    action = next(span.action for span in timeline.spans(rank) if span.start == time)
-    fault = f"rank {rank} holds {pretty(held)} microbatches from {pretty(time)} on, when it starts {action}"
-    waiting = before.count(Op.I) - before.count(Op.W)
-    wait = "waits for its W" if waiting == 1 else "wait for their W"
-    why = f"{waiting} of them only {wait}" if waiting else "none of them has started its backward"
-    return f"{fault}, and there is memory for only {room}: {why}"
+# (ranks, time of F, time of B, time of W of a share), for which the published formula is exact: F = I, and W is not
+# longer. The lesson's own case first.
+TIMES = [(4, 1, 2, 1), (8, 1, 2, 1), (3, 2, 4, 2), (5, 4, 6, 2), (1, 1, 2, 1), (6, 3, 4, 1)]
+
+DOUBLED = "You double the times. A rank has two stages, so a stage's times are half of those of its share"
+# Common wrong readings of the published (PP/2-1)(F&B+B-3W), with p ranks.
+WRONG_ROWS: list[tuple[Callable[..., Any], str]] = [
+    (
+        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w),
+        "That is the idle time of DualPipe on the same number of ranks. In the table PP counts the stages, and the "
+        "times are those of a stage: how many stages does DualPipeV have here, and what fraction of a rank's share is "
+        "each?",
+    ),
+    (
+        lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w),
+        "PP is right. But the table's times are those of a stage, and here a stage is half of a rank's share",
+    ),
+    (
+        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) / 2,
+        "You are right that a stage's times are halves. But PP counts the stages, and a rank has two",
+    ),
+    (
+        lambda p, f, b, w: (p - 1) * (max(f, b) + b - 3 * w) / 2,
+        "You let the shorter half of a pair take no time; without overlap F&B is F+B",
+    ),
+    (lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
+    (lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
+    (lambda p, f, b, w: (p - 1) * (f + b), "That is the idle time of 1F1B"),
+    (lambda p, f, b, w: (p - 1) * (f + b - 2 * w), "That is the idle time of ZB-H1, which the table calls ZB1P"),
+]
 
 
-def _slower(timeline: Timeline, par: Timeline) -> str:
-    """Describe by how much a schedule is too slow, and where it loses time."""
-    more = timeline.makespan - par.makespan
-    than = f"{pretty(more)} more than {par.schedule.name}" if more else f"as much as {par.schedule.name}"
-    return f"takes {pretty(timeline.makespan)}, {than}. {_lost(timeline)}"
+def _not_the_row(formula: Any) -> str | None:
+    letters = {"forward": "F", "backward": "B", "weight": "W"}
+    return not_the_idle_time(formula, letters, TIMES, _idle_time, WRONG_ROWS)
 
 
-def _lost(timeline: Timeline) -> str:
-    return f"Time is lost here: {timeline.why_idle(*_loss(timeline))}"
+def _idle_time(ranks: int, forward: int, backward: int, weight: int) -> Any:
+    costs = Costs(forward=forward, backward=backward, weight=weight)
+    return simulate(schedule("dualpipev", ranks, 2 * ranks), costs).idle[0]
 
 
-def _over_the_least(generator: Any) -> dict[str, float | None]:
-    """Return the makespan divided by the least possible one for each size, or None.
+# Inside a pair
 
-    None: for this size, the schedule fails, is not legal, or needs too much memory.
+COMPUTE, NETWORK = "compute", "network"
+STREAMS = {"attention": COMPUTE, "dispatch": NETWORK, "experts": COMPUTE, "combine": NETWORK}
+Orders = Mapping[str, Sequence[str]]  # stream -> the parts that it runs, in order
+Spans = list[tuple[str, str, float, float]]  # stream, part, start, end
+
+
+class Part(NamedTuple):
+    """A part of a forward or a backward. It needs the result of `after`."""
+
+    stream: str
+    time: float
+    after: str | None
+
+
+def parts(layers: int = 1, forward: float = 1, backward: float = 2) -> dict[str, Part]:
+    """Return the parts of a forward and a backward through layers of experts, by name.
+
+    A quarter of the time goes to each: attention, dispatch (the tokens travel to their experts), experts, combine (the
+    results travel back). A backward passes them in reverse.
     """
-    found: dict[str, float | None] = {}
-    for size, least in LEAST_TIMES.items():
-        name = "{} × {}".format(*size)
-        try:
-            timeline = simulate(learner_schedule(generator, *size), COSTS)
-        except PipelineError:
-            found[name] = None
-        else:
-            fits = max(timeline.peak_activations) <= _room(*size)
-            found[name] = float(timeline.makespan / least) if fits else None
+    found = {}
+    for letter, total, passed in (("F", forward, 1), ("B", backward, -1)):
+        chain = [f"{letter} {kind} {layer}" for layer in range(layers) for kind in STREAMS][::passed]
+        for before, name in pairwise([None, *chain]):
+            if name:
+                found[name] = Part(STREAMS[name.split()[1]], total / (4 * layers), before)
     return found
 
 
-TIGHT = (4, 8)  # ranks and microbatches
-TIGHT_ROOM = 3  # microbatches that a rank may hold
-LEAST = 31  # makespan if F, I and W take 1 and messages no time; the lesson proves it by trying everything
+def paired(layers: int = 1) -> dict[str, list[str]]:
+    """Return the order of a pair in which each half computes while the other's messages travel."""
+    orders: dict[str, list[str]] = {COMPUTE: [], NETWORK: []}
+    for layer in range(layers):
+        back = layers - 1 - layer
+        orders[COMPUTE] += [f"F attention {layer}", f"B experts {back}", f"F experts {layer}", f"B attention {back}"]
+        orders[NETWORK] += [f"B combine {back}", f"F dispatch {layer}", f"B dispatch {back}", f"F combine {layer}"]
+    return orders
 
 
-def _not_the_least(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    case, yours = with_sizes(*TIGHT), learner_schedule(generator, *TIGHT)
-    if fault := not_legal(yours, case):
-        return fault
-    timeline = simulate(yours)
-    if max(timeline.peak_activations) > TIGHT_ROOM:
-        return f"{case} your schedule is legal, but {_too_much(timeline, TIGHT_ROOM)}"
-    if timeline.makespan > LEAST:
-        more = pretty(timeline.makespan - LEAST)
-        return (
-            f"{case} your schedule is legal and fits, but takes {pretty(timeline.makespan)}, {more} more than the "
-            f"least. {_lost(timeline)}. The lesson's search has seen a faster one: what must it remember to tell you?"
-        )
-    return None
+def one_after_the_other(layers: int = 1) -> dict[str, list[str]]:
+    """Return the order in which the forward ends before the backward starts."""
+    orders: dict[str, list[str]] = {COMPUTE: [], NETWORK: []}
+    for name, part in parts(layers).items():
+        orders[part.stream].append(name)
+    return orders
 
 
-def _loss(timeline: Timeline) -> tuple[int, Any]:
-    """Return the rank and time at which a schedule loses time.
+def simulate_streams(orders: Orders, known: Mapping[str, Part]) -> Spans:
+    """Return the spans of the parts, if each starts as soon as its stream is free and its input has arrived.
 
-    That is the last rank's first wait, because nothing makes up for it; else the last wait of the rank that ends last.
+    Parts that can never start are left out.
     """
-    rows = timeline.rows
-    late = max(range(len(rows)), key=lambda rank: rows[rank][-1].end)
-    for rank, which in ((len(rows) - 1, 0), (late, -1)):
-        waits = [before.end for before, after in pairwise(rows[rank]) if after.start > before.end]
-        if waits:
-            return rank, waits[which]
-    return late, 0
+    left, free = {stream: list(names) for stream, names in orders.items()}, dict.fromkeys(orders, 0.0)
+    ends: dict[str | None, float] = {None: 0.0}
+    spans: Spans = []
+    moved = True
+    while moved:
+        moved = False
+        for stream, names in left.items():
+            while names and known[names[0]].after in ends:
+                name = names.pop(0)
+                start = max(free[stream], ends[known[name].after])
+                ends[name] = free[stream] = start + known[name].time
+                spans.append((stream, name, start, ends[name]))
+                moved = True
+    return spans
 
 
-def _left_lying(timeline: Timeline) -> str | None:
-    """Describe the first W that could fill the wait where time is lost, but runs only later."""
-    rank, time = _loss(timeline)
-    spans = timeline.spans(rank)
-    place = sum(span.end <= time for span in spans)
-    done, awaited = {span.action for span in spans[:place]}, spans[place]
-    for action, start, end in spans[place + 1 :]:
-        fits = end - start <= awaited.start - time  # a longer one would delay the awaited action
-        if action.op == "W" and fits and I(action.stage, action.microbatch) in done:
-            return f"While it waits, rank {rank} could run {action}, but its order has {action} after {awaited.action}"
+def emulate_streams(orders: Orders, known: Mapping[str, Part], unit: float = 0.2) -> Spans:
+    """Run the parts in one thread for each stream, which sleeps as long as they take; return the measured spans.
+
+    unit: the seconds of one unit of time. The spans are in units.
+    """
+    done = {name: Event() for name in known}
+    spans: Spans = []
+    begin = time.monotonic()
+
+    def run(stream: str) -> None:
+        for name in orders[stream]:
+            part = known[name]
+            if part.after:
+                done[part.after].wait()
+            start = time.monotonic()
+            time.sleep(part.time * unit)
+            spans.append((stream, name, (start - begin) / unit, (time.monotonic() - begin) / unit))
+            done[name].set()
+
+    threads = [Thread(target=run, args=(stream,)) for stream in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return spans
+
+
+def draw_streams(ax: Any, spans: Spans, title: str) -> None:
+    """Draw what the processor and the network do: forwards blue, backwards green."""
+    for stream, name, start, end in spans:
+        row = [COMPUTE, NETWORK].index(stream)
+        color = COLORS[Op.F if name[0] == "F" else Op.B]
+        ax.barh(row, end - start, left=start, height=0.8, color=color, edgecolor="white")
+        words = name.rsplit(" ", 1)[0].replace(" ", "\n")
+        ax.text((start + end) / 2, row, words, ha="center", va="center", color="white", fontsize=9)
+    ax.set(yticks=[0, 1], yticklabels=[COMPUTE, NETWORK], ylim=(1.5, -0.5))
+    ax.set_title(title, loc="left", fontsize=11, weight="bold")
+    ax.set_title(f"takes {max(end for *_, end in spans):.2f}", loc="right", fontsize=10)
+    ax.set_xlabel("time", fontsize=9, loc="right")
+    ax.label_outer()
+    ax.tick_params(length=0)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _not_the_streams(function: Any) -> str | None:
+    require_function(function, "layers")
+    for layers in (1, 2, 3):
+        case = f"with {plural(layers, 'layer')}"
+        answer = call(function, case, layers)
+        two = isinstance(answer, (tuple, list)) and len(answer) == 2
+        if not two or not all(isinstance(each, (tuple, list)) for each in answer):
+            return f"{case} your function returns {answer!r}; return two lists: the parts of compute, and of network"
+        fault = _not_a_pair({COMPUTE: list(answer[0]), NETWORK: list(answer[1])}, layers)
+        if fault:
+            return f"{case}, {fault}"
     return None
 
 
-def _advice(timeline: Timeline, room: int) -> str:
-    orders = timeline.schedule.orders
-    if any(action.op == "B" for order in orders[1:] for action in order):
-        return "And with an undivided B, the previous rank also has to wait for the W in it"
-    leads = [next(place for place, action in enumerate(order) if action.op != "F") for order in orders]
-    if leads[-1] > 1:
-        return (
-            f"All ranks wait for the last rank's first I, and it runs {leads[-1]} forwards before that, where 1 would "
-            "be enough"
-        )
-    for rank, (lead, after) in enumerate(pairwise(leads)):
-        if after == lead:
-            return (
-                f"Before their first I the ranks run {listed(leads)} forwards. Rank {rank + 1} runs as many as rank "
-                f"{rank}, so it never has one queued; let it run at least one fewer"
-            )
-    if lying := _left_lying(timeline):
-        return lying
-    least = min(timeline.peak_activations)
-    if least < room:
-        rank = timeline.peak_activations.index(least)
-        return (
-            f"Rank {rank} never holds more than {plural(least, 'microbatch')}, but there is memory for {room}: use "
-            "it for more forwards at the start, or to delay Ws"
-        )
-    fewer = [lead - after for lead, after in pairwise(leads)]
-    if fewer[-1] < 2 <= max(fewer):
-        last = len(leads) - 1
-        return (
-            f"Before their first I the ranks run {listed(leads)} forwards. You have the large steps at the top, but "
-            f"rank {last} runs only 1 fewer than rank {last - 1}. Start the steps of 2 from the last rank up"
-        )
-    if leads[0] < room or fewer != sorted(fewer):
-        return (
-            f"Before their first I the ranks run {listed(leads)} forwards. If a rank runs 2 more than the next one, a "
-            "microbatch is always in flight between them. Where is that needed most?"
-        )
-    return (
-        f"Before their first I the ranks run {listed(leads)} forwards, so the forwards are fine. Look at the Ws: which "
-        "of them run where no rank would have waited, and are missing where time is lost?"
-    )
+def _not_a_pair(orders: dict[str, list[Any]], layers: int) -> str | None:
+    known = parts(layers)
+    for stream, names in orders.items():
+        for name in names:
+            if not isinstance(name, str) or name not in known:
+                return f"{name!r} is not a part; parts are named like {next(iter(known))!r}"
+            if known[name].stream != stream:
+                return f"{name} is in the list of {stream}, but it runs on {known[name].stream}"
+            if names.count(name) > 1:
+                return f"{name} runs twice"
+    missing = [name for name, part in known.items() if name not in orders[part.stream]]
+    if missing:
+        return f"{missing[0]} is never run" + (f" (and {plural(len(missing) - 1, 'more part')})" if missing[1:] else "")
+    spans = simulate_streams(orders, known)
+    ran = {name for _, name, *_ in spans}
+    stuck = [next(name for name in names if name not in ran) for names in orders.values() if set(names) - ran]
+    if stuck:
+        waits = " and ".join(f"{name} waits for {known[name].after}" for name in stuck)
+        return f"the streams deadlock: {waits}"
+    takes, best = max(end for *_, end in spans), sum(part.time for name, part in known.items() if name[0] == "B")
+    if takes > best + 1e-9:
+        late = _first_wait(spans, known)
+        return f"the pair takes {pretty(takes)} units, and {pretty(best)} are possible: {late}"
+    return None
+
+
+def _first_wait(spans: Spans, known: Mapping[str, Part]) -> str:
+    """Name the first part that starts later than its input arrives: of the backward if one of its parts waits."""
+    ends: dict[str | None, float] = {None: 0.0, **{name: end for _, name, _, end in spans}}
+    starts = {name: start for _, name, start, _ in sorted(spans, key=lambda span: span[2])}
+    late = [name for name, start in starts.items() if start > ends[known[name].after] + 1e-9]
+    name = min(late, key=lambda each: each[0] != "B")
+    why = "" if name[0] == "B" else "no part of the backward waits, but the forward ends after it. "
+    return f"{why}{name} could start at {pretty(ends[known[name].after])} and starts at {pretty(starts[name])}"
 
 
 EXERCISES = {
     "12.1": Exercise(
-        _not_better,
-        "No built-in schedule with one copy of the model is as fast in this memory. This is what you built.",
-        lambda generator: simulate(learner_schedule(generator, 4, 8), COSTS),
-        score=_over_the_least,
-        draw_wrong=wrong_schedule(SIZES, COSTS, lambda *case: _fastest_known(*case, _room(*case)), _room),
+        _not_the_copies,
+        "DualPipe's ranks hold the model twice. DualPipeV's hold it once, although each has two stages as well.",
         hints=(
-            "Begin with ZB-H1: split each B into I and W, and delay the Ws by as many microbatches as memory allows.",
-            "While a message travels, a rank needs another microbatch to work on. Give the first ranks more forwards "
-            "before their first I. The last rank needs no more than one.",
-            "Draw what happens around the first message to the last rank and back. A forward is four letters long, a "
-            f"message one:\n{FIRST_WAIT}\nWith two forwards, rank 2 waits where the dots are. How many more would fill "
-            "them? And does rank 1 wait for rank 2 in the same way?",
-            "If a rank runs two forwards more than the next one, a message is always on its way between them. There is "
-            "memory for ranks // 2 forwards more than in 1F1B; rank r can use at most ranks - r - 1 of them. What is "
-            "left of the memory delays Ws.",
+            "Each rank holds some stages. How many stages do all ranks hold together, counted with repetition?",
+            "Divide that by the number of stages that make one model.",
         ),
     ),
     "12.2": Exercise(
-        _not_the_least,
-        "That's the least time there is in this memory: 2 less than 1F1B takes, with one microbatch less. This is what "
-        "you built.",
-        lambda generator: simulate(learner_schedule(generator, *TIGHT)),
-        draw_wrong=wrong_schedule([TIGHT], room=lambda *_: TIGHT_ROOM),
+        _not_the_row,
+        "That is the published row for p ranks: twice as many stages, each half as long.",
         hints=(
-            "Keep a dictionary instead of a set: for each state, the state from which it was first reached. From the "
-            "state with everything done, walk back to the start.",
-            "Between two states in a row, a rank has done one action or none: the count that grew says which. "
-            "If (3, 1, 0) becomes (3, 2, 0), it was I of microbatch 1.",
+            "How many stages does DualPipeV have on p ranks? That is the table's PP.",
+            "A stage is half of a rank's share, so its F, B and W are half as long.",
         ),
     ),
-    "12.3": parts.exercise(
-        "12.3",
-        "Your schedule, on your interpreter, with your messages: the gradients are those of one process, bit for bit.",
+    "12.3": Exercise(
+        _not_the_streams,
+        "The backward never waits, and the forward fits into its gaps: the pair takes no longer than its backward "
+        "alone, however many layers there are.",
         hints=(
-            "Any legal schedule is right here. Take your `mine` of exercise 12.1, or 1F1B from lesson 5 with `pp.F` "
-            "and `pp.B`.",
+            "Start from the picture of one layer. Which layer is the backward in when the forward is in layer 0?",
+            "With n layers, the forward's layer k stands beside the backward's layer n-1-k. In each such step, the "
+            "order on both streams is that of the picture.",
         ),
     ),
 }
