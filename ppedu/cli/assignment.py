@@ -39,7 +39,7 @@ GIVEN_AWAY = re.compile(
     r"\s*<details>.*?</details>"
     r"| ?\*Nothing to install:\*[^\n]*"
     r"| \(A solution is in the folded cell below\.\)"
-    r"| A solution is in the folded cell below\.(?=\))"
+    r"| A solution is in the folded cell below\."
     r"|, and a solution is in the folded cell below",
     re.DOTALL,
 )

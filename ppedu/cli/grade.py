@@ -80,6 +80,7 @@ def read(path: Path) -> tuple[list[str], dict[str, str | None]]:
         PipelineError: the file cannot be read, or is not a notebook with exercises.
     """
     from ppedu.notebook.exercises import EXERCISES
+    from ppedu.notebook.exercises.parts import course
 
     with opened(path) as file:
         try:
@@ -91,7 +92,9 @@ def read(path: Path) -> tuple[list[str], dict[str, str | None]]:
     lessons = {number[:2] for number in found if number in EXERCISES}
     if len(lessons) != 1:
         raise PipelineError(f"{path} has the exercises of {len(lessons)} lessons; grade an assignment or a lesson")
-    return cells, {number: found.get(number) for number in EXERCISES if number[:2] in lessons}
+    elsewhere = {part.number for part in course()}  # in a file of the learner's own
+    numbers = [number for number in EXERCISES if number[:2] in lessons and number not in elsewhere]
+    return cells, {number: found.get(number) for number in numbers}
 
 
 def _graded(number: str, name: str | None, cells: list[str], limit: float) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_what_is_handed_out_has_no_line_of_a_solution(capsys):
         text = "\n".join(source(cell) for cell in json.loads(handed_out)["cells"])
         stubs = [source(cell) for cell in cells if tagged(cell) == {"exercise"}]
         for place, cell in enumerate(cells):
-            if tagged(cell) == {"solution"}:
+            if tagged(cell) == {"solution"} and "%my_pipeline" not in source(cell):
                 shown = [source(each) for each in cells[:place] if tagged(each) != {"solution"}]
                 own = lines(source(cell)) - lines("\n".join(shown + stubs))
                 assert len(own) > 2 and not own & lines(text), path.name
