@@ -73,6 +73,16 @@ def test_lesson_has_the_parts_of_the_pattern(lesson):
     assert -1 not in places and places == sorted(places)
 
 
+def test_a_lesson_is_short(lesson):
+    """Counted without code, outputs, and what states an exercise; a source in brackets is no aside."""
+    exercises = _tagged(lesson, "exercise") + _tagged(lesson, "part")
+    prose = [cell for place, cell in enumerate(lesson.cells) if place + 1 not in exercises]
+    text = "\n".join(cell.source for cell in prose if cell.cell_type == "markdown")
+    text = re.sub(r"(?<=\])\([^)]*\)|</?[a-z][^>\n]*>|\$[^$\n ][^$\n]{0,60}\$|`[^`]*`", " ", text)
+    assert len(re.findall(r"[A-Za-z0-9][\w'’.,-]*", text)) <= 1500
+    assert len(re.findall(r"\((?!\[)[^()]{6,}\)", text)) <= 8, "asides in brackets"
+
+
 def test_each_exercise_is_followed_by_its_folded_solution(lesson):
     exercises, solutions = _tagged(lesson, "exercise"), _tagged(lesson, "solution")
     assert exercises

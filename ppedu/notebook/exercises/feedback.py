@@ -70,8 +70,9 @@ def say(text: str, tone: str) -> None:
         f"text-align: center; font-weight: bold; color: white; background: {color};"
     )
     box = (
-        f"padding: 0.5em 0.8em; max-width: 50em; line-height: 1.5; overflow-wrap: break-word; white-space: pre-wrap; "
+        f"padding: 0.5em 0.8em; max-width: 50em; line-height: 1.5; overflow-wrap: break-word; "
         f"border-left: 4px solid {color}; background: color-mix(in srgb, {color} 10%, transparent);"
+        f"{' white-space: pre-wrap;' if len(text.splitlines()) > 1 else ''}"
     )
     start = re.match(r"[^`]*?[.:](?=\s|$)|", text)[0]  # type: ignore[index]
     html = f"<b>{rendered(start)}</b>{rendered(text.removeprefix(start))}"

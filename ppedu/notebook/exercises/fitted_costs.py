@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from math import isclose
 from random import Random
@@ -187,11 +186,6 @@ def _not_the_latency(run: Timeline, fitted: Costs, time: float) -> str | None:
             "only if the rank's previous action had ended before the action that sends it"
         )
     return fault
-
-
-def stand_in(run: Timeline) -> Costs:
-    """Return the costs of a run, with one latency for all links: what `fit` returns once exercise 08.1 is solved."""
-    return replace(Costs.fit(run), latency=latency_of(run))
 
 
 def latency_of(run: Timeline) -> float:
