@@ -32,7 +32,7 @@ class Nothing(ModuleType):
         return self
 
     def subplots(self, rows: int = 1, columns: int = 1, **_: Any) -> tuple[Any, Any]:
-        grid = [Nothing() for _ in range(rows * columns)]
+        grid = Grid(Nothing() for _ in range(rows * columns))
         return self, grid if len(grid) > 1 else grid[0]
 
     def __iter__(self) -> Iterator[Any]:
@@ -48,6 +48,17 @@ class Nothing(ModuleType):
         return None
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __call__
+
+
+class Grid(list[Any]):
+    """The axes of a picture, with what lessons use of an array."""
+
+    @property
+    def flat(self) -> Grid:
+        return self
+
+    def reshape(self, shape: tuple[int, int]) -> list[Any]:
+        return [self[first : first + shape[1]] for first in range(0, len(self), shape[1])]
 
 
 class Named(ModuleType):
