@@ -74,7 +74,7 @@ def test_lesson_has_the_parts_of_the_pattern(lesson):
 
 
 def test_a_lesson_is_short(lesson):
-    """Counted without code, outputs, and what states an exercise; a source in brackets is no aside."""
+    """Counted without code, outputs, and what states an exercise; a source in brackets is not an aside."""
     exercises = _tagged(lesson, "exercise") + _tagged(lesson, "part")
     prose = [cell for place, cell in enumerate(lesson.cells) if place + 1 not in exercises]
     text = "\n".join(cell.source for cell in prose if cell.cell_type == "markdown")
