@@ -76,6 +76,20 @@ def split_backward(figure: Figure) -> None:
         ax.axis("off")
 
 
+def two_streams(figure: Figure) -> None:
+    """Lesson 12: microbatches that come from above, and those from below; where they meet, they share a box."""
+    ax = figure.subplots()
+    for rank, row in enumerate(pp.simulate(pp.schedule("dualpipe", ranks=4, microbatches=8)).rows):
+        for action, start, end in row:
+            height = 0.8 / len(action.singles)
+            for place, part in enumerate(action.singles):
+                color = "#3b76b8" if part.microbatch < 4 else "#7d4fae"
+                ax.barh(rank - 0.4 + (place + 0.5) * height, end - start, height, start, color=color, edgecolor="white")
+    ax.set_title("two streams meet", loc="left", fontsize=15)
+    ax.invert_yaxis()
+    ax.axis("off")
+
+
 def bubble_against_memory(figure: Figure) -> None:
     """Lesson 13: schedules by memory and bubble, and a place that is still free."""
     ax = figure.subplots()
@@ -89,7 +103,7 @@ def bubble_against_memory(figure: Figure) -> None:
     ax.set(xlabel="memory", ylabel="bubble, %", xlim=(0.8, 9.6), ylim=(0, 34), xticks=[2, 4, 6, 8], yticks=[0, 15, 30])
 
 
-SIMPLER = {"10": split_backward, "13": bubble_against_memory}
+SIMPLER = {"10": split_backward, "12": two_streams, "13": bubble_against_memory}
 
 
 def animation() -> None:
