@@ -67,6 +67,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = named(path)
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        str(tables)  # raises ValueError if a hexadecimal number has too many digits to be printed
     except OSError as error:
         raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also of a number with too many digits

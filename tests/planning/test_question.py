@@ -120,6 +120,7 @@ CONTRADICTORY = {
         "unknown key 'machines' in the file; did you mean 'machine'?",
     ),
     "a number of 5000 digits": (TABLES.format(f"layers = {'9' * 5000}", "memory = 1e9", "ranks = 2"), "is not TOML"),
+    "hexadecimal": (TABLES.format(f"layers = 0x{'f' * 5000}", "memory = 1e9", "ranks = 2"), "is not TOML"),
     "lists in lists": (TABLES.format(f"forward = {'[' * 5000}", "memory = 1e9", "ranks = 2"), "is not TOML"),
 }
 

@@ -92,7 +92,7 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn):
 
 # ---- loss and norm (exercise 07.5)
 def mean_loss(y, target, microbatches):
-    """Return the share of one of `microbatches` equal microbatches in the mean loss."""
+    """Return the `mse_loss` of one of `microbatches` equal microbatches, as its share of the mean."""
     return mse_loss(y, target) / microbatches
 
 
