@@ -242,7 +242,7 @@ def lesson(visit):
 
 
 def test_a_lesson_runs_in_its_page(lesson):
-    assert lesson.locator(".wrong").count() == 0 and lesson.locator(".recorded").count() == 4
+    assert lesson.locator(".wrong").count() == 0 and lesson.locator(".recorded").count() == 7
     assert lesson.locator(".cell_output .ppedu canvas").count() >= 2
     assert not [each["id"] for each in Axe().run(lesson).response["violations"] if each["impact"] in FAULTS]
     asked = lesson.get_by_role("group").filter(has=lesson.get_by_role("spinbutton")).first

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from numbers import Real
 from typing import Any
 
+from ppedu.core.actions import Action
 from ppedu.core.errors import SettingError
+from ppedu.core.lower import lower
 from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
@@ -20,6 +22,46 @@ from ppedu.notebook.exercises.common import Exercise, call, missing_return, not_
 from ppedu.notebook.exercises.feedback import has_page, publish
 from ppedu.notebook.rehearsal import Rank, Rehearsal, Tensor, Wait, rehearse
 from ppedu.zoo import schedule
+
+
+def _deferred(order: Iterable[Action]) -> Iterator[Action]:
+    """Move each receive to just before the action that needs its message."""
+    late = {}
+    for action in order:
+        if "RECV" in str(action):
+            late[str(action).replace("RECV_", "")] = action
+            continue
+        needed = str(action).replace("I", "B")  # 2I0, the first half of a split backward, needs 2RECV_B0
+        if needed in late:
+            yield late.pop(needed)
+        yield action
+
+
+def patched(name: str, microbatches: int) -> Schedule:
+    """Return a schedule for two ranks, with each message received just before it is needed.
+
+    That is what a patch of PyTorch did: https://github.com/pytorch/pytorch/issues/172668.
+    """
+    lowered = lower(schedule(name, 2, microbatches))
+    orders = tuple(tuple(_deferred(order)) for order in lowered.orders)
+    return Schedule(f"{name}, patched", lowered.placement, lowered.microbatches, orders)
+
+
+def draw_orders(ax: Any, drawn: Schedule, reached: Sequence[int], columns: int = 6, size: float = 10) -> None:
+    """Draw the first actions of two ranks on axes of matplotlib: blue if done, red if it waits for the other rank.
+
+    reached: by rank, the position of the first action that is not done.
+    """
+    for rank in (0, 1):
+        ax.text(-0.6, 1 - rank, f"rank {rank}", ha="right", va="center", size=size)
+        for position, action in enumerate(drawn.orders[rank][:columns]):
+            face, ink = ("#c9ddf2" if position < reached[rank] else "white"), "#222222"
+            if position == reached[rank]:
+                face, ink = ("#c0392b", "white") if "_" in str(action) else ("#f0c75e", "#222222")
+            look = {"boxstyle": "square,pad=0.45", "facecolor": face, "edgecolor": "#8a8a8a"}
+            ax.text(position, 1 - rank, action, ha="center", va="center", size=size, color=ink, bbox=look)
+    ax.set(xlim=(-1.3, columns - 0.5), ylim=(-0.5, 1.5))
+    ax.axis("off")
 
 
 def _hang(rehearsal: Rehearsal, case: str, microbatches: int = 0) -> str | None:
