@@ -87,9 +87,8 @@ _IN_ORDER = (
     ),
     Level(
         *("1f1b", "1f1b", 3, 6),
-        "1F1B: the same time in less memory",
-        "A rank may not hold the activations of all microbatches. Run each backward as soon as it can run: it "
-        "frees the memory for the next forward.",
+        "1F1B: at most three activations on a rank",
+        "Run each backward as soon as it can run: it frees the memory for the next forward.",
         capped=True,
     ),
     Level(

@@ -37,7 +37,7 @@ OTTER_CASE = """\
 # Parts of a lesson's text that give answers away: folded ones, and sentences that lead to solutions.
 GIVEN_AWAY = re.compile(
     r"\s*<details>.*?</details>"
-    r"| ?\*Nothing to install:\*[^\n]*"
+    r"| ?\*Not installed here\?\*[^\n]*"
     r"| \(A solution is in the folded cell below\.\)"
     r"| A solution is in the folded cell below\."
     r"|, and a solution is in the folded cell below",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import shlex
-import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,7 +79,7 @@ def copy_lessons(folder: Path) -> str:
             copy = folder / lesson.name
             if not copy.exists():
                 _copy(lesson, copy)
-            elif copy.read_bytes() != lesson.read_bytes():
+            elif copy.read_bytes() != _content(lesson):
                 changed.append(lesson.name)
     except OSError as error:
         raise SettingError(f"cannot copy the lessons to {folder}: {error.strerror}; choose another folder") from None
@@ -89,6 +90,19 @@ def copy_lessons(folder: Path) -> str:
     return lessons[0].name
 
 
+def _content(source: Path) -> bytes:
+    """Return the content of a file's copy: that of a notebook names this Python.
+
+    JupyterLab would otherwise write the name when it opens the notebook, and so mark it as changed.
+    """
+    content = source.read_bytes()
+    if source.suffix == ".ipynb":
+        notebook = json.loads(content)
+        notebook["metadata"]["language_info"]["version"] = platform.python_version()
+        content = (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
+    return content
+
+
 def _copy(source: Path, target: Path) -> None:
     """Copy a file whole or not at all.
 
@@ -96,7 +110,7 @@ def _copy(source: Path, target: Path) -> None:
     """
     part = target.with_name(f".{target.name}.part")
     try:
-        shutil.copyfile(source, part)
+        part.write_bytes(_content(source))
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

@@ -51,7 +51,7 @@ class Costs:
         (activation checkpointing of whole stages, arXiv 1604.06174). Until then, a microbatch only holds `stage_input`.
     stage_input: The memory of a stage's input for one microbatch, in the unit of `activation`. A number is that of
         every stage, large or small.
-    unit: The unit of the times, for display, such as "s".
+    unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
     transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
         comes on top of it.
     links: "free": Messages do not wait for each other. "pair": A rank has one communication stream for each peer, as
@@ -77,17 +77,18 @@ class Costs:
     recompute: bool = False
     stage_input: Size = 0
     unit: str = ""
+    memory_unit: str = ""
     transfer: LinkCost = 0
     links: str = "free"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.unit, str):
-            raise SettingError(f'unit must be text, such as "s" or "ms"; got {self.unit!r}')
+        for name, example in (("unit", "s"), ("memory_unit", "GB")):
+            require_instance(name, getattr(self, name), str, f'text, such as "{example}"')
         if not isinstance(self.links, str) or self.links not in LINKS:
             raise SettingError(f'links must be "free", "pair" or "rank"; got {self.links!r}')
         require_instance("recompute", self.recompute, bool, "True or False")
         for name, given in vars(self).items():
-            if name in ("unit", "recompute", "links") or (
+            if name in ("unit", "memory_unit", "recompute", "links") or (
                 given is None and name in ("backward", "input", "weight", "overlap")
             ):
                 continue

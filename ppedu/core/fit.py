@@ -41,6 +41,7 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
         activation=known.activation,
         weight_memory=known.weight_memory,
         unit=known.unit,
+        memory_unit=known.memory_unit,
     )
 
 

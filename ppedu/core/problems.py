@@ -127,7 +127,8 @@ class _Inspection:
             if stage not in placement.stages_of(rank):
                 yield "rank", f": stage {stage} is held by rank {placement.rank(stage)}"
         elif not 0 <= microbatch < microbatches:
-            yield "range", f": there is no microbatch {microbatch}; they are 0 to {microbatches - 1}"
+            known = f"they are 0 to {microbatches - 1}" if microbatches > 1 else "the only one is 0"
+            yield "range", f": there is no microbatch {microbatch}; {known}"
         elif placement.rank(stage, microbatch) != rank:
             yield "rank", f": stage {stage} is held by rank {placement.rank(stage, microbatch)}"
         elif op in COMMUNICATION and not 0 <= stage + TOWARDS[op] < stages:

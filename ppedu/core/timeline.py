@@ -305,7 +305,7 @@ class Timeline:
         return (
             f"{source}{schedule.name}, {schedule.size}: "
             f"makespan {pretty(self.makespan, self.costs.unit)}, bubble {self.bubble:.1%}, "
-            f"peak activations {pretty(max(peaks))}"
+            f"peak activations {pretty(max(peaks), self.costs.memory_unit)}"
         )
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:

@@ -27,7 +27,6 @@ LESSONS = [
     Lesson(4, "an order is legal if every input comes first", "pp.check, pp.puzzle", (3,), ("illegal order",)),
     Lesson(5, "1F1B: the same time, p activations", "pp.simulate, peak_activations", (4,), ("too many activations",)),
     Lesson(6, "a send waits for its receive", "%%torchrun, pp.lower", (2, 5), ("crossed messages",)),
-    Lesson(9, "v chunks: 1/v of the bubble, v times the hops", "pp.compare", (5,), ("too many chunks",)),
     Lesson(
         7,
         "a loss curve proves nothing, one process does",
@@ -40,8 +39,9 @@ LESSONS = [
         "measured = simulated + slower + waiting",
         "Costs.fit, Run.autopsy",
         (5, 6),
-        ("imbalance", "slow node", "slow link", "pauses", "long sequence"),
+        ("imbalance", "slow node", "slow link", "interruptions", "long sequence"),
     ),
+    Lesson(9, "v chunks: 1/v of the bubble, v times the hops", "pp.compare", (5,), ("too many chunks",)),
     Lesson(10, "I cannot wait, W can", "zb-h1, zb-v", (2, 5), ("late weight gradients",)),
     Lesson(11, "what a cure would save, before the cure", "pp.Run, autopsy, predict", (8, 10)),
     Lesson(12, "two directions, and what a copy costs", "dualpipe, dualpipev", (9, 10), ("two copies",)),
@@ -50,6 +50,7 @@ LESSONS = [
 ]
 COLUMNS = {"lesson": 1.6, "idea": 2.6, "tools": 6.6, "what they find": 9.4}  # and where each begins
 COLORS = {"order": "#8e5bb5", "messages": "#c0392b", "memory": "#c2701c", "gradients": "#2f8f6b", "time": "#3b76b8"}
+PLAIN = "#7f7f7f"
 
 
 def course_map() -> Axes:
@@ -60,15 +61,17 @@ def course_map() -> Axes:
     from matplotlib import pyplot
     from matplotlib.patches import Arc
 
-    _, ax = pyplot.subplots(figsize=(11, 0.36 * len(LESSONS) + 0.6), layout="constrained")
-    ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) - 0.5, -1))
+    _, ax = pyplot.subplots(figsize=(11, 0.36 * len(LESSONS) + 0.9), layout="constrained")
+    ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) + 0.4, -1))
     ax.axis("off")
     for name, left in COLUMNS.items():
         ax.text(left, -0.6, name, size=10, weight="bold", va="center")
+    for place, (goal, color) in enumerate({**COLORS, "no fault of the finale": PLAIN}.items()):
+        ax.text(1.6 + 1.5 * place, len(LESSONS) - 0.1, goal, size=9, weight="bold", va="center", color=color)
     rows = {lesson.number: row for row, lesson in enumerate(LESSONS)}
     for lesson in LESSONS:
         goal = FAULTS[lesson.faults[0]].breaks[0] if lesson.faults else ""
-        color, row = COLORS.get(goal, "#7f7f7f"), rows[lesson.number]
+        color, row = COLORS.get(goal, PLAIN), rows[lesson.number]
         first, *more = lesson.faults or ("",)
         found = first + (f" and {len(more)} more" if more else "")
         texts = (str(lesson.number), lesson.idea, lesson.tools, found)

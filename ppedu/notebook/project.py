@@ -101,6 +101,7 @@ class Project:
             latency=self.message / self.link,
             activation=layers * self.layer_activation / GB,
             unit="s",
+            memory_unit="GB",
         )
 
     def gpus(self, ranks: int) -> int:

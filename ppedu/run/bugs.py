@@ -188,7 +188,7 @@ def written_after_isend(stage: Stage, inputs: Microbatches, targets: Microbatche
 )
 def loss_not_divided(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int]) -> None:
     """Each microbatch's loss is its own mean, and backward adds up the gradients of all microbatches."""
-    each_counts_in_full = [Fraction(1) for _ in inputs]  # and should count Fraction(1, len(inputs))
+    each_counts_in_full = [Fraction(1) for _ in inputs]
     forwards(stage, inputs, targets, shape, loss_weights=each_counts_in_full)
     backwards(stage, range(len(inputs)), shape)
 

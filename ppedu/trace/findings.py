@@ -14,10 +14,12 @@ from ppedu.trace.predict import in_same_memory
 from ppedu.trace.replay import kind_of, mean_times
 
 if TYPE_CHECKING:
+    from ppedu.core.actions import Action
     from ppedu.trace.autopsy import Autopsy
 
 WORTH = 0.005  # a finding saves at least this part of a step
 HEAVY = 1.1  # a stage that takes this much longer than the others is named
+OUTLIER = 2  # an action that takes this much longer than most is named
 SLOW_LINK = 2  # a link that takes this much longer than the others is named
 
 
@@ -93,17 +95,20 @@ def _slow_worker(autopsy: Autopsy) -> str:
 
 
 def _variation(autopsy: Autopsy) -> str:
-    parts = []
+    parts: list[tuple[float, Action]] = []
     for replicas in autopsy.steps.values():
         for measured in replicas.values():
             means = mean_times(measured.schedule.orders, measured.lasts)
             for order, row in zip(measured.schedule.orders, measured.lasts, strict=True):
-                parts += [time / (means[kind_of(action)] or 1) for action, time in zip(order, row, strict=True)]
+                parts += [
+                    (time / (means[kind_of(action)] or 1), action) for action, time in zip(order, row, strict=True)
+                ]
     parts.sort()
-    low, high = parts[len(parts) // 10], parts[-1 - len(parts) // 10]
+    (low, _), (high, _), (most, longest) = parts[len(parts) // 10], parts[-1 - len(parts) // 10], parts[-1]
+    alone = f", and {longest} once {most:.1f} times" if most > OUTLIER * high else ""
     return (
-        f"microbatches vary: most of a step take {low:.0%} to {high:.0%} of their stage's mean time; microbatches of "
-        "equal length would save"
+        f"microbatches vary: most of a step take {low:.0%} to {high:.0%} of their stage's mean time{alone}; "
+        "microbatches of equal length would save"
     )
 
 

@@ -110,7 +110,7 @@ def _timeline(about: About, placement: Placement, rows: list[list[Span]]) -> Tim
     orders = tuple(tuple(span.action for span in row) for row in rows)
     forward_only = about.get("forward_only", False)  # files of version 0.1.0 do not state it
     schedule = Schedule(about["schedule"], placement, about["microbatches"], orders, forward_only)
-    names = (*PER_STAGE, *PER_LINK, "links", "weight_memory", "recompute", "stage_input", "unit")
+    names = (*PER_STAGE, *PER_LINK, "links", "weight_memory", "recompute", "stage_input", "unit", "memory_unit")
     saved = {name: about[name] for name in names if name in about}  # version 0.1.0 saved fewer
     for name in PER_LINK:
         if isinstance(saved.get(name), list):

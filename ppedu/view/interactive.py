@@ -192,7 +192,7 @@ class Comparison(Interactive):
     kind = "compare"
 
     def rows(self) -> list[tuple[str, Any, float, Any, int]]:
-        """Return a row per timeline: its name, makespan, bubble, peak memory and number of messages.
+        """Return a row per timeline: its name, makespan, bubble, peak activations and number of messages.
 
         The name is that of the schedule, after the source of a timeline that is not simulated: "measured 1f1b".
         """
@@ -208,7 +208,7 @@ class Comparison(Interactive):
         ]
 
     def state(self) -> Data:
-        table, points = [["schedule", "makespan", "bubble", "peak memory", "messages"]], []
+        table, points = [["schedule", "makespan", "bubble", "peak activations", "messages"]], []
         for panel, (name, _, bubble, peak, messages) in zip(self.panels(), self.rows(), strict=True):
             table.append([name, *panel.numbers.values(), str(messages)])
             points.append([name, float(peak), bubble])

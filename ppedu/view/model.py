@@ -45,7 +45,7 @@ class Pair(NamedTuple):
     """The words in a picture of a timeline and its outline in two lanes, the timeline first.
 
     names: what tells the lanes apart.
-    lines: for each lane, its name, and makespan, bubble and peak memory as text.
+    lines: for each lane, its name, and makespan, bubble and peak activations as text.
     """
 
     heading: str
@@ -89,12 +89,12 @@ class Panel:
 
     @cached_property
     def numbers(self) -> dict[str, str]:
-        """Makespan, bubble and peak memory by name, as text with units."""
+        """Makespan, bubble and peak activations by name, as text with units."""
         timeline = self.timeline
         return {
             "makespan": pretty(timeline.makespan, timeline.costs.unit),
             "bubble": f"{timeline.bubble:.1%}",
-            "peak memory": pretty(max(timeline.peak_activations)),
+            "peak activations": pretty(max(timeline.peak_activations), timeline.costs.memory_unit),
         }
 
     @cached_property
@@ -192,6 +192,7 @@ class Panel:
             "summary": timeline.summary(),
             "axis": encodable(f"time, {unit}" if unit else "time"),
             "unit": unit,
+            "memory_unit": timeline.costs.memory_unit,
             "ranks": schedule.ranks,
             "stages": schedule.stages,
             "microbatches": schedule.microbatches,
@@ -276,11 +277,12 @@ class Stack:
         placements = [panel.timeline.schedule.placement for panel in self.panels]
         outlines = [panel.outline.source for panel in self.panels if panel.outline]
         held = [panel.pair.names[0] for panel in self.panels if panel.pair]
+        unit = self.panels[0].timeline.costs.memory_unit
         words: dict[str, Any] = {
             **{op: op in self.fills and NAMES[op] for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
             "copy": any(each.copies > 1 for each in placements) and "second copy",
-            "memory": not self.bare and ": ".join(["activations held", *held[:1]]),
+            "memory": not self.bare and ": ".join([f"activations held{unit and f', {unit}'}", *held[:1]]),
             "outline": outlines and f"outlined: {outlines[0]}",
             "cap": any(panel.cap is not None for panel in self.panels) and "memory limit",
             "mark": any(panel.marks for panel in self.panels) and "differs",

@@ -139,5 +139,6 @@ def _about(timeline: Timeline) -> Data:
         "recompute": costs.recompute,
         "stage_input": [*map(float, costs.per_stage(costs.stage_input, schedule.stages, schedule.stages))],
         "unit": costs.unit,
+        "memory_unit": costs.memory_unit,
         "source": timeline.source,
     }

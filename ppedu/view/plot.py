@@ -60,7 +60,7 @@ def plot(
     memory: whether a strip under each rank shows its activations, with the scale at its left and the peak at its
         right. All ranks share one scale, on which the highest peak fills the strip. Pass a number to let that number
         fill the strip instead, so that pictures can be compared.
-    title: replaces the schedule's name and size. Makespan, bubble and peak memory are always shown beside it, and
+    title: replaces the schedule's name and size. Makespan, bubble and peak activations are always shown beside it, and
         "emulated" after it if the times were emulated.
     legend: whether to draw a legend below the timeline. In a figure of several timelines, one is enough.
     marks: actions to mark with a red edge, each as a rank and a position in its order.

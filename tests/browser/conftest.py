@@ -3,12 +3,13 @@
 import contextlib
 import os
 import re
-import shutil
 
 import nbformat
 import pytest
-from opened import CHROMIUM, QUIET, ROOT, jupyter_lab, run_all
+from opened import CHROMIUM, QUIET, jupyter_lab, run_all
 from playwright.sync_api import sync_playwright
+
+from ppedu.cli.lessons import copy_lessons
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def chromium():
 def server(tmp_path_factory):
     """The address and the folder of a JupyterLab server on copies of the lessons."""
     with jupyter_lab(tmp_path_factory.mktemp("lab")) as (address, folder):
-        shutil.copytree(ROOT / "notebooks", folder, ignore=shutil.ignore_patterns("*.json", ".*"), dirs_exist_ok=True)
+        copy_lessons(folder)
         yield address, folder
 
 

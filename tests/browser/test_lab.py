@@ -110,7 +110,7 @@ def test_a_picture_is_saved(notebook, kind, tmp_path):
     assert saved.value.suggested_filename == f"1f1b.{kind}"
     if kind == "svg":
         text = content.read_text()
-        assert text.count("<rect") > 64 and "makespan 33    bubble 27.3%    peak memory 4" in text
+        assert text.count("<rect") > 64 and "makespan 33    bubble 27.3%    peak activations 4" in text
     else:
         assert content.read_bytes().startswith(b"\x89PNG") and content.stat().st_size > 20_000
 
@@ -417,6 +417,7 @@ DISPLAYED = """n => {
 )
 def test_lesson_runs_in_jupyterlab(open_page, lesson):
     page = open_page(lesson)
+    assert not page.evaluate("() => window.jupyterapp.shell.currentWidget.model.dirty"), "opening it changed it"
     cells = run_all(page)
 
     for cell in cells:

@@ -308,7 +308,7 @@ def test_the_number_on_a_box_can_be_read_on_its_colour(page):
 
 
 CHARTS = """sets => sets.map(points => {
-  const [x, y] = ["peak memory", "bubble"].map(label => ({ label, format: String }));
+  const [x, y] = ["peak activations", "bubble"].map(label => ({ label, format: String }));
   const svg = script.chart(points, { x, y });
   document.querySelector("main").replaceChildren(svg);
   const placed = (node, ...names) => names.map(name => +node.getAttribute(name));

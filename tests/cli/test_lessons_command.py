@@ -1,6 +1,7 @@
 """`ppedu lessons` copies the lessons, and never overwrites a learner's work."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -40,8 +41,17 @@ def test_lessons_are_copied_and_the_command_to_open_them_is_printed(cli):
     assert out.endswith("To open them: cd ppedu-lessons && jupyter lab 00_start_here.ipynb\n")
 
 
-def contents_of_lessons():
-    return {name: (ROOT / "notebooks" / name).read_bytes() for name in NAMES}
+def contents_of_lessons(python=None):
+    versions = ("3.11.7", python or platform.python_version())
+    saved, own = (f'"version": "{version}"'.encode() for version in versions)
+    return {name: (ROOT / "notebooks" / name).read_bytes().replace(saved, own) for name in NAMES}
+
+
+def test_copied_lessons_name_this_python_so_that_jupyterlab_leaves_them_as_they_are(cli, monkeypatch):
+    monkeypatch.setattr(platform, "python_version", lambda: "3.12.13")
+    for _ in range(2):
+        assert "Kept" not in cli("x", "--no-open")[1]
+    assert contents(Path("x")) == contents_of_lessons("3.12.13") != contents_of_lessons("3.11.7")
 
 
 def test_changed_lessons_are_kept_and_deleted_ones_are_copied_again(cli):

@@ -163,9 +163,10 @@ def test_accepted_costs_give_finite_times_that_can_be_printed(schedule, values):
 
 
 @pytest.mark.parametrize("unit", [None, 5, b"s", ["s"]])
-def test_a_unit_that_is_not_text_is_refused(unit):
-    with pytest.raises(SettingError, match=r"unit must be text, such as .s. or .ms.; got "):
-        Costs(unit=unit)
+@pytest.mark.parametrize(("name", "example"), [("unit", "s"), ("memory_unit", "GB")])
+def test_a_unit_that_is_not_text_is_refused(name, example, unit):
+    with pytest.raises(SettingError, match=f'^{name} must be text, such as "{example}"; got '):
+        Costs(**{name: unit})
 
 
 # --- fit --------------------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ def test_a_right_diagnosis_is_praised_and_a_wrong_one_refused_for_a_reason(told,
     refused("15.1", slow.answer("gremlins"), "choose what is wrong: one of illegal order")
     refused("15.1", slow.answer("illegal order"), "pp.check finds nothing wrong")
     refused("15.1", slow.answer("loss not divided", EVERYWHERE), "Gradients are those of one process")
-    refused("15.1", slow.answer("imbalance", 0), "at best a step takes")
+    refused("15.1", slow.answer("imbalance", 0), "At best, a step takes")
     refused("15.1", slow.answer("two copies", EVERYWHERE), "nothing that could be cured of it")
     refused("15.1", slow.answer("slow node", 9), "a replica and a rank, such as (1, 3); yours is 9")
     refused("15.1", slow.answer("slow node", wrong), f"not there: cured at {wrong}, a step takes")

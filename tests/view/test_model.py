@@ -129,8 +129,8 @@ def test_two_lanes_are_named_by_what_tells_them_apart():
     pair = state(one, outline=other)["pair"]
     assert pair["heading"] == "gpipe above 1f1b, 4 ranks, 8 microbatches"
     assert pair["lines"] == [
-        ["gpipe", "makespan 33", "bubble 27.3%", "peak memory 8"],
-        ["1f1b", "makespan 33", "bubble 27.3%", "peak memory 4"],
+        ["gpipe", "makespan 33", "bubble 27.3%", "peak activations 8"],
+        ["1f1b", "makespan 33", "bubble 27.3%", "peak activations 4"],
     ]
     slow = pp.simulate(other.schedule, pp.Costs(forward=2))
     assert Panel(one, outline=slow).pair.lines[1][0] == "1f1b, 100.0% longer"

@@ -184,7 +184,7 @@ def test_a_number_fits_into_its_box(ranks, microbatches):
 def test_the_title_holds_name_size_makespan_bubble_and_peak():
     ax = SMALL.plot()
     assert ax.get_title("left") == "1f1b, 4 ranks, 8 microbatches"
-    assert ax.get_title("right").split("    ") == ["makespan 33", "bubble 27.3%", "peak memory 4"]
+    assert ax.get_title("right").split("    ") == ["makespan 33", "bubble 27.3%", "peak activations 4"]
 
 
 def test_a_given_title_replaces_the_name_and_keeps_the_numbers():
@@ -349,7 +349,12 @@ def test_two_lanes_are_named_and_their_makespans_stand_where_they_end():
     one, other = ax.get_title("right").split("\n")
     shorter = 1 - 33 / RUN.makespan
     assert one.split("    ")[:2] == ["measured", f"makespan {RUN.makespan:g}"]
-    assert other.split("    ") == [f"simulated, {shorter:.1%} shorter", "makespan 33", "bubble 27.3%", "peak memory 4"]
+    assert other.split("    ") == [
+        f"simulated, {shorter:.1%} shorter",
+        "makespan 33",
+        "bubble 27.3%",
+        "peak activations 4",
+    ]
 
 
 def test_the_names_of_lanes_do_not_cover_those_of_ranks():

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -147,7 +148,8 @@ def hand_off(my: Any, rank: int, ranks: int) -> None:
     my.backward(x, y, torch.ones(SHAPE))
     if weight.grad is not None:
         raise SettingError(
-            "`forward` should cut x off from its history with `detach`, in case a stage of this rank made it"
+            "`forward` should cut x off from its history with `detach`: in lesson 9, a stage of the same rank may have "
+            "made it"
         )
 
 
@@ -286,6 +288,7 @@ CHECKS = {
 def main() -> None:
     import torch.distributed as dist
 
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # the check explains it
     number, folder, limit = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
     files = [str(folder / "my_pipeline.py"), str(folder / "cell.py")]
     dist.init_process_group("gloo")
@@ -298,24 +301,27 @@ def main() -> None:
         CHECKS[number].run(SimpleNamespace(**names), rank, ranks)
     except Exception as error:
         with _report:
-            give_back({"time": time.monotonic(), "fault": described(error, rank, files)})
+            whose = f"rank {rank}, the last of {ranks}," if rank == ranks - 1 else f"rank {rank}"
+            give_back({"time": time.monotonic(), "fault": described(error, whose, files)})
         sys.exit(1)
     give_back({})
     dist.destroy_process_group()
 
 
-def described(error: Exception, rank: int, files: Sequence[str]) -> str:
-    """Return the fault as a sentence; an error in the learner's code with its line."""
+def described(error: Exception, rank: str, files: Sequence[str]) -> str:
+    """Return the fault of a rank as a sentence; an error in the learner's code with its line."""
     frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename in files]
     if isinstance(error, PipelineError) and not frames:
         return str(error)
     text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
     if not frames:
-        return f"rank {rank} fails: {text}"
+        return f"{rank} fails: {text}"
     if "Pair is not connected" in text:  # gloo's way to say it
         text = "a rank cannot send to itself, or receive from itself"
+    if "only for scalar outputs" in text:
+        text += ". A backward needs a gradient to start from, unless it starts from a loss"
     where = ([frame for frame in frames if frame.filename == files[1]] or frames)[-1]
-    return f"rank {rank} fails in `{where.name}`, at `{where.line}`: {text}"
+    return f"{rank} fails in `{where.name}`, at `{where.line}`: {text}"
 
 
 def watch(rank: int, files: Sequence[str], limit: float) -> None:

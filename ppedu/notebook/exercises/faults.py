@@ -250,7 +250,7 @@ def _plant_link(random: Random) -> tuple[Setup, Any]:
     return replace(job, cables={link: random.uniform(15, 25) * job.hop}), link
 
 
-def _plant_pauses(random: Random) -> tuple[Setup, Any]:
+def _plant_interruptions(random: Random) -> tuple[Setup, Any]:
     job = _job(random, ["1f1b", "zb-h1"])
     rank = random.randrange(RANKS)
     return replace(job, stalls={rank: random.uniform(90, 130)}), rank
@@ -350,12 +350,12 @@ def _faults() -> Iterator[Fault]:
         lambda setup, link: {"link": link},
     )
     yield Fault(
-        "pauses",
+        "interruptions",
         "a rank stops in every step for something that is not training",
         ("time",),
         "a rank",
         _ranks,
-        _plant_pauses,
+        _plant_interruptions,
         lambda setup, rank: {"quiet": rank},
     )
     yield Fault(

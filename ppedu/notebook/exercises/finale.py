@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule
 from ppedu.core.simulate import simulate
-from ppedu.core.tables import in_html, in_text
+from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count
-from ppedu.notebook.exercises.faults import EVERYWHERE, FAULTS, FIXES, Change, Fault, changed, place, planted
+from ppedu.notebook.exercises.faults import EVERYWHERE, FAULTS, Change, Fault, changed, place, planted
 from ppedu.notebook.exercises.progress_file import record, recorded
 from ppedu.notebook.exercises.setups import EXACT, Setup
 from ppedu.trace.run import Run
@@ -34,7 +35,10 @@ def finale(another: bool = False) -> Case:
     """
     drawn = cases()
     if not drawn or another:
-        drawn.append(SystemRandom().randrange(CASES))
+        since = len(drawn) // len(FAULTS) * len(FAULTS)  # every fault comes once before one comes again
+        known = {Case.fault(seed).name for seed in drawn[since:]}
+        seeds = (SystemRandom().randrange(CASES) for _ in count())
+        drawn.append(next(seed for seed in seeds if Case.fault(seed).name not in known))
         record(f"{EVENT} {drawn[-1]}")
     return Case(drawn[-1])
 
@@ -82,7 +86,7 @@ class Case:
     def peaks(self) -> list[float]:
         """The most activations that each rank would hold in this schedule, in GB."""
         self._require_step("its ranks would have to run a step")
-        return self._job.peaks
+        return [round(peak, 6) for peak in self._job.peaks]
 
     @cached_property
     def run(self) -> Run:
@@ -111,20 +115,38 @@ class Case:
     @property
     def losses(self) -> list[float]:
         """The loss of each step of a small model, trained with this job's program."""
+        self._require_step("it has no loss")
         return self._job.trained.losses
 
     @property
-    def parity(self) -> list[tuple[float, float]]:
-        """How far the gradients of each rank are from those of one process: before clipping, and after.
+    def parity(self) -> list[Parity]:
+        """How far the gradients of each rank are from those of one process, in the first step, to two digits."""
+        self._require_step("it has no gradients")
+        return [Parity(*(float(f"{each:.2g}") for each in pair)) for pair in self._job.trained.off]
 
-        They are of the first step. 0.5 is half of the norm of the right ones.
-        """
-        return self._job.trained.off
+    def times(self) -> Table:
+        """Return the measured times of each stage and of the messages between each two ranks, by replica."""
+        fitted = [self.run.only(replicas=[replica]).costs() for replica in self.run.replicas]
+        kinds = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
+        given = {letter: [getattr(costs, kind) for costs in fitted] for kind, letter in kinds.items()}
+        rows = {
+            f"{letter} of stage {stage}": [times[stage] for times in all_times]
+            for stage in range(self.schedule.stages)
+            for letter, all_times in given.items()
+            if None not in all_times
+        }
+        for rank in range(self.schedule.ranks - 1):
+            for link in ((rank, rank + 1), (rank + 1, rank)):
+                rows[f"message, rank {link[0]} to {link[1]}"] = [costs.delay(*link) for costs in fitted]
+        head = ["", *(f"replica {replica}" for replica in self.run.replicas)]
+        return Table([head, *([name, *(f"{1000 * each:.2f} ms" for each in row)] for name, row in rows.items())])
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw a typical step of the slower replica; of a job that hangs, what its ranks had done."""
         if self._job.hangs:
-            return self._job.stuck().plot(ax, title="until nothing happened any more")
+            drawn = self._job.stuck().plot(ax, title="until nothing happened any more")
+            drawn.set_title("", loc="right")  # its makespan and bubble mean nothing
+            return drawn
         steps = [self.run.timeline(replica=replica) for replica in self.run.replicas]
         return max(steps, key=lambda step: step.makespan).plot(ax)
 
@@ -174,26 +196,46 @@ class Case:
         return hash(self.seed)
 
 
-class Choices:
-    """The faults to choose from, each with its place and the setting that cures it. It shows as a table."""
+class Table:
+    """Rows of text, the first of which is the head. It shows as a table."""
 
-    def _rows(self) -> list[tuple[str, str, str, str]]:
-        settings = {name: next(iter(_setting(fault)), "") for name, fault in FAULTS.items()}
-        rows = [(name, fault.text, fault.where, settings[name]) for name, fault in FAULTS.items()]
-        return [("what", "which means", "where", "cure"), *rows]
+    def __init__(self, rows: Sequence[Sequence[str]]):
+        self.rows = rows
 
     def __repr__(self) -> str:
-        return "\n".join(line for row in in_text(self._rows(), 40) for line in row)
+        return "\n".join(line for row in in_text(self.rows, 40, LINE) for line in row)
 
     def _repr_html_(self) -> str:
-        return in_html(self._rows())
+        return in_html(self.rows)
 
 
-def _setting(fault: Fault) -> list[str]:
-    if fault.name in FIXES:
-        return [f'code="{FIXES[fault.name]}"' + ("" if fault.where == EVERYWHERE else ", at=…")]
+def choices() -> Table:
+    """Return the faults to choose from, each with its place, and with an example of a setting that cures it."""
+    rows = [(name, fault.text, fault.where, _example(fault)) for name, fault in FAULTS.items()]
+    return Table([("what", "which means", "where", "cure, such as"), *rows])
+
+
+def _example(fault: Fault) -> str:
     job, where = planted(fault, Random(0))
-    return [f"{name}=…" for name in fault.cure(job, where)]
+    return described(fault.cure(job, where))
+
+
+def described(cure: Mapping[str, Any]) -> str:
+    """Return a cure as it is written in Python."""
+    return ", ".join(f"{name}={_written(value)}" for name, value in cure.items())
+
+
+def _written(value: Any) -> str:
+    if not isinstance(value, Schedule):
+        return repr(value)
+    return f'pp.schedule("{value.name}", {value.ranks}, {value.microbatches})'
+
+
+class Parity(NamedTuple):
+    """How far a rank's gradients are from those of one process, before clipping and after; 0.5 is half their norm."""
+
+    before: float
+    after: float
 
 
 @dataclass(frozen=True)
@@ -245,7 +287,7 @@ def _speaks_against(fault: Fault, job: Setup) -> str:
     cured = [changed(job, **cure) for cure in cures]
     best = min([job, *(each for each in cured if each != job)], key=_distance)
     return (
-        f"if it were “{fault.name}”, its cure would help. Computed for every place where it could be, at best "
+        f"if it were “{fault.name}”, its cure would help. It was tried at every possible place. At best, "
         f"{'; '.join(best.failing().values())}"
     )
 

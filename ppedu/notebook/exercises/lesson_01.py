@@ -187,7 +187,10 @@ WRONG_BYTES: Mistakes = [
         lambda p, s, t, w, b: 2 * p * s * t * w * b,
         "Count the cuts: between two ranks there is one, and nothing crosses the ends of the pipeline",
     ),
-    (lambda p, s, t, w, b: p * s * t * w * b, "That counts a message down for every rank; the last one sends none"),
+    (
+        lambda p, s, t, w, b: p * s * t * w * b,
+        "That counts a message down for every rank; the last one sends none. And the gradients come back",
+    ),
     (lambda p, s, t, w, b: 2 * s * t * w * b, "That is what crosses one cut, both ways; count all cuts"),
     (lambda p, s, t, w, b: s * t * w * b, "That is what goes down over one cut; count all cuts, both ways"),
     (lambda p, s, t, w, b: t * w * b, "That is one sequence, over one cut, on the way down only"),
@@ -330,7 +333,7 @@ EXERCISES = {
     ),
     "01.3": Exercise(
         _not_the_fewest_with_activations,
-        "Heron needs 10 nodes, mostly for activations. Lesson 5 keeps far fewer of them.",
+        "Heron needs 10 nodes, mostly for activations. (That 01.1 gave 10, too, is chance.) Lesson 5 keeps far fewer.",
         hints=(
             "Write down the bytes on one GPU of each rank, and compare the largest with `model.memory`.",
             "On a rank with `count` layers, each GPU keeps `count * microbatches * model.layer_activation` bytes of "

@@ -31,7 +31,7 @@ def forward(stage, x):
 
 
 def backward(x, y, dy):
-    """Run a stage's backward from dy, None if y is a loss. Return the gradient of its input."""
+    """Run a stage's backward from dy; dy is None if y is a loss. Return the gradient of its input."""
     y.backward(dy)
     return x.grad
 

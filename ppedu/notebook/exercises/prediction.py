@@ -162,7 +162,7 @@ def outcome(name: str, value: Any, replies: Mapping[str, str] | None = None) -> 
         text = f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}."
         on_line = _on_a_line(made, value) if made.step and isinstance(value, Real) else ""
         side = next((each for each in SIDES if verdict.endswith(each)), "") if made.step else made.value
-        reply = (replies or {}).get(side, "")
+        reply = "" if verdict.startswith("right") else (replies or {}).get(side, "")
         show(
             f"<div>{escape(text)}</div>{on_line}{reply and f'<div>{rendered(reply)}</div>'}", f"{text} {reply}".rstrip()
         )

@@ -772,7 +772,7 @@ function compare(root, look) {
     const [head, ...rows] = state.table;
     const body = element("tbody", {}, ...rows.map((row) => line("td", row)));
     const points = state.points.map(([name, peak, bubble]) => ({ name, x: peak, y: bubble }));
-    const axes = { x: { label: "peak memory", format: pretty }, y: { label: "bubble", format: percent } };
+    const axes = { x: { label: "peak activations", format: pretty }, y: { label: "bubble", format: percent } };
     below.replaceChildren(element("table", {}, element("thead", {}, line("th", head)), body), chart(points, axes));
   }
   return { figure, update };
@@ -798,7 +798,7 @@ function frontier(root, look, send) {
     figure.update(state);
     const points = state.points.map(([name, memory, value, kind]) => ({ name, x: memory, y: value, kind }));
     const from = 0.8 * Math.min(...points.map((p) => p.y));
-    const axes = { x: { label: "peak memory", format: pretty }, y: { label: state.axis, format: pretty, from } };
+    const axes = { x: { label: "peak activations", format: pretty }, y: { label: state.axis, format: pretty, from } };
     const focused = [...above.querySelectorAll("circle")].findIndex((each) => each === document.activeElement);
     above.replaceChildren(chart(points, { ...axes, pick, width: 820, height: 300 }));
     above.querySelectorAll("circle")[focused]?.focus();

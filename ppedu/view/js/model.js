@@ -37,6 +37,7 @@
  * @property {string} summary
  * @property {string} axis
  * @property {string} unit
+ * @property {string} memory_unit
  * @property {number} ranks
  * @property {number} stages
  * @property {number} microbatches
@@ -206,7 +207,7 @@ export class Timeline {
       `${this.label(i)}${lane && `, ${lane}`}: ${names[op[i]]} of microbatch ${microbatch[i]} in stage ${stage[i]}, on rank ${rank[i]}, ` +
       `${this.when(i)}${part[i] ? ", overlapped" : ""}. ${beside}` +
       `Requires ${list(this.data.sources[i])}; required by ${list(this.users[i])}.` +
-      (this.data.peaks.length ? ` While it runs, rank ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}.` : "")
+      (this.data.peaks.length ? ` While it runs, rank ${rank[i]} holds ${pretty(this.held(rank[i], start[i]))}${this.data.memory_unit && ` ${this.data.memory_unit}`}.` : "")
     );
   }
 
