@@ -103,9 +103,10 @@ CALLS = {
     **{
         f"Costs.{name}": (lambda value, name=name: costs(**{name: value}), 1)
         for name in inspect.signature(Costs).parameters
-        if name not in ("unit", "recompute", "links")
+        if name not in ("unit", "memory_unit", "recompute", "links")
     },
     "Costs.unit": (lambda unit: str(costs(unit=unit)), "s"),
+    "Costs.memory_unit": (lambda unit: str(costs(memory_unit=unit)), "GB"),
     "Costs.links": (lambda links: Costs(links=links), "pair"),
     "check, links": (lambda links: pp.check(pp.lower(SCHEDULE), links=links), "pair"),
     "Costs.recompute": (lambda recompute: costs(recompute=recompute), True),

@@ -144,7 +144,7 @@ def test_all_problems_are_reported_together():
     "lines, message",
     [
         (["0F0 0B0 1F0"], "rank 0, position 2: 1F0: there is no stage 1; the stages are 0 to 0"),
-        (["0F0 0B0 0F3"], "rank 0, position 2: 0F3: there is no microbatch 3; they are 0 to 0"),
+        (["0F0 0B0 0F3"], "rank 0, position 2: 0F3: there is no microbatch 3; the only one is 0"),
         (["0F0 0B0", "1F0 0F0 1B0"], "rank 1, position 1: 0F0: stage 0 is held by rank 0"),
         (["0F0 0F0 0B0"], "rank 0, position 1: 0F0 has already been run (rank 0, position 0)"),
         (["0F0 0B0 0W0"], "rank 0, position 1: 0B0 is a full backward, and half of it, 0W0, is run too"),

@@ -169,6 +169,10 @@ def test_a_case_is_kept_until_another_is_drawn(folder):
     assert finale() == second and cases() == [first.seed, second.seed]
     assert (folder / "progress.txt").read_text().count(EVENT) == 2
     assert str(Case(first.seed)) == str(first), "the same seed gives the same case"
+    for _ in range(2 * len(FAULTS) - 2):
+        finale(another=True)
+    drawn = [Case.fault(seed).name for seed in cases()]
+    assert set(drawn[: len(FAULTS)]) == set(drawn[len(FAULTS) :]) == set(FAULTS), "all faults before one comes again"
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def test_a_choice_is_compared_with_its_outcome(capsys, said, value, end):
 def test_each_wrong_prediction_has_a_reply_of_its_own(capsys, said):
     predict("bytes", ["data parallel", "tensor parallel", "pipeline"])
     predict("makespan", 20, 120)
-    replies = {"data parallel": "It sends every gradient.", "tensor parallel": "It sends in each layer."}
+    wrong = {"data parallel": "It sends every gradient.", "tensor parallel": "It sends in each layer."}
+    replies = wrong | {"pipeline": "Not with such short sequences."}  # for a value that only the run will tell
     sides = {"too low": "The ranks wait, too.", "too high": "They overlap."}
     told = []
     for choice in ("data parallel", "tensor parallel", "pipeline"):
@@ -112,7 +113,7 @@ def test_each_wrong_prediction_has_a_reply_of_its_own(capsys, said):
         said("makespan", guess)
         outcome("makespan", 96, sides)
     told = [re.split(r"(?<=[a-z\d])\. ?", line, maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()[2:]]
-    assert told == [*replies.values(), "", *sides.values(), ""]
+    assert told == [*wrong.values(), "", *sides.values(), ""]
 
 
 def test_a_reply_to_what_cannot_be_chosen_is_refused():

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
+from itertools import count
 from statistics import median
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from strategies import often, sample
 
 import ppedu as pp
+from ppedu.notebook.exercises.finale import Case
 from ppedu.trace import table
 from ppedu.trace.drawn import PLANTED, Job
 from ppedu.trace.records import Record
@@ -115,7 +117,16 @@ def test_microbatches_of_unlike_length_are_named(tmp_path):
     prediction = known.predict("1f1b")
     assert median(abs(prediction.makespan / time - 1) for time in odd) <= 0.12
     assert sum(prediction.low <= time <= prediction.high for time in odd) >= 0.85 * len(odd)
-    assert "microbatches vary" in str(run.autopsy())
+    said = str(run.autopsy())
+    assert "microbatches vary" in said and "once" not in said
+
+
+def test_a_single_long_action_is_named():
+    case = Case(next(seed for seed in count() if Case.fault(seed).name == "interruptions"))
+    runs = [case.run.timeline(step, replica) for step in case.run.steps for replica in case.run.replicas]
+    spans = [span for run in runs for row in run.rows for span in row]
+    longest = max(spans, key=lambda span: span.end - span.start)
+    assert f"and {longest.action} once" in str(case.run.autopsy())
 
 
 def test_what_even_stages_would_save_is_what_even_stages_take(tmp_path):

@@ -109,6 +109,14 @@ def test_the_browser_is_sent_the_boxes_in_columns(timeline):
         assert row[:3] == pytest.approx(box[:3]) and row[3:] == box[3:]
 
 
+def test_memory_is_shown_in_its_unit():
+    timeline = pp.simulate(pp.schedule("gpipe", 4, 8), pp.Costs(activation=2.5, memory_unit="GB"))
+    data = state(timeline)
+    assert data["numbers"].endswith("    peak activations 20 GB") and data["memory_unit"] == "GB"
+    assert timeline.summary().endswith("peak activations 20 GB")
+    assert Stack([Panel(timeline)]).legend["memory"] == "activations held, GB"
+
+
 def test_times_below_one_second_are_sent_in_milliseconds():
     data = state(pp.simulate(pp.schedule("gpipe", 2, 2), pp.Costs(forward=0.01, unit="s")))
     assert data["unit"] == "ms" and data["boxes"]["end"][0] == 10 and data["makespan"] == 90
