@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # matplotlib is imported only when a chart is drawn
 
 FILLS = ("#c3bad8", "#8f7fb8", "#5d4a8f")  # of the timelines, in turn
 STATE = "#d4d4d4"
+ON_FILL = "#16302a"  # text on these
 
 
 def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: float | None = None) -> Axes:
@@ -41,10 +42,12 @@ def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: fl
         middle = (times[top.index(most)] + times[last + 1]) / 2
         text = ax.annotate(f"{name}: {most:.1f} GB", (middle, most), (0, 5), textcoords="offset points", ha="center")
         text.set(weight="bold", parse_math=False)
+        if timeline is not timelines[0]:
+            text.set(color=ON_FILL)  # it lies on a larger area
     ax.fill_between((0, end), state, color=STATE, linewidth=0)
     if state:
         ax.text(
-            end / 2, state / 2, f"weights, gradients, Adam: {state:.1f} GB", ha="center", va="center", color="#16302a"
+            end / 2, state / 2, f"weights, gradients, Adam: {state:.1f} GB", ha="center", va="center", color=ON_FILL
         )
     if limit is not None:
         ax.axhline(limit, color=MARK, linewidth=1.5)
@@ -59,7 +62,8 @@ def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: fl
 def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) -> None:
     """Draw a rank's actions and the activations it holds as they grow: a row per timeline, a column per phase.
 
-    ends: the end of each phase by its name, in order. A column shows all until then, earlier phases in paler colors.
+    ends: the end of each phase of the last timeline by its name, in order. A column shows all until then, earlier
+        phases in paler colors.
 
     Raises:
         SettingError: a timeline does not have this rank.
@@ -85,9 +89,11 @@ def draw_phases(*timelines: Timeline, ends: Mapping[str, float], rank: int = 0) 
                     ax.barh(-1, end - start, left=start, height=1.3, color=fill, edgecolor="white", linewidth=0.5)
                     middle = (start + end) / 2, -1.05
                     ax.text(*middle, action.microbatch, ha="center", va="center", fontsize=6, color=ink_on(fill))
-            ax.set_title(f"{timeline.schedule.name}, {phase}", fontsize=10, loc="left")
+            when = phase if timeline is timelines[-1] else "meanwhile"
+            ax.set_title(f"{timeline.schedule.name}, {when}", fontsize=10, loc="left")
             ax.set_title(f"most held: {max(held):g}", fontsize=9, loc="right")
             ax.spines[["top", "right"]].set_visible(False)
             before = now
+    axes.flat[0].set(ylabel="held")
     peaks = {float(timeline.peak_activations[rank]) for timeline in timelines}
     axes.flat[0].set(xlim=(0, now), ylim=(-1.8, None), yticks=sorted({0, *peaks}))

@@ -36,7 +36,9 @@ TIMELINES = {
         "0F0 2F0 0F1 (2I0;2F1)OVERLAP_B_F 2B1 0I0 0W0 2W0 0B1",
         "1F0 3F0 3B0 1F1 3F1 1B0 3B1 1B1",
     ),
-    "recomputed": simulate(pp.schedule("zb-h1", 4, 8), Costs(activation=8, recompute=True, stage_input=2, memory_unit="GB")),
+    "recomputed": simulate(
+        pp.schedule("zb-h1", 4, 8), Costs(activation=8, recompute=True, stage_input=2, memory_unit="GB")
+    ),
     "lowered": by_hand(
         1,
         Costs(latency=Fraction(1, 3)),

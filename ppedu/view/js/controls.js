@@ -400,7 +400,8 @@ export class Figure {
     this.tip.hidden = !gap && i === undefined;
     this.line.classList.toggle("ppedu-unseen", !this.tip.hidden); // the tooltip says the same
     if (this.tip.hidden) return;
-    this.tip.textContent = this.line.textContent.replace(/\. (?=[A-Z])/g, ".\n");
+    const [first, ...rest] = (this.line.textContent ?? "").split(/(?<=\.) (?=[A-Z])/);
+    this.tip.replaceChildren(rest.length ? element("b", {}, first) : first, ...rest.map((each) => `\n${each}`));
     this.placeTip();
   }
 
