@@ -72,7 +72,7 @@ def certificate(name: str, path: str | os.PathLike[str] = "certificate.json") ->
     if target.suffix != ".json":
         raise SettingError(f"a certificate is a .json file; got {str(path)!r}")
     content = _content(name.strip())
-    solved = [each for each in content["exercises"].values() if each["stars"]]
+    solved = {number: each for number, each in content["exercises"].items() if each["stars"]}
     if not solved or not name.strip():
         print(f"Not yet: {'give your name' if solved else 'nothing is solved in this folder so far'}.")
         return
@@ -81,10 +81,10 @@ def certificate(name: str, path: str | os.PathLike[str] = "certificate.json") ->
     write_bytes(target.with_suffix(".svg"), svg)
     if has_page():
         publish({"image/svg+xml": svg.decode(), "text/plain": f"the certificate of {content['name']}"})
-    unverifiable = sum("program" not in each for each in solved)
+    unverifiable = [number for number, each in solved.items() if "program" not in each]
     print(
         f"{target} and {target.with_suffix('.svg')} written: {plural(len(solved), 'exercise')}"
-        + (f", {unverifiable} of them not verifiable" if unverifiable else "")
+        + (f"; not verifiable: {', '.join(unverifiable)}" if unverifiable else "")
     )
 
 

@@ -281,7 +281,7 @@ class Stack:
         words: dict[str, Any] = {
             **{op: op in self.fills and NAMES[op] for op in COLORS},
             "chunk": any(each.chunks > 1 for each in placements) and "darker: later chunk",
-            "copy": any(each.copies > 1 for each in placements) and "second copy",
+            "copy": any(each.copies > 1 for each in placements) and "second stream",
             "memory": not self.bare and ": ".join([f"activations held{unit and f', {unit}'}", *held[:1]]),
             "outline": outlines and f"outlined: {outlines[0]}",
             "cap": any(panel.cap is not None for panel in self.panels) and "memory limit",

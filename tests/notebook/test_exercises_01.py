@@ -1,6 +1,5 @@
 """Lesson 1: the ranks for a budget, without and with activations, and the bytes over the cuts, against real modules."""
 
-import matplotlib
 import pytest
 import torch
 
@@ -54,14 +53,9 @@ def test_a_stage_in_mixed_precision_holds_the_bytes_that_the_check_expects(ranks
         assert sum(tensor.nbytes for tensor in tensors) == pytest.approx(bytes_expected, rel=0.02)
 
 
-def test_the_fewest_ranks_are_accepted_and_their_pipeline_is_drawn(capsys):
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
+def test_the_fewest_ranks_are_accepted(capsys):
     check_answer("01.1", right)
-    assert capsys.readouterr().out.startswith("Right. The fullest rank decides.")
-    assert [label.get_text() for label in pyplot.gca().get_yticklabels()] == [f"rank {rank}" for rank in range(10)]
-    pyplot.close("all")
+    assert capsys.readouterr().out.startswith("Right. The fullest rank decides")
 
 
 def power_of_two(model, budget):

@@ -46,14 +46,9 @@ def test_a_reason_that_ends_with_code_in_brackets_gets_a_full_stop(told):
     assert told("02.1", copy).endswith("call it on the output of first(x).")
 
 
-def test_the_hand_off_is_accepted_and_drawn(capsys):
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
+def test_the_hand_off_is_accepted(capsys):
     check_answer("02.1", right)
     assert capsys.readouterr().out.startswith("Right. All gradients equal those of the uncut model")
-    assert len(pyplot.get_fignums()) == 1
-    pyplot.close("all")
 
 
 @pytest.mark.parametrize("hand_off", RIGHT.values(), ids=RIGHT)

@@ -140,7 +140,7 @@ def test_a_right_diagnosis_is_praised_and_a_wrong_one_refused_for_a_reason(told,
     slow = Case(seed_of("slow node"))
     replica, rank = slow._where
     wrong = (1 - replica, rank)
-    assert told("15.1", slow.reveal()).startswith("Right. It was “slow node”")
+    assert told("15.1", slow.reveal()).startswith(f"Right. It was “slow node”, on rank {rank} of replica {replica}")
     refused("15.1", 7, "give a diagnosis")
     refused("15.1", slow.answer("gremlins"), "choose what is wrong: one of illegal order")
     refused("15.1", slow.answer("illegal order"), "pp.check finds nothing wrong")

@@ -63,6 +63,13 @@ WRONG = [
     ("03.3", "kept:", "kept[::-1]:", "equal those of one process, but only up to rounding"),
     ("05.4", "min(last - rank, len(inputs))", "len(inputs)", "runs F F B B; 1F1B is F B F B"),
     ("06.6", None, None, "deadlock: rank 2 waits for rank 3, and rank 3 waits for rank 2: all send, none receives"),
+    (
+        *("06.6", "        if m < len(inputs):\n            send(y, rank + 1)\n        if m >= warmup:\n"),
+        "        if m >= warmup:\n            dx = backward(*kept.pop(0), dy)\n        if m < len(inputs):\n"
+        "            send(y, rank + 1)\n        if m >= warmup:\n            send(dx, rank - 1)\n"
+        "            continue\n",
+        "rank 2 sends the activation of microbatch 1 only after a backward, and rank 3 waits for that",
+    ),
     ("07.5", "    dist.all_reduce(squares)\n", "", "That would be right if its own stage were all"),
     ("10.4", 'arrived["B", stage - 1, m] = b', 'arrived["B", stage, m] = b', "in `run`, at `send("),
     ("13.3", "lead = ", "lead = 1 + ", "0W8: there is no microbatch 8"),

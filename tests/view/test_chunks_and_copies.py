@@ -34,10 +34,10 @@ def test_a_later_chunk_is_darker(drawn):
 
 def test_the_second_copy_has_an_edge(drawn):
     boxes, edges, legend = drawn("dualpipe")
-    assert len(edges) == len(boxes) / 2 and "second copy" in legend
+    assert len(edges) == len(boxes) / 2 and "second stream" in legend
 
 
 def test_a_single_chunk_and_copy_have_two_shades_and_no_edge(drawn):
     boxes, edges, legend = drawn("1f1b")
     assert len({color for *_, color in boxes}) == 4 and not edges
-    assert not {"darker: later chunk", "second copy"} & set(legend)
+    assert not {"darker: later chunk", "second stream"} & set(legend)

@@ -164,16 +164,26 @@ def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any,
         from torch.nn.functional import mse_loss
 
         sent: list[Any] = []  # requests, each with its tensor, which must live until it has arrived
-        if eager:
-            dist.send = lambda tensor, dst: sent.append((dist.isend(tensor, dst), tensor))  # type: ignore
+        seen: list[str] = []
+        late: list[int] = []  # microbatches whose activation is sent only after another's backward
+        send = dist.send
+
+        def noted(tensor: Tensor, dst: int) -> None:
+            if dst == rank + 1 and seen[-1] == "B":
+                late.append(seen.count("F") - 1)
+            if eager:
+                sent.append((dist.isend(tensor, dst), tensor))
+            else:
+                send(tensor, dst)
+
+        def after(module: Any, inputs: Any, y: Tensor) -> None:
+            seen.append("F")
+            y.register_hook(lambda _: seen.append("B"))
+
+        dist.send = noted  # type: ignore[assignment]
         for microbatches in (1, 2, 6):
             each = case(ranks, microbatches)
-            seen: list[str] = []
-
-            def after(module: Any, inputs: Any, y: Tensor, seen: list[str] = seen) -> None:
-                seen.append("F")
-                y.register_hook(lambda _: seen.append("B"))
-
+            seen.clear()
             each.stages[rank].register_forward_hook(after)
             getattr(my, name)(each.stages[rank], each.inputs, each.targets, SHAPE, mse_loss)
             while sent:
@@ -183,6 +193,11 @@ def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any,
                 runs = f"{plural(seen.count('F'), 'forward')} and {plural(seen.count('B'), 'backward')}"
                 raise SettingError(f"{each.name} rank {rank} runs {runs}; every microbatch needs one of each")
             require_gradients(each, rank, range(microbatches))
+            if late:
+                raise SettingError(
+                    f"{each.name} nothing hangs, but rank {rank} sends the activation of microbatch {late[0]} only "
+                    f"after a backward, and rank {rank + 1} waits for that. Send it before"
+                )
             if seen != right:
                 runs = f"rank {rank} runs {' '.join(seen)}; {order} is {' '.join(right)}"
                 raise SettingError(f"{each.name} the gradients are right, but {runs}")

@@ -129,15 +129,16 @@ class Case:
         fitted = [self.run.only(replicas=[replica]).costs() for replica in self.run.replicas]
         kinds = {"forward": "F", "backward": "B", "input": "I", "weight": "W"}
         given = {letter: [getattr(costs, kind) for costs in fitted] for kind, letter in kinds.items()}
+        links = [link for rank in range(1, self.schedule.ranks) for link in ((rank - 1, rank), (rank, rank - 1))]
         rows = {
+            f"message, rank {one} to {other}": [costs.delay(one, other) for costs in fitted] for one, other in links
+        }
+        rows |= {
             f"{letter} of stage {stage}": [times[stage] for times in all_times]
             for stage in range(self.schedule.stages)
             for letter, all_times in given.items()
             if None not in all_times
         }
-        for rank in range(self.schedule.ranks - 1):
-            for link in ((rank, rank + 1), (rank + 1, rank)):
-                rows[f"message, rank {link[0]} to {link[1]}"] = [costs.delay(*link) for costs in fitted]
         head = ["", *(f"replica {replica}" for replica in self.run.replicas)]
         return Table([head, *([name, *(f"{1000 * each:.2f} ms" for each in row)] for name, row in rows.items())])
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.partition import evenly
-from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises.common import Exercise, Mistakes, ask, equal, explain_mistake, require_function, unlike
 from ppedu.notebook.project import GB, Project, heron
-from ppedu.zoo import schedule
 
 PER_WEIGHT = 16  # bytes, in mixed precision: weight 2, gradient 2, Adam 12
 
@@ -313,10 +311,7 @@ WRONG_TRAININGS: Mistakes = [
 EXERCISES = {
     "01.1": Exercise(
         _not_the_fewest,
-        "The fullest rank decides. This is your pipeline with one microbatch (a slice of the batch, here one "
-        "sequence): forward goes down, backward comes back up (9B0: the backward of stage 9 for microbatch 0). In the "
-        "empty space ranks wait; lesson 3 is about that.",
-        lambda fewest: simulate(schedule("naive", int(fewest(*BUDGETS[0])), 1)),
+        "The fullest rank decides: with 120 GB for each, Heron needs 10 nodes.",
         hints=(
             "What has to be at most the budget: the sum over the ranks, or the largest of them?",
             "Each weight takes 16 bytes, so the fullest rank holds `16 * max(weights(model, ranks))` bytes.",

@@ -9,10 +9,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.numeric import pretty
-from ppedu.core.simulate import simulate
 from ppedu.notebook.exercises import parts
 from ppedu.notebook.exercises.common import Exercise, missing_return, own_line, require_function, too_large
-from ppedu.zoo import schedule
 
 if TYPE_CHECKING:  # the package must import without torch
     from torch import Tensor
@@ -381,9 +379,7 @@ def _wrong_in_the_middle(stage: Module, uncut: Module, returned: Any, right: Ten
 EXERCISES = {
     "02.1": Exercise(
         _not_a_hand_off,
-        "All gradients equal those of the uncut model, bit for bit. With one rank for each half, this is what you "
-        "built: down, and back up.",
-        lambda _: simulate(schedule("naive", 2, 1)),
+        "All gradients equal those of the uncut model, bit for bit.",
         hints=(
             "For the second half, the activation is an input like any other. Of the three tools, which one makes "
             "backward keep a gradient for it?",
@@ -395,7 +391,6 @@ EXERCISES = {
     "02.2": Exercise(
         _not_a_middle_stage,
         "This stage could stand anywhere in a pipeline: it needs to know nothing about the ranks before and after it.",
-        lambda _: simulate(schedule("naive", 3, 1)),
         hints=(
             "A middle stage is the second half toward the previous rank, and the first half toward the next one. You "
             "have written both.",

@@ -6,15 +6,24 @@ from typing import Any
 
 from ppedu.core.timeline import Timeline
 from ppedu.notebook.exercises.common import Exercise
+from ppedu.notebook.exercises.faults import FAULTS
 from ppedu.notebook.exercises.finale import Answer, not_the_fault
 
 
 def _praise(answer: Answer) -> str:
-    return f"It was “{answer.what}”, {_at(answer.where)}, and your cure makes the job what it should be."
+    return f"It was “{answer.what}”, {_at(answer.what, answer.where)}, and your cure makes the job what it should be."
 
 
-def _at(where: Any) -> str:
-    return where if isinstance(where, str) else f"at {where!r}"
+def _at(fault: str, where: Any) -> str:
+    """Return a place in words, such as "on rank 1"."""
+    kind = FAULTS[fault].where
+    if isinstance(where, str):
+        return where
+    if kind == "a replica and a rank":
+        return f"on rank {where[1]} of replica {where[0]}"
+    if isinstance(where, tuple):
+        return f"between ranks {where[0]} and {where[1]}"
+    return f"{'on' if kind == 'a rank' else 'in'} {kind.removeprefix('a ')} {where}"
 
 
 def _cured(answer: Answer) -> Timeline:

@@ -25,7 +25,7 @@ def receive(shape, peer):
 
 
 def forward(stage, x):
-    """Run a stage. Return its input, as a leaf that will keep its gradient, and its output."""
+    """Run a stage. Return two tensors: its input, as a leaf that will keep its gradient, and its output."""
     x = x.detach().requires_grad_()
     return x, stage(x)
 
@@ -92,7 +92,7 @@ def one_f_one_b(stage, inputs, targets, shape, loss_fn):
 
 # ---- loss and norm (exercise 07.5)
 def mean_loss(y, target, microbatches):
-    """Return the `mse_loss` of one of `microbatches` equal microbatches, as its share of the mean."""
+    """Return this microbatch's share of the mean `mse_loss` of all `microbatches`."""
     return mse_loss(y, target) / microbatches
 
 

@@ -186,8 +186,9 @@ class Setup:
                 f"a step takes {pretty(self.step, 's')}, where this schedule should take {pretty(planned, 's')}: the "
                 "trouble is hidden, and still there"
             )
-        if self.bug and (off := max(max(each) for each in self.trained.off)) > EXACT:
-            failing["gradients"] = f"gradients are off by up to {off:.0%}"
+        off, rank = max((max(each), rank) for rank, each in enumerate(self.trained.off)) if self.bug else (0, 0)
+        if off > EXACT:
+            failing["gradients"] = f"gradients are off by up to {off:.0%}, on rank {rank}"
         return failing
 
 
