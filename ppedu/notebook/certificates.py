@@ -84,7 +84,7 @@ def certificate(name: str, path: str | os.PathLike[str] = "certificate.json") ->
     unverifiable = [number for number, each in solved.items() if "program" not in each]
     print(
         f"{target} and {target.with_suffix('.svg')} written: {plural(len(solved), 'exercise')}"
-        + (f"; not verifiable: {', '.join(unverifiable)}" if unverifiable else "")
+        + "".join(f"\nnot verifiable: {number}, {solved[number]['not verifiable']}" for number in unverifiable)
     )
 
 

@@ -1,6 +1,7 @@
 """The finale: of every case an independent judge finds one diagnosis, and a wrong one is refused for a reason."""
 
 from dataclasses import replace
+from itertools import count
 from random import Random
 
 import pytest
@@ -160,6 +161,14 @@ def test_a_faster_schedule_does_not_hide_a_slow_node():
     faster = changed(job, schedule=pp.schedule("zb-v", 4, 16))
     assert "the trouble is hidden" in replace(faster, goal=faster.step).failing()["time"]
     assert not replace(changed(faster, node=where), goal=faster.step).failing()
+
+
+def test_a_faster_schedule_does_not_make_up_for_too_few_microbatches(refused):
+    seeds = (seed for seed in count() if Case.fault(seed).name == "too few microbatches")
+    case = next(case for case in map(Case, seeds) if case.schedule.name == "1f1b")
+    faster = pp.schedule("zb-h1", case.schedule.ranks, case.schedule.microbatches)
+    assert not changed(case._job, schedule=faster).failing()
+    refused("15.1", case.answer("too few microbatches", EVERYWHERE, schedule=faster), "as few microbatches as before")
 
 
 def test_a_case_is_kept_until_another_is_drawn(folder):

@@ -120,6 +120,7 @@ def hand_off(my: Any, rank: int, ranks: int) -> None:
             found = "another tensor" if torch.is_tensor(arrived) else f"{arrived!r}"
             raise SettingError(
                 f"on rank {rank}, `receive` should return what rank {rank - 1} has sent; it returns {found}"
+                + (". That is what dist.recv returns; the message is in the tensor" if isinstance(arrived, int) else "")
             )
         returned = my.forward(stage, each.inputs[m] if rank == 0 else arrived)
         if not (isinstance(returned, tuple) and len(returned) == 2 and all(map(torch.is_tensor, returned))):

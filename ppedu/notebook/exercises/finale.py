@@ -75,7 +75,7 @@ class Case:
 
     @property
     def room(self) -> float:
-        return self._job.room
+        return round(self._job.room, 6)
 
     @property
     def hangs(self) -> bool:
@@ -179,7 +179,7 @@ class Case:
         if job.hangs:
             return "\n".join([*lines, "It starts, and never finishes its first step.", *job.waiting()])
         lines.append(f"GB for activations on a rank: {pretty(job.room)}; peaks: {', '.join(map(pretty, job.peaks))}")
-        possible = f"On these machines, {pretty(job.goal, 's')} are possible."
+        possible = f"On these machines, {pretty(job.goal, 's')} or less are possible."
         if job.overflows:
             lines.append(f"It ran out of memory, and was recorded on larger machines. {possible}")
         elif job.late:
@@ -271,7 +271,13 @@ def not_the_fault(answer: Any) -> str | None:
         still = changed(job, **answer.cure).failing()
     except TypeError:
         return f"settings are schedule, layers, node, link, quiet, repack, code and at; got {', '.join(answer.cure)}"
-    return f"what and where are right; with your cure, {'; '.join(still.values())}" if still else None
+    if still:
+        return f"what and where are right; with your cure, {'; '.join(still.values())}"
+    if what == "too few microbatches" and answer.cure["schedule"].microbatches <= job.schedule.microbatches:
+        return (
+            "what and where are right; with your cure there are as few microbatches as before, and that is only hidden"
+        )
+    return None
 
 
 def _remains(job: Setup, cure: Change) -> str:

@@ -25,7 +25,7 @@ def receive(shape, peer):
 
 
 def forward(stage, x):
-    """Run a stage. Return two tensors: its input, as a leaf that will keep its gradient, and its output."""
+    """Run a stage. Return two tensors: its input, as a leaf that keeps its gradient, and its output."""
     x = x.detach().requires_grad_()
     return x, stage(x)
 

@@ -94,7 +94,9 @@ class Setup:
         latency = {(a, b): self.cables.get((min(a, b), max(a, b)), self.hop) for a in ranks for b in ranks if a != b}
         forward, inputs, weights = map(times, "FIW")
         activation = [GB_PER_LAYER * layers * each for layers in self.layers]
-        return Costs(forward, input=inputs, weight=weights, latency=latency, activation=activation, unit="s")
+        return Costs(
+            forward, input=inputs, weight=weights, latency=latency, activation=activation, unit="s", memory_unit="GB"
+        )
 
     @property
     def tail(self) -> float:
@@ -139,7 +141,9 @@ class Setup:
     def _recorded(self, replica: int, random: Random) -> Timeline:
         costs = self.costs(replica, random)
         timeline = simulate(self.schedule, costs)
-        return replace(timeline, costs=Costs(activation=costs.activation, unit="s"), source="measured")
+        return replace(
+            timeline, costs=Costs(activation=costs.activation, unit="s", memory_unit="GB"), source="measured"
+        )
 
     def stuck(self) -> Timeline:
         """Return what the ranks have done when nothing happens any more."""
@@ -149,7 +153,7 @@ class Setup:
             orders = tuple(order[: blocked[r][0]] if r in blocked else order for r, order in enumerate(orders))
         costs = self.costs()
         done = simulate_partial(replace(self.schedule, orders=orders), costs)
-        return replace(done, costs=Costs(activation=costs.activation, unit="s"), source="measured")
+        return replace(done, costs=Costs(activation=costs.activation, unit="s", memory_unit="GB"), source="measured")
 
     def waiting(self) -> list[str]:
         """Describe what each rank does when nothing happens any more."""
