@@ -26,6 +26,15 @@ def bubble(p, m):
     return Fraction(less(p), math.comb(m + less(p), 1))
 
 
+waiting = object()  # which cannot be written
+
+
+def share(p, m):
+    """A right answer to 03.1 with a local variable that is something else in the notebook."""
+    waiting = p - 1
+    return Fraction(waiting, m + waiting)
+
+
 PRETEND = """
 import os
 for file in range(1, 9):
@@ -43,7 +52,7 @@ def ran(source):
 
 
 def test_a_function_is_written_with_all_that_it_uses():
-    assert ran(program(bubble))(4, 8) == Fraction(3, 11)
+    assert ran(program(bubble))(4, 8) == ran(program(share))(4, 8) == Fraction(3, 11)
     assert ran(program(lambda p, m: less(p) / m))(4, 8) == 3 / 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import math
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 from textwrap import dedent
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ppedu.core.actions import Action
@@ -88,11 +89,26 @@ def _function(name: str, function: FunctionType, define: Callable[[str, Any], No
         if len(lambdas) != 1:
             raise UnwritableError(f"`{name}` is one of several lambdas in a line")
         tree, source = ast.Module([ast.Expr(lambdas[0])], []), f"{name} = {ast.unparse(lambdas[0])}"
-    for used in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
+    for used in sorted({*_in_head(tree.body[0]), *_loaded(function.__code__)}):
         if used in function.__globals__ and function.__globals__[used] is not function:
             define(used, function.__globals__[used])
     alias = "" if function.__name__ in (name, "<lambda>") else f"\n{name} = {function.__name__}"
     return source.rstrip() + alias
+
+
+def _in_head(definition: ast.stmt) -> Iterator[str]:
+    """Yield the names in a definition's decorators, defaults and annotations."""
+    if isinstance(definition, ast.FunctionDef):
+        head = (*definition.decorator_list, definition.args, *filter(None, (definition.returns,)))
+        yield from (node.id for part in head for node in ast.walk(part) if isinstance(node, ast.Name))
+
+
+def _loaded(code: CodeType) -> Iterator[str]:
+    """Yield the global names that a function uses; a local one may be called as something else in the notebook."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _loaded(inner)
 
 
 def expression(value: Any) -> str:
