@@ -277,9 +277,10 @@ def follow(my: Any, found: Schedule, name: str = "") -> None:
 
 
 def own_schedule(my: Any, rank: int, ranks: int) -> None:
-    found = learner_schedule(my.mine, ranks, 2 * ranks)
-    if fault := not_legal(found, with_sizes(ranks, 2 * ranks)):
-        raise SettingError(fault)
+    for size in ((2, 8), (ranks, 2 * ranks)):  # the lesson runs it on two ranks
+        found = learner_schedule(my.mine, *size)
+        if fault := not_legal(found, with_sizes(*size)):
+            raise SettingError(fault)
     follow(my, found)
 
 
