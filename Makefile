@@ -142,11 +142,12 @@ bench: .venv/.bench
 	$(BIN)/python tests/bench_lessons.py
 
 # Run the lessons and save their outputs, with pictures instead of widgets. The second pass joins output that was printed
-# in several pieces.
+# in several pieces, the third makes the pictures smaller.
 lessons: .venv/.test
 	rm -f notebooks/my_pipeline.py
 	PPEDU_STILL=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False $(LESSONS)
 	$(BIN)/jupyter nbconvert --to notebook --inplace --CoalesceStreamsPreprocessor.enabled=True $(LESSONS)
+	$(BIN)/python tools/palette.py $(LESSONS)
 
 pictures: chromium .venv/.test
 	$(BIN)/python docs/pictures.py

@@ -510,7 +510,7 @@ def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
             "from ppedu.notebook import check_answer\ncheck_answer('04.1', suspects.verdicts)",
         ]
     )
-    assert "there is no verdict on A, B, C, D, E yet" in page.locator(".jp-OutputArea-output").last.inner_text()
+    assert "a verdict is missing on A, B, C, D, E" in page.locator(".jp-OutputArea-output").last.inner_text()
 
     def judged(name, words):
         page.wait_for_function(

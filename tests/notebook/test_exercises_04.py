@@ -135,12 +135,12 @@ def test_an_answer_that_is_not_a_dict_is_rejected(refused, answer):
 
 
 def test_nothing_is_revealed_before_every_timeline_is_judged(refused):
-    message = "judge all five timelines first; there is no verdict on A, B, C, D, E yet"
+    message = "judge all five timelines first; a verdict is missing on A, B, C, D, E"
     refused("04.1", {}, message)
     for name in RIGHT:
         for verdict in (RIGHT[name], "legal", (0, "0F0")):
             left = ", ".join(other for other in RIGHT if other != name)
-            refused("04.1", {name: verdict}, f"judge all five timelines first; there is no verdict on {left} yet")
+            refused("04.1", {name: verdict}, f"judge all five timelines first; a verdict is missing on {left}")
 
 
 def test_the_lineup_starts_without_verdicts_and_its_verdicts_are_an_answer(told):

@@ -83,6 +83,10 @@ def test_a_lesson_is_short(lesson):
     assert len(re.findall(r"\((?!\[)[^()]{6,}\)", text)) <= 8, "asides in brackets"
 
 
+def test_lessons_are_small_enough_for_slow_lines():
+    assert max(path.stat().st_size for path in LESSONS) < 1_000_000, "`make lessons` makes the pictures smaller"
+
+
 def test_each_exercise_is_followed_by_its_folded_solution(lesson):
     exercises, solutions = _tagged(lesson, "exercise"), _tagged(lesson, "solution")
     assert exercises

@@ -120,7 +120,7 @@ def _misjudged(verdicts: Any) -> str | None:
         if name not in TIMELINES:
             raise SettingError(f"there is no timeline {name!r}; the timelines are: {names}")
     if missing := [name for name in TIMELINES if name not in verdicts]:
-        raise SettingError(f"judge all five timelines first; there is no verdict on {listed(missing)} yet")
+        raise SettingError(f"judge all five timelines first; a verdict is missing on {listed(missing)}")
     wrong: dict[str, str] = {}  # by timeline: the reason, or "" where giving one would give away the answer
     for name, text in TIMELINES.items():
         try:
