@@ -117,6 +117,7 @@ def test_a_case_shows_as_much_as_its_diagnosis_needs(name):
             _ = case.run
         return
     costs = case.run.costs()
+    times = {row[0]: max(float(each.removesuffix(" ms")) for each in row[1:]) for row in case.times().rows[1:]}
     said = " ".join(map(str, case.run.autopsy().findings))
     if name == "imbalance":
         assert f"stage {where} takes" in said
@@ -124,6 +125,8 @@ def test_a_case_shows_as_much_as_its_diagnosis_needs(name):
         assert f"rank {where[1]} of replica {where[0]}" in said
     elif name == "slow link":
         assert max(costs.latency, key=costs.latency.get) in (where, where[::-1])
+        messages = [name for name in times if name.startswith("message")]
+        assert max(messages, key=times.get) in [f"message, rank {one} to {two}" for one, two in (where, where[::-1])]
     elif name == "long sequence":
         rows = case.run.timeline().rows
         assert {max(row, key=lambda span: span.end - span.start).action.microbatch for row in rows} == {where}
