@@ -254,6 +254,12 @@ class Stack:
         return float(max([each.makespan for each in self.timelines] + [panel.until for panel in self.panels]))
 
     @cached_property
+    def tall(self) -> int:
+        """The height of a rank's row in pixels: as long as they can be read, all panels fit on a laptop's screen."""
+        ranks = [panel.timeline.schedule.ranks for panel in self.panels]
+        return max(8, min(56, 352 // sum(ranks)), min(26, 480 // max(ranks)))
+
+    @cached_property
     def most(self) -> float:
         """The activations that fill a memory strip: the highest peak or cap, or `least`."""
         return float(
@@ -299,7 +305,10 @@ class Stack:
             "most": self.most,
             "legend": list(self.legend.items()),
             "fills": {op: [_bytes(fill) for fill in fills] for op, fills in self.fills.items()},
-            "panels": [panel.state(factor, unit) | (NO_NUMBERS if self.bare else {}) for panel in self.panels],
+            "panels": [
+                panel.state(factor, unit) | {"tall": self.tall} | (NO_NUMBERS if self.bare else {})
+                for panel in self.panels
+            ],
         }
 
 

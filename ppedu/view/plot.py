@@ -32,6 +32,7 @@ except ImportError as error:
     raise SettingError(f"pictures need {error.name}, which is not installed; pip install 'ppedu[plot]'") from error
 
 LANE_NAME = 12  # characters
+MARGINS, GAP = 0.9, 0.6  # inches above and below the rows of all panels, and between those of two
 # Names, titles and units are the user's: a $ in one of them is a dollar sign and does not start a formula.
 PLAIN: dict[str, Any] = {"parse_math": False}
 
@@ -78,7 +79,7 @@ def plot(
     panel = Panel(timeline, title, outline, marks=marks, until=until)
     stack = Stack([panel], lanes=require_lanes(lanes, outline))
     if ax is None:
-        _, ax = pyplot.subplots(figsize=(11, _height(panel, lanes)), layout="constrained")
+        _, ax = pyplot.subplots(figsize=(11, _height(panel, stack) + MARGINS), layout="constrained")
     most = None if not memory else stack.most if memory is True else memory
     _draw(panel, ax, stack, most, critical_path)
     if legend:
@@ -236,8 +237,8 @@ def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
     fixed: whether the margins are fixed; otherwise they are measured.
     options: as for `Figure.savefig`.
     """
-    heights = [_height(panel, stack.lanes) for panel in stack.panels]
-    high = sum(heights)
+    heights = [_height(panel, stack) for panel in stack.panels]
+    high = sum(heights) + MARGINS + GAP * (len(heights) - 1)
     figure = Figure(figsize=(11, high), layout=None if fixed else "constrained")  # pyplot would keep its figures
     axes = figure.subplots(len(heights), 1, height_ratios=heights, sharex=True, squeeze=False)[:, 0]
     axes[-1].update_datalim([(0, 0), (stack.end, 0)])  # the size of numbers depends on the axis's final width
@@ -246,7 +247,7 @@ def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
         _draw(panel, ax, stack, None if stack.bare else stack.most)
     _legend(axes[-1], stack, memory=not stack.bare)
     if fixed:
-        hspace = 0.7 * len(heights) / (high - 1)
+        hspace = GAP * len(heights) / sum(heights)
         left, above = (0.11, 0.5) if stack.lanes else (0.065, 0.3)
         figure.subplots_adjust(left, 0.6 / high, 0.935, 1 - above / high, hspace=hspace)
     drawn = BytesIO()
@@ -254,15 +255,16 @@ def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
     return drawn.getvalue()
 
 
-def _height(panel: Panel, lanes: bool) -> float:
-    """Return the height of a panel in inches."""
-    ranks = panel.timeline.schedule.ranks
-    return min(12.0, 1.3 + 0.75 * ranks) if lanes and panel.outline else min(9.0, 1.1 + 0.5 * ranks)
+def _height(panel: Panel, stack: Stack) -> float:
+    """Return the height of a panel's rows in inches."""
+    row = min(0.5, stack.tall / 96)
+    return panel.timeline.schedule.ranks * (max(0.3, 1.5 * row) if stack.lanes and panel.outline else row)
 
 
 def _memory(ax: Axes, panel: Panel, end: float, most: float, row: Mapping[str, float]) -> None:
     """Fill each rank's memory strip up to the activations that it holds; `most` takes the strip's full height."""
     peaks, unit = panel.timeline.peak_activations, (row["floor"] - row["strip"]) / (most or 1)
+    tall = ax.bbox.height / ax.figure.dpi / len(peaks)  # of a row, in inches
     ink = rcParams["text.color"]
     beside: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "color": ink}
     ax.hlines([rank + row["strip"] for rank in range(len(peaks))], 0, end, color=ink, linewidth=0.5, alpha=0.35)
@@ -277,6 +279,6 @@ def _memory(ax: Axes, panel: Panel, end: float, most: float, row: Mapping[str, f
             ax.hlines(limit, 0, end, color=MARK if over else ink, linewidth=1)
         if len(peaks) <= 16:
             ax.text(1, floor, f" peak {pretty(peaks[rank])}", fontsize=8, va="bottom", **beside)
-        if len(peaks) <= 8:  # the axis of the strip
+        if tall > 0.31:  # the axis of the strip
             for y, number in ((rank + row["strip"], pretty(most)), (floor, "0")):
                 ax.text(0, y, f"{number} ", fontsize=6.5, ha="right", va="center", **beside)

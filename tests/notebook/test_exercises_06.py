@@ -337,6 +337,17 @@ def sends_back_what_came(me, microbatches):
         me.communicate("send_backward", me.communicate("recv_backward"))
 
 
+def receives_again(me, microbatches):
+    if me.rank == 0:
+        me.communicate("send_forward", me.forward(0))
+        me.bidirectional_communicate("send_fwd_recv_bwd", me.forward(1))
+        me.communicate("recv_backward")  # the swap has brought it
+    elif me.rank == 1:
+        me.forward(0, me.communicate("recv_forward"))
+        me.bidirectional_communicate("send_bwd_recv_fwd", me.backward(0))
+        me.communicate("recv_forward")
+
+
 def receives_too_late(me, microbatches):
     for m in range(microbatches):
         if m > 0:
@@ -460,6 +471,10 @@ WRONG = {
 def test_a_wrong_loop_is_rejected_with_the_reason(refused):
     for exercise, answer, reason in WRONG.values():
         refused(exercise, answer, reason)
+
+
+def test_a_gradient_that_came_with_a_swap_was_sent(refused):
+    assert "not sent it" not in refused("06.1", receives_again, "All of them receive, and none sends.")
 
 
 def ring_of_even_ranks_first(me, value):

@@ -92,9 +92,9 @@ def _unsent(rehearsal: Rehearsal, cycle: list[Wait]) -> str:
     for wait in cycle:
         [peer] = wait.peers
         complete = [each for moment in rehearsal.moments for each in moment.matched]
-        received = sum(each.rank == wait.rank and each.doing == wait.doing for each in complete)
+        sent = sum(each.rank == peer and each.doing.startswith(("send_backward", "send_bwd")) for each in complete)
         computed = sum(action.op == "B" for action in rehearsal.ranks[peer].actions)
-        if wait.doing == "recv_backward" and computed > received:
+        if wait.doing == "recv_backward" and computed > sent:
             return f". Rank {peer} has computed the gradient that rank {wait.rank} waits for, but not sent it"
     return ""
 

@@ -38,6 +38,7 @@
  * @property {string} axis
  * @property {string} unit
  * @property {string} memory_unit
+ * @property {number} tall the height of a rank's row, in pixels
  * @property {number} ranks
  * @property {number} stages
  * @property {number} microbatches

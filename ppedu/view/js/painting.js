@@ -257,7 +257,7 @@ export class Layout {
     this.boxes = this.timeline.boxes;
     this.row = this.lanes ? look.lanes[this.pale ? 1 : 0] : part === "outline" ? { ...row, bottom: row.lane - 0.04 } : row;
     this.lane = part === "whole" && panel.outline ? row.lane : this.row.top; // the upper end of boxes
-    this.rowHeight = ranks <= 4 ? 56 : ranks <= 8 ? 44 : Math.max(8, Math.floor(480 / ranks));
+    this.rowHeight = panel.data.tall;
     if (this.lanes) this.rowHeight = Math.max(ranks <= 32 ? 26 : 16, Math.floor(1.5 * this.rowHeight));
     this.left = MARGIN.left + (this.lanes ? NAME : 0);
     this.right = width - MARGIN.right;
