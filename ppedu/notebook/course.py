@@ -62,12 +62,13 @@ def course_map() -> Axes:
     from matplotlib.patches import Arc
 
     _, ax = pyplot.subplots(figsize=(11, 0.36 * len(LESSONS) + 0.9), layout="constrained")
-    ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) + 0.4, -1))
+    ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) - 0.6, -1.9))
     ax.axis("off")
     for name, left in COLUMNS.items():
         ax.text(left, -0.6, name, size=10, weight="bold", va="center")
+    ax.text(1.6, -1.5, "what breaks:", size=9, va="center")
     for place, (goal, color) in enumerate({**COLORS, "no fault of the finale": PLAIN}.items()):
-        ax.text(1.6 + 1.5 * place, len(LESSONS) - 0.1, goal, size=9, weight="bold", va="center", color=color)
+        ax.text(2.8 + 1.3 * place, -1.5, goal, size=9, weight="bold", va="center", color=color)
     rows = {lesson.number: row for row, lesson in enumerate(LESSONS)}
     for lesson in LESSONS:
         goal = FAULTS[lesson.faults[0]].breaks[0] if lesson.faults else ""

@@ -319,7 +319,7 @@ ADDED = {
     ),
     "another name": (
         another_name,
-        "(A second name for a tensor, as in t = embedding.grad, is not a copy of it)",
+        "the other. A second name for a tensor, as in t = embedding.grad, is not a copy of it",
     ),
     "head first": (head_first, "One gradient had already changed when it was added to the other."),
     "embedding alone": (giving(lambda e, h: e + h, lambda e, h: h), "Only the embedding has the sum"),

@@ -267,8 +267,8 @@ def test_the_times_that_the_lesson_states_without_computing_them():
     own = replace(heron, sequence=16_384)
     slow = replace(own, link=heron.link / 4)
 
-    def took(each, cluster, costs=None):
-        return float(simulate(each, costs or cluster.costs(8)).makespan)
+    def took(each, cluster):
+        return float(simulate(each, cluster.costs(8)).makespan)
 
     def reduce(weights, cluster):
         """A ring of the 32 replicas passes 2 bytes of each of a GPU's weights on 31 times, twice."""
@@ -285,9 +285,6 @@ def test_the_times_that_the_lesson_states_without_computing_them():
     assert took(yours, slow) == pytest.approx(8.08, abs=0.005)
     assert 1 - took(yours, slow) / took(zb_v, slow) == pytest.approx(0.035, abs=0.0005)
     assert slow.peak(simulate(yours, slow.costs(8))) == pytest.approx(69.8, abs=0.05)
-    costs = slow.costs(8)
-    longer = replace(costs, input=1.25 * costs.forward, weight=0.75 * costs.forward)  # 1 / (1 + T / (6 w))
-    assert (took(yours, slow, longer), took(zb_v, slow, longer)) == pytest.approx((8.27, 8.53), abs=0.005)
 
 
 NOT_LEAST = {

@@ -1,18 +1,24 @@
 """The finale: of every case an independent judge finds one diagnosis, and a wrong one is refused for a reason."""
 
+import ast
+import json
+import re
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from random import Random
 
 import pytest
 from judge import legal
+from matplotlib import pyplot as plt
 from stepper import parents
 from strategies import sample
 
 import ppedu as pp
+from ppedu.notebook.course import COLORS, course_map
 from ppedu.notebook.exercises import faults as module
 from ppedu.notebook.exercises.faults import EVERYWHERE, FAULTS, FIXES, changed, planted
-from ppedu.notebook.exercises.finale import EVENT, Case, cases, finale
+from ppedu.notebook.exercises.finale import EVENT, SYMPTOMS, Case, cases, finale
 from ppedu.notebook.exercises.silent import train
 
 
@@ -138,6 +144,35 @@ def test_a_case_shows_as_much_as_its_diagnosis_needs(name):
     assert max(case.peaks) <= case.room or "memory" in FAULTS[name].breaks
     assert name not in str(case)
     assert case.run.timeline().costs.latency == 0, "what is measured has no costs that tell the fault"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_symptom_is_what_an_independent_judge_finds_first(name):
+    case = Case(seed_of(name))
+    job = case._job
+    if not legal(job.schedule) or not legal(job.schedule, rendezvous=job.schedule.lowered):
+        assert case.symptom == "it hangs"
+    elif keeps(job) > job.room:
+        assert case.symptom == "it runs out of memory"
+    elif max(makespan(job, replica) for replica in range(2)) > 1.05 * job.goal:
+        assert case.symptom == "a step takes too long"
+    else:
+        assert case.symptom == "the gradients are wrong"
+
+
+def test_the_lesson_asks_for_each_symptom():
+    [lesson] = (Path(__file__).parents[2] / "notebooks").glob("15_*.ipynb")
+    source = "\n".join("".join(cell["source"]) for cell in json.loads(lesson.read_text(encoding="utf-8"))["cells"])
+    [options] = re.findall(r'^predict\("what goes wrong", (\[.+?\])\)$', source, re.M | re.S)
+    assert ast.literal_eval(options) == list(dict.fromkeys(SYMPTOMS.values()))
+
+
+def test_the_key_of_the_course_map_is_above_its_rows():
+    ax = course_map()
+    height = {text.get_text(): text.get_position()[1] for text in ax.texts}
+    plt.close(ax.figure)
+    top = ax.get_ylim()[1]
+    assert all(top < height[goal] < height["lesson"] < height["1"] for goal in COLORS)
 
 
 def test_a_right_diagnosis_is_praised_and_a_wrong_one_refused_for_a_reason(told, refused):

@@ -6,8 +6,10 @@ A solution defines a single name: `solution_` plus the name of the exercise's an
 import ast
 import json
 import re
+import struct
 import symtable
 import sys
+from base64 import b64decode
 from html import escape, unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -264,6 +266,15 @@ def test_a_page_is_saved_with_the_outputs_of_one_run_from_top_to_bottom(page):
     assert [place for place, each in enumerate(failed) if each] == _tagged(page, "raises-exception")
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert "widgets" not in page.metadata
+
+
+def test_a_picture_is_shown_on_one_screen_of_a_laptop(page):
+    for cell in page.cells:
+        for output in cell.get("outputs", []):
+            if picture := output.get("data", {}).get("image/png"):
+                width, height = struct.unpack(">II", b64decode(picture)[16:24])
+                shown = output.get("metadata", {}).get("image/png", {}).get("height", height * min(1, 1185 / width))
+                assert shown <= 640 or "lineup()" in cell.source  # whose five timelines are judged one by one
 
 
 def test_the_first_page_links_to_each_lesson_by_its_question():

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 EVENT = "finale case"  # in progress.txt, followed by the seed
 CASES = 10**6
+SYMPTOMS = {  # by the goal that fails first
+    "order": "it hangs",
+    "messages": "it hangs",
+    "memory": "it runs out of memory",
+    "time": "a step takes too long",
+    "gradients": "the gradients are wrong",
+}
 
 
 def finale(another: bool = False) -> Case:
@@ -81,6 +88,11 @@ class Case:
     def hangs(self) -> bool:
         """Whether the job never finishes a step."""
         return self._job.hangs
+
+    @property
+    def symptom(self) -> str:
+        """What goes wrong, as one of SYMPTOMS; of two, the one that ends the job."""
+        return SYMPTOMS[next(iter(self._job.failing()))]
 
     @property
     def peaks(self) -> list[float]:

@@ -228,8 +228,8 @@ def _whose(norms: Sequence[float]) -> str:
 
 
 CHANGED = (
-    "One gradient had already changed when it was added to the other. (A second name for a tensor, as in "
-    "t = embedding.grad, is not a copy of it)"
+    "One gradient had already changed when it was added to the other. A second name for a tensor, as in "
+    "t = embedding.grad, is not a copy of it"
 )
 
 # Common wrong results: how often the final gradient of the embedding, and then that of the head, contains the original
