@@ -53,10 +53,11 @@ COLORS = {"order": "#8e5bb5", "messages": "#c0392b", "memory": "#c2701c", "gradi
 PLAIN = "#7f7f7f"
 
 
-def course_map() -> Axes:
+def course_map(faults: bool = True) -> Axes:
     """Draw the lessons as a table. An arc leads to each lesson from those that it builds on.
 
-    A lesson has the color of the goal that its faults break; see `Setup.failing`.
+    faults: whether the last column has the faults that a lesson's tools find. Then a lesson has the color of what these
+        break; see `Setup.failing`.
     """
     from matplotlib import pyplot
     from matplotlib.patches import Arc
@@ -64,19 +65,22 @@ def course_map() -> Axes:
     _, ax = pyplot.subplots(figsize=(11, 0.36 * len(LESSONS) + 0.9), layout="constrained")
     ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) - 0.6, -1.9))
     ax.axis("off")
-    for name, left in COLUMNS.items():
+    columns = list(COLUMNS.items())[: 4 if faults else 3]
+    for name, left in columns:
         ax.text(left, -0.6, name, size=10, weight="bold", va="center")
-    ax.text(1.6, -1.5, "what breaks:", size=9, va="center")
-    for place, (goal, color) in enumerate({**COLORS, "no fault of the finale": PLAIN}.items()):
-        ax.text(2.8 + 1.3 * place, -1.5, goal, size=9, weight="bold", va="center", color=color)
+    if faults:
+        ax.text(1.6, -1.5, "what breaks:", size=9, va="center")
+        for place, (goal, color) in enumerate({**COLORS, "no fault of the finale": PLAIN}.items()):
+            ax.text(2.8 + 1.3 * place, -1.5, goal, size=9, weight="bold", va="center", color=color)
     rows = {lesson.number: row for row, lesson in enumerate(LESSONS)}
     for lesson in LESSONS:
         goal = FAULTS[lesson.faults[0]].breaks[0] if lesson.faults else ""
-        color, row = COLORS.get(goal, PLAIN), rows[lesson.number]
+        color, row = COLORS.get(goal, PLAIN) if faults else PLAIN, rows[lesson.number]
         first, *more = lesson.faults or ("",)
         found = first + (f" and {len(more)} more" if more else "")
         texts = (str(lesson.number), lesson.idea, lesson.tools, found)
-        for left, text, family in zip(COLUMNS.values(), texts, (None, None, "monospace", None), strict=True):
+        families = (None, None, "monospace", None)
+        for (_, left), text, family in zip(columns, texts, families, strict=False):
             ax.text(left, row, text, size=9, va="center", color=color, family=family)
         for earlier in lesson.after:
             middle, high = (row + rows[earlier]) / 2, row - rows[earlier]

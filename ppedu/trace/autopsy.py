@@ -21,7 +21,7 @@ from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.findings import find
 from ppedu.trace.records import Recorded
-from ppedu.trace.replay import Measured, kind_of, mean_times
+from ppedu.trace.replay import Measured, kind_of, usual_times
 from ppedu.trace.stragglers import Step, find_stragglers
 
 if TYPE_CHECKING:
@@ -135,13 +135,13 @@ class Autopsy:
             slower = enumerate(measured.lasts)
             return measured._replace(lasts=[[time / factors.get(rank, 1.0) for time in row] for rank, row in slower])
         orders = measured.schedule.orders
-        means = mean_times(orders, measured.lasts)
+        usual = usual_times(orders, measured.lasts)
         if cause == "variation":
-            return measured._replace(lasts=[[means[kind_of(action)] for action in order] for order in orders])
-        stages: defaultdict[Any, list[float]] = defaultdict(list)  # by ops, the means of the stages
-        for (ops, *_), mean in means.items():
-            stages[ops].append(mean)
-        even = {kind: fmean(stages[kind[0]]) / (mean or 1.0) for kind, mean in means.items()}
+            return measured._replace(lasts=[[usual[kind_of(action)] for action in order] for order in orders])
+        stages: defaultdict[Any, list[float]] = defaultdict(list)  # by ops, the usual times of the stages
+        for (ops, *_), time in usual.items():
+            stages[ops].append(time)
+        even = {kind: fmean(stages[kind[0]]) / (time or 1.0) for kind, time in usual.items()}
         rows = zip(orders, measured.lasts, strict=True)
         lasts = [[t * even[kind_of(action)] for action, t in zip(order, row, strict=True)] for order, row in rows]
         return measured._replace(lasts=lasts)

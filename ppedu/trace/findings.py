@@ -11,7 +11,7 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.simulate import simulate
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.predict import in_same_memory
-from ppedu.trace.replay import kind_of, mean_times
+from ppedu.trace.replay import kind_of, usual_times
 
 if TYPE_CHECKING:
     from ppedu.core.actions import Action
@@ -98,18 +98,16 @@ def _variation(autopsy: Autopsy) -> str:
     parts: list[tuple[float, Action]] = []
     for replicas in autopsy.steps.values():
         for measured in replicas.values():
-            means = mean_times(measured.schedule.orders, measured.lasts)
+            usual = usual_times(measured.schedule.orders, measured.lasts)
             for order, row in zip(measured.schedule.orders, measured.lasts, strict=True):
                 parts += [
-                    (time / (means[kind_of(action)] or 1), action) for action, time in zip(order, row, strict=True)
+                    (time / (usual[kind_of(action)] or 1), action) for action, time in zip(order, row, strict=True)
                 ]
     parts.sort()
     (low, _), (high, _), (most, longest) = parts[len(parts) // 10], parts[-1 - len(parts) // 10], parts[-1]
-    alone = f", and {longest} once {most:.1f} times" if most > OUTLIER * high else ""
-    return (
-        f"microbatches vary: most of a step take {low:.0%} to {high:.0%} of their stage's mean time{alone}; "
-        "microbatches of equal length would save"
-    )
+    usually = f"most of a step take {low:.0%} to {high:.0%} of their stage's usual time"
+    alone = f"{longest} once takes {most:.1f} times" if most > OUTLIER * high else "microbatches vary"
+    return f"{alone}: {usually}; microbatches of equal length would save"
 
 
 def _messages(autopsy: Autopsy) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from statistics import fmean, median
+from statistics import median
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Action
@@ -139,10 +139,10 @@ def kind_of(action: Action) -> Kind:
     return (tuple(single.op for single in action.singles), *(single.stage for single in action.singles))
 
 
-def mean_times(orders: Sequence[Sequence[Action]], lasts: Grid) -> Mapping[Kind, float]:
-    """Return the mean time of each kind of action."""
+def usual_times(orders: Sequence[Sequence[Action]], lasts: Grid) -> Mapping[Kind, float]:
+    """Return the median time of each kind of action: one that is interrupted does not make its stage slow."""
     times: defaultdict[Kind, list[float]] = defaultdict(list)
     for order, row in zip(orders, lasts, strict=True):
         for action, time in zip(order, row, strict=True):
             times[kind_of(action)].append(time)
-    return {kind: fmean(each) for kind, each in times.items()}
+    return {kind: median(each) for kind, each in times.items()}

@@ -16,11 +16,7 @@ from ppedu.core.timeline import Timeline
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
 
-READY = (
-    "Now board.schedule is an ordinary schedule: pass it to pp.check, pp.simulate and pp.export, or run it on real "
-    "ranks with pp.run.Pipeline."
-)
-
+READY = "(What you have built is board.schedule, a schedule like any other.)"
 
 PAIR_SLOTS = 6  # of a rank: for the overlapped pairs that can be placed, four at most, and for those just placed
 

@@ -221,7 +221,7 @@ def test_a_level_is_solved_by_clicking_and_illegal_moves_are_refused(notebook):
     page.keyboard.press("Control+Shift+z")
     page.wait_for_function("() => document.querySelector('.ppedu-note').textContent.startsWith('Redone: 1B5')")
     place(str(par.orders[0][-1]), "24 slots: that is par")
-    assert "is an ordinary schedule" in note.inner_text() and fits(page)
+    assert "a schedule like any other" in note.inner_text() and fits(page)
     picture(page, "puzzle_solved")
     assert "pp.check(s)  # []" in page.get_by_role("group", name="the code for this schedule").inner_text()
 

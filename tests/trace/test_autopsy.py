@@ -126,7 +126,9 @@ def test_a_single_long_action_is_named():
     runs = [case.run.timeline(step, replica) for step in case.run.steps for replica in case.run.replicas]
     spans = [span for run in runs for row in run.rows for span in row]
     longest = max(spans, key=lambda span: span.end - span.start)
-    assert f"and {longest.action} once" in str(case.run.autopsy())
+    autopsy = case.run.autopsy()
+    assert f"{longest.action} once takes" in str(autopsy)
+    assert max(autopsy.saved, key=autopsy.saved.__getitem__) == "variation"  # the stage is not slow
 
 
 def test_what_even_stages_would_save_is_what_even_stages_take(tmp_path):

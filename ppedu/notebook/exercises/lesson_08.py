@@ -204,8 +204,8 @@ EXERCISES = {
     ),
     "08.3": Exercise(
         _not_the_messages,
-        "From the third microbatch on, each costs two more messages, but for one in `ranks`. The more microbatches, "
-        "the more messages 1F1B waits for; GPipe always waits for the same few.",
+        "GPipe waits for 2(p-1) messages, however many microbatches there are. 1F1B waits for two more with each from "
+        "the third on, except one in p of them.",
         hints=(
             "Simulate 1F1B with 4 ranks and 1 to 12 microbatches, with a latency of 1 and of 0, where a forward takes "
             "1000. Print the differences.",
