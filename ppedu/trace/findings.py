@@ -106,7 +106,7 @@ def _variation(autopsy: Autopsy) -> str:
     parts.sort()
     (low, _), (high, _), (most, longest) = parts[len(parts) // 10], parts[-1 - len(parts) // 10], parts[-1]
     usually = f"most of a step take {low:.0%} to {high:.0%} of their stage's usual time"
-    alone = f"{longest} once takes {most:.1f} times" if most > OUTLIER * high else "microbatches vary"
+    alone = f"{longest} once takes {most:.1f} times as long as usual" if most > OUTLIER * high else "microbatches vary"
     return f"{alone}: {usually}; microbatches of equal length would save"
 
 

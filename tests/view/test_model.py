@@ -156,3 +156,10 @@ def test_the_legend_names_what_any_of_the_panels_contains():
     marked = Panel(other.timeline, outline=other.timeline, cap=3, marks=[(0, 0)])
     assert list(Stack([marked]).legend) == ["F", "B", "memory", "outline", "cap", "mark"]
     assert {"chunk", "copy"} <= Stack([Panel(CASES[2]), Panel(CASES[3])]).legend.keys()
+
+
+@pytest.mark.parametrize("ranks", [(1,), (4,), (8,), (4, 4), (8, 8), (4, 4, 4), (16,)])
+def test_timelines_that_are_shown_together_fit_on_a_laptops_screen(ranks):
+    stack = Stack([Panel(pp.simulate(pp.schedule("gpipe", each, 2))) for each in ranks])
+    margins = 52 * len(ranks)  # of each panel, above and below its rows
+    assert 26 <= stack.tall <= 56 and sum(ranks) * stack.tall + margins <= 560
