@@ -17,6 +17,7 @@ from strategies import sample
 import ppedu as pp
 from ppedu.notebook.course import COLORS, course_map
 from ppedu.notebook.exercises import faults as module
+from ppedu.notebook.exercises import predict, prediction
 from ppedu.notebook.exercises.faults import EVERYWHERE, FAULTS, FIXES, changed, planted
 from ppedu.notebook.exercises.finale import EVENT, SYMPTOMS, Case, cases, finale
 from ppedu.notebook.exercises.silent import train
@@ -165,6 +166,18 @@ def test_the_lesson_asks_for_each_symptom():
     source = "\n".join("".join(cell["source"]) for cell in json.loads(lesson.read_text(encoding="utf-8"))["cells"])
     [options] = re.findall(r'^predict\("what goes wrong", (\[.+?\])\)$', source, re.M | re.S)
     assert ast.literal_eval(options) == list(dict.fromkeys(SYMPTOMS.values()))
+
+
+def test_a_new_case_is_predicted_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    question = "what goes wrong", ["it hangs", "the gradients are wrong"]
+    predict(*question)
+    prediction._predictions["what goes wrong"].value = "it hangs"
+    predict(*question)  # the cell runs again
+    assert prediction._predictions["what goes wrong"].value == "it hangs"
+    finale(another=True)
+    predict(*question)
+    assert prediction._predictions["what goes wrong"].value is None
 
 
 def test_the_key_of_the_course_map_is_above_its_rows():

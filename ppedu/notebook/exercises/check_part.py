@@ -94,9 +94,11 @@ def require_gradients(each: Case, stage: int, order: Sequence[int]) -> None:
             why = "only up to rounding. Run the backwards in the order of the microbatches, as one process does"
             raise SettingError(f"{each.name} the gradients of stage {stage} equal those of one process, but {why}")
         fault = f"{each.name} the gradients of stage {stage} differ from those of one process"
-        times = next((n for n in range(2, 9) if torch.allclose(weight.grad, n * right)), None)
-        if times:
-            raise SettingError(f"{fault}: they are {times} times as large")
+        for n in range(2, 9):
+            if torch.allclose(weight.grad, n * right):
+                raise SettingError(f"{fault}: they are {n} times as large")
+            if torch.allclose(n * weight.grad, right):
+                raise SettingError(f"{fault}: they are 1/{n} of them. Divide nothing here, not even the loss")
         raise SettingError(fault)
 
 

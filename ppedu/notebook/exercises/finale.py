@@ -17,6 +17,7 @@ from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count
 from ppedu.notebook.exercises.faults import EVERYWHERE, FAULTS, Change, Fault, changed, place, planted
+from ppedu.notebook.exercises.prediction import forget
 from ppedu.notebook.exercises.progress_file import record, recorded
 from ppedu.notebook.exercises.setups import EXACT, Setup
 from ppedu.trace.run import Run
@@ -46,6 +47,7 @@ def finale(another: bool = False) -> Case:
         known = {Case.fault(seed).name for seed in drawn[since:]}
         seeds = (SystemRandom().randrange(CASES) for _ in count())
         drawn.append(next(seed for seed in seeds if Case.fault(seed).name not in known))
+        forget("what goes wrong")
         record(f"{EVENT} {drawn[-1]}")
     return Case(drawn[-1])
 
@@ -249,6 +251,9 @@ class Parity(NamedTuple):
 
     before: float
     after: float
+
+    def __repr__(self) -> str:
+        return f"before clipping {self.before:.1e}, after {self.after:.1e}"
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,8 @@ EXERCISES = {
     ),
     "08.3": Exercise(
         _not_the_messages,
-        "GPipe waits for 2(p-1) messages, however many microbatches there are. 1F1B waits for two more with each from "
-        "the third on, except one in p of them.",
+        "GPipe waits for 2(p-1) messages, however many microbatches there are. In 1F1B, each microbatch from the third "
+        "on adds two, except every p-th of them.",
         hints=(
             "Simulate 1F1B with 4 ranks and 1 to 12 microbatches, with a latency of 1 and of 0, where a forward takes "
             "1000. Print the differences.",

@@ -77,6 +77,11 @@ def predict(name: str, *given: Any) -> None:
     publish({**asked.control, "text/plain": question})
 
 
+def forget(name: str) -> None:
+    """Let `predict` ask anew: the learner's prediction was about something else."""
+    _predictions.pop(name, None)
+
+
 def _asked(name: str, *given: Any) -> Prediction:
     wanted = f"predict({name!r}, …) takes the ends of a slider, as in 20, 120, or a list of at least two choices"
     if len(given) == 1 and isinstance(given[0], list) and len(given[0]) > 1:
