@@ -56,14 +56,14 @@ PLAIN = "#7f7f7f"
 def course_map(faults: bool = True) -> Axes:
     """Draw the lessons as a table. An arc leads to each lesson from those that it builds on.
 
-    faults: whether the last column has the faults that a lesson's tools find. Then a lesson has the color of what these
-        break; see `Setup.failing`.
+    faults: whether the last column has the faults that a lesson's tools find. Then a lesson has the color of the goal
+        that its faults break; see `Setup.failing`.
     """
     from matplotlib import pyplot
     from matplotlib.patches import Arc
 
     _, ax = pyplot.subplots(figsize=(11, 0.36 * len(LESSONS) + 0.9), layout="constrained")
-    ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) - 0.6, -1.9))
+    ax.set(xlim=(0.4, 12), ylim=(len(LESSONS) - 0.6, -1.9 if faults else -1.1))
     ax.axis("off")
     columns = list(COLUMNS.items())[: 4 if faults else 3]
     for name, left in columns:

@@ -168,7 +168,7 @@ def test_the_lesson_asks_for_each_symptom():
     assert ast.literal_eval(options) == list(dict.fromkeys(SYMPTOMS.values()))
 
 
-def test_a_new_case_is_predicted_anew(tmp_path, monkeypatch, capsys):
+def test_a_new_case_gets_a_prediction_of_its_own(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     question = "what goes wrong", ["it hangs", "the gradients are wrong"]
     predict(*question)

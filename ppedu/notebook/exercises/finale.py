@@ -93,7 +93,7 @@ class Case:
 
     @property
     def symptom(self) -> str:
-        """What goes wrong, as one of SYMPTOMS; of two, the one that ends the job."""
+        """One of SYMPTOMS; of two that the job has, the one that ends it."""
         return SYMPTOMS[next(iter(self._job.failing()))]
 
     @property

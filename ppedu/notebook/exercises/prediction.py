@@ -78,7 +78,7 @@ def predict(name: str, *given: Any) -> None:
 
 
 def forget(name: str) -> None:
-    """Let `predict` ask anew: the learner's prediction was about something else."""
+    """Let `predict` start again: the prediction was about something else."""
     _predictions.pop(name, None)
 
 
