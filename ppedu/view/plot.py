@@ -256,9 +256,9 @@ def _drawn(stack: Stack, fixed: bool, **options: Any) -> bytes:
 
 
 def _height(panel: Panel, stack: Stack) -> float:
-    """Return the height of a panel's rows in inches."""
-    row = min(0.5, stack.tall / 96)
-    return panel.timeline.schedule.ranks * (max(0.3, 1.5 * row) if stack.lanes and panel.outline else row)
+    """Return the height of a panel's rows in inches; of very many ranks, that of a page."""
+    ranks, row = panel.timeline.schedule.ranks, min(0.5, stack.tall / 96)
+    return min(11.0, ranks * max(0.3, 1.5 * row)) if stack.lanes and panel.outline else min(8.0, ranks * row)
 
 
 def _memory(ax: Axes, panel: Panel, end: float, most: float, row: Mapping[str, float]) -> None:

@@ -429,3 +429,9 @@ def test_a_given_ax_is_drawn_into_and_returned():
 ], ids=["no time", "no spans"])  # fmt: skip
 def test_an_empty_run_is_drawn(timeline):
     assert timeline.plot().get_title("right").startswith("makespan 0")
+
+
+def test_a_picture_of_very_many_ranks_is_as_high_as_a_page():
+    timeline = pp.simulate(pp.schedule("gpipe", 256, 2))
+    assert timeline.plot().figure.get_figheight() < 10
+    assert timeline.plot(outline=timeline, lanes=True).figure.get_figheight() < 13
