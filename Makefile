@@ -59,7 +59,7 @@ test-pythons: .venv/.test
 	  echo "Python $$version: $$python"; \
 	  $$python -m venv .venv/python-$$version && \
 	  .venv/python-$$version/bin/pip install --quiet --constraint constraints.txt pytest pytest-timeout hypothesis && \
-	  PYTHONPATH=. .venv/python-$$version/bin/pytest tests/core tests/zoo tests/board tests/papers tests/test_imports.py $(PYTEST) \
+	  PYTHONPATH=. .venv/python-$$version/bin/pytest tests/core tests/sim tests/zoo tests/papers tests/test_imports.py $(PYTEST) \
 	    || exit 1; \
 	  ran="$$ran $$version"; \
 	done; \
@@ -95,7 +95,7 @@ gpu:
 	    ". Install them, or name another Python: make gpu PYTHON=.venv/bin/python")'
 	@mkdir -p artifacts
 	set -o pipefail; timeout --foreground --signal=INT --kill-after=60 1200 \
-	  $(PYTHON) -m pytest -m gpu -vv -rN -W ignore::pytest.PytestConfigWarning tests/run/test_cuda.py $(PYTEST) 2>&1 \
+	  $(PYTHON) -m pytest -m gpu -vv -rN -W ignore::pytest.PytestConfigWarning tests/engine/test_cuda.py $(PYTEST) 2>&1 \
 	  | tee artifacts/gpu.txt
 
 # The linters run side by side. The output of each is printed when it has ended.

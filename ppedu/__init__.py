@@ -12,16 +12,18 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
+from ppedu.core import hooks
 from ppedu.core.actions import Action, B, F, I, Op, W
 from ppedu.core.check import check
-from ppedu.core.costs import Costs
 from ppedu.core.errors import CommunicationError, ParseError, PipelineError, RankError, ScheduleError, SettingError
-from ppedu.core.lower import align, label, lower, merge_backward, strip
+from ppedu.core.grid import align, strip
+from ppedu.core.lower import label, lower, merge_backward
 from ppedu.core.placement import Placement
 from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import simulate
-from ppedu.core.timeline import Span, Timeline
+from ppedu.sim.costs import Costs
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Span, Timeline
 from ppedu.zoo import register, schedule, schedules
 
 __version__ = "0.1.0"
@@ -40,20 +42,46 @@ LAZY = {
     "doctor": "ppedu.cli.checkup",
     "explore": "ppedu.view.explore",
     "export": "ppedu.core.export",
-    "give_back": "ppedu.notebook.exchange",
+    "give_back": "ppedu.launch.exchange",
     "Machine": "ppedu.planning.machine",
     "Model": "ppedu.planning.model",
     "notebook": "ppedu.notebook",
-    "partition": "ppedu.core.partition",
-    "plan": "ppedu.planning.plan",
-    "puzzle": "ppedu.view.puzzle",
+    "partition": "ppedu.sim.partition",
+    "plan": "ppedu.planning.planner",
+    "puzzle": "ppedu.course.board.puzzle",
     "run": "ppedu.run",
     "Run": "ppedu.trace.run",
     "search": "ppedu.search",
-    "show_live": "ppedu.notebook.exchange",
+    "show_live": "ppedu.launch.exchange",
     "theory": "ppedu.zoo.theory",
     "view": "ppedu.view",
 }
+
+
+# The functions to which schedules, timelines and others hand over; see `ppedu.core.hooks`.
+hooks.register(
+    {
+        "align": "ppedu.core.grid:align",
+        "table": "ppedu.core.grid:table",
+        "draw": "ppedu.sim.text:draw",
+        "draw schedule": "ppedu.sim.text:draw_schedule",
+        "reasons": "ppedu.sim.why:Reasons",
+        "causes": "ppedu.sim.why:causes",
+        "fit": "ppedu.sim.fit:fit",
+        "load": "ppedu.trace.saved:load",
+        "save": "ppedu.view:save",
+        "save widget": "ppedu.view.saving:write",
+        "save report": "ppedu.view.html:save_report",
+        "link": "ppedu.view.link:link",
+        "display": "ppedu.view.interactive:mime_bundle",
+        "display frontier": "ppedu.view.frontier:bundle",
+        "show": "ppedu.view.interactive:display",
+        "plot": "ppedu.view.plot:plot",
+        "plot causes": "ppedu.view.causes:plot",
+        "plot frontier": "ppedu.view.frontier:plot",
+        "count": "ppedu.engine.stages.count:count",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -68,12 +96,13 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Register the `%%torchrun` magic, when a notebook runs `%load_ext ppedu`.
+    """Register the magics `%%torchrun` and `%%my_pipeline`, when a notebook runs `%load_ext ppedu`.
 
     Where matplotlib's colors are its defaults, also make pictures legible on light and dark pages: no background, gray
     text and axes. Colors that a learner sets before or after it stay.
     """
-    from ppedu.notebook.magic import load
+    from ppedu.cells import magic
+    from ppedu.course import part_cell
 
     with suppress(ImportError):  # matplotlib is optional
         from ppedu.view.theme import use_notebook_colors, without_white_behind
@@ -82,4 +111,5 @@ def load_ipython_extension(ipython: Any) -> None:
         if hasattr(ipython.display_pub, "register_hook"):  # a kernel's, not a terminal's
             ipython.display_pub.register_hook(without_white_behind)
 
-    load(ipython)
+    magic.load(ipython)
+    part_cell.load(ipython)

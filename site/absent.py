@@ -71,7 +71,7 @@ class Named(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
-        self.__version__ = "0.0"  # the release that ppedu.run.versions reads
+        self.__version__ = "0.0"  # the release that ppedu.engine.ranks.versions reads
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -17,21 +17,21 @@ from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/ppedu/ppedu/blob/main"
-PAGES = ("guide", "losses", "cluster", "instructors", "experts", "optima")
+PAGES = ("guide", "losses", "cluster", "instructors", "experts", "optima", "architecture")
 # The modules of the reference, each with its title. The names on their pages are those in `__all__`.
 MODULES = {
     "ppedu": "ppedu: schedules, checks, simulations, plans, real runs",
     "ppedu.run": "ppedu.run: on real processes",
     "ppedu.search": "ppedu.search: proven best",
     "ppedu.zoo.theory": "ppedu.theory: closed forms",
-    "ppedu.core.partition": "ppedu.partition: cutting a model",
+    "ppedu.sim.partition": "ppedu.partition: cutting a model",
     "ppedu.core.export": "ppedu.export: for other libraries",
     "ppedu.view": "ppedu.view: pictures, pages, traces",
     "ppedu.notebook": "ppedu.notebook: cells on several ranks",
 }
 # The classes of results that are not public names of these modules.
 RETURNED = {
-    "ppedu.planning.table": "Plan",
+    "ppedu.planning.plan": "Plan",
     "ppedu.planning.choice": "Choice",
     "ppedu.planning.pieces": "Pieces",
     "ppedu.trace.autopsy": "Autopsy",

@@ -18,15 +18,15 @@ from absent import Absent, Nothing, package_of
 from record import FILE, key, results_name, results_of
 from said import OWN_CODE, said
 
-from ppedu.core import display as drawing
+from ppedu.core import hooks
 from ppedu.core.errors import PipelineError
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import simulate
-from ppedu.core.timeline import Timeline
-from ppedu.notebook.exercises import prediction
-from ppedu.notebook.exercises.feedback import CLICK
-from ppedu.notebook.exercises.prediction import Prediction
+from ppedu.course.exercises import prediction
+from ppedu.course.exercises.feedback import CLICK
+from ppedu.course.exercises.prediction import Guess
 from ppedu.search.frontier import Frontier
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
 from ppedu.view.frontier import Chart
 from ppedu.view.interactive import Interactive, display
 from ppedu.view.model import Panel
@@ -63,7 +63,7 @@ def _number(text: str) -> float:
         return math.inf
 
 
-def _control(name: str, asked: Prediction) -> dict[str, Any]:
+def _control(name: str, asked: Guess) -> dict[str, Any]:
     """Return, in place of a prediction's widget, what the page needs for a control of its own, by MIME type."""
     control: dict[str, Any] = {"name": name, "choices": [] if asked.step else asked.options}
     if asked.step:
@@ -77,7 +77,7 @@ class Cells:
 
     def __init__(self) -> None:
         sys.meta_path.insert(0, Absent())
-        drawing.plot = self._plot  # type: ignore[assignment]
+        hooks.register({"plot": self._plot})
         self.shell = SimpleNamespace(kernel=None)  # what ppedu asks IPython for
         ipython, shows = ModuleType("IPython"), ModuleType("IPython.display")
         vars(ipython).update(get_ipython=lambda: self.shell, display=shows)

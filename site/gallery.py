@@ -16,7 +16,7 @@ from figures import RATES, SPANS, WHY, figures, rate
 import ppedu as pp
 from ppedu.core.errors import PipelineError
 from ppedu.core.numeric import pretty
-from ppedu.core.timeline import Timeline
+from ppedu.sim.timeline import Timeline
 from ppedu.view.interactive import display
 from ppedu.view.plot import picture
 from ppedu.zoo import theory

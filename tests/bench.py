@@ -20,7 +20,7 @@ import torch.distributed.pipelining.schedules as torchs
 
 import ppedu as pp
 from ppedu import Placement
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 
 REPEATS = 5
 PROGRAM = """
@@ -144,7 +144,7 @@ import sys
 from statistics import median
 import torch.distributed as dist
 import ppedu as pp
-from ppedu.run.emulate import Emulation
+from ppedu.engine.emulate import Emulation
 
 dist.init_process_group("gloo")
 for name in sys.argv[2:]:

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from gpu_table import cause
 
 from ppedu.core.errors import RankError
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 
 MICROBATCHES = 8
 SCHEDULES = {

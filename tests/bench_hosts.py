@@ -14,7 +14,7 @@ from statistics import median
 from netns import SSHD, Network
 
 import ppedu as pp
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 
 MEET = """
 import torch, torch.distributed as dist

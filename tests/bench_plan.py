@@ -10,14 +10,15 @@ from pathlib import Path
 from statistics import median
 
 import ppedu as pp
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 
 LAYERS, STEPS, MICROBATCHES = 8, 80, 8
 PROGRAM = """
 import json, sys
 import torch, torch.distributed as dist
 import ppedu as pp
-from ppedu.run import GPT, GPTConfig, Pipeline, cut, next_token_loss
+from ppedu.run import GPT, GPTConfig, Pipeline, next_token_loss
+from ppedu.engine.stages import cut
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()

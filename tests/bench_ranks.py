@@ -25,7 +25,7 @@ from types import SimpleNamespace
 
 from jupyter_client import KernelManager
 
-from ppedu.notebook.resources import memory
+from ppedu.launch.resources import memory
 
 REPEATS = 5  # or fewer, if they take long
 DEADLOCK = 3  # seconds after which a user interrupts ranks that wait for each other

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import ppedu as pp
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 
 STEPS = {"emulated": 40, "gpt": 60}
 EMULATED = """

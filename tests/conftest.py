@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import textwrap
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -87,9 +89,49 @@ def unfinished() -> None:
     pp.register("stuck")(lambda rank, ranks, microbatches: [pp.B(rank, 0), pp.F(rank, 0)])
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty folder the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SimpleNamespace]]:
+    """`kernel(source)` runs a cell in a real kernel and returns its output.
+
+    `.text` is the printed text; `.shown` a list of the displayed objects, each a dict by MIME type, and
+    `.metadata` a list of theirs; `.error` the error, None if the cell succeeded, and `.traceback` its text.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+
+    page = nbformat.v4.new_notebook()
+    client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)
+    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
+
+    def run(source: str) -> SimpleNamespace:
+        page.cells.append(nbformat.v4.new_code_cell(source))
+        outputs = client.execute_cell(page.cells[-1], len(page.cells) - 1).outputs
+        displays = [output for output in outputs if output.output_type in ("display_data", "execute_result")]
+        errors = [output for output in outputs if output.output_type == "error"]
+        assert len(errors) <= 1
+        return SimpleNamespace(
+            text="".join(output.text for output in outputs if output.output_type == "stream"),
+            shown=[output.data for output in displays],
+            metadata=[output.metadata for output in displays],
+            error=errors[0] if errors else None,
+            traceback=re.sub(r"\x1b\[[\d;]*m", "", "\n".join(errors[0].traceback)) if errors else "",
+        )
+
+    with client.setup_kernel(cwd=str(tmp_path_factory.mktemp("folder")), env=environment):
+        assert not run("%load_ext ppedu").error
+        yield run
+
+
 @pytest.fixture(scope="session")
 def rank_pool() -> Iterator[Any]:
-    from ppedu.notebook.pool import RankPool
+    from ppedu.launch.pool import RankPool
 
     pool = RankPool()
     pool.start()

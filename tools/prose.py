@@ -61,7 +61,7 @@ AVOID = {
 # Files that may use all of these, and phrases that one file may use.
 ALLOWED = {
     ("CHANGELOG.md", "drain"),
-    ("ppedu/notebook/hosts/channel.py", "drain"),  # a method of asyncio
+    ("ppedu/launch/hosts/channel.py", "drain"),  # a method of asyncio
     *((name, "") for name in ("CONTRIBUTING.md", "tools/prose.py", "tests/test_prose.py")),
 }
 PATTERNS = [(re.compile(rf"(?<![\w-])(?:{each})(?![\w-])", re.IGNORECASE), instead) for each, instead in AVOID.items()]

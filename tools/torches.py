@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from ppedu.cli.checkup import TORCH
 
-TESTS = ["tests/run", "tests/core/test_against_torch.py", "notebooks/05_1f1b.ipynb"]
+TESTS = ["tests/engine", "tests/core/test_against_torch.py", "notebooks/05_1f1b.ipynb"]
 OPTIONS = ["-n", "2", "--dist", "loadfile", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=300"]
 PACKAGES = ["--editable", ".[lab]", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist"]
 

@@ -25,12 +25,12 @@ the answer is right; please leave it as it is. What you click in a widget isn't 
 answer down, as the text beside it explains."""
 LOCKED = """\
 # Checks exercise {number}, also in cases that you haven't seen.
-from ppedu.notebook.exercises import find_fault
+from ppedu.course.exercises import find_fault
 fault = find_fault("{number}", {name})
 assert fault is None, fault"""
 # A doctest: it passes if nothing is wrong and nothing is printed.
 OTTER_CASE = """\
->>> from ppedu.notebook.exercises import find_fault
+>>> from ppedu.course.exercises import find_fault
 >>> find_fault("{number}", {name})
 """
 
@@ -143,8 +143,9 @@ def otter_tests(notebook: dict[str, Any]) -> dict[str, str]:
 
 
 def tiny() -> dict[str, str]:
-    """Return `ppedu.run.tiny` without what it does for each kind of action, and a program that tries it."""
-    source, tried = ((PACKAGE / "run" / name).read_text(encoding="utf-8") for name in ("tiny.py", "try_tiny.py"))
+    """Return `ppedu.course.by_hand.tiny` without what it does for each kind of action, and a program that tries it."""
+    folder = PACKAGE / "course" / "by_hand"
+    source, tried = ((folder / name).read_text(encoding="utf-8") for name in ("tiny.py", "try_tiny.py"))
     (match,) = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Match))
     lines = source.splitlines()
     for case in reversed(match.cases):
@@ -152,5 +153,5 @@ def tiny() -> dict[str, str]:
         lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}...  # yours"]
     return {
         "tiny.py": "\n".join(lines) + "\n",
-        "try_tiny.py": tried.replace("from ppedu.run.tiny import", "from tiny import"),
+        "try_tiny.py": tried.replace("from ppedu.course.by_hand.tiny import", "from tiny import"),
     }

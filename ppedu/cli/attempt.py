@@ -11,7 +11,7 @@ import resource
 import sys
 from typing import Any
 
-from ppedu.notebook.launcher import exit_with_parent
+from ppedu.launch.launcher import exit_with_parent
 
 MEMORY = 4 << 30  # bytes; an endless list raises MemoryError before the machine runs out of memory
 
@@ -22,7 +22,7 @@ def attempt(number: str, name: str, cells: list[str]) -> dict[str, Any]:
     from traitlets.config import Config
 
     import ppedu.notebook
-    from ppedu.notebook.exercises import EXERCISES, find_fault
+    from ppedu.course.exercises import EXERCISES, find_fault
 
     for checking in ("check_answer", "hint"):  # the answer is checked below, without pictures
         setattr(ppedu.notebook, checking, lambda *_, **__: None)

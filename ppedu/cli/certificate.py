@@ -7,7 +7,7 @@ from argparse import Namespace
 
 def write(options: Namespace) -> int:
     """write a certificate of the exercises that are solved in this folder"""
-    from ppedu.notebook.certificates import certificate
+    from ppedu.course.certificates import certificate
 
     certificate(options.name, options.save)
     return 0
@@ -15,7 +15,7 @@ def write(options: Namespace) -> int:
 
 def check(options: Namespace) -> int:
     """run the answers in a certificate again, and print what holds"""
-    from ppedu.notebook.certificates import check_certificate
+    from ppedu.course.certificates import check_certificate
 
     wrong = 0
     for line in check_certificate(options.file, options.seconds):

@@ -46,7 +46,7 @@ Finding = tuple[bool, str]  # whether the check passed, and the text of its line
 
 
 @dataclass(frozen=True)
-class Check:
+class Checked:
     """The result of one check: its name, whether it passed, and what was found; if it failed, with what to do."""
 
     name: str
@@ -58,7 +58,7 @@ class Check:
 class Checkup:
     """The report of `doctor`, which prints as one line for each check."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[Checked, ...]
 
     @property
     def ok(self) -> bool:
@@ -87,7 +87,7 @@ def doctor() -> Checkup:
         "matplotlib": lambda: _packages("matplotlib"),
         "widgets": lambda: _packages("anywidget", "ipykernel"),
     }
-    return Checkup(tuple(Check(name, *_run(check)) for name, check in checks.items()))
+    return Checkup(tuple(Checked(name, *_run(check)) for name, check in checks.items()))
 
 
 def _run(check: Callable[[], Finding]) -> Finding:
@@ -159,7 +159,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    from ppedu.notebook.resources import free_memory, memory
+    from ppedu.launch.resources import free_memory, memory
 
     free = free_memory()
     if free is None:
@@ -183,7 +183,7 @@ def _gpus(answer: _Answer) -> Finding:
 def _ranks(answer: _Answer) -> Finding:
     """Start two ranks and add up one number of each with all_reduce, unless torch is missing in `answer`."""
     from ppedu.core.errors import PipelineError, RankError
-    from ppedu.notebook.pool import RankPool
+    from ppedu.launch.pool import RankPool
 
     if not answer.lines:
         return False, "not started, because torch is missing; install it first"

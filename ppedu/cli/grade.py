@@ -37,7 +37,7 @@ MEANT = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *=", re.MULTILINE)
 
 def grade(options: argparse.Namespace) -> int:
     """check the exercises of learners' notebooks, and write a report on each"""
-    from ppedu.notebook.exercises.feedback import table
+    from ppedu.course.exercises.feedback import table
 
     if not options.limit > 0:
         raise SettingError(f"--limit must be a number of seconds above 0; got {options.limit}")
@@ -79,8 +79,8 @@ def read(path: Path) -> tuple[list[str], dict[str, str | None]]:
     Raises:
         PipelineError: the file cannot be read, or is not a notebook with exercises.
     """
-    from ppedu.notebook.exercises import EXERCISES
-    from ppedu.notebook.exercises.parts import course
+    from ppedu.course.exercises import EXERCISES
+    from ppedu.course.exercises.parts import course
 
     with opened(path) as file:
         try:
@@ -107,8 +107,8 @@ def _graded(number: str, name: str | None, cells: list[str], limit: float) -> di
 
 def _checked(number: str, name: str, cells: list[str], limit: float) -> dict[str, Any]:
     """Run cells and check the answer in a fresh process, which is killed after `limit` seconds."""
-    from ppedu.notebook.environment import module_path
-    from ppedu.notebook.launcher import kill_group
+    from ppedu.launch.environment import module_path
+    from ppedu.launch.launcher import kill_group
 
     command = [sys.executable, "-m", "ppedu.cli.attempt", str(os.getpid()), number, name]
     environment = os.environ | module_path() | {"MPLBACKEND": "agg", "PPEDU_STILL": "1"}
@@ -179,7 +179,7 @@ def _globals(table: symtable.SymbolTable) -> set[str]:
 
 def leaderboard(options: argparse.Namespace) -> int:
     """compare learners' schedules of lesson 13 with the least possible times"""
-    from ppedu.notebook.exercises.feedback import table
+    from ppedu.course.exercises.feedback import table
 
     scores: dict[str, dict[str, float | None]] = {}
     for path in sorted(named(options.folder).glob("*.json")):

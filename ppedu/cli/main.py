@@ -17,14 +17,14 @@ from ppedu.cli.grade import LIMIT, REPORTS, grade, leaderboard
 from ppedu.cli.lessons import FOLDER, open_lessons
 from ppedu.cli.plan import plan
 from ppedu.cli.train import train_on_ranks
-from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.export import to_torch
 from ppedu.core.files import named
 from ppedu.core.lower import lower
 from ppedu.core.numeric import pretty
 from ppedu.core.schedule import Schedule, suggest_placement
-from ppedu.core.simulate import simulate
+from ppedu.sim.costs import Costs
+from ppedu.sim.simulate import simulate
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number, option
 
@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if arguments[:1] == ["train"]:  # its parser is in a module that needs torch
                 return train_on_ranks(arguments[1:])
             options = _parser().parse_args(arguments)
-            code: int = options.run(options)
-            return code
+            return options.run(options)
         finally:  # also after --help, which exits
             print(end="", flush=True)  # raises BrokenPipeError here, if at all
     except PipelineError as error:

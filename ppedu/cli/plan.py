@@ -13,7 +13,7 @@ from ppedu.core.files import named, require_writable
 
 def plan(options: Namespace) -> int:
     """find the schedule and the partition that make a model's step fastest"""
-    from ppedu.planning.plan import plan
+    from ppedu.planning.planner import plan
     from ppedu.planning.question import read
 
     files = [named(each) for each in (options.save, options.torch, options.html) if each is not None]

@@ -16,15 +16,15 @@ from ppedu.core.validate import require_count
 
 def train_on_ranks(arguments: Sequence[str]) -> int:
     """train a toy GPT on several ranks"""
-    from ppedu.notebook.hosts.place import Place
-    from ppedu.notebook.jobs import Job, divide, save
-    from ppedu.notebook.pool import RankPool
+    from ppedu.launch.hosts.place import Place
+    from ppedu.launch.jobs import Job, divide, save
+    from ppedu.launch.pool import RankPool
 
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # a shell ignores interrupts in the background
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # torch's import can swallow a KeyboardInterrupt
     try:
-        from ppedu.run import train
+        from ppedu.course.training import train
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -56,7 +56,7 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
         ranks = divide(known.nproc_per_node, nodes)
         train.prepare(parser.parse_args(arguments), least * ranks)
         own = (place.options or ()) if place else ()
-        save(Path(known.job), Job(["-m", "ppedu.run.train", *settings], ranks, nodes, least, options=own))
+        save(Path(known.job), Job(["-m", "ppedu.course.training.train", *settings], ranks, nodes, least, options=own))
         print(f"{known.job} written")
         return 0
     if known.nodes is not None:
@@ -68,7 +68,7 @@ def train_on_ranks(arguments: Sequence[str]) -> int:
         sys.stdout.buffer.flush()
 
     with closing(RankPool("zygote", known.on, known.python, known.interface)) as pool:
-        pool.run("ppedu.run.train", known.nproc_per_node, settings, module=True, write=write)
+        pool.run("ppedu.course.training.train", known.nproc_per_node, settings, module=True, write=write)
     return 0
 
 

@@ -1,5 +1,6 @@
-"""Schedules: actions, placement and orders; whether they are legal; how long they take.
+"""Schedules: their actions, placement and orders; whether they are legal; the messages that they need.
 
-The lowest layer. It imports the standard library only, so that it loads in milliseconds and runs wherever Python runs.
-Read it in this order: actions, placement, dependencies, problems, schedule, costs, timeline, simulate, lower, why.
+Orders come in, as objects or as CSV, and a checked and lowered schedule goes out. The lowest layer: it imports the
+standard library only, so that it loads in milliseconds and runs wherever Python runs. Read it in this order: actions,
+placement, dependencies, problems, schedule, check, lower, grid, streams.
 """

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from ppedu.core.dependencies import replay
 from ppedu.core.errors import SettingError
-from ppedu.core.links import require_links, stuck
 from ppedu.core.problems import Problem, find_problems
 from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.streams import Streams, require_links
 from ppedu.core.validate import require_rank
 
 
@@ -42,7 +42,7 @@ def check(
         require_links(schedule, links)
         if ranks is not None:
             raise SettingError("links are checked for all ranks together; leave out ranks")
-        return check(schedule, rendezvous=rendezvous) or stuck(schedule, links)
+        return check(schedule, rendezvous=rendezvous) or list(Streams(schedule, links).problems())
     if ranks is None and not rendezvous:
         return list(schedule.problems)
     try:

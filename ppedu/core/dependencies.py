@@ -81,7 +81,7 @@ NOTHING = Action(0, Op.UNSHARD)  # takes no time and has no results
 NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 
 
-class Block(NamedTuple):
+class ActionBlock(NamedTuple):
     """The actions of a schedule that differ only in their microbatch, such as 1F0, 1F1, … See `Numbered`.
 
     sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
@@ -123,7 +123,7 @@ class Numbered:
         self.never = len(KINDS) * placement.stages * microbatches
         self.total = self.never + 1
         self.split = min(placement.split, microbatches) if placement.copies > 1 else microbatches
-        self.blocks: list[Block] = []
+        self.blocks: list[ActionBlock] = []
         self._indexes: dict[Hashable, int] = {}  # of the blocks
         self.orders = [list(self._entries(order)) for order in orders]
 
@@ -167,7 +167,7 @@ class Numbered:
                 self.blocks.append(self._block(action, indexes[key] * microbatches + microbatch))
             yield indexes[key] * microbatches + microbatch
 
-    def _block(self, action: Action, entry: int) -> Block:
+    def _block(self, action: Action, entry: int) -> ActionBlock:
         """Return the block of an action with this entry."""
         placement = self.placement
 
@@ -178,7 +178,7 @@ class Numbered:
         never = self.never - entry
         if never in singles:  # sharding requires nothing; no rank gets past an action that does not exist
             requires_never = action.op not in SHARDING
-            return Block(NOTHING, -1, singles, (never,) * requires_never, (None,) * requires_never)
+            return ActionBlock(NOTHING, -1, singles, (never,) * requires_never, (None,) * requires_never)
         inputs = [each for each in requires(action, placement, self.lowered) if self.number(*each) != self.never]
         ranks = {placement.rank(single.stage, single.microbatch) for single in action.singles}
         needed = len(ranks) == 1 and all(
@@ -186,7 +186,7 @@ class Numbered:
             for stage, op, microbatch, _ in action.singles
         )
         sources = (placement.rank(stage, microbatch) for _, stage, microbatch in inputs)
-        return Block(
+        return ActionBlock(
             action,
             min(ranks) if needed else -1,
             singles,

@@ -1,8 +1,7 @@
 """Lowering: from a schedule of computations to one with messages. Small passes, each from schedule to schedule.
 
 `lower` adds a send and a receive wherever a result goes to another rank, and, for weights that are sharded over
-replicas, the actions that gather and free them. `merge_backward` joins the halves of a backward. `align` and `strip`
-convert between orders and the lockstep grid, in which every action takes one step.
+replicas, the actions that gather and free them. `merge_backward` joins the halves of a backward.
 """
 
 from __future__ import annotations
@@ -11,19 +10,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import overload
 
 from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
-from ppedu.core.costs import Costs
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.placement import TOWARDS, Placement
-from ppedu.core.schedule import Schedule, require_schedule
-from ppedu.core.simulate import simulate_partial
+from ppedu.core.schedule import Schedule, require_compute, require_schedule
 from ppedu.core.validate import require_count, require_instance
 
-Grid = tuple[tuple[Action | None, ...], ...]
 Group = tuple[Action, ...]
 
 
@@ -48,7 +43,7 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         ScheduleError: The ranks would wait forever.
         SettingError: The schedule is lowered already, or an option is invalid.
     """
-    _require_compute("lower", schedule)
+    require_compute("lower", schedule)
     if not isinstance(receive, str) or receive not in ("early", "late"):
         raise SettingError(f'receive must be "early" or "late"; got {receive!r}')
     if schedule.replay.blocked:
@@ -62,12 +57,6 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
     if receive == "late":
         orders = [list(_deferred(order, schedule.placement)) for order in orders]
     return replace(schedule, orders=tuple(map(tuple, orders)))
-
-
-def _require_compute(what: str, schedule: Schedule) -> None:
-    require_schedule(what, schedule)
-    if not all(action.computes for order in schedule.orders for action in order):
-        raise SettingError(f"{schedule!r} is lowered already; {what} takes a schedule with compute actions only")
 
 
 def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> list[list[Action]]:
@@ -181,42 +170,3 @@ def merge_backward(schedule: Schedule) -> Schedule:
         return tuple(actions)
 
     return replace(schedule, orders=tuple(map(merged, schedule.orders)))
-
-
-def align(schedule: Schedule) -> Grid:
-    """Return the lockstep grid: `grid[rank][step]` is an action, or None where the rank is idle. Rows are equally long.
-
-    Every action takes one step, an overlapped pair too, and starts as early as it can. If ranks get stuck, the grid
-    ends there.
-
-    Raises:
-        SettingError: The schedule is lowered. Lower the stripped grid instead.
-    """
-    _require_compute("align", schedule)
-    one_step = (1,) * schedule.stages
-    rows = simulate_partial(schedule, Costs(one_step, one_step, one_step, one_step, overlap=one_step)).rows
-    grid: list[list[Action | None]] = [[None] * max((row[-1].end for row in rows if row), default=0) for _ in rows]
-    for cells, row in zip(grid, rows, strict=True):
-        for action, start, _ in row:
-            cells[start] = action
-    return tuple(map(tuple, grid))
-
-
-@overload
-def strip(given: Schedule) -> Schedule: ...
-@overload
-def strip(given: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]: ...
-def strip(given: Schedule | Sequence[Sequence[Action | None]]) -> Schedule | tuple[tuple[Action, ...], ...]:
-    """Return a schedule, or the orders of a grid, with compute actions only: no idle steps, messages and sharding.
-
-    `Pipeline` then places messages of its own, as `lower` does.
-
-    Raises:
-        SettingError: `given` is not a Schedule, and does not consist of rows of actions.
-    """
-    if isinstance(given, Schedule):
-        return replace(given, orders=strip(given.orders))
-    rows = given if isinstance(given, Sequence) else [given]
-    if not all(isinstance(row, Sequence) and all(isinstance(cell, Action | None) for cell in row) for row in rows):
-        raise SettingError(f"strip takes a schedule, or rows of actions such as align(schedule); got {given!r}")
-    return tuple(tuple(action for action in row if action and action.computes) for row in given)

@@ -12,7 +12,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from ppedu.core import display
+from ppedu.core import hooks
 from ppedu.core.actions import COMMUNICATION, Action, Op, is_well_formed
 from ppedu.core.csv_format import csv_text, read
 from ppedu.core.dependencies import Numbered, Replay, replay
@@ -133,15 +133,10 @@ class Schedule:
 
     def __str__(self) -> str:
         """Return the text timeline of a simulation; for an illegal schedule, the problems."""
-        from ppedu.core.simulate import simulate
-
-        try:
-            return simulate(self).text()
-        except ScheduleError as error:
-            return str(error)
+        return hooks.call("draw schedule", self)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return display.bundle(self)
+        return hooks.call("display", self)
 
     def table(self) -> str:
         """Return the lockstep table: a line for each step, a column for each rank, ✗ at an action that gets stuck.
@@ -149,9 +144,7 @@ class Schedule:
         Raises:
             SettingError: The schedule is lowered.
         """
-        from ppedu.core.text import table
-
-        return table(self)
+        return hooks.call("table", self)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None, idle: bool = False) -> str:
         """Return the orders as CSV text in the format of torch.distributed.pipelining, one line per rank.
@@ -167,9 +160,7 @@ class Schedule:
         """
         rows: Iterable[Iterable[Action | None]] = self.orders
         if idle:
-            from ppedu.core.lower import align
-
-            rows = align(self)
+            rows = hooks.call("align", self)
             if self.replay.blocked:
                 self.validate()
         text = csv_text(rows)
@@ -232,6 +223,13 @@ def require_schedule(what: str, value: Any) -> None:
     """Raise SettingError unless `value` is a Schedule."""
     if not isinstance(value, Schedule):
         raise SettingError(f"{what} takes a schedule, such as schedule('1f1b', ranks=4, microbatches=8); got {value!r}")
+
+
+def require_compute(what: str, schedule: Any) -> None:
+    """Raise SettingError unless `schedule` is a Schedule that is not lowered."""
+    require_schedule(what, schedule)
+    if not all(action.computes for order in schedule.orders for action in order):
+        raise SettingError(f"{schedule!r} is lowered already; {what} takes a schedule with compute actions only")
 
 
 def suggest_placement(schedule: Schedule) -> str | None:

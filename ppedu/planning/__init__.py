@@ -1,1 +1,5 @@
-"""Planning: which schedule, partition and number of microbatches make a model's step fastest on given machines."""
+"""Planning: a model, a machine and a batch come in; the fastest schedule, partition and number of microbatches go out.
+
+`model`, `machine` and `question` hold what is given, `pieces` and `memory` what it costs. `planner` tries the choices,
+and `plan` is the result. Needs the standard library only.
+"""

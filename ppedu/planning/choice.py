@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppedu.core.costs import Costs
 from ppedu.core.numeric import Number
-from ppedu.core.per_link import Link
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import simulate
-from ppedu.core.timeline import Timeline
 from ppedu.planning.handover import megatron, save, torchtitan
 from ppedu.planning.machine import Machine
 from ppedu.planning.partition import Cutting
 from ppedu.planning.pieces import SECONDS, Pieces
+from ppedu.sim.costs import Costs
+from ppedu.sim.per_link import Link
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """A model and the machines that it is to run on."""
 
     pieces: Pieces

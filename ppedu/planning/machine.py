@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
-from ppedu.core.per_link import Link
 from ppedu.core.validate import require_count
 from ppedu.planning.pieces import MOST, SECONDS, require_amount, require_unit
+from ppedu.sim.per_link import Link
 
 # Of each amount, what it must be and the least that it can be; anything less is in the wrong unit.
 SPEED, BANDWIDTH = ("FLOP/s, such as 400e12", 1e9), ("bytes per second, such as 50e9", 1e6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ppedu.core import hooks
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_instance
@@ -96,7 +97,7 @@ class Model:
 
     @classmethod
     def of(cls, module: Any, example: Any, loss_fn: Any = None, bytes_per_weight: Any = 16) -> Pieces:
-        """Return an `nn.Module` as pieces, with the FLOPs and bytes that torch counts; see `ppedu.run.count`.
+        """Return an `nn.Module` as pieces, with the FLOPs and bytes that torch counts; see `ppedu.engine.stages.count`.
 
             with torch.device("meta"):
                 model = pp.Model.of(MyModel(), torch.zeros(1, 4096, dtype=torch.long))
@@ -104,9 +105,7 @@ class Model:
         Raises:
             SettingError: The module is not a chain of pieces, or cannot run with the example.
         """
-        from ppedu.run.count import count  # needs torch
-
-        return count(module, example, loss_fn, bytes_per_weight)
+        return hooks.call("count", module, example, loss_fn, bytes_per_weight)
 
     @property
     def _kv_heads(self) -> int:

@@ -1,230 +1,198 @@
-"""Which schedule, partition and number of microbatches make a model's step shortest, within the machines' memory."""
+"""A plan as a table."""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from textwrap import wrap
+from typing import TYPE_CHECKING
 
-from ppedu.core.errors import SettingError
-from ppedu.core.numeric import Number, plural, pretty
-from ppedu.core.schedule import Schedule
-from ppedu.core.validate import require_count, require_instance, shown
-from ppedu.planning.choice import Job
-from ppedu.planning.machine import Machine
-from ppedu.planning.model import Model
-from ppedu.planning.partition import Cuts, Cutting
-from ppedu.planning.pieces import FLOP, MOST, SECONDS, Pieces, per_weight, require_amount
-from ppedu.planning.presets import machine_named, model_named
-from ppedu.planning.reasons import explained, shortage
-from ppedu.planning.table import Plan
-from ppedu.zoo import schedule as registered
-from ppedu.zoo import schedules as all_schedules
-from ppedu.zoo.registry import options_of, require_registered
+from ppedu.core.numeric import Number, plural
+from ppedu.core.tables import LINE, in_html, in_text
+from ppedu.planning.partition import KINDS
 
-MOST_CHUNKS = 8
-MOST_RANKS = 512
-MOST_FORWARDS = 4_000_000  # of all schedules that are tried: a minute or two, and some gigabytes
-PROMISING = 6  # schedules that are searched longer
-FIRST, LATER = 1_500_000, 500_000  # spent on each of these, and of the others; see `Cutting.spent`
-Progress = Callable[[str, float], None]
+if TYPE_CHECKING:
+    from ppedu.planning.choice import Choice, Workload
+    from ppedu.search.optimal import Found
+
+GB = 1e9
+SHOWN = 8  # choices in the printed table
+LISTED = 16  # ranks in the printed partition
+ACTIVATIONS = ("activations", "logits")  # the kinds of bytes that a schedule decides
+WORTH_A_WORD = 0.005  # the part of all ranks' time that a cause of the bubble takes
+HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 
 
-def plan(
-    model: Model | Pieces | str,
-    machine: Machine | str,
-    ranks: int,
-    microbatches: int | Iterable[int] = 32,
-    *,
-    sequence: int | None = None,
-    batch: int = 1,
-    replicas: int = 1,
-    tensor: int | None = None,
-    schedules: Iterable[str] | None = None,
-    recompute: bool | None = None,
-    bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
-    seconds: float | None = None,
-    progress: Progress | None = None,
-) -> Plan:
-    """Return a `Plan`: schedules with their best partitions for a model on `ranks` GPUs in a row, fastest first.
+@dataclass(frozen=True)
+class Plan:
+    """The answer of `ppedu.plan`.
 
-    model: Sizes (`Model`), times (`Model.measured`), or the name of a published model; see `ppedu.planning.presets`.
-    machine: A `Machine`, or the name of one.
-    microbatches: Of a step and replica; several numbers to compare.
-    sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
-    replicas: Pipelines that train side by side.
-    tensor: GPUs that split each stage; a rank of the pipeline is then `tensor` GPUs, and memory and FLOPs are those of
-        one. By default 1 for a model by sizes. Pieces know theirs; another number than that is refused.
-    schedules: Names to try; by default all, with two and more chunks where that is possible.
-    recompute: Recompute activations in the backward; by default where a schedule does not fit without.
-    bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of the
-        model: 16 in all. With optimizer states that `n` replicas share (arXiv 1910.02054, section 5): (2, 2, 12 / n).
-    seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
-    progress: Is called with the schedule that is tried, and with the part of the search that is done.
-
-    Raises:
-        SettingError: An argument is not possible, or nothing fits in the machine's memory; it says how much is missing.
+    choices: The best first; those that do not fit in memory last.
+    interrupted: Whether the search was ended early.
     """
-    model = model_named(model) if isinstance(model, str) else model
-    machine = machine_named(machine) if isinstance(machine, str) else machine
-    require_instance("model", model, (Model, Pieces), "a Model, Model.measured(…), or the name of a published model")
-    require_instance("machine", machine, Machine, 'a Machine, such as Machine(memory=80e9), or a name, such as "h100"')
-    ranks, replicas = require_count("ranks", ranks, most=MOST_RANKS), require_count("replicas", replicas, most=MOST)
-    if progress is not None and not callable(progress):
-        raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
-    if recompute is not None:
-        require_instance("recompute", recompute, bool, "True, False or None")
-    until = math.inf
-    if seconds is not None:
-        require_amount("seconds", seconds, "a number of at least 0")
-        until = time.monotonic() + seconds
-    pieces = _pieces(model, machine, sequence, batch, tensor)
-    if bytes_per_weight is not None:
-        pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
-    _require_below_peak(pieces, machine.peak)
-    job = Job(pieces, machine, ranks, replicas)
-    if ranks > len(job.pieces):
-        raise SettingError(
-            f"{ranks} ranks are more than the {plural(len(job.pieces), 'piece')} of the model: the embedding, each "
-            f"layer and the head; take at most {plural(len(job.pieces), 'rank')}, or give a number for each piece"
-        )
-    tried = [job.cutting(each, bool(recompute), until) for each in _candidates(job, microbatches, schedules)]
-    if not tried:
-        raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches")
-    interrupted = False
-    try:
-        _search(tried, recompute is None, progress or (lambda what, part: None))
-    except KeyboardInterrupt:
-        interrupted = True
-    done = [job.choice(each) for each in tried if each.best]
-    done.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
-    if not done:
-        raise SettingError("the search was interrupted before it found anything")
-    if done[0].excess > 0:
-        raise SettingError(shortage(job, done[0], recompute))
-    interrupted = interrupted or time.monotonic() > until
-    return Plan(job, tuple(explained(done, job.pieces.unit)), interrupted)
 
+    job: Workload
+    choices: tuple[Choice, ...]
+    interrupted: bool = False
 
-def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
-    """Raise SettingError if the pieces would use more of their GPUs than all: a utilization (MFU) above 1.
+    @property
+    def best(self) -> Choice:
+        """The fastest choice that fits in memory."""
+        return self.choices[0]
 
-    No schedule takes less than F and the shorter one of B and I with W on each rank.
-    """
-    if not pieces.flops or peak is None:
-        return
-    times = (piece.forward + min(piece.backward, piece.input + piece.weight) for piece in pieces.pieces)
-    seconds = float(sum(times)) * SECONDS[pieces.unit]
-    least = float(pieces.flops / pieces.tensor / peak)
-    if seconds < least * (1 - 1e-9):
-        raise SettingError(
-            f"the pieces take {pretty(seconds, 's')} for a microbatch of {pieces.flops:.3g} FLOPs on "
-            f"{plural(pieces.tensor, 'GPU')}, which takes at least {pretty(least, 's')} at the peak of {peak:.3g} "
-            "FLOP/s each, so the utilization (MFU) would be above 1; give pieces whose times, flops and tensor are "
-            "those of the same GPUs, and the peak of these GPUs"
+    def search(self, choice: Choice | None = None, time_limit: float = 30) -> Found:
+        """Search for a schedule that is faster than a choice, by default the best one, with the same stages.
+
+        It has the memory that weights, gradients, optimizer and messages leave on the fullest rank. Needs OR-tools; see
+        `ppedu.search.optimal`, which raises the same errors.
+        """
+        from ppedu.search.optimal import optimal
+
+        chosen = self.best if choice is None else choice
+        fixed = [sum(size for kind, size in each.items() if kind not in ACTIVATIONS) for each in chosen.kinds]
+        schedule = chosen.schedule
+        return optimal(
+            schedule.ranks,
+            schedule.microbatches,
+            chosen.costs,
+            placement=schedule.placement,
+            memory=self.job.machine.memory - max(fixed),
+            time_limit=time_limit,
         )
 
+    @property
+    def findings(self) -> list[str]:
+        """The reasons for the best choice, and its limits, in sentences."""
+        return [*self._findings()]
 
-def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch: int, tensor: int | None) -> Pieces:
-    """Return the timed pieces of a model."""
-    batch = require_count("batch", batch, most=MOST)
-    sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
-    tensor = None if tensor is None else require_count("tensor", tensor, most=MOST)
-    if isinstance(model, Model):
-        if sequence is None:
-            raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
-        return model.pieces(sequence, batch, tensor or 1).timed(machine.flops)
-    if tensor not in (None, model.tensor):
-        raise SettingError(
-            f"the pieces are those of {plural(model.tensor, 'GPU')}, not of tensor={tensor}; leave out tensor, or make "
-            f"them for it: model.pieces(…, tensor={tensor}), or Model.measured(…, tensor={tensor}) with its times"
-        )
-    if batch != 1 and sequence is None:
-        raise SettingError("batch= is for models by sizes; measured times are those of the microbatch as it is")
-    if model.tokens is not None and sequence is not None and sequence * batch != model.tokens:
-        raise SettingError(
-            f"the pieces are for microbatches of {model.tokens} tokens, not {sequence * batch}; leave out sequence and "
-            "batch, or make them with model.pieces(sequence=…, batch=…)"
-        )
-    if model.unit == FLOP:
-        model = model.timed(machine.flops)
-    return model if sequence is None else replace(model, tokens=sequence * batch)
-
-
-def _candidates(job: Job, microbatches: Any, names: Iterable[str] | None) -> Iterator[Schedule]:
-    """Yield the schedules to try. A name that was given must be possible, others are left out if they are not."""
-    options = {name: _options(job, name) for name in _names(names)}
-    chunks = sum(each.get("chunks", require_registered(name).chunks) for name in options for each in options[name])
-    counts, forwards = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches], 0
-    for count in counts:
-        forwards += job.ranks * chunks * require_count("microbatches", count)
-        if forwards > MOST_FORWARDS:
-            raise SettingError(
-                f"{plural(len(options), 'schedule')} with {shown(microbatches)} microbatches on {job.ranks} ranks are "
-                f"more than {MOST_FORWARDS:,} forwards, too many to plan; take fewer microbatches, or name fewer "
-                'schedules, such as schedules=["1f1b"]'
+    def _findings(self) -> Iterator[str]:
+        best, pieces, node, tensor = self.best, self.job.pieces.pieces, self.job.machine.node, self.job.pieces.tensor
+        causes = best.timeline().causes()
+        messages, imbalance = causes.get("communication", 0.0), causes.get("imbalance", 0.0)
+        if messages > max(WORTH_A_WORD, best.bubble / 2):
+            yield (
+                f"of the {best.bubble:.1%} bubble, {messages * 100:.1f} points are messages: faster links or fewer "
+                "ranks would help more than another schedule"
             )
-    for count in counts:
-        for name in options:
-            built, error = [], None
-            for option in options[name]:
-                try:
-                    made = registered(name, job.ranks, count, **option)
-                    made.validate()
-                    built.append(made)
-                except Exception as caught:  # a generator that was registered may raise anything
-                    error = error or caught
-            if names is not None and error and not built:
-                raise error
-            yield from built
+        if self.job.machine.bandwidth is not None and not self.job.pieces.message and self.job.ranks > 1:
+            yield (
+                "messages take their latency alone: the model does not say how many bytes a stage sends; give them, as "
+                "in Model.measured(…, message=67e6)"
+            )
+        if node and tensor > node:
+            yield (
+                f"the {tensor} GPUs that split a stage are in several nodes of {node}; what they send each "
+                "other then takes longer, and the times leave it out"
+            )
+        if imbalance > WORTH_A_WORD:
+            times = sorted(piece.forward + piece.backward for piece in pieces)
+            usual = times[len(times) // 2]
+            heavy = max(pieces, key=lambda piece: piece.forward + piece.backward)
+            found = f"stages of equal length would save {imbalance * 100:.1f} points of the {best.bubble:.1%} bubble"
+            weight = heavy.forward + heavy.backward
+            if usual and weight >= HEAVY * usual and imbalance > best.bubble / 4:
+                advice = "shard the vocabulary first (arXiv 2411.05288)" if heavy.name == "head" else "split it first"
+                found += f": the {heavy.name} takes as long as {weight / usual:.1f} layers; {advice}"
+            yield found
+        sizes = best.memory
+        rank = max(range(len(sizes)), key=sizes.__getitem__)
+        parts = ", ".join(
+            f"{kind} {best.kinds[rank][kind] / GB:.1f}" for kind in KINDS if best.kinds[rank][kind] >= GB / 20
+        )
+        if parts:
+            yield f"rank {rank} is the fullest, with {sizes[rank] / GB:.1f} GB: {parts}"
+        if best.schedule.placement.copies > 1:
+            sent = [float(kinds["gradients"]) / GB for kinds in best.kinds]
+            counts = "leave out" if best.after is None else "count"
+            yield (
+                f"the times {counts} that {best.schedule.name}'s two copies of the model add up their gradients after "
+                f"the step: up to {max(sent):.1f} GB to send, on rank {sent.index(max(sent))}"
+            )
+        if len(self.choices) > 1 and not self.choices[1].excess:
+            yield f"{self.choices[1].name}, the runner-up, {self.choices[1].why}"
+        too_large = [f"{each.name} ({float(max(each.memory)) / GB:.0f} GB)" for each in self.choices if each.excess]
+        if too_large:
+            yield f"too large: {'; '.join(too_large)}"
+
+    def _rows(self, count: int) -> Iterator[Sequence[str]]:
+        """Yield the head of the table and its rows: the choices that fit. Columns without a number are left out."""
+        unit = self.job.pieces.unit
+        shown = [each for each in self.choices if not each.excess][:count]
+        several = len({each.schedule.microbatches for each in self.choices}) > 1
+        best = self.best
+        columns = {
+            "schedule": [each.name for each in shown],
+            "microbatches": [str(each.schedule.microbatches) if several else "" for each in shown],
+            f"step [{unit}]": [_number(each.step_time) for each in shown],
+            "": ["best" if each is best else f"+{float(each.longer(best)):.1%}" for each in shown],
+            f"busiest rank [{unit}]": [_number(each.busiest) for each in shown],
+            "bubble": [f"{each.bubble:.1%}" for each in shown],
+            f"gradients, optimizer [{unit}]": ["" if each.after is None else _number(each.after) for each in shown],
+            "tokens/s": ["" if each.tokens_per_second is None else f"{each.tokens_per_second:,.0f}" for each in shown],
+            "MFU": ["" if each.mfu is None else f"{each.mfu:.1%}" for each in shown],
+            "GB": [f"{float(max(each.memory)) / GB:.1f}" for each in shown],
+        }
+        kept = {title: cells for title, cells in columns.items() if any(cells)}
+        yield [*kept]
+        yield from zip(*kept.values(), strict=True)
+
+    def partition(self, choice: Choice | None = None, most: int | None = None) -> str:
+        """Return a choice's partition in a line for each rank: which layers it holds, in which stages.
+
+        choice: One of `choices`; by default the best. most: Of more ranks than this, only the first and the last are
+        listed.
+        """
+        chosen, last = self.best if choice is None else choice, len(self.job.pieces) - 1
+        lines = []
+        for rank in range(chosen.schedule.ranks):
+            stages = sorted(chosen.schedule.placement.stages_of(rank))
+            held = "; ".join(f"stage {stage}: {_held(chosen.partition[stage], last)}" for stage in stages)
+            lines.append(f"rank {rank}: {held}")
+        if most and len(lines) > most:
+            lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        job = self.job
+        head, *rows = self._rows(SHOWN)
+        more = sum(not each.excess for each in self.choices) - len(rows)
+        split = f" of {job.pieces.tensor} GPUs" if job.pieces.tensor > 1 else ""
+        size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
+        lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each"]
+        lines += ["", *chain.from_iterable(in_text([head, *rows], 40, LINE))]
+        lines += [f"… and {more} more"] if more > 0 else []
+        copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)
+        lines += ["", f"best: {self.best.name}{copies}"]
+        for line in self.partition(most=LISTED).splitlines():
+            lines += wrap(line, LINE, subsequent_indent="  ")
+        lines += [""]
+        for number, finding in enumerate(self.findings, 1):
+            lines += wrap(f"{number}. {finding}", LINE, subsequent_indent="   ")
+        if self.interrupted:
+            lines += ["", "The search was interrupted, or its time was over; a longer one may find better partitions."]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = [[escape(cell) for cell in row] for row in self._rows(len(self.choices))]
+        notes = "".join(f"<li>{escape(finding)}</li>" for finding in self.findings)
+        stages = f'<pre style="white-space: pre-wrap;">{escape(self.partition())}</pre>'
+        return f"{in_html(rows)}{stages}<ol>{notes}</ol>"
 
 
-def _names(given: Any) -> list[str]:
-    """Return the names of the schedules to try: by default, all that train."""
-    if given is None:
-        return [name for name in all_schedules() if not require_registered(name).forward_only]
-    chosen = [given] if isinstance(given, str) else given
-    if not isinstance(chosen, (list, tuple, set, frozenset)) or not chosen:
-        raise SettingError(f'schedules must be a list of names, such as ["1f1b", "zb-v"]; got {shown(given)}')
-    for name in chosen:
-        if require_registered(name).forward_only:
-            raise SettingError(f"{name!r} runs forwards alone, and a plan is for training; leave it out")
-    return [*chosen]
+def _held(pieces: range, last: int) -> str:
+    """Return a stage's pieces in words: "embedding, layers 0–3"."""
+    layers = range(max(pieces.start, 1) - 1, min(pieces.stop, last) - 1)
+    words = ["embedding"] if 0 in pieces else []
+    if len(layers) == 1:
+        words.append(f"layer {layers.start}")
+    elif layers:
+        words.append(f"layers {layers.start}–{layers.stop - 1}")
+    words += ["head"] if last in pieces else []
+    return ", ".join(words) or "nothing"
 
 
-def _options(job: Job, name: str) -> list[dict[str, Any]]:
-    """Return the options with which a schedule is tried."""
-    if "chunks" not in options_of(name):
-        return [{}]
-    most = min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks))
-    return [{"chunks": chunks} for chunks in range(2, most + 1)]
-
-
-def _search(tried: list[Cutting], may_recompute: bool, progress: Progress) -> None:
-    """Search for the best partition of each schedule, first quickly for all, then for the most promising first.
-
-    What does not fit is tried with recomputation, too; it joins `tried`.
-    """
-    for index, each in enumerate([*tried]):
-        progress(each.schedule.name, index / len(tried) / 2)
-        each.start()
-        if may_recompute and each.excess(each.best):
-            tried.append(replace(each, recompute=True, best=(), times={}))
-            tried[-1].start()
-
-    def promise(each: Cutting) -> tuple[Any, Any]:
-        excess, time = each.worth(each.best)
-        return excess, time / each.schedule.microbatches
-
-    def related(each: Cutting) -> list[Cuts]:
-        return [other.best for other in tried if other.schedule.placement == each.schedule.placement]
-
-    for index, each in enumerate(sorted(tried, key=promise)):
-        progress(each.schedule.name, 0.5 + index / len(tried) / 2)
-        each.adopt(related(each))
-        each.improve(FIRST if index < PROMISING else LATER)
-    for each in sorted(tried, key=promise):
-        if each.adopt(related(each)):
-            each.improve(LATER)
+def _number(number: Number) -> str:
+    return f"{float(number):,.0f}" if number >= 100 else f"{float(number):.3g}"

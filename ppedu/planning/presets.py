@@ -61,12 +61,12 @@ MACHINES: Mapping[str, Machine] = {
 
 def model_named(name: str) -> Model:
     """Return a published model; raise SettingError if the name is unknown."""
-    return _named("model", name, MODELS)  # type: ignore[no-any-return]
+    return _named("model", name, MODELS)
 
 
 def machine_named(name: str) -> Machine:
     """Return a machine; raise SettingError if the name is unknown."""
-    return _named("machine", name, MACHINES)  # type: ignore[no-any-return]
+    return _named("machine", name, MACHINES)
 
 
 def _named(what: str, name: str, known: Mapping[str, Any]) -> Any:

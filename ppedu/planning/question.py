@@ -14,7 +14,7 @@ from ppedu.core.validate import require_count, require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import MOST_LAYERS, Pieces, measured
-from ppedu.planning.plan import plan
+from ppedu.planning.planner import plan
 
 ROWS = ("forward", "backward", "input", "weight", "activation", "weights")
 EXAMPLE = """[model]

@@ -9,13 +9,13 @@ from typing import Any
 
 from ppedu.core.errors import PipelineError
 from ppedu.core.numeric import pretty
-from ppedu.planning.choice import Choice, Job
+from ppedu.planning.choice import Choice, Workload
 from ppedu.zoo import schedule as registered
 
 GB = 1e9
 
 
-def shortage(job: Job, closest: Choice, recompute: bool | None) -> str:
+def shortage(job: Workload, closest: Choice, recompute: bool | None) -> str:
     """Return the error if nothing fits: what is short, by how much, and what would fit."""
     closest = _smallest(job, closest)
     sizes = closest.memory
@@ -39,7 +39,7 @@ def shortage(job: Job, closest: Choice, recompute: bool | None) -> str:
     )
 
 
-def _smallest(job: Job, choice: Choice) -> Choice:
+def _smallest(job: Workload, choice: Choice) -> Choice:
     """Return a choice with another partition, which needs nearly the least memory."""
     while True:
         found = job.cutting(choice.schedule, choice.recompute, limit=max(choice.memory) * 0.97)
@@ -49,9 +49,9 @@ def _smallest(job: Job, choice: Choice) -> Choice:
         choice = job.choice(found)
 
 
-def _fits_on(job: Job, ranks: int, microbatches: int) -> bool:
+def _fits_on(job: Workload, ranks: int, microbatches: int) -> bool:
     """Return whether a schedule that needs little memory fits on this number of ranks."""
-    wider = Job(job.pieces, job.machine, ranks, job.replicas)
+    wider = Workload(job.pieces, job.machine, ranks, job.replicas)
     for name in ("1f1b", "v-min"):
         with suppress(PipelineError):
             found = wider.cutting(registered(name, ranks, max(microbatches, 2 * ranks)), True)

@@ -14,12 +14,12 @@ from functools import cache
 from importlib.resources import files
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.costs import Costs
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, exact
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_number
+from ppedu.sim.costs import Costs
 
 # By name: the placement and the stages of each copy on a rank.
 PLACEMENTS = {"line": ("loop", 1), "loop": ("loop", 2), "v": ("v", 2), "bidirectional": ("bidirectional", 1)}

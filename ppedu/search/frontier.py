@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core import display
-from ppedu.core.costs import Costs
+from ppedu.core import hooks
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.placement import Placement
-from ppedu.core.simulate import simulate
 from ppedu.core.tables import LINE, in_text
-from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
 from ppedu.search.optimal import Found, named, search
 from ppedu.search.solve import require_solver
+from ppedu.sim.costs import Costs
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
 from ppedu.zoo import schedule, schedules
 
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class Frontier:
 
         ax: Axes to draw into; by default those of a new figure.
         """
-        return display.plot_frontier(self, ax)
+        return hooks.call("plot frontier", self, ax)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        return display.frontier_bundle(self)
+        return hooks.call("display frontier", self)
 
     def __str__(self) -> str:
         instance = self.found[0].instance

@@ -13,14 +13,14 @@ from itertools import pairwise
 from typing import Any
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.costs import Costs, require_costs
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, exact, plural, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import simulate
-from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_count, require_instance, require_number
+from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
 from ppedu.zoo import schedule as registered
 from ppedu.zoo import schedules
 from ppedu.zoo.registry import require_registered
@@ -223,8 +223,7 @@ class Instance:
         timeline = simulate(schedule, self.in_ticks)
         if self.memory is not None and max(map(exact, timeline.peak_activations)) > exact(self.memory):
             return None
-        ticks: int = math.ceil(self.value(timeline))
-        return ticks
+        return math.ceil(self.value(timeline))
 
     def published(self) -> Iterator[Schedule]:
         """Yield the registered schedules with this placement, with their backwards split or whole as asked for."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Action, Op
-from ppedu.core.costs import Costs
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.placement import Placement
@@ -21,6 +20,7 @@ from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
 from ppedu.search.optimal import named
 from ppedu.search.solve import answers, require_solver
+from ppedu.sim.costs import Costs
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpSolver
@@ -48,8 +48,7 @@ class Pattern:
 
     @property
     def period(self) -> Number:
-        found: Number = plain(self.ticks * self.instance.tick)
-        return found
+        return plain(self.ticks * self.instance.tick)
 
     def schedule(self, microbatches: int, name: str = "steady") -> Schedule:
         """Return the schedule that repeats the pattern `microbatches` times."""
@@ -118,7 +117,7 @@ def steady(
     ticks = max(sum(instance.work(stage) for stage, _ in instance.held(rank)) for rank in range(place.ranks))
     proven = True
     while True:
-        model = Model(instance, ticks)
+        model = PatternModel(instance, ticks)
         status, size = model.least_memory(left(), workers)
         if status == "OPTIMAL" or (status == "FEASIBLE" and memory is None):
             break
@@ -136,7 +135,7 @@ def steady(
     return Pattern(instance, starts, ticks, held, "optimal" if optimal else "feasible", time.monotonic() - begin)
 
 
-class Model:
+class PatternModel:
     """The constraints on a pattern with a period of `ticks`."""
 
     def __init__(self, instance: Instance, ticks: int):

@@ -1,4 +1,5 @@
-"""Real runs: read their traces, and ask why a step takes as long as it does and what would be faster.
+"""Real runs: traces come in; timelines, reasons for the length of a step, and what would be faster, go out.
 
-This package imports core and zoo alone, and so nothing but the standard library.
+`run` reads them with `profiler`, `csv_table` and `saved`; `autopsy` explains, `predict` and `calibrate` foresee.
+This package imports core, sim and zoo alone, and so nothing but the standard library.
 """

@@ -8,12 +8,12 @@ from dataclasses import replace
 from statistics import median
 
 from ppedu.core.actions import Action, F, Op
-from ppedu.core.costs import Costs
 from ppedu.core.errors import ParseError
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.placement import Placement
 from ppedu.core.schedule import Schedule
-from ppedu.core.timeline import Span, Timeline
+from ppedu.sim.costs import Costs
+from ppedu.sim.timeline import Span, Timeline
 from ppedu.trace.numbering import CUT, numbered
 from ppedu.trace.recognize import recognize
 from ppedu.trace.records import Key, Other, Record, Recorded

@@ -11,13 +11,13 @@ from statistics import fmean, median
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core import display
+from ppedu.core import hooks
 from ppedu.core.errors import SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.reorder import reorder
-from ppedu.core.simulate import simulate
 from ppedu.core.tables import LINE, in_html, in_text
+from ppedu.sim.reorder import reorder
+from ppedu.sim.simulate import simulate
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.findings import find
 from ppedu.trace.records import Recorded
@@ -188,7 +188,7 @@ class Autopsy:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the shares of the causes with matplotlib."""
-        return display.plot_causes(self.causes, ax)
+        return hooks.call("plot causes", self.causes, ax)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page with the autopsy and a typical step to a file that ends in .html. It needs no network.
@@ -199,7 +199,7 @@ class Autopsy:
         """
         if named(path).suffix.lower() != ".html":
             raise SettingError(f"cannot save an autopsy as {str(path)!r}; end it in .html")
-        display.save_report(self._repr_html_(), self.run.timeline(), self.run.replay(), path)
+        hooks.call("save report", self._repr_html_(), self.run.timeline(), self.run.replay(), path)
 
     def show(self) -> Any:
         """Return the interactive widget of a typical step: the measured times over the replayed ones."""

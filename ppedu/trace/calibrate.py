@@ -9,12 +9,12 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any
 
-from ppedu.core.costs import Costs
-from ppedu.core.fit import NAMES, fit
 from ppedu.core.numeric import pretty
-from ppedu.core.per_link import each_link
 from ppedu.core.tables import LINE, in_html, in_text
-from ppedu.core.timeline import Timeline
+from ppedu.sim.costs import Costs
+from ppedu.sim.fit import NAMES, fit
+from ppedu.sim.per_link import each_link
+from ppedu.sim.timeline import Timeline
 from ppedu.trace.replay import turns
 
 WARMER = 1.03  # a warm-up step takes this much longer than the others, or as much less

@@ -8,12 +8,12 @@ from itertools import product
 from typing import NamedTuple
 
 from ppedu.core.dependencies import produces, requires
-from ppedu.core.timeline import Timeline
+from ppedu.sim.timeline import Timeline
 
 HALVINGS = 10  # of the range in which the least time lies by which messages arrive early
 
 
-class Clocks(NamedTuple):
+class ClockShifts(NamedTuple):
     """How far the clocks of a pipeline's ranks were off.
 
     shifts: by rank, the seconds that were added to its times; 0 on rank 0, and on all ranks if no message arrived
@@ -27,7 +27,7 @@ class Clocks(NamedTuple):
     early: float = 0.0
 
 
-def align(timelines: Sequence[Timeline], most: float = 0.0) -> Clocks:
+def align(timelines: Sequence[Timeline], most: float = 0.0) -> ClockShifts:
     """Return the shifts with which no action begins before a result that it needs exists, in all of the timelines.
 
     The clock of a rank may be too early by the shortest time of a message that it received, and too late by that of
@@ -63,9 +63,9 @@ def align(timelines: Sequence[Timeline], most: float = 0.0) -> Clocks:
     known = [r for r in range(ranks) if latest[r] < unbounded and earliest[r] > -unbounded]
     error = max((latest[r] - earliest[r] for r in known), default=None) if len(known) > 1 else None
     if all(bound[r][q] >= -1e-9 for r in range(ranks) for q in range(ranks)):
-        return Clocks((0.0,) * ranks, error, early)
+        return ClockShifts((0.0,) * ranks, error, early)
     shifts = [(latest[r] + earliest[r]) / 2 if r in known else 0.0 for r in range(ranks)]
-    return Clocks(tuple(shifts), None if error is None else error / 2, early)
+    return ClockShifts(tuple(shifts), None if error is None else error / 2, early)
 
 
 def _bounds(ranks: int, shortest: Mapping[tuple[int, int], float], early: float) -> list[list[float]]:

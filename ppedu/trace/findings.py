@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.simulate import simulate
+from ppedu.sim.simulate import simulate
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.predict import in_same_memory
 from ppedu.trace.replay import kind_of, usual_times

@@ -18,7 +18,7 @@ MOST_RANKS = 1 << 20  # of a job; more is damaged
 CURE = "give a dict of files, such as {0: 'a.json', 1: 'b.json'}, or {(replica, rank): file}"
 
 
-class Place(NamedTuple):
+class TracePlace(NamedTuple):
     """The place of a trace. rank: a number that orders the ranks of a replica. replica: None if it is unknown.
 
     stage: the place in the pipeline, which is the stage of ranges that name none; None if it is unknown.
@@ -38,10 +38,10 @@ class Source(NamedTuple):
     path: Path
     about: Mapping[str, Any]
     processes: Sequence[Hashable]
-    given: Place | None = None
+    given: TracePlace | None = None
 
 
-def find_places(sources: Sequence[Source]) -> list[list[Place]]:
+def find_places(sources: Sequence[Source]) -> list[list[TracePlace]]:
     """Return the place of each process of each file.
 
     What the caller says counts first, then what torch wrote into the trace, and then the numbers in the files' names.
@@ -56,7 +56,7 @@ def find_places(sources: Sequence[Source]) -> list[list[Place]]:
         raise ParseError(f"{str(merged.path)!r} holds {held}, other files hold more; give a file for each rank")
     if merged:
         order = sorted(merged.processes, key=lambda process: (type(process).__name__, process))
-        return [[Place(order.index(each), None, stage) for stage, each in enumerate(merged.processes)]]
+        return [[TracePlace(order.index(each), None, stage) for stage, each in enumerate(merged.processes)]]
     places = [source.given for source in sources if source.given] or _from_metadata(sources) or _from_names(sources)
     owners: dict[tuple[int | None, int], Path] = {}
     for source, place in zip(sources, places, strict=True):
@@ -70,7 +70,7 @@ def find_places(sources: Sequence[Source]) -> list[list[Place]]:
     return [[place] for place in places]
 
 
-def _from_metadata(sources: Sequence[Source]) -> list[Place]:
+def _from_metadata(sources: Sequence[Source]) -> list[TracePlace]:
     """Return the places that torch wrote into the traces; [] unless all have one."""
     ranks: list[Any] = [source.about.get("rank") for source in sources]
     if not all(type(rank) is int and 0 <= rank < MOST for rank in ranks):
@@ -79,10 +79,10 @@ def _from_metadata(sources: Sequence[Source]) -> list[Place]:
     if not all(groups):
         several = any(len(set(_groups(source.about, rank))) > 1 for source, rank in zip(sources, ranks, strict=True))
         order = sorted(ranks)
-        return [Place(rank, None, None if several else order.index(rank)) for rank in ranks]
+        return [TracePlace(rank, None, None if several else order.index(rank)) for rank in ranks]
     replicas = sorted(set(groups))
     return [
-        Place(group.index(rank), replicas.index(group), group.index(rank))
+        TracePlace(group.index(rank), replicas.index(group), group.index(rank))
         for rank, group in zip(ranks, groups, strict=True)
     ]
 
@@ -109,11 +109,11 @@ def _pipeline_group(about: Mapping[str, Any], rank: Any) -> tuple[int, ...]:
     return ()
 
 
-def _from_names(sources: Sequence[Source]) -> list[Place]:
+def _from_names(sources: Sequence[Source]) -> list[TracePlace]:
     """Return the places by the files' names: the number after "rank", or the only one that tells the files apart."""
     paths = [source.path for source in sources]
     if len(paths) == 1:
-        return [Place(0, None, 0)]
+        return [TracePlace(0, None, 0)]
     looks = (
         [LABELLED(path.name) for path in paths],
         [LABELLED(path.parent.name) for path in paths],
@@ -127,5 +127,5 @@ def _from_names(sources: Sequence[Source]) -> list[Place]:
         if alike and len(counted or apart) == 1:
             (ranks,) = counted or apart
             order = sorted(ranks)
-            return [Place(rank, None, order.index(rank)) for rank in ranks]
+            return [TracePlace(rank, None, order.index(rank)) for rank in ranks]
     raise ParseError(f"{str(paths[0])!r} does not say of which rank it is, and nor does its name; {CURE}")

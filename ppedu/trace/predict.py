@@ -12,13 +12,13 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import OVERLAP, Op
-from ppedu.core.costs import Costs, require_costs
 from ppedu.core.errors import PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule, require_schedule
-from ppedu.core.simulate import simulate
 from ppedu.core.tables import LINE
-from ppedu.core.timeline import Timeline
+from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
 from ppedu.trace.replay import Measured, travels, turns
 from ppedu.zoo.registry import published
 from ppedu.zoo.registry import schedule as named_schedule

@@ -25,7 +25,7 @@ from ppedu.core.files import named
 from ppedu.core.numeric import plural
 from ppedu.trace.events import Progress, entries
 from ppedu.trace.names import UNKNOWN, Names
-from ppedu.trace.places import CURE, Place, Source, find_places
+from ppedu.trace.places import CURE, Source, TracePlace, find_places
 from ppedu.trace.records import Record, worker_of
 
 STEP = re.compile(r"ProfilerStep#([0-9]{1,9})").fullmatch
@@ -193,7 +193,7 @@ class File:
 
 
 def read(
-    paths: Sequence[tuple[Place | None, str | os.PathLike[str]]], names: Names, progress: Progress | None = None
+    paths: Sequence[tuple[TracePlace | None, str | os.PathLike[str]]], names: Names, progress: Progress | None = None
 ) -> tuple[list[Record], list[str]]:
     """Return the records of the traces of all ranks, and remarks on what was left out.
 
@@ -219,7 +219,7 @@ def read(
     return records, [f"left out: {each}" for each in _in_words(left_out)]
 
 
-def _records(file: File, process: Any, place: Place, shift: float) -> Iterator[Record]:
+def _records(file: File, process: Any, place: TracePlace, shift: float) -> Iterator[Record]:
     """Yield the records of a rank, whose steps only "ProfilerStep#…" numbers. shift: added to the file's times."""
     worker = worker_of(place.rank, place.replica)
     inside: list[Range] = []  # ranges of actions that are not within another
@@ -243,7 +243,7 @@ def _records(file: File, process: Any, place: Place, shift: float) -> Iterator[R
                 yield found
 
 
-def _on_stage(action: Action, place: Place, file: File) -> Action:
+def _on_stage(action: Action, place: TracePlace, file: File) -> Action:
     """Return an action with its stage, which some names do not say: it is then the rank's place in its pipeline."""
     if action.stage != UNKNOWN:
         return action

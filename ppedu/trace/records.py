@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ppedu.core.actions import Action
-from ppedu.core.timeline import Timeline
+from ppedu.sim.timeline import Timeline
 
 MOST = 1 << 31  # the numbers of steps, replicas, ranks, stages and microbatches are smaller
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ppedu.core.actions import Action
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.schedule import Schedule
-from ppedu.core.timeline import Timeline
+from ppedu.sim.timeline import Timeline
 
 FEWEST = 3  # steps, to tell what is usual
 

@@ -13,20 +13,21 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ppedu.core.actions import Op
-from ppedu.core.costs import Costs
 from ppedu.core.errors import ParseError, SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.schedule import Schedule
-from ppedu.core.timeline import Span, Timeline
 from ppedu.core.validate import require_count
-from ppedu.trace import profiler, saved, table
+from ppedu.sim.costs import Costs
+from ppedu.sim.timeline import Span, Timeline
+from ppedu.trace import csv_table as table
+from ppedu.trace import profiler, saved
 from ppedu.trace.assemble import ROUNDING, SMALL, assemble, recognized
 from ppedu.trace.calibrate import Calibration, calibrate, settled, steps_in_words
-from ppedu.trace.clocks import Clocks, align
+from ppedu.trace.clocks import ClockShifts, align
 from ppedu.trace.events import Progress
 from ppedu.trace.names import Names
-from ppedu.trace.places import Place
+from ppedu.trace.places import TracePlace
 from ppedu.trace.records import MOST, Key, Recorded
 from ppedu.trace.replay import Grid, Measured, travels, usual_travels
 
@@ -46,7 +47,7 @@ class Run:
     Read one with `Run.load`. `only` chooses some of its steps or replicas, as another run.
 
     remarks: sentences on what was trimmed or left out while the trace was read, and on what looks wrong with it.
-    clocks: by replica, how far the clocks of its ranks were off; see `Clocks`.
+    clocks: by replica, how far the clocks of its ranks were off; see `ClockShifts`.
     warm_up: the steps in which the run was warming up, if they are known; found by their times if not.
     """
 
@@ -54,7 +55,7 @@ class Run:
         self,
         recorded: Mapping[Key, Recorded],
         remarks: Sequence[str] = (),
-        clocks: Mapping[int, Clocks] = {},
+        clocks: Mapping[int, ClockShifts] = {},
         warm_up: Sequence[int] | None = None,
     ):
         self.recorded, self.remarks, self.clocks = dict(recorded), tuple(remarks), dict(clocks)
@@ -70,7 +71,7 @@ class Run:
               wrote into them and from their names, unless a dict says it: {rank: file} or {(replica, rank): file};
             - a file saved with `Timeline.save`, or with `ppedu.view.save`, of one or several steps; of measured and
               simulated timelines in one file, the measured ones count;
-            - a CSV table with a line for each operation (see `ppedu.trace.table`);
+            - a CSV table with a line for each operation (see `ppedu.trace.csv_table`);
             - a folder with these files.
         progress: Called now and then with the part that has been read, from 0 to 1.
         names: What ranges or operations of other names are: regular expressions for whole names, each with an action
@@ -274,7 +275,7 @@ def _numbers(name: str, values: Any) -> set[int]:
     return {_number(name.removesuffix("s"), value) for value in values}
 
 
-def _placed(paths: Any) -> list[tuple[Place | None, str | os.PathLike[str]]]:
+def _placed(paths: Any) -> list[tuple[TracePlace | None, str | os.PathLike[str]]]:
     """Return the files, each with its place if `paths` says it; raise SettingError for anything else."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -290,13 +291,13 @@ def _placed(paths: Any) -> list[tuple[Place | None, str | os.PathLike[str]]]:
     return [(None, file) for path in files for file in _files(path)]
 
 
-def _place(key: Any) -> Place | None:
+def _place(key: Any) -> TracePlace | None:
     """Return the place that the key of a dict of files stands for; None if it stands for none."""
     match key:
         case int() if 0 <= key < MOST:
-            return Place(key, None, key)
+            return TracePlace(key, None, key)
         case (int() as replica, int() as rank) if all(0 <= each < MOST for each in (replica, rank)):
-            return Place(rank, replica, rank)
+            return TracePlace(rank, replica, rank)
     return None
 
 
@@ -312,7 +313,7 @@ def _files(path: File) -> list[File]:
     return [path]
 
 
-def _suspicions(timelines: Iterable[Timeline], clocks: Collection[Clocks]) -> Iterator[str]:
+def _suspicions(timelines: Iterable[Timeline], clocks: Collection[ClockShifts]) -> Iterator[str]:
     """Yield a remark on clocks that disagree, on times that are too long, and on a stage that may be missing.
 
     Without a stage after the last one, that one waits for its first backward in every step: for about a forward or
@@ -349,9 +350,9 @@ def _suspicions(timelines: Iterable[Timeline], clocks: Collection[Clocks]) -> It
         )
 
 
-def _aligned(recorded: dict[Key, Recorded], source: str) -> tuple[dict[Key, Recorded], dict[int, Clocks]]:
+def _aligned(recorded: dict[Key, Recorded], source: str) -> tuple[dict[Key, Recorded], dict[int, ClockShifts]]:
     """Return the same steps with the clocks of the ranks aligned, as far as messages tell."""
-    clocks: dict[int, Clocks] = {}
+    clocks: dict[int, ClockShifts] = {}
     found: dict[Key, Recorded] = {}
     for replica in sorted({replica for _, replica in recorded}):
         mine = {key: each for key, each in recorded.items() if key[1] == replica}

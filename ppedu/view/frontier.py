@@ -78,6 +78,11 @@ def _label(ax: Axes, names: dict[tuple[float, float], str]) -> None:
         ax.annotate(name, (x, y), xytext=(5, -down), textcoords="offset points", fontsize=8, va="center")
 
 
+def bundle(frontier: Frontier) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the MIME bundle with which a notebook displays a frontier."""
+    return Chart(frontier)._repr_mimebundle_()
+
+
 def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
     """Draw a frontier with matplotlib; see `Frontier.plot`."""
     from matplotlib import pyplot

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from html import escape
 
+from ppedu.core.files import write_text
 from ppedu.core.numeric import pretty
-from ppedu.core.timeline import Timeline
-from ppedu.view.interactive import Interactive
+from ppedu.sim.timeline import Timeline
+from ppedu.view.interactive import Interactive, display
 from ppedu.view.label import encodable
 from ppedu.view.script import script, style
 
@@ -42,6 +44,11 @@ mount(document.querySelector("main"), {state});
 </script>
 </html>
 """)
+
+
+def save_report(report: str, timeline: Timeline, outline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Write a page with a report, given as HTML, and the widget of a timeline. See `Autopsy.save`."""
+    write_text(path, page(display(timeline, outline), report))
 
 
 def _section(heading: str, timeline: Timeline) -> str:

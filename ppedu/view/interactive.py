@@ -17,21 +17,19 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from ppedu.core import hooks
 from ppedu.core.actions import SEND
-from ppedu.core.costs import Costs, require_costs
-from ppedu.core.differences import differences as find_differences
 from ppedu.core.errors import PipelineError, ScheduleError, SettingError
-from ppedu.core.files import write_bytes
 from ppedu.core.schedule import Schedule
-from ppedu.core.simulate import simulate, simulate_partial
-from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
-from ppedu.view import require_savable
+from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.simulate import simulate, simulate_partial
+from ppedu.sim.timeline import Timeline
+from ppedu.view.differences import differences as find_differences
 from ppedu.view.model import Data, Panel, Stack, require_lanes
-from ppedu.view.perfetto import chrome_trace
 from ppedu.view.script import script, style
 from ppedu.zoo import schedule
 
@@ -114,18 +112,7 @@ class Interactive:
             SettingError: the ending is none of these, or a picture needs matplotlib, which is not installed.
             PipelineError: the file cannot be written.
         """
-        ending = require_savable(path)
-        if ending == ".json":
-            content = chrome_trace(*(panel.timeline for panel in self.panels())).encode()
-        elif ending == ".html":
-            from ppedu.view.html import page
-
-            content = page(self if self.kind in ("show", "compare") else Interactive(*self.panels())).encode()
-        else:
-            from ppedu.view.plot import picture
-
-            content = picture(self.stack, ending[1:])
-        write_bytes(path, content)
+        hooks.call("save widget", self, path)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
         static = {"text/plain": self.text(), **static_picture(self.stack)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppedu.core.actions import Action, Op
 from ppedu.core.numeric import plural
-from ppedu.core.timeline import Timeline
+from ppedu.sim.timeline import Timeline
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel, Stack
 

@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from ppedu.core.costs import Costs
 from ppedu.core.errors import ParseError, PipelineError, SettingError
 from ppedu.core.numeric import plain
 from ppedu.core.placement import Placement
-from ppedu.core.simulate import simulate
-from ppedu.core.timeline import Timeline
+from ppedu.sim.costs import Costs
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
 from ppedu.view.explore import explore
 
 PLAYGROUND = "https://ppedu.github.io/ppedu/"

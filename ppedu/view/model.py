@@ -16,9 +16,9 @@ from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.per_link import each_link
-from ppedu.core.timeline import Span, Timeline
 from ppedu.core.validate import require_instance
+from ppedu.sim.per_link import each_link
+from ppedu.sim.timeline import Span, Timeline
 from ppedu.view.label import encodable
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 

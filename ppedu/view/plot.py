@@ -10,8 +10,8 @@ from typing import Any
 from ppedu.core.actions import Op
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import pretty
-from ppedu.core.timeline import Timeline
 from ppedu.core.validate import require_instance
+from ppedu.sim.timeline import Timeline
 from ppedu.view.label import label
 from ppedu.view.look import BARE_LANES, COLORS, LANES, MARK, MEMORY, PATH, ROW, paler, shade
 from ppedu.view.model import Panel, Stack, require_lanes

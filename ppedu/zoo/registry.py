@@ -29,7 +29,7 @@ MOST_ACTIONS = 1000  # per stage and microbatch; a generator that yields more is
 
 
 @dataclass(frozen=True)
-class Entry:
+class Registered:
     """A registered schedule: its generator, the placement of its stages, and the facts about it.
 
     generator: called with a rank, the ranks, the microbatches and the options; returns the rank's actions in order.
@@ -46,7 +46,7 @@ class Entry:
     forward_only: bool = False
 
 
-_entries: dict[str, Entry] = {}
+_entries: dict[str, Registered] = {}
 
 
 def register(
@@ -80,7 +80,7 @@ def register(
             raise SettingError(f"{name!r} needs a generator(rank, ranks, microbatches); got {generator!r}") from None
         if name in published() and not _is_published(generator):
             raise SettingError(f"{name!r} is the name of a published schedule; register yours under another name")
-        _entries[name] = Entry(generator, placement, chunks, facts, forward_only)
+        _entries[name] = Registered(generator, placement, chunks, facts, forward_only)
         return generator
 
     return remember
@@ -91,7 +91,7 @@ def _is_published(generator: Generator) -> bool:
     return str(getattr(generator, "__module__", None)).startswith("ppedu.zoo.")
 
 
-def published() -> dict[str, Entry]:
+def published() -> dict[str, Registered]:
     """Return the entries of the published schedules by name, the simplest first."""
     return {name: entry for name, entry in _entries.items() if _is_published(entry.generator)}
 
@@ -113,7 +113,7 @@ def require_even(name: str, what: str, count: int) -> None:
         raise SettingError(f"{name} needs an even number of {what}; got {count} — try {nearest}")
 
 
-class Names(tuple[str, ...]):
+class NameTable(tuple[str, ...]):
     """Names of registered schedules. They print and display as a table of the facts about each schedule.
 
     In a terminal too narrow for the table, they print as a list with one fact on a line.
@@ -172,12 +172,12 @@ def _without_type(parameter: inspect.Parameter) -> str:
     return str(parameter.replace(annotation=inspect.Parameter.empty))
 
 
-def schedules() -> Names:
+def schedules() -> NameTable:
     """Return the names of all registered schedules: the published ones, the simplest first, then those of the user.
 
     Printed, or at the end of a notebook's cell, they are a table of the facts about each schedule.
     """
-    return Names(_entries)
+    return NameTable(_entries)
 
 
 def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
@@ -192,7 +192,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedu
     return build(name, require_registered(name), ranks, microbatches, options)
 
 
-def require_registered(name: object) -> Entry:
+def require_registered(name: object) -> Registered:
     """Return the entry of the schedule `name`; raise SettingError if it is not the name of a registered schedule."""
     if isinstance(name, str) and name in _entries:
         return _entries[name]
@@ -204,7 +204,7 @@ def require_registered(name: object) -> Entry:
 
 
 @without_gc()
-def build(name: str, entry: Entry, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
+def build(name: str, entry: Registered, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
     """Return the schedule of an entry, registered or not, under the name `name`.
 
     options: keyword arguments of the entry's generator.

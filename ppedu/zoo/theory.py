@@ -18,11 +18,11 @@ from numbers import Rational
 from typing import Any, NamedTuple
 
 from ppedu.core.actions import Op
-from ppedu.core.costs import Costs, require_costs
 from ppedu.core.errors import SettingError
 from ppedu.core.numeric import Number, plain, pretty
-from ppedu.core.per_link import PerLink
 from ppedu.core.validate import require_count, require_number, require_size
+from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.per_link import PerLink
 from ppedu.zoo.facts import letters_of, split, text
 from ppedu.zoo.registry import facts_of, published
 
@@ -259,8 +259,7 @@ def _latency(costs: Costs) -> Number:
             raise SettingError(f"formulas are for equal links; give one number for {name}, not {cost!r}, or simulate")
     if costs.links != "free":
         raise SettingError("formulas are for messages that do not wait for each other; leave out links, or simulate")
-    time: Number = costs.delay(0, 1)
-    return time
+    return costs.delay(0, 1)
 
 
 def _times(costs: Costs, ranks: int) -> dict[str, list[Number]]:

@@ -506,7 +506,7 @@ def test_a_saved_lesson_is_read_without_a_kernel_and_without_trust(untrusting, l
 def test_the_culprit_is_accused_by_a_click_or_with_the_keyboard(notebook):
     page = notebook(
         [
-            "from ppedu.notebook.exercises.lesson_04 import lineup\nsuspects = lineup()\nsuspects",
+            "from ppedu.course.exercises.lesson_04 import lineup\nsuspects = lineup()\nsuspects",
             "from ppedu.notebook import check_answer\ncheck_answer('04.1', suspects.verdicts)",
         ]
     )

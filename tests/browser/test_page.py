@@ -18,7 +18,7 @@ from playwright.sync_api import expect
 
 import ppedu as pp
 from ppedu.core.numeric import pretty
-from ppedu.notebook.exercises.lesson_04 import lineup
+from ppedu.course.exercises.lesson_04 import lineup
 from ppedu.view.look import COLORS, DARKER, LIGHTER, PALE, PATH
 from ppedu.view.script import script, style
 

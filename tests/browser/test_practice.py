@@ -3,7 +3,7 @@
 from opened import picture
 
 CELLS = [
-    "from dataclasses import replace\nfrom ppedu.notebook import *\nfrom ppedu.notebook.exercises import EXERCISES\n"
+    "from dataclasses import replace\nfrom ppedu.notebook import *\nfrom ppedu.course.exercises import EXERCISES\n"
     "EXERCISES['05.1'] = replace(EXERCISES['05.1'], hints=('How long is the warm-up?', 'Count the ranks after it.'))\n"
     "predict('one piece', 20, 120)\npredict('the longest wait', ['rank 0', 'rank 3', 'all the same'])",
     "outcome('one piece', 96)\noutcome('the longest wait', 'rank 3')",

@@ -25,9 +25,7 @@ def test_a_rehearsal_is_stepped_through_with_the_number_and_played(notebook):
     card.get_by_text("Deadlock: rank 0 waits for rank 1, and rank 1 waits for rank 0.").wait_for()
 
 
-CHOOSE = (
-    "from ppedu.notebook.menu import choose\nchoose(['one', 'two', 'three'], lambda name: print(f'this is {name}'))"
-)
+CHOOSE = "from ppedu.course.menu import choose\nchoose(['one', 'two', 'three'], lambda name: print(f'this is {name}'))"
 
 
 def test_controls_keep_the_keys_of_the_notebook(notebook):

@@ -10,7 +10,7 @@ import pytest
 
 from ppedu.cli.grade import needed
 from ppedu.cli.main import main
-from ppedu.notebook.exercises import find_fault
+from ppedu.course.exercises import find_fault
 
 ROOT = Path(__file__).parents[2]
 LESSONS = [path for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if path.name[:2] != "00"]
@@ -203,7 +203,7 @@ def test_the_leaderboard_ranks_by_the_mean_and_puts_schedules_that_do_not_fit_la
 
 def test_the_interpreter_is_handed_out_without_what_it_does_for_each_action(capsys):
     assert main(["assignment", "tiny", "--out", "."]) == 0
-    whole, rest = lines((ROOT / "ppedu/run/tiny.py").read_text()), lines(Path("tiny.py").read_text())
+    whole, rest = lines((ROOT / "ppedu/course/by_hand/tiny.py").read_text()), lines(Path("tiny.py").read_text())
     assert rest - whole == {"...  # yours"}
     removed = whole - rest
     assert "y = modules[stage](x)" in removed and "receives[op[-1], stage, m] = dist.irecv(" in "\n".join(removed)
@@ -220,6 +220,8 @@ def test_the_program_that_tries_the_interpreter_ends_if_nothing_is_filled_in(cap
 
 @pytest.mark.slow
 def test_the_program_accepts_the_interpreter_itself():
-    done = subprocess.run([sys.executable, "-m", "ppedu.run.try_tiny"], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-m", "ppedu.course.by_hand.try_tiny"], capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" right\n") == 5

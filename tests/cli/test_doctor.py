@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ppedu.cli import checkup
-from ppedu.cli.checkup import Check, Checkup, doctor
+from ppedu.cli.checkup import Checked, Checkup, doctor
 from ppedu.core.errors import RankError
-from ppedu.notebook import resources
+from ppedu.launch import resources
 
 ROOT = Path(__file__).parents[2]
 READY = checkup._Answer(["2.13.0", json.dumps([True, []])], "")
@@ -25,7 +25,7 @@ def found(monkeypatch):
 
     def look(name, answer=READY, ranks=lambda *_, **__: None):
         monkeypatch.setattr(checkup, "_query_torch", lambda: answer)
-        monkeypatch.setattr("ppedu.notebook.pool.RankPool.run", ranks)
+        monkeypatch.setattr("ppedu.launch.pool.RankPool.run", ranks)
         checks = {check.name: check for check in doctor().checks}
         assert all("\n" not in check.text for check in checks.values())
         return checks[name]
@@ -159,7 +159,7 @@ def test_missing_packages_are_named(found, monkeypatch):
         return there(name)
 
     monkeypatch.setattr(checkup, "version", version)
-    assert found("widgets") == Check(
+    assert found("widgets") == Checked(
         "widgets", False, "no anywidget; pip install 'ppedu[lab]', then restart the kernel"
     )
     assert found("matplotlib").ok
@@ -180,7 +180,7 @@ def test_every_release_of_torch_from_the_oldest_on_is_fine_and_the_line_says_whe
 
 
 def test_one_failed_check_fails_the_report():
-    well, ill = Check("a", True, "1"), Check("b", False, "2; do this")
+    well, ill = Checked("a", True, "1"), Checked("b", False, "2; do this")
     assert Checkup((well,)).ok and not Checkup((well, ill)).ok
     assert str(Checkup((well, ill))).splitlines()[1] == "!   b           2; do this"
 

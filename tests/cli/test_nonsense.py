@@ -48,7 +48,7 @@ def folder(tmp_path, monkeypatch):
     def start(*_, **__):
         raise Accepted
 
-    monkeypatch.setattr("ppedu.notebook.pool.RankPool.run", start)
+    monkeypatch.setattr("ppedu.launch.pool.RankPool.run", start)
     monkeypatch.setattr(os, "execv", start)
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ppedu.run.versions import lack
+from ppedu.engine.ranks.versions import lack
 
 
 def needs(feature):
-    """Return the mark that skips a test on releases that lack a feature of `ppedu.run.versions`."""
+    """Return the mark that skips a test on releases that lack a feature of `ppedu.engine.ranks.versions`."""
     return pytest.mark.skipif(bool(lack(feature)), reason=lack(feature))

@@ -17,7 +17,7 @@ schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 from releases import needs  # noqa: E402 (it imports torch)
 
-from ppedu.run.versions import TORCHS_ORDERS  # noqa: E402
+from ppedu.engine.ranks.versions import TORCHS_ORDERS  # noqa: E402
 
 
 def to_torch(action):

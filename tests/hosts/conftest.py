@@ -46,7 +46,7 @@ def nothing_left(network: Network) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared_pool(network: Network) -> Iterator[Any]:
-    from ppedu.notebook.pool import RankPool
+    from ppedu.launch.pool import RankPool
 
     pool = RankPool(on="ssh:alpha,beta")
     yield pool

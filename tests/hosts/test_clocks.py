@@ -5,7 +5,7 @@ import json
 STEP = """
     import json, os, sys, time, torch, torch.distributed as dist
     import ppedu as pp
-    from ppedu.run import clock
+    from ppedu.engine import clock
 
     dist.init_process_group("gloo")
     """
@@ -36,7 +36,7 @@ def test_clocks_that_differ_by_an_hour_are_aligned(on_hosts):
 
 def test_each_rank_knows_how_far_its_clock_is_from_rank_0s(on_hosts):
     program = f"""{STEP}
-    from ppedu.run.comm import PipelineGroup
+    from ppedu.engine.ranks.comm import PipelineGroup
     group = PipelineGroup.of(None)
     machines = [0] * group.size
     dist.all_gather_object(machines, clock.machine())

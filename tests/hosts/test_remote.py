@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ppedu.core.errors import PipelineError, RankError, SettingError
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 
 SUM = """
     import os, torch, torch.distributed as dist
@@ -36,7 +36,7 @@ def test_each_rank_runs_on_its_host(on_hosts, network):
 
 
 def test_values_and_programs_travel(two_hosts, network, tmp_path):
-    from ppedu.notebook.exchange import INPUTS, pickled, read_results, write_private
+    from ppedu.launch.exchange import INPUTS, pickled, read_results, write_private
 
     folder = tmp_path / "run"
     two_hosts.make_folder(folder)
@@ -61,7 +61,7 @@ def test_long_output_arrives_complete_and_in_order(on_hosts):
 
 
 def test_output_after_a_large_value_arrives_with_it(two_hosts, tmp_path):
-    from ppedu.notebook.exchange import read_results
+    from ppedu.launch.exchange import read_results
 
     folder, printed = tmp_path / "run", []
     two_hosts.make_folder(folder)
@@ -116,7 +116,7 @@ def test_command_lines_and_logs_hold_no_secret(on_hosts, network):
         print(subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout)
         """
     printed = "".join(on_hosts(program, 2))
-    assert "ppedu.notebook.hosts.relay" in printed and "swordfish" not in printed
+    assert "ppedu.launch.hosts.relay" in printed and "swordfish" not in printed
     assert not re.search(r"\b[0-9a-f]{32}\b", "\n".join(each for each in printed.splitlines() if "relay" in each))
 
 

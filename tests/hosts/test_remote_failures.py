@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ppedu.core.errors import PipelineError, RankError
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 
 # Ranks 0 and 1 say that they are connected, then exchange messages until something happens.
 FOREVER = """
@@ -269,7 +269,7 @@ def test_nothing_is_left_when_the_notebook_is_killed(network, nothing_left, tmp_
     program = tmp_path / "forever.py"
     program.write_text(textwrap.dedent(FOREVER))
     source = f"""
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 import sys
 pool = RankPool(on="ssh:alpha,beta")
 pool.start()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ppedu.core.errors import PipelineError, RankError
-from ppedu.notebook.jobs import Job, save
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.jobs import Job, save
+from ppedu.launch.pool import RankPool
 
 TOOLS = ("munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch")
 
@@ -120,7 +120,7 @@ def test_ranks_run_in_a_job_which_ends_with_the_pool(slurm, ranks):
 
 def test_the_job_ends_when_the_notebook_is_killed(slurm, tmp_path):
     source = """
-from ppedu.notebook.pool import RankPool
+from ppedu.launch.pool import RankPool
 pool = RankPool(on="slurm")
 pool.run("this", 1, module=True, write=lambda *_: None)
 print("ran", flush=True)

@@ -103,8 +103,8 @@ def test_each_exercise_is_followed_by_its_folded_solution(lesson):
 
 
 def test_a_part_of_the_learners_own_file_is_saved_unfinished_with_its_hints_and_its_solution(lesson):
-    from ppedu.notebook.exercises import EXERCISES
-    from ppedu.notebook.exercises.parts import part_of
+    from ppedu.course.exercises import EXERCISES
+    from ppedu.course.exercises.parts import part_of
 
     for place in _tagged(lesson, "part"):
         part, solution, hints = lesson.cells[place : place + 3]
@@ -207,7 +207,7 @@ def test_links_lead_to_lessons_or_to_the_web(page):
 
 
 def test_every_exercise_has_hints_and_one_is_harder(lesson):
-    from ppedu.notebook.exercises import EXERCISES
+    from ppedu.course.exercises import EXERCISES
 
     text = "\n".join(cell.source for cell in lesson.cells)
     for place in _tagged(lesson, "exercise"):

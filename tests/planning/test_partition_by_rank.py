@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from strategies import often
 
 import ppedu as pp
-from ppedu.core.partition import by_cost
 from ppedu.planning.memory import InFlight
 from ppedu.planning.partition import Cutting
+from ppedu.sim.partition import by_cost
 from ppedu.zoo.registry import published
 
 NAMES = [name for name, entry in published().items() if not entry.forward_only]

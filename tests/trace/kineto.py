@@ -5,7 +5,7 @@ import json
 import random
 
 import ppedu as pp
-from ppedu.trace.drawn import Job
+from ppedu.course.drawn import DrawnJob
 from ppedu.trace.records import rank_of
 
 START = 1_700_000_000_000_000  # microseconds
@@ -29,7 +29,7 @@ def kineto(path, rank, events, text=None, groups=None):
 def drawn(name="1f1b", ranks=2, microbatches=4, **settings):
     """Return a job of few steps, in milliseconds that survive the rounding of a trace."""
     settings = {"replicas": 1, "steps": 3, "noise": 0.05, "latency": 0.002, "overhead": 0.0, "tail": ()} | settings
-    return Job(pp.schedule(name, ranks, microbatches), **settings)
+    return DrawnJob(pp.schedule(name, ranks, microbatches), **settings)
 
 
 def by_rank(job):

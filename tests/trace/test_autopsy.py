@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from strategies import often, sample
 
 import ppedu as pp
-from ppedu.notebook.exercises.finale import Case
-from ppedu.trace import table
-from ppedu.trace.drawn import PLANTED, Job
+from ppedu.course.drawn import PLANTED, DrawnJob
+from ppedu.course.exercises.finale import Case
+from ppedu.trace import csv_table as table
 from ppedu.trace.records import Record
 from ppedu.trace.replay import Measured, travels
 
@@ -40,7 +40,7 @@ def draw(seed, **settings):
         "skew": chance.choice([0, 0, 0.02]),
         "warm_up": chance.choice([0, 2]),
     }
-    return Job(schedule, steps=8, planted=planted, seed=seed, **{**drawn, **settings})
+    return DrawnJob(schedule, steps=8, planted=planted, seed=seed, **{**drawn, **settings})
 
 
 def load(job, folder):
@@ -84,8 +84,10 @@ def test_the_causes_sum_to_the_idle_time_of_the_table(tmp_path, seed):
 
 @pytest.mark.parametrize("always", [False, True])
 def test_a_straggler_is_named_with_its_steps(tmp_path, always):
-    job = Job(pp.schedule("1f1b", 4, 8), replicas=3, steps=10, planted="slow worker", always=always, by=0.6, seed=3)
-    chance = random.Random(3)  # as in `Job.records`
+    job = DrawnJob(
+        pp.schedule("1f1b", 4, 8), replicas=3, steps=10, planted="slow worker", always=always, by=0.6, seed=3
+    )
+    chance = random.Random(3)  # as in `DrawnJob.records`
     replica, rank = chance.randrange(3), chance.randrange(4)
     autopsy = load(job, tmp_path).autopsy()
     (straggler,) = autopsy.stragglers
@@ -97,7 +99,7 @@ def test_a_straggler_is_named_with_its_steps(tmp_path, always):
 
 def test_a_slow_worker_is_replayed_and_predicted_by_itself(tmp_path):
     """Costs of one replica from the even steps, for its odd ones; messages and pauses vary, too."""
-    job = Job(pp.schedule("1f1b", 4, 8), steps=40, planted="slow worker", always=True, by=0.5, noise=0.015, seed=6)
+    job = DrawnJob(pp.schedule("1f1b", 4, 8), steps=40, planted="slow worker", always=True, by=0.5, noise=0.015, seed=6)
     run = load(job, tmp_path)
     for replica in run.replicas:
         costs = run.only(steps=range(0, 40, 2), replicas=[replica]).costs()
@@ -109,7 +111,7 @@ def test_a_slow_worker_is_replayed_and_predicted_by_itself(tmp_path):
 
 
 def test_microbatches_of_unlike_length_are_named(tmp_path):
-    job = Job(pp.schedule("1f1b", 4, 8), replicas=1, steps=60, planted="variation", by=0.3, seed=2)
+    job = DrawnJob(pp.schedule("1f1b", 4, 8), replicas=1, steps=60, planted="variation", by=0.3, seed=2)
     run = load(job, tmp_path)
     assert median(abs(run.replay(step).makespan / run.timeline(step).makespan - 1) for step in run.steps) <= 0.008
     known = run.only(steps=range(0, 60, 2))
@@ -134,8 +136,8 @@ def test_a_single_long_action_is_named():
 def test_what_even_stages_would_save_is_what_even_stages_take(tmp_path):
     """The oracle is a run that was drawn with even stages of the same sum."""
     schedule = pp.schedule("1f1b", 4, 8)
-    long = Job(schedule, forward=(0.06, 0.06, 0.06, 0.12), backward=(0.12, 0.12, 0.12, 0.24), noise=0, seed=1)
-    even = Job(schedule, forward=0.075, backward=0.15, noise=0, seed=1)
+    long = DrawnJob(schedule, forward=(0.06, 0.06, 0.06, 0.12), backward=(0.12, 0.12, 0.12, 0.24), noise=0, seed=1)
+    even = DrawnJob(schedule, forward=0.075, backward=0.15, noise=0, seed=1)
     saved = load(long, tmp_path).autopsy().saved["imbalance"]
     lengths = [load(job, tmp_path).autopsy().step for job in (long, even)]
     assert saved == pytest.approx(1 - lengths[1] / lengths[0], abs=1e-3)

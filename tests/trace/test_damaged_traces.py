@@ -10,7 +10,7 @@ from kineto import by_rank, drawn, event, events_of, kineto, shuffled
 from strategies import sample
 
 import ppedu as pp
-from ppedu.trace import table
+from ppedu.trace import csv_table as table
 
 WRONG = [
     None,

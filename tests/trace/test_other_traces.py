@@ -10,7 +10,7 @@ import pytest
 from kineto import START, by_rank, drawn, event, events_of, kineto, shuffled
 
 import ppedu as pp
-from ppedu.trace import table
+from ppedu.trace import csv_table as table
 
 
 def assert_is(run, job, steps=None):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import ppedu as pp
-from ppedu.trace import table
-from ppedu.trace.drawn import Job
+from ppedu.course.drawn import DrawnJob
+from ppedu.trace import csv_table as table
 
 
 def load(job, folder):
@@ -20,13 +20,13 @@ def load(job, folder):
 @pytest.mark.parametrize("forward", [0.06, (0.06, 0.08, 0.05, 0.1)])
 def test_another_schedule(tmp_path, name, forward):
     times = {"noise": 0.03, "latency": 0.002, "overhead": 0.001}
-    old = Job(pp.schedule("1f1b", 4, 8), replicas=1, steps=20, forward=forward, **times)
+    old = DrawnJob(pp.schedule("1f1b", 4, 8), replicas=1, steps=20, forward=forward, **times)
     schedule = pp.schedule(name, 4, 8)
     parts = schedule.stages // 4
     stages = [forward] * 4 if isinstance(forward, float) else list(forward)
     cut = [time / parts for time in stages for _ in range(parts)]
     backward = [0.12 / parts] * schedule.stages
-    new = Job(schedule, replicas=1, steps=20, forward=cut, backward=backward, seed=9, **times)
+    new = DrawnJob(schedule, replicas=1, steps=20, forward=cut, backward=backward, seed=9, **times)
     prediction = load(old, tmp_path).predict(schedule)
     measured = load(new, tmp_path)
     truth = measured.timeline().makespan
@@ -41,7 +41,7 @@ def test_the_interval_holds_nine_of_ten_steps(tmp_path, planted, by):
     """The first 200 steps predict the other 200, in each of four runs."""
     held = []
     for seed in range(4):
-        job = Job(
+        job = DrawnJob(
             pp.schedule("1f1b", 4, 8),
             replicas=1,
             steps=400,
@@ -87,8 +87,8 @@ def test_emulated_stages(ranks, tmp_path):
 
 def test_other_microbatches(tmp_path):
     times = {"noise": 0.02, "latency": 0.002, "replicas": 1}
-    run = load(Job(pp.schedule("1f1b", 4, 8), steps=20, **times), tmp_path)
-    truth = load(Job(pp.schedule("1f1b", 4, 16), steps=20, seed=5, **times), tmp_path).timeline().makespan
+    run = load(DrawnJob(pp.schedule("1f1b", 4, 8), steps=20, **times), tmp_path)
+    truth = load(DrawnJob(pp.schedule("1f1b", 4, 16), steps=20, seed=5, **times), tmp_path).timeline().makespan
     prediction = run.predict(pp.schedule("1f1b", 4, 16))
     assert prediction.makespan == pytest.approx(truth, rel=0.01)
     assert prediction.assumptions == ("the 16 microbatches are as large as the run's 8",)
@@ -101,7 +101,9 @@ def test_other_layers(tmp_path):
     def job(layers, **more):
         forward = [0.01 * count for count in layers]
         forward[-1] += 0.03
-        return Job(pp.schedule("1f1b", 4, 8), forward=forward, backward=[2 * each for each in forward], **times, **more)
+        return DrawnJob(
+            pp.schedule("1f1b", 4, 8), forward=forward, backward=[2 * each for each in forward], **times, **more
+        )
 
     run = load(job([8, 8, 8, 8]), tmp_path)
     truth = load(job([9, 9, 8, 6], seed=2), tmp_path).timeline().makespan
@@ -123,7 +125,7 @@ def test_other_layers(tmp_path):
 
 
 def test_costs_that_are_given_replace_assumptions(tmp_path):
-    run = load(Job(pp.schedule("1f1b", 4, 8), replicas=1, steps=5, noise=0), tmp_path)
+    run = load(DrawnJob(pp.schedule("1f1b", 4, 8), replicas=1, steps=5, noise=0), tmp_path)
     known = run.costs()
     given = replace(known, weight=tuple(time / 4 for time in known.backward))
     prediction = run.predict("zb-h1", costs=given)
@@ -135,16 +137,16 @@ def test_costs_that_are_given_replace_assumptions(tmp_path):
 def test_costs_of_the_new_stages(tmp_path):
     """With what another run showed of its stages, no assumption about them is left."""
     times = {"noise": 0.02, "latency": 0.002, "replicas": 1, "steps": 20}
-    run = load(Job(pp.schedule("1f1b", 4, 8), **times), tmp_path)
+    run = load(DrawnJob(pp.schedule("1f1b", 4, 8), **times), tmp_path)
     stages = {"forward": [0.01, 0.03] * 4, "backward": [0.05, 0.06] * 4}
-    other = load(Job(pp.schedule("interleaved", 4, 8), seed=3, **stages, **times), tmp_path)
+    other = load(DrawnJob(pp.schedule("interleaved", 4, 8), seed=3, **stages, **times), tmp_path)
     prediction = run.predict("interleaved", costs=other.costs())
     assert prediction.makespan == pytest.approx(other.timeline().makespan, rel=0.01)
     assert prediction.assumptions == ("the costs that were given",)
 
 
 def test_wrong_costs(tmp_path):
-    run = load(Job(pp.schedule("1f1b", 4, 8), replicas=1, steps=2), tmp_path)
+    run = load(DrawnJob(pp.schedule("1f1b", 4, 8), replicas=1, steps=2), tmp_path)
     with pytest.raises(pp.SettingError, match="costs of 3 stages; the run has 4, and interleaved 8"):
         run.predict("interleaved", costs=pp.Costs([1, 2, 3]))
     with pytest.raises(pp.SettingError, match="costs of 3 stages"):
@@ -157,7 +159,7 @@ def test_wrong_costs(tmp_path):
 
 
 def test_wrong_questions(tmp_path):
-    run = load(Job(pp.schedule("1f1b", 4, 8), replicas=1, steps=2), tmp_path)
+    run = load(DrawnJob(pp.schedule("1f1b", 4, 8), replicas=1, steps=2), tmp_path)
     with pytest.raises(pp.SettingError, match="the run has 4 ranks and 1f1b 2"):
         run.predict(pp.schedule("1f1b", 2, 8))
     with pytest.raises(pp.SettingError, match="unknown schedule"):

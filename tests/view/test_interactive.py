@@ -9,9 +9,9 @@ import pytest
 from strategies import slow
 
 import ppedu as pp
-from ppedu.board import results
-from ppedu.board.levels import LEVELS
 from ppedu.core.actions import SEND
+from ppedu.course.board import results
+from ppedu.course.board.levels import LEVELS
 from ppedu.view import interactive
 from ppedu.zoo.registry import published
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 import ppedu as pp
-from ppedu.notebook.exercises.lesson_04 import drawn
+from ppedu.course.exercises.lesson_04 import drawn
 from ppedu.view.lineup import Lineup
 
 LEGAL = "0F0 ·   ·   0B0\n·   1F0 1B0 ·"

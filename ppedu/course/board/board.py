@@ -1,0 +1,391 @@
+"""The puzzle's board: a schedule made by hand, one action at a time. An action that cannot be next is refused.
+
+A *move* places one action at the end of a rank's order. The board does not know how it is displayed. The placed actions
+are an ordinary Schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fractions import Fraction
+from functools import cached_property
+from itertools import chain, product
+from typing import Any
+
+from ppedu.core.actions import COMPUTE, Action, B, I, Op, W, overlap
+from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.errors import ParseError, ScheduleError, SettingError
+from ppedu.core.numeric import Number, exact, plural, pretty
+from ppedu.core.placement import Placement
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.validate import require_count, require_instance, require_number, require_rank
+from ppedu.course.board.completion import activations, can_end, remaining, require_completable, undo_advice
+from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.simulate import simulate, simulate_partial
+from ppedu.sim.timeline import Gap, Span, Timeline
+
+
+class Board:
+    """A schedule under construction: each move places an action at the end of its rank's order, and can be undone.
+
+    placement, microbatches: those of the schedule. The board is complete once every microbatch has passed every stage.
+    costs: the times of the actions, and the activations that they hold, as in `simulate`.
+    memory: the most activations that a rank may hold; None for no limit. The unit is that of `costs.activation`: by
+        default 1 is one microbatch's activations in one rank's share of the model.
+    split: True for backwards in two halves, I and W; False for full backwards, B; None for either.
+    pairs: whether a forward and a full backward may be placed as an overlapped pair, such as (0F1;3B0)OVERLAP_F_B.
+    start: actions that are placed from the beginning and cannot be undone, in an order in which they can be placed.
+    par: the complete schedule to compare with; the attribute `par` is its timeline.
+    name: the name of the schedule.
+
+    An action can only be placed once its dependencies have been placed. So the order of the moves is a global order in
+    which every rank can make progress, and no board deadlocks. With a limit on memory a board can reach a position from
+    which it cannot be completed (`stuck`, `finish`).
+
+    Raises:
+        SettingError: a setting is invalid, memory is too small for one microbatch, or par does not fit the board.
+        ScheduleError: `start` cannot be placed, or leaves no way to complete the board.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        microbatches: int,
+        costs: Costs | None = None,
+        memory: Number | None = None,
+        split: bool | None = False,
+        pairs: bool = False,
+        start: Iterable[Action | str] = (),
+        par: Schedule | None = None,
+        name: str = "mine",
+    ):
+        require_instance("placement", placement, Placement, "a Placement, such as Placement.make('loop', 4)")
+        if memory is not None:
+            require_number("memory", memory, lambda memory: memory < math.inf, "a number of activations, or None")
+        if require_costs(costs).recompute:
+            raise SettingError("a board does not recompute activations; leave out recompute")
+        if require_costs(costs).links != "free":
+            raise SettingError("a board has no messages that occupy their links; leave out links")
+        if split not in (False, True, None):
+            raise SettingError(f"split must be True, False, or None for either; got {split!r}")
+        self.placement, self.microbatches = placement, require_count("microbatches", microbatches)
+        self.costs, self.memory, self.split, self.pairs, self.name = require_costs(costs), memory, split, pairs, name
+        self.ops = {False: "FB", True: "FIW", None: "FBIW"}[split]
+        self.limit = math.inf if memory is None else exact(memory)
+        weights = self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks)
+        self.weights = list(map(exact, weights))  # a microbatch's activations in each stage
+        kept = exact(self.costs.weight_memory)
+        self._allocates = {Op.F: Fraction(1), Op.B: Fraction(-1), Op.I: kept - 1, Op.W: -kept}
+        self._alphabet: list[list[Action]] = [[] for _ in range(placement.ranks)]  # all that a rank could run but pairs
+        for op, microbatch, stage in product(self.ops, range(self.microbatches), range(placement.stages)):
+            self._alphabet[placement.rank(stage, microbatch)].append(Action(stage, Op(op), microbatch))
+        self._start: tuple[Action, ...] = ()
+        self._steps: list[tuple[Action, ...]] = []  # the units of `undo`: an action, or all that `finish` placed
+        self._undone: list[tuple[Action, ...]] = []
+        self._replay()
+        if not can_end(self, ()):
+            raise SettingError(f"memory for {activations(memory)} is not enough for one microbatch; allow more")
+        for action in start:
+            self.extend([self._require_placeable(action)])
+        self._start, self._steps = self.moves, []
+        require_completable(self)
+        self.par = None if par is None else self._timeline_of_par(par)
+
+    def _timeline_of_par(self, par: Schedule) -> Timeline:
+        """Return the timeline of par. Raise SettingError unless it can be placed on this board."""
+        require_schedule("par", par)
+        if (par.placement, par.microbatches) != (self.placement, self.microbatches):
+            raise SettingError(f"par must have the placement and the microbatches of the board; got {par!r}")
+        timeline = simulate(par, self.costs)
+        try:
+            self.with_start(par.orders[rank][index] for rank, index in par.replay.steps)
+        except ScheduleError as error:
+            raise SettingError(f"par cannot be placed on this board: {error}") from None
+        return timeline
+
+    def with_start(self, start: Iterable[Action]) -> Board:
+        """Return a board with the same rules but without par, on which the actions in `start` are placed."""
+        return Board(self.placement, self.microbatches, self.costs, self.memory, self.split, self.pairs, start)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self.placement.ranks
+
+    @property
+    def moves(self) -> tuple[Action, ...]:
+        """All placed actions, in the order in which they were placed."""
+        return (*self._start, *chain.from_iterable(self._steps))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The placed actions as a schedule. Once complete, it can be checked, simulated, run and exported."""
+        return Schedule(self.name, self.placement, self.microbatches, tuple(map(tuple, self._orders)))
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The timeline of the placed actions, by simulation."""
+        return simulate_partial(self.schedule, self.costs)
+
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """Return all actions that `rank` could run, placed or not, without pairs.
+
+        Where a backward may be full or split, B, I and W of each microbatch are listed.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        return tuple(self._alphabet[require_rank(rank, self.ranks)])
+
+    def is_left(self, action: Action) -> bool:
+        """Return whether neither `action`, not a pair, nor one that does all or half of its work has been placed."""
+        return not any(self._duplicates(action))
+
+    def left(self, rank: int) -> tuple[Action, ...]:
+        """Return the actions that still have to be placed on `rank`, without pairs.
+
+        A backward that may be split counts as one B until its I is placed, and then as its W.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        left = list(filter(self.is_left, self.actions(rank)))
+        return tuple(each for each in left if self.split is not None or each.op in "FB" or self._is_half_done(each))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all actions have been placed."""
+        return not any(map(self.left, range(self.ranks)))
+
+    def choices(self, rank: int) -> tuple[Action, ...]:
+        """Return all actions that can be placed next on `rank`: forwards, backwards, then pairs, each by microbatch.
+
+        Raises:
+            SettingError: there is no such rank.
+        """
+        alphabet = self._alphabet[require_rank(rank, self.ranks)]
+        singles = [action for action in alphabet if not any(self._refusals(action))]
+        forwards = [action for action in singles if action.op == Op.F]
+        backwards = [action for action in singles if action.op == Op.B]
+        return (*singles, *(overlap(*both) for both in product(forwards, backwards) if self.pairs))
+
+    def why_not(self, action: Action | str) -> str | None:
+        """Return the reason why `action` cannot be placed next, or None if it can."""
+        try:
+            return next(self._refusals(Action.of(action)), None)
+        except ParseError as error:
+            return str(error)
+
+    def place(self, action: Action | str) -> Span:
+        """Append `action` to its rank's order, and return its span in the timeline.
+
+        Raises:
+            ScheduleError: the action cannot be next; the message is that of `why_not`.
+        """
+        action = self._require_placeable(action)
+        self.extend([action])
+        return self.timeline.spans(self._rank(action))[-1]
+
+    def could_start(self, action: Action | str) -> Any:
+        """Return the time at which `action` would start if it were placed next.
+
+        Raises:
+            ScheduleError: the action cannot be next; the message is that of `why_not`.
+        """
+        action = self._require_placeable(action)
+        rows, rank = self.timeline.rows, self._rank(action)
+        times = [rows[rank][-1].end] if rows[rank] else [0]
+        for result in requires(action, self.placement):
+            source, index = self._results[result]
+            times.append(rows[source][index].end + self.costs.delay(source, rank))
+        return max(times)
+
+    def _require_placeable(self, action: Action | str) -> Action:
+        """Return `action`, parsed if it is text. Raise ScheduleError, with the reason, if it cannot be placed next."""
+        if refusal := self.why_not(action):
+            raise ScheduleError(refusal)
+        return Action.of(action)
+
+    def _refusals(self, action: Action) -> Iterator[str]:
+        """Yield the reasons why `action` cannot be next. Only the first counts: each check assumes the earlier ones."""
+        for single in action.singles:
+            yield from self._foreign(single)
+            yield from self._duplicates(single)
+        if action.parts:
+            yield from self._bad_pair(action)
+        for single in action.singles:
+            yield from self._missing_dependencies(single, action.singles)
+        yield from self._excess_memory(action)
+
+    def _foreign(self, single: Action) -> Iterator[str]:
+        """Yield the reason why an action, not a pair, does not exist on this board, if there is one."""
+        stage, op, microbatch, _ = single
+        if op not in COMPUTE:
+            yield f"{single} cannot be placed: lowering adds messages and sharding actions"
+        elif stage >= self.placement.stages:
+            yield f"{single}: there is no stage {stage}; the stages are 0 to {self.placement.stages - 1}"
+        elif microbatch >= self.microbatches:
+            yield f"{single}: there is no microbatch {microbatch}; the microbatches are 0 to {self.microbatches - 1}"
+        elif op not in self.ops:
+            halves = f"{I(stage, microbatch)} and {W(stage, microbatch)}"
+            are, instead = ("are", halves) if op == Op.B else ("are not", B(stage, microbatch))
+            yield f"{single}: backwards {are} split on this board; place {instead}"
+
+    def _duplicates(self, single: Action) -> Iterator[str]:
+        """Yield a sentence about the placed action that already does all or half of `single`, if there is one."""
+        stage, op, microbatch, _ = single
+        full, half = B(stage, microbatch), I(stage, microbatch)
+        if single in self._placed:
+            yield f"{single} has already been placed ({self._position(single)})"
+        elif op == Op.B and self._is_half_done(single):
+            yield f"half of {single}, {half}, has already been placed ({self._position(half)})"
+        elif op in (Op.I, Op.W) and full in self._placed:
+            yield f"{single} is half of {full}, which has already been placed ({self._position(full)})"
+
+    def _bad_pair(self, action: Action) -> Iterator[str]:
+        """Yield the reason why a pair cannot exist on this board, if there is one."""
+        first, second = action.parts
+        one, other = self._rank(first), self._rank(second)
+        if not self.pairs:
+            yield f"{action}: there are no pairs on this board; place {first} and {second} one after the other"
+        elif (first.op, second.op, action.op) != (Op.F, Op.B, Op.OVERLAP_F_B):
+            yield f"{action}: a pair is a forward and then a full backward, such as (0F1;3B0)OVERLAP_F_B"
+        elif one != other:
+            yield f"{action}: stage {first.stage} is held by rank {one}, and stage {second.stage} by rank {other}"
+
+    def _missing_dependencies(self, single: Action, together: Collection[Action]) -> Iterator[str]:
+        """Yield a sentence for each dependency of `single` that is not placed. `together` are the parts of its pair."""
+        for result in requires(single, self.placement):
+            if result not in self._results:
+                kind, stage, microbatch = result
+                halved = kind == "B" and (self.split or single.op == Op.W)
+                source = Action(stage, Op.I if halved else Op(kind), microbatch)
+                problem = "runs at the same time" if source in together else "has not been placed yet"
+                yield f"{single} needs {source}, which {problem} (rank {self._rank(source)})"
+
+    def _excess_memory(self, action: Action) -> Iterator[str]:
+        """Yield a sentence about the limit on memory if `action` holds more activations and exceeds it."""
+        rank, more = self._rank(action), sum(self.weights[each.stage] for each in action.singles if each.op == Op.F)
+        held = self._held[rank] + more
+        if more and held > self.limit:
+            yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
+
+    def _rank(self, action: Action) -> int:
+        """Return the rank that runs an action or a pair."""
+        single = action.singles[0]
+        return self.placement.rank(single.stage, single.microbatch)
+
+    def _is_half_done(self, backward: Action) -> bool:
+        """Return whether the I of a B, an I or a W has been placed."""
+        return I(backward.stage, backward.microbatch) in self._placed
+
+    def _position(self, single: Action) -> str:
+        """Return where a placed action stands: "rank 0, position 1"."""
+        rank, index = self._placed[single]
+        return f"rank {rank}, position {index}"
+
+    def undo(self) -> tuple[Action, ...]:
+        """Take back the last move, or all moves of `finish`, and return their actions; () if nothing was placed."""
+        return self._move_step(self._steps, self._undone)
+
+    def redo(self) -> tuple[Action, ...]:
+        """Repeat the moves that were undone last, and return their actions; () if another move followed the undo."""
+        return self._move_step(self._undone, self._steps)
+
+    def reset(self) -> None:
+        """Undo all moves. `redo` can bring them back."""
+        while self.undo():
+            pass
+
+    def _move_step(self, source: list[tuple[Action, ...]], target: list[tuple[Action, ...]]) -> tuple[Action, ...]:
+        """Move the last step of `source` to `target`, rebuild the orders, and return it; () if there was no step."""
+        if not source:
+            return ()
+        target.append(source.pop())
+        self._replay()
+        return target[-1]
+
+    def extend(self, actions: Sequence[Action]) -> None:
+        """Append actions to their ranks' orders, as one step of `undo`. Each must be placeable when its turn comes."""
+        self._undone.clear()
+        self._steps.append(tuple(actions))
+        self._replay()
+
+    def _replay(self) -> None:
+        """Rebuild the orders, and all that follows from them, from `moves`."""
+        self._orders: list[list[Action]] = [[] for _ in range(self.ranks)]
+        self._held = [Fraction(0)] * self.ranks  # activations on each rank
+        self._placed: dict[Action, tuple[int, int]] = {}  # the rank and the position of each action
+        self._results: dict[Result, tuple[int, int]] = {}  # and of the action that produces each result
+        vars(self).pop("timeline", None)  # that of the moves before
+        for action in self.moves:
+            rank = self._rank(action)
+            here = rank, len(self._orders[rank])
+            self._placed |= dict.fromkeys(action.singles, here)
+            self._results |= dict.fromkeys(produces(action), here)
+            self._held[rank] += sum(self._allocates[each.op] * self.weights[each.stage] for each in action.singles)
+            self._orders[rank].append(action)
+
+    @property
+    def stuck(self) -> str | None:
+        """The reason why no rank can place any of the actions that are left, with advice; None if one can."""
+        if self.complete or any(map(self.choices, range(self.ranks))):
+            return None
+        left = (single for rank in range(self.ranks) for single in self.left(rank))
+        ready = (single for single in left if not any(self._missing_dependencies(single, ())))
+        full = next(reason for single in ready for reason in self._excess_memory(single))
+        return f"no rank can place an action: {full}; {undo_advice(self)}"
+
+    def hint(self) -> Action | None:
+        """Return the first action that `finish` would place, or None if the board is complete.
+
+        Raises:
+            ScheduleError: the board cannot be completed from here within the memory.
+        """
+        return next(iter(remaining(self)), None)
+
+    def finish(self) -> tuple[Action, ...]:
+        """Complete the board, and return the placed actions, which are one step of `undo`.
+
+        If every rank's order so far is the beginning of its order in par, the rest of par is placed. Otherwise a few
+        simple policies are tried, and the one with the smallest makespan is taken; of equal ones, the one with the
+        lowest peak of activations. The result need not be optimal.
+
+        Raises:
+            ScheduleError: the board cannot be completed from here within the memory.
+        """
+        rest = remaining(self)
+        if rest:
+            self.extend(rest)
+        return rest
+
+    def verdict(self) -> str:
+        """Return the makespan and the peak of a complete board in words, or how many actions are left to place.
+
+        If the board has a par, the makespan is compared with it, and the wait that costs the most is explained. Times
+        without a unit are in slots: by default a forward of one rank's share of the model takes one slot.
+        """
+        if not self.complete:
+            return f"{plural(sum(len(self.left(rank)) for rank in range(self.ranks)), 'action')} left to place"
+        time, unit = self.timeline.makespan, self.costs.unit
+        words = f"{pretty(time, unit)}{'' if unit else ' slots'}"
+        if self.par and time == self.par.makespan:
+            words += ": that is par"
+        elif self.par and time < self.par.makespan:
+            words += f": better than par, which is {pretty(self.par.makespan, unit)}"
+        elif self.par:
+            words += f"; par is {pretty(self.par.makespan, unit)}: {self._longest_wait(self.par)}"
+        limit = "" if self.memory is None else f"; the limit is {pretty(self.memory)}"
+        return f"{words}. No rank holds more than {activations(max(self.timeline.peak_activations))}{limit}."
+
+    def _longest_wait(self, par: Timeline) -> str:
+        """Return why a rank waits in the gap that overlaps most with its work in `par`, the timeline of par."""
+
+        def lost(gap: Gap) -> Any:
+            return sum(max(0, min(gap.end, end) - max(gap.start, start)) for _, start, end in par.spans(gap.rank))
+
+        rows = self.timeline.rows
+        waits = [gap for gap in self.timeline.gaps() if gap.start < rows[gap.rank][-1].start]
+        worst = max(waits, key=lost, default=None)
+        return worst.why if worst and lost(worst) else "the actions themselves take longer"

@@ -1,0 +1,105 @@
+"""How a board can be completed: whether the memory suffices, and a good way to do it. Internal; call `Board.finish`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from operator import add, le, sub
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core.actions import Action, F
+from ppedu.core.errors import ScheduleError
+from ppedu.core.numeric import plural, pretty
+
+if TYPE_CHECKING:
+    from ppedu.course.board.board import Board
+
+# The policies that are tried. The action that can start first is placed first; of several, the one whose op comes first
+# here, where P is a pair. The last two split every backward that may be split.
+POLICIES = ("PBIFW", "PFBIW", "PIWFB", "PIFWB")
+
+
+def can_end(board: Board, moves: Sequence[Action]) -> bool:
+    """Return whether the memory suffices to complete the board after `moves`, which replace those on the board.
+
+    A microbatch releases no memory before its last forward, and needs no more memory after it. So one of the
+    microbatches in flight is the first to run all its forwards while the others only allocate memory; it may as well
+    run first and alone. After it has finished, more memory is free than before, so it does not matter which one was
+    chosen. If the microbatches that fit run one by one, and some are left that do not fit, there is no way to complete
+    the board.
+    """
+    placement, stages = board.placement, range(board.placement.stages)
+    placed = {single for action in moves for single in action.singles}
+    free = [board.limit] * board.ranks
+    in_flight = []
+    for microbatch in range(board.microbatches):
+        held, needed = [Fraction(0)] * board.ranks, [Fraction(0)] * board.ranks
+        for stage in stages:
+            rank = placement.rank(stage, microbatch)
+            (held if F(stage, microbatch) in placed else needed)[rank] += board.weights[stage]
+        if any(needed):
+            free = list(map(sub, free, held))
+            in_flight.append((held, needed))
+    while in_flight:
+        fits = [all(map(le, needed, free)) for _, needed in in_flight]
+        if not any(fits):
+            return False
+        held, _ = in_flight.pop(fits.index(True))
+        free = list(map(add, free, held))
+    return True
+
+
+def require_completable(board: Board) -> None:
+    """Raise ScheduleError if the memory does not suffice to complete the board."""
+    if not can_end(board, board.moves):
+        limit = activations(board.memory)
+        raise ScheduleError(f"no order can be completed from here within {limit}; {undo_advice(board)}")
+
+
+def activations(number: Any) -> str:
+    """Return a number of activations as text: "1 activation" or "2.5 activations"."""
+    return f"{pretty(number)} activation{'' if number == 1 else 's'}"
+
+
+def undo_advice(board: Board) -> str:
+    """Return the advice to undo the fewest actions after which the board can be completed."""
+    moves = board.moves
+    back = next(number for number in range(1, len(moves) + 1) if can_end(board, moves[:-number]))
+    return f"undo {plural(back, 'action')} and place other forwards first"
+
+
+def remaining(board: Board) -> tuple[Action, ...]:
+    """Return actions that complete the board: the rest of par if the board follows par, else those of the best policy.
+
+    Raises:
+        ScheduleError: the board cannot be completed from here within the memory.
+    """
+    require_completable(board)
+    par = board.par.schedule if board.par else None
+    orders = board.schedule.orders
+    if par and all(wanted[: len(order)] == order for wanted, order in zip(par.orders, orders, strict=True)):
+        return tuple(par.orders[rank][index] for rank, index in par.replay.steps if index >= len(orders[rank]))
+    policies = dict.fromkeys("".join(op for op in policy if op in "P" + board.ops) for policy in POLICIES)
+    ends = [_completed(board, policy) for policy in (*policies, *([None] if par else []))]
+    best = min(ends, key=lambda end: (end.timeline.makespan, max(end.timeline.peak_activations)))
+    return best.moves[len(board.moves) :]
+
+
+def _completed(board: Board, policy: str | None) -> Board:
+    """Return a copy of the board, completed by a policy; without a policy, in the order of par as far as possible."""
+    copy = board.with_start(board.moves)
+    rows = board.par.rows if board.par else ()
+    starts_in_par = {done: span.start for row in rows for span in row for done in (span.action, *span.action.singles)}
+
+    def urgency(action: Action) -> tuple[Any, ...]:
+        if policy is None:
+            return starts_in_par.get(action, math.inf), not action.parts
+        first = action.singles[0]
+        op = policy.index("P" if action.parts else action.op)
+        return copy.could_start(action), op, first.microbatch, first.stage
+
+    while choices := [action for rank in range(copy.ranks) for action in copy.choices(rank)]:
+        safe = (action for action in sorted(choices, key=urgency) if can_end(copy, (*copy.moves, action)))
+        copy.extend([next(safe)])
+    return copy

@@ -1,0 +1,240 @@
+"""`puzzle`: a widget to make a schedule by hand. The rules are in `ppedu.course.board`."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from ppedu.core.actions import Action, Op
+from ppedu.core.errors import PipelineError
+from ppedu.core.numeric import pretty
+from ppedu.core.schedule import Schedule
+from ppedu.course.board.board import Board
+from ppedu.course.board.levels import LEVELS, Level, level
+from ppedu.course.board.results import RULES, Result, keeper, stars
+from ppedu.sim.timeline import Timeline
+from ppedu.view.interactive import Interactive
+from ppedu.view.model import Data, Panel
+
+READY = "(What you have built is board.schedule, a schedule like any other.)"
+
+PAIR_SLOTS = 6  # of a rank: for the overlapped pairs that can be placed, four at most, and for those just placed
+
+
+class Attempt:
+    """A level's board, and the help that the learner has had with it."""
+
+    def __init__(self, board: Board):
+        self.board = board
+        slots = PAIR_SLOTS if board.pairs else 0
+        self.pairs: list[list[Action | None]] = [[None for _ in range(slots)] for _ in range(board.ranks)]
+        self.fresh, self.hinted, self.finished = True, False, False
+
+
+class Puzzle(Interactive):
+    """A board to fill by clicking. `schedule` holds the actions that are placed. Each level keeps its board."""
+
+    kind = "puzzle"
+
+    def __init__(self, level: Level):
+        super().__init__()
+        self._attempts: dict[str, Attempt] = {}
+        self._open(level)
+
+    def _open(self, level: Level) -> None:
+        self.level = level
+        if level.name not in self._attempts:
+            self._attempts[level.name] = Attempt(level.board())
+            self._arrange({})
+        self._report("Click an action to append it to its rank's order.")
+
+    @property
+    def _attempt(self) -> Attempt:
+        return self._attempts[self.level.name]
+
+    @property
+    def board(self) -> Board:
+        """The board of the level that is open."""
+        return self._attempt.board
+
+    def _report(self, note: str, tone: str = "ok", rank: int = 0) -> None:
+        self._note, self._tone, self._rank = note[0].upper() + note[1:], tone, rank
+
+    @property
+    def schedule(self) -> Schedule:
+        """The actions that are placed, as an ordinary schedule."""
+        return self.board.schedule
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the actions that are placed."""
+        return self.board.timeline
+
+    def panels(self) -> list[Panel]:
+        par = self.level.par.makespan
+        return [Panel(self.timeline, f"{self.level.title} (par {pretty(par)})", cap=self.board.memory, until=par)]
+
+    def handle(self, message: dict[str, Any]) -> None:
+        board, before = self.board, {rank: self._open_pairs(rank) for rank in range(self.board.ranks)}
+        try:
+            match message:
+                case {"level": str(name)}:
+                    self._open(level(name))
+                case {"place": str(action)}:
+                    self._place(action)
+                case {"do": "undo"}:
+                    self._report(f"Undone: {_list(board.undo())}.")
+                case {"do": "redo"}:
+                    self._report(f"Redone: {_list(board.redo())}.")
+                    self._attempt.fresh = False
+                case {"do": "reset"}:
+                    board.reset()
+                    self._attempt.fresh = True
+                    self._report("The board is empty; redo brings the actions back.")
+                case {"do": "hint"}:
+                    self._report(f"{board.hint()} can be placed next.")
+                    self._begin()
+                    self._attempt.hinted = True
+                case {"do": "finish"}:
+                    board.finish()
+                    self._attempt.fresh, self._attempt.finished = False, True
+                    self._report(f"Finished for you, without a star: {board.verdict()} Reset, and find it yourself.")
+        except PipelineError as error:
+            self._report(f"{error}.", "no", self._rank)
+        if self.board is board:
+            self._arrange(before)
+        self.refresh()
+
+    def _begin(self) -> None:
+        """Begin a new attempt, without help so far, if the board is new or was reset."""
+        attempt = self._attempt
+        if attempt.fresh:
+            attempt.fresh, attempt.hinted, attempt.finished = False, False, False
+
+    def _place(self, action: str) -> None:
+        placed, start, end = self.board.place(action)
+        self._begin()
+        single = placed.singles[0]
+        self._rank = self.board.placement.rank(single.stage, single.microbatch)
+        if self.board.complete:
+            self._complete()
+        elif stuck := self.board.stuck:
+            self._report(f"{stuck}.", "no", self._rank)
+        else:
+            self._report(f"{action} runs {pretty(start)}–{pretty(end)} on rank {self._rank}.", "ok", self._rank)
+
+    def _complete(self) -> None:
+        """Report that the learner has placed the last action, and keep the result unless the board was finished."""
+        if self._attempt.finished:
+            said = "No star, as the rest was finished for you before; reset for a new attempt."
+        else:
+            makespan = self.timeline.makespan
+            number = 1 + (makespan <= self.level.par.makespan) * (1 if self._attempt.hinted else 2)
+            keeper().add(self.level.name, Result(number, makespan))
+            said = f"That earns {stars(number)}{', as you asked for a hint' if number == 2 else ''}."
+        self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
+
+    def state(self) -> Data:
+        board = self.board
+        can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
+        limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
+        return {
+            **super().state(),
+            "level": self.level.name,
+            "levels": [[each.name, _entry(number, each)] for number, each in enumerate(LEVELS.values(), 1)],
+            "goal": f"{self.level.goal}{limit} Par, the time to reach, is {pretty(self.level.par.makespan)}.",
+            "best": _best(self.level),
+            "rules": RULES,
+            "note": self._note,
+            "tone": self._tone,
+            "rank": self._rank,
+            "trays": [self._tray(rank) for rank in range(board.ranks)],
+            "can": can,
+            "code": self.code() if board.complete else "",
+        }
+
+    def _tray(self, rank: int) -> list[list[list[Any] | None]]:
+        """Return the blocks of buttons of a rank: one block per op, each action in a slot of its own, then the pairs.
+
+        An action that is placed keeps its slot, disabled, so that no other action takes its place under the pointer.
+        An empty slot for a pair is None.
+        """
+        own = sorted(self.board.actions(rank), key=lambda each: (self.board.ops.index(each.op), each.stage))
+        blocks: list[list[list[Any] | None]] = []
+        for _, block in groupby(own, lambda each: each.op):
+            blocks.append([_button(each, self.board.is_left(each)) for each in block])
+        free = self._open_pairs(rank)
+        if pairs := self._attempt.pairs[rank]:
+            blocks.append([each and _button(each, each in free) for each in pairs])
+        return blocks
+
+    def _open_pairs(self, rank: int) -> list[Action]:
+        """Return the overlapped pairs that can be placed next on a rank, of each stage's first microbatches only.
+
+        Microbatches are alike, so the other pairs are no better.
+        """
+        pairs = [action for action in self.board.choices(rank) if action.parts]
+        first: dict[tuple[int, Op], int] = {}
+        for stage, op, microbatch, _ in (single for pair in pairs for single in pair.singles):
+            first[stage, op] = min(microbatch, first.get((stage, op), microbatch))
+        return [pair for pair in pairs if all(first[each.stage, each.op] == each.microbatch for each in pair.singles)]
+
+    def _arrange(self, before: dict[int, list[Action]]) -> None:
+        """Give slots to new pairs. `before` lists the pairs that could be placed on each rank before the last move.
+
+        The slot of a pair becomes free one move after the pair cannot be placed any more, so that an accidental second
+        click cannot place another one.
+        """
+        for rank, slots in enumerate(self._attempt.pairs):
+            free = self._open_pairs(rank)
+            new = [action for action in free if action not in slots]
+            for place, action in enumerate(slots):
+                if action is None or action not in [*free, *before.get(rank, [])]:
+                    slots[place] = new.pop(0) if new else None
+
+    def code(self) -> str:
+        """Return Python code that makes the schedule on the board."""
+        rows = "\n".join(f'    "{" ".join(map(str, order))}",' for order in self.schedule.orders)
+        placement, microbatches = self.schedule.placement, self.schedule.microbatches
+        made = f"pp.Placement.make({placement.name!r}, {placement.ranks}, {placement.chunks}, {microbatches})"
+        return (
+            f"orders = [\n{rows}\n]\n"
+            "orders = tuple(tuple(map(pp.Action.parse, order.split())) for order in orders)\n"
+            f"s = pp.Schedule('mine', {made}, {microbatches}, orders)\n"
+            "pp.check(s)  # []"
+        )
+
+
+def _entry(number: int, level: Level) -> str:
+    """Return a level's entry in the menu: its number, its title and the stars it has earned."""
+    best = keeper().best(level.name)
+    return f"{number}. {level.title}" + (f"  {stars(best.stars)}" if best else "")
+
+
+def _best(level: Level) -> str:
+    """Return the best result on a level in words."""
+    best = keeper().best(level.name)
+    return f"{stars(best.stars)} your best: {pretty(best.makespan)}" if best else stars(0)
+
+
+def _list(actions: tuple[Action, ...]) -> str:
+    return ", ".join(map(str, actions)) or "nothing"
+
+
+def _button(action: Action, free: bool) -> list[Any]:
+    """Return the data of an action's button: message of a click, label, ops that color it, whether it is enabled."""
+    return [str(action), "+".join(map(str, action.singles)), "+".join(single.op for single in action.singles), free]
+
+
+def puzzle(name: str = "first") -> Puzzle:
+    """Show a board on which to make a schedule by hand, one action at a time.
+
+        board = puzzle("1f1b")
+        board.schedule
+
+    name: the level to start with, one of `ppedu.course.board.levels.LEVELS`.
+
+    Raises:
+        SettingError: there is no such level.
+    """
+    return Puzzle(level(name))

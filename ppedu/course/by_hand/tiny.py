@@ -1,0 +1,114 @@
+"""Run any schedule on real processes, in about fifty lines: the bridge from `loops` to the engine. Read it aloud.
+
+In each of the loops, the order of a schedule is written into the code. `run_schedule` reads the order instead: it goes
+through this rank's lowered actions and does what each one says. The schedule is data, the function its interpreter,
+and the same lines run GPipe, 1F1B, an interleaved schedule, a zero-bubble one, or your own.
+
+Stages hand results to each other through *slots*. A slot is named by its kind ("F" holds an activation, "B" a
+gradient), the stage that will use it, and the microbatch. Between two stages of one rank, the first fills the slot and
+the second empties it. Between ranks, SEND empties a slot on one rank and RECV fills the same one on the other.
+
+`Pipeline` does the same, and all that real training needs besides. Fifty lines have limits:
+
+- One copy of the model, on the CPU. The pipeline is the whole world: process r is the schedule's rank r.
+- Weights are whole, so sharding actions such as UNSHARD are skipped.
+- A stage takes and returns one tensor. Between stages, all tensors have one shape and torch's default dtype.
+- Microbatches are of equal size, so that each counts 1/m in the batch's loss. Every stage has weights to train.
+- A pair of actions that a GPU would overlap runs one part after the other.
+- If a rank fails, the others keep waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from ppedu.core.actions import Op
+from ppedu.core.errors import SettingError
+from ppedu.core.lower import lower
+from ppedu.core.placement import TOWARDS
+from ppedu.core.schedule import Schedule
+from ppedu.engine.stages.split_backward import backward_input
+
+
+def run_schedule(
+    schedule: Schedule,
+    modules: Mapping[int, nn.Module],
+    inputs: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    shape: Sequence[int],
+    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Run one training step of `schedule`: add the gradients to `.grad`, return the loss. All ranks must call it.
+
+    schedule: compute actions alone, or lowered by `pp.lower`.
+    modules: the stages that this rank holds, by number.
+    inputs, targets: the batch cut into microbatches of equal size; the first stage reads `inputs`, the last `targets`.
+    shape: of one microbatch's activation between two stages.
+    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar.
+
+    Returns the mean loss on the rank that holds the last stage, and 0 on the others.
+
+    Raises:
+        ScheduleError: the schedule is not legal.
+        SettingError: the schedule has two copies of the model.
+    """
+    schedule.validate()
+    placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
+    if placement.copies > 1:
+        raise SettingError(f"{schedule.name} trains two copies of the model, and nothing here adds up their gradients")
+    lowered = schedule if schedule.lowered else lower(schedule)
+
+    slots: dict[tuple[str, int, int], torch.Tensor] = {}
+    receives: dict[tuple[str, int, int], Any] = {}  # requests that are still filling their slots
+    # Requests, each with its tensor, which must live until it has arrived.
+    sends: list[tuple[Any, torch.Tensor]] = []
+    # Input and output of F, kept for B or I.
+    graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+    weight_halves: dict[tuple[int, int], Callable[[], None]] = {}  # what I leaves for W to do
+
+    def take(kind: str, stage: int, microbatch: int) -> torch.Tensor:
+        """Empty a slot, after waiting for its receive if one is pending."""
+        if (kind, stage, microbatch) in receives:
+            receives.pop((kind, stage, microbatch)).wait()
+        return slots.pop((kind, stage, microbatch))
+
+    order = lowered.orders[dist.get_rank()]
+    for stage, op, m, _ in (part for action in order for part in action.singles):
+        match op:
+            case Op.F:
+                x = take("F", stage, m).requires_grad_() if stage > 0 else inputs[m]
+                y = modules[stage](x)
+                if stage < last:
+                    slots["F", stage + 1, m] = y.detach()
+                else:
+                    y = loss_fn(y, targets[m]) / len(inputs)
+                    loss += y.detach()
+                graphs[stage, m] = x, y
+            case Op.B | Op.I:
+                x, y = graphs.pop((stage, m))
+                dy = take("B", stage, m) if stage < last else None
+                dx, weight_half = backward_input([get_gradient_edge(y)], [dy], [x] if stage > 0 else [])
+                if stage > 0:
+                    slots["B", stage - 1, m] = dx[0]
+                weight_halves[stage, m] = weight_half
+                if op == Op.B:  # I, with its W right behind it
+                    weight_halves.pop((stage, m))()
+            case Op.W:
+                weight_halves.pop((stage, m))()
+            case Op.SEND_F | Op.SEND_B:
+                result = take(op[-1], stage + TOWARDS[op], m).contiguous()
+                target = placement.rank(stage + TOWARDS[op], m)
+                sends.append((dist.isend(result, target), result))
+            case Op.RECV_F | Op.RECV_B:
+                # Each pair of ranks sends and receives in the same order, so messages need no tags.
+                buffer = slots[op[-1], stage, m] = torch.empty(tuple(shape))
+                receives[op[-1], stage, m] = dist.irecv(buffer, placement.rank(stage + TOWARDS[op], m))
+    for request, _ in sends:
+        request.wait()
+    return loss

@@ -1,0 +1,358 @@
+"""PartCheck a part of `my_pipeline.py` on real ranks, beside one process: the program that each rank runs.
+
+Arguments: the number of the exercise; a folder with `cell.py`, the part, and `my_pipeline.py`, all other parts; and the
+seconds that one case may take. A rank gives back {} if it has finished; {"time", "fault"} if something is wrong, where
+the fault is a sentence; and {"waits"}, its `Location`, if a case takes longer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from traceback import extract_tb
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.lower import lower
+from ppedu.core.numeric import plural
+from ppedu.core.schedule import Schedule
+from ppedu.course.exercises.common import learner_schedule, not_legal, with_sizes
+from ppedu.launch.exchange import give_back
+from ppedu.launch.hang import locate
+from ppedu.zoo import schedule
+from ppedu.zoo.registry import published
+
+if TYPE_CHECKING:  # the package must import without torch
+    from torch import Tensor
+    from torch.nn import Module
+
+SHAPE = (3, 4)  # of a microbatch, and of each message
+
+_begun = time.monotonic()  # when the current case began
+_report = threading.Lock()  # held by the thread that reports, so that the first report stays
+
+
+class Trial(NamedTuple):
+    """A model, a batch in microbatches, and the gradients and losses that one process finds.
+
+    gradients: by microbatch and by stage, of each of the stage's weights.
+    """
+
+    name: str
+    stages: Sequence[Module]
+    inputs: Tensor
+    targets: Tensor
+    gradients: list[list[list[Tensor]]]
+
+    def total(self, stage: int, weight: int, order: Sequence[int]) -> Tensor:
+        """Return the gradient of a stage's weight over these microbatches, added up in this order."""
+        first, *others = (self.gradients[m][stage][weight] for m in order)
+        return sum(others, first.clone())
+
+
+def case(ranks: int, microbatches: int, stages: int | None = None, name: str = "") -> Trial:
+    """Return a case whose numbers depend on the sizes alone, so that all ranks have the same."""
+    import torch
+    from torch.nn import Linear, Sequential, Tanh
+    from torch.nn.functional import mse_loss
+
+    global _begun
+    _begun = time.monotonic()
+    torch.manual_seed(microbatches)
+    model = [Sequential(Linear(4, 4), Tanh()) for _ in range(stages or ranks)]
+    inputs, targets = torch.randn(2, microbatches, *SHAPE)
+    gradients = []
+    for x, target in zip(inputs, targets, strict=True):
+        found = torch.autograd.grad(mse_loss(Sequential(*model)(x), target), list(Sequential(*model).parameters()))
+        gradients.append([list(found[2 * stage : 2 * stage + 2]) for stage in range(len(model))])
+    return Trial(f"{name}{with_sizes(ranks, microbatches)}", model, inputs, targets, gradients)
+
+
+def require_gradients(each: Trial, stage: int, order: Sequence[int]) -> None:
+    """Raise SettingError unless a stage's weights have the gradients of one process, bit for bit.
+
+    order: of the microbatches, in which the pipeline adds up their gradients.
+    """
+    import torch
+
+    for index, weight in enumerate(each.stages[stage].parameters()):
+        right = each.total(stage, index, order)
+        if weight.grad is None:
+            raise SettingError(
+                f"{each.name} the weights of stage {stage} have no gradients: no backward has reached them"
+            )
+        if torch.equal(weight.grad, right):
+            continue
+        if torch.allclose(weight.grad, right):
+            why = "only up to rounding. Run the backwards in the order of the microbatches, as one process does"
+            raise SettingError(f"{each.name} the gradients of stage {stage} equal those of one process, but {why}")
+        fault = f"{each.name} the gradients of stage {stage} differ from those of one process"
+        for n in range(2, 9):
+            if torch.allclose(weight.grad, n * right):
+                raise SettingError(f"{fault}: they are {n} times as large")
+            if torch.allclose(n * weight.grad, right):
+                raise SettingError(f"{fault}: they are 1/{n} of them. Divide nothing here, not even the loss")
+        raise SettingError(fault)
+
+
+def hand_off(my: Any, rank: int, ranks: int) -> None:
+    """Take two microbatches down and back up, one after the other."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    each, stages = case(ranks, 2), range(ranks)
+    stage, last = each.stages[rank], ranks - 1
+    for m in (0, 1):
+        activations: list[Any] = [each.inputs[m].clone().requires_grad_()]  # in one process
+        for module in deepcopy(list(each.stages)):
+            activations.append(module(activations[-1]))
+            activations[-1].retain_grad()
+        mse_loss(activations[-1], each.targets[m]).backward()
+        arrived = my.receive(SHAPE, rank - 1)
+        if rank == 0 and arrived is not None:
+            raise SettingError("on rank 0, `receive(shape, -1)` should return None: no rank comes before it")
+        if rank > 0 and not (torch.is_tensor(arrived) and torch.equal(arrived, activations[rank])):
+            found = "another tensor" if torch.is_tensor(arrived) else f"{arrived!r}"
+            raise SettingError(
+                f"on rank {rank}, `receive` should return what rank {rank - 1} has sent; it returns {found}"
+                + (". That is what dist.recv returns; the message is in the tensor" if isinstance(arrived, int) else "")
+            )
+        returned = my.forward(stage, each.inputs[m] if rank == 0 else arrived)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and all(map(torch.is_tensor, returned))):
+            raise SettingError(
+                f"`forward` should return two tensors, x and the stage's output; it returns {returned!r}"
+            )
+        x, y = returned
+        if not torch.equal(y, activations[rank + 1]):
+            raise SettingError("the second tensor that `forward` returns should be the stage's output, `stage(x)`")
+        if not (x.requires_grad and x.is_leaf):
+            raise SettingError(
+                "the x that `forward` returns should be a leaf that requires grad, or no gradient will arrive in "
+                "`x.grad`: "
+                "make it one before the stage runs"
+            )
+        my.send(y, rank + 1)
+        dy = my.receive(SHAPE, rank + 1)
+        dx = my.backward(x, mse_loss(y, each.targets[m]) if rank == last else y, dy)
+        if not torch.is_tensor(dx) or not torch.equal(dx, activations[rank].grad):
+            found = "another tensor" if torch.is_tensor(dx) else f"{dx!r}"
+            raise SettingError(f"`backward` should return the gradient of x, for the previous rank; it returns {found}")
+        my.send(dx, rank - 1)
+    require_gradients(each, rank, stages[:2])
+    weight = torch.ones(SHAPE, requires_grad=True)
+    x, y = my.forward(stage, 2 * weight)
+    my.backward(x, y, torch.ones(SHAPE))
+    if weight.grad is not None:
+        raise SettingError(
+            "`forward` should cut x off from its history with `detach`: in lesson 9, a stage of the same rank may have "
+            "made it"
+        )
+
+
+def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any, int, int], None]:
+    """Return the check of a loop. zoo, order: the schedule that it should follow, and that schedule's name in prose.
+
+    eager: sends return at once, as over a network that buffers messages.
+    """
+
+    def check(my: Any, rank: int, ranks: int) -> None:
+        import torch.distributed as dist
+        from torch.nn.functional import mse_loss
+
+        sent: list[Any] = []  # requests, each with its tensor, which must live until it has arrived
+        seen: list[str] = []
+        late: list[int] = []  # microbatches whose activation is sent only after another's backward
+        send = dist.send
+
+        def noted(tensor: Tensor, dst: int) -> None:
+            if dst == rank + 1 and seen[-1] == "B":
+                late.append(seen.count("F") - 1)
+            if eager:
+                sent.append((dist.isend(tensor, dst), tensor))
+            else:
+                send(tensor, dst)
+
+        def after(module: Any, inputs: Any, y: Tensor) -> None:
+            seen.append("F")
+            y.register_hook(lambda _: seen.append("B"))
+
+        dist.send = noted  # type: ignore[assignment]
+        for microbatches in (1, 2, 6):
+            each = case(ranks, microbatches)
+            seen.clear()
+            each.stages[rank].register_forward_hook(after)
+            getattr(my, name)(each.stages[rank], each.inputs, each.targets, SHAPE, mse_loss)
+            while sent:
+                sent.pop()[0].wait()
+            right = [str(action.op) for action in schedule(zoo, ranks, microbatches).orders[rank]]
+            if sorted(seen) != sorted(right):
+                runs = f"{plural(seen.count('F'), 'forward')} and {plural(seen.count('B'), 'backward')}"
+                raise SettingError(f"{each.name} rank {rank} runs {runs}; every microbatch needs one of each")
+            require_gradients(each, rank, range(microbatches))
+            if late:
+                raise SettingError(
+                    f"{each.name} nothing hangs, but rank {rank} sends the activation of microbatch {late[0]} only "
+                    f"after a backward, and rank {rank + 1} waits for that. Send it before"
+                )
+            if seen != right:
+                runs = f"rank {rank} runs {' '.join(seen)}; {order} is {' '.join(right)}"
+                raise SettingError(f"{each.name} the gradients are right, but {runs}")
+
+    return check
+
+
+def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
+    """Compare the shares of four microbatches with their mean, and the clipped gradients with PyTorch's."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    each = case(ranks, 4)
+    shares = [my.mean_loss(x, target, 4) for x, target in zip(each.inputs, each.targets, strict=True)]
+    mean = mse_loss(each.inputs, each.targets)
+    if not all(map(torch.is_tensor, shares)):
+        raise SettingError(f"`mean_loss` should return a microbatch's share, a tensor; got {shares[0]!r}")
+    if not torch.allclose(sum(shares), mean):
+        raise SettingError(
+            "the shares that `mean_loss` returns for the four microbatches of a batch should add up to the mean loss "
+            f"of the batch, {mean:.4f}; they add up to {sum(shares):.4f}"
+        )
+
+    weights: list[list[Any]] = [list(stage.parameters()) for stage in each.stages]
+
+    def set_gradients() -> float:
+        """Set the gradients on all ranks, and return the norm of this rank's."""
+        for stage, own in enumerate(weights):
+            for index, weight in enumerate(own):
+                weight.grad = each.total(stage, index, range(4))
+        return float(torch.stack([weight.grad.norm() for weight in weights[rank]]).norm())
+
+    for most in (0.01, 100.0):
+        set_gradients()
+        norm = float(torch.nn.utils.clip_grad_norm_([weight for own in weights for weight in own], most))
+        before = set_gradients()
+        returned = my.clip(weights[rank], most)
+        after = float(torch.stack([weight.grad.norm() for weight in weights[rank]]).norm())
+        scale = min(1, most / norm)
+        if abs(after / before - scale) > 1e-3 * scale:
+            fault = (
+                f"the norm over all ranks is {norm:.4f}, and {most:g} is allowed, so every gradient should be scaled "
+                f"by {scale:.4g}; rank {rank} scales by {after / before:.4g}"
+            )
+            alone = abs(after / before - min(1, most / before)) < 1e-3 * scale
+            raise SettingError(fault + ". That would be right if its own stage were all" * alone)
+        if returned is None or abs(float(returned) - norm) > 1e-3 * norm:
+            raise SettingError(f"`clip` should return the norm before clipping, {norm:.4f}; it returns {returned!r}")
+
+
+def any_schedule(my: Any, rank: int, ranks: int) -> None:
+    """Run every published schedule that has one copy of the model, at a small size."""
+    for name in published():
+        for microbatches in (ranks, 2 * ranks, 4 * ranks):
+            try:
+                found = schedule(name, ranks, microbatches)
+            except SettingError:  # it does not exist for this size
+                continue
+            if found.placement.copies == 1:
+                follow(my, found, f"{name} ")
+            break
+
+
+def follow(my: Any, found: Schedule, name: str = "") -> None:
+    """Let the learner's interpreter run a schedule."""
+    import torch.distributed as dist
+    from torch.nn.functional import mse_loss
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    each = case(ranks, found.microbatches, found.stages, name)
+    stages = {stage: module for stage, module in enumerate(each.stages) if found.placement.rank(stage, 0) == rank}
+    my.run(lower(found, receive="late").orders, stages, each.inputs, each.targets, SHAPE, mse_loss)
+    parts = [part for action in found.orders[rank] for part in action.singles]
+    for stage in stages:
+        require_gradients(each, stage, [m for at, op, m, _ in parts if at == stage and op in ("B", "W")])
+
+
+def own_schedule(my: Any, rank: int, ranks: int) -> None:
+    for size in ((2, 8), (ranks, 2 * ranks)):  # the lesson runs it on two ranks
+        found = learner_schedule(my.mine, *size)
+        if fault := not_legal(found, with_sizes(*size)):
+            raise SettingError(fault)
+    follow(my, found)
+
+
+class PartCheck(NamedTuple):
+    """The number of ranks, and the function that checks the learner's program on each of them."""
+
+    ranks: int
+    run: Callable[[Any, int, int], None]
+
+
+CHECKS = {
+    "02.3": PartCheck(3, hand_off),
+    "03.3": PartCheck(3, loop("gpipe", "gpipe", "GPipe")),
+    "05.4": PartCheck(4, loop("one_f_one_b", "1f1b", "1F1B", eager=True)),
+    "06.6": PartCheck(4, loop("one_f_one_b", "1f1b", "1F1B")),
+    "07.5": PartCheck(3, loss_and_norm),
+    "10.4": PartCheck(4, any_schedule),
+    "13.3": PartCheck(4, own_schedule),
+}
+
+
+def main() -> None:
+    import torch.distributed as dist
+
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # the check explains it
+    number, folder, limit = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    files = [str(folder / "my_pipeline.py"), str(folder / "cell.py")]
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    threading.Thread(target=watch, args=(rank, files, limit), daemon=True).start()
+    try:
+        names: dict[str, Any] = {"__name__": "my_pipeline"}
+        for file in files:
+            exec(compile(Path(file).read_text(encoding="utf-8"), file, "exec"), names)
+        CHECKS[number].run(SimpleNamespace(**names), rank, ranks)
+    except Exception as error:
+        with _report:
+            whose = f"rank {rank}, the last of {ranks}," if rank == ranks - 1 else f"rank {rank}"
+            give_back({"time": time.monotonic(), "fault": described(error, whose, files)})
+        sys.exit(1)
+    give_back({})
+    dist.destroy_process_group()
+
+
+def described(error: Exception, rank: str, files: Sequence[str]) -> str:
+    """Return the fault of a rank as a sentence; an error in the learner's code with its line."""
+    frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename in files]
+    if isinstance(error, PipelineError) and not frames:
+        return str(error)
+    text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    if not frames:
+        return f"{rank} fails: {text}"
+    if "Pair is not connected" in text:  # gloo's way to say it
+        text = "a rank cannot send to itself, or receive from itself"
+    if "only for scalar outputs" in text:
+        text += ". A backward needs a gradient to start from, unless it starts from a loss"
+    where = ([frame for frame in frames if frame.filename == files[1]] or frames)[-1]
+    return f"{rank} fails in `{where.name}`, at `{where.line}`: {text}"
+
+
+def watch(rank: int, files: Sequence[str], limit: float) -> None:
+    """Report the location of the main thread, and end the process, if a case takes longer than `limit` seconds."""
+    while time.monotonic() < _begun + limit:
+        time.sleep(0.1)
+    with _report:
+        places = [locate(rank, file) for file in files]
+        give_back({"waits": tuple(places[1] if places[1].line else places[0])})
+        time.sleep(0.5)  # its end would free the ranks that wait for it, before they have reported
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Shared by the exercises of several lessons: `Exercise`, and functions that call and check a learner's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature, unwrap
+from numbers import Real
+from traceback import extract_tb
+from typing import Any
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.schedule import Schedule
+from ppedu.sim.timeline import Timeline
+from ppedu.zoo.registry import Registered, build
+
+Mistakes = Sequence[tuple[Callable[..., Any], str]]  # common wrong answers, each with an explanation
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise of a lesson.
+
+    wrong: `wrong(answer)` explains what is wrong with an answer, or returns None if it is right.
+    praise: printed after "Right."; or `praise(answer)` returns it.
+    reward: `reward(answer)` returns the timeline to draw for a right answer.
+    hints: further hints for learners who are stuck, from a nudge to almost the answer; `hint` shows them one by one.
+    draw_wrong: `draw_wrong(answer, reason)` draws a wrong answer with its fault outlined, if it can be drawn; see
+        `wrong_schedule`. `reason` is what `wrong` returned.
+    score: `score(answer)` compares a right answer with the best possible one, by case; 1 is the best. For leaderboards.
+    """
+
+    wrong: Callable[[Any], str | None]
+    praise: str | Callable[[Any], str]
+    reward: Callable[[Any], Timeline] | None = None
+    hints: tuple[str, ...] = ()
+    draw_wrong: Callable[[Any, str], None] | None = None
+    score: Callable[[Any], dict[str, float | None]] | None = None
+
+
+# (ranks, microbatches): fewer, equally many and more microbatches than ranks; the lesson's own case first.
+CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 3), (5, 4), (8, 20)]
+
+
+def require_function(answer: Any, *parameters: str) -> None:
+    """Raise SettingError unless `answer` is a function that can be called with these parameters."""
+    *first, last = parameters
+    before = f"{', '.join(first)} and " if first else ""
+    wanted = f"give a function of {before}{last}"
+    if not callable(answer):
+        raise SettingError(f"{wanted}, not {answer!r}")
+    try:
+        takes = signature(answer)
+    except ValueError:  # some built-in functions have no signature
+        raise SettingError(f"{wanted}, written by you; got {answer!r}") from None
+    try:
+        takes.bind(*parameters)
+    except TypeError:
+        raise SettingError(f"{wanted}; yours takes {' and '.join(takes.parameters) or 'nothing'}") from None
+
+
+def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
+    """Describe a case: "with 4 ranks and 8 microbatches"."""
+    *first, last = plural(ranks, "rank"), plural(microbatches, "microbatch"), *others
+    return f"with {', '.join(first)} and {last}"
+
+
+@contextmanager
+def own_line(function: Any, case: str) -> Iterator[None]:
+    """Turn an error in the learner's `function` into a SettingError with the line of the error.
+
+    case: the arguments of the function, such as "with 4 ranks and 8 microbatches"; it begins the message.
+
+    Raises:
+        SettingError: the function raised an error.
+    """
+    try:
+        yield
+    except Exception as error:
+        where = _line_of(function, error)
+        if isinstance(error, PipelineError) and not where:  # a check of the answer
+            raise
+        fails = f"{case} your function fails{where}".lstrip()
+        raise SettingError(f"{fails}: {type(error).__name__}{f': {error}' if str(error) else ''}") from None
+
+
+def _line_of(function: Any, error: Exception) -> str:
+    """Describe the line of the learner's function that raised the error; empty if it is not written in Python."""
+    written = unwrap(function)
+    code = getattr(written, "__code__", None) or getattr(type(written).__call__, "__code__", None)
+    raised = [error, *filter(None, [error.__cause__])]  # of a StopIteration, Python makes a RuntimeError
+    frames = [frame for each in raised for frame in extract_tb(each.__traceback__)]
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    if not own:
+        return ""
+    source = str(own[-1].line).partition("  #")[0].strip().removesuffix(":")  # a colon follows the quoted line
+    return f" at line {own[-1].lineno}" + (f", `{source}`" if source else "")
+
+
+def call(function: Any, case: str, *given: Any) -> Any:
+    """Call the learner's function and return its result; an error in it is reported with its line."""
+    with own_line(function, case):
+        return function(*given)
+
+
+def ask(function: Any, case: str, *sizes: Any) -> Any:
+    """Call the learner's function, which should return a number.
+
+    Raises:
+        SettingError: it returns something else, or raises an error.
+    """
+    answer = call(function, case, *sizes)
+    if isinstance(answer, bool) or not isinstance(answer, Real):
+        raise SettingError(f"{case} your function returns {answer!r} instead of a number{missing_return(answer)}")
+    if too_large(answer):
+        raise SettingError(f"{case} your function returns a number of more than 300 digits")
+    return answer
+
+
+def missing_return(answer: Any) -> str:
+    """Suggest a return, as the end of a sentence, if the learner's function returned None or is a generator."""
+    if isinstance(answer, Generator):
+        return "; write return in place of yield"
+    return "; is a return missing?" if answer is None else ""
+
+
+def too_large(number: Any) -> bool:
+    """Return whether a number, such as 10**400, is too large to be compared with a float."""
+    try:
+        float(number)
+    except OverflowError:
+        return True
+    return False
+
+
+def unlike(number: Any, other: Any) -> str:
+    """Format a number for reading, with all its digits if it would otherwise look the same as `other`."""
+    return str(number) if pretty(number) == pretty(other) else pretty(number)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two numbers are equal up to rounding."""
+    return bool(abs(one - other) < 1e-9)
+
+
+def listed(values: Any) -> str:
+    return ", ".join(map(str, values))
+
+
+def learner_schedule(generator: Any, ranks: int, microbatches: int) -> Schedule:
+    """Build the schedule "yours" from the learner's generator, with stage r on rank r."""
+    with own_line(generator, with_sizes(ranks, microbatches)):
+        return build("yours", Registered(generator, "loop"), ranks, microbatches, {})
+
+
+def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
+    """Explain why a learner's schedule is not legal; return None if it is."""
+    if not any(yours.orders):
+        return f"{case} your generator yields nothing{hint}"
+    if yours.problems:
+        more = len(yours.problems) - 1
+        return f"{case}, {yours.problems[0]}" + (f" (and {plural(more, 'more problem')})" if more else "")
+    return None
+
+
+def explain_mistake(
+    answers: Sequence[Any], cases: Sequence[Sequence[Any]], mistakes: Mistakes, same: Callable[[Any, Any], bool] = equal
+) -> str:
+    """Return the explanation of the common mistake that gives all these answers, as a new sentence; else ""."""
+    for mistake, why in mistakes:
+        if all(same(yours, mistake(*case)) for yours, case in zip(answers, cases, strict=True)):
+            return f". {why}"
+    return ""
+
+
+def not_the_idle_time(
+    formula: Any,
+    letters: Mapping[str, str],
+    times: Sequence[Sequence[int]],
+    right: Callable[..., Any],
+    mistakes: Mistakes,
+) -> str | None:
+    """Explain what is wrong with a formula for the idle time of each rank; return None if it is right.
+
+    letters: the formula's arguments after the ranks, and their symbols in the lesson.
+    times: the arguments with which it is checked.
+    right: returns the idle time for these arguments.
+    """
+    require_function(formula, "ranks", *letters)
+    cases = []
+    for ranks, *given in times:
+        *first, last = (f"{letter} = {size}" for letter, size in zip(letters.values(), given, strict=True))
+        cases.append(f"with {plural(ranks, 'rank')}, {', '.join(first)} and {last}")
+    answers = [ask(formula, case, *sizes) for case, sizes in zip(cases, times, strict=True)]
+    for case, value, sizes in zip(cases, answers, times, strict=True):
+        idle = right(*sizes)
+        if not equal(value, idle):
+            fault = f"{case} each rank is idle for {pretty(idle)}; your formula gives {unlike(value, idle)}"
+            return fault + explain_mistake(answers, times, mistakes)
+    return None

@@ -1,0 +1,247 @@
+"""Lesson 5: the 1F1B schedule, the memory it needs, and a longer warm-up for slow messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ppedu.core.actions import Action, B, F
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.schedule import Schedule
+from ppedu.course.exercises import parts
+from ppedu.course.exercises.common import (
+    CASES,
+    Exercise,
+    Mistakes,
+    ask,
+    explain_mistake,
+    learner_schedule,
+    listed,
+    not_legal,
+    require_function,
+    unlike,
+    with_sizes,
+)
+from ppedu.course.exercises.reasons import longest_wait
+from ppedu.course.exercises.wrong_schedule import wrong_schedule
+from ppedu.sim.costs import Costs
+from ppedu.sim.simulate import simulate
+from ppedu.zoo import schedule
+
+UNIT = Costs(forward=1, backward=1)
+SLOW_MESSAGES = Costs(forward=1, backward=1, latency=0.5)
+
+
+def _before_the_first_backward(yours: Schedule, rank: int) -> int:
+    """Return how many forwards a rank runs before its first backward."""
+    return next(place for place, action in enumerate(yours.orders[rank]) if action.op != "F")
+
+
+def _not_the_oldest(yours: Schedule) -> str:
+    """Explain, as a new sentence, where a rank runs the backward of a microbatch before that of an older one."""
+    for rank, order in enumerate(yours.orders):
+        waiting: list[Action] = []  # backwards whose forward has run
+        for action in order:
+            if action.op == "F":
+                waiting.append(B(action.stage, action.microbatch))
+            elif action.op in ("B", "I"):
+                backward = B(action.stage, action.microbatch)
+                if backward != min(waiting):
+                    return f". Rank {rank} runs {action} before {min(waiting)}; run the oldest backward first"
+                waiting.remove(backward)
+    return ""
+
+
+def _no_cooldown(yours: Schedule) -> str:
+    """Explain, as a new sentence, that only backwards are missing."""
+    if yours.problems and all(each.kind == "missing" and each.action.op == "B" for each in yours.problems):
+        return ". The cooldown runs the remaining backwards"
+    return ""
+
+
+def _not_1f1b(generator: Any) -> str | None:
+    require_function(generator, "rank", "ranks", "microbatches")
+    for ranks, microbatches in CASES:
+        case = with_sizes(ranks, microbatches)
+        yours = learner_schedule(generator, ranks, microbatches)
+        if fault := not_legal(yours, case, ". Start with the warm-up: which forwards come first?"):
+            return fault + _no_cooldown(yours)
+        best = simulate(schedule("1f1b", ranks, microbatches), UNIT)
+        timeline = simulate(yours, UNIT)
+        slower = timeline.makespan > best.makespan
+        if not slower and timeline.peak_activations == best.peak_activations:
+            continue
+        fault = f"{case} your schedule is legal, "
+        fault += f"but takes {timeline.makespan} slots instead of {best.makespan}" if slower else "and not slower"
+        if all(_before_the_first_backward(yours, rank) == microbatches for rank in range(ranks)):
+            return (
+                f"{fault}, but it is GPipe: every rank runs all its forwards before its first backward, and so holds "
+                f"all {microbatches} activations at once. When could the last rank run its first backward?"
+            )
+        for rank, (held, enough) in enumerate(zip(timeline.peak_activations, best.peak_activations, strict=True)):
+            first = _before_the_first_backward(yours, rank)
+            if first > min(ranks - rank, microbatches):
+                return (
+                    f"{fault}{':' if slower else ', but'} rank {rank} runs {plural(first, 'forward')} before its first "
+                    f"backward, and holds {held} activations instead of {enough}. Its warm-up is too long"
+                    + (": it waits for microbatches that it needs only later" if slower else "")
+                )
+            if first < min(ranks - rank, microbatches):
+                return (
+                    f"{fault}{':' if slower else ', but'} rank {rank} runs only {plural(first, 'forward')} before its "
+                    "first backward, and then waits for that backward's gradient. It could run more forwards in the "
+                    "meantime"
+                )
+        if timeline.peak_activations != best.peak_activations:
+            fault += f", with peaks {listed(timeline.peak_activations)} instead of {listed(best.peak_activations)}"
+        return f"{fault}: the warm-up is right, so look at the order that follows it{_not_the_oldest(yours)}"
+    return None
+
+
+# Common wrong formulas for the peak of 1F1B
+WRONG_PEAKS: Mistakes = [
+    (lambda rank, ranks, m: m, "That is GPipe's peak: all microbatches. In 1F1B a rank soon gets gradients back"),
+    (
+        lambda rank, ranks, m: ranks - rank,
+        "With few microbatches, a rank holds fewer: it cannot hold more than there are",
+    ),
+    (
+        lambda rank, ranks, m: min(ranks - rank - 1, m),
+        "That is the number of ranks after this one. The steady state begins with one more forward",
+    ),
+    (
+        lambda rank, ranks, m: ranks - rank - 1,
+        "That is the number of ranks after this one. The steady state begins with one more forward, and a rank cannot "
+        "hold more than there are microbatches",
+    ),
+    (
+        lambda rank, ranks, m: min(ranks, m),
+        "That is the peak of rank 0. A later rank is closer to the last one, so its first gradient returns sooner",
+    ),
+    (
+        lambda rank, ranks, m: ranks,
+        "That is the peak of rank 0, if there are enough microbatches. A later rank is closer to the last one, so its "
+        "first gradient returns sooner",
+    ),
+    (
+        lambda rank, ranks, m: min(rank + 1, m),
+        "That is the peak in a pipeline that runs the other way: rank 0 is the farthest from the last rank, where the "
+        "gradients begin, and holds the most",
+    ),
+    (
+        lambda rank, ranks, m: min(ranks - rank + 1, m),
+        "That counts one too many: the last rank frees its only activation before its next forward",
+    ),
+    (
+        lambda rank, ranks, m: max(ranks - rank, m),
+        "There are two limits. Which one is reached first, the larger or the smaller?",
+    ),
+]
+
+
+def _not_the_peak(formula: Any) -> str | None:
+    require_function(formula, "rank", "ranks", "microbatches")
+    cases = [(rank, ranks, microbatches) for ranks, microbatches in CASES for rank in range(ranks)]
+    names = [with_sizes(ranks, microbatches) for _, ranks, microbatches in cases]
+    answers = [ask(formula, name, *case) for name, case in zip(names, cases, strict=True)]
+    for name, (rank, *sizes), answer in zip(names, cases, answers, strict=True):
+        peak = simulate(schedule("1f1b", *sizes)).peak_activations[rank]
+        if answer != peak:
+            fault = f"{name}, rank {rank} holds {peak} at its peak; your formula gives {unlike(answer, peak)}"
+            return fault + explain_mistake(answers, cases, WRONG_PEAKS)
+    return None
+
+
+def _too_slow_or_too_large(generator: Any) -> str | None:
+    require_function(generator, "rank", "ranks", "microbatches")
+    for ranks, microbatches in CASES:
+        case = with_sizes(ranks, microbatches)
+        yours = learner_schedule(generator, ranks, microbatches)
+        if fault := not_legal(yours, case, ". Start from your 1F1B, and change its warm-up"):
+            return fault
+        timeline, gpipe, lean = (
+            simulate(each, SLOW_MESSAGES)
+            for each in (yours, schedule("gpipe", ranks, microbatches), schedule("1f1b", ranks, microbatches))
+        )
+        for rank, (held, least) in enumerate(zip(timeline.peak_activations, lean.peak_activations, strict=True)):
+            if held > 2 * least:
+                return (
+                    f"{case}, rank {rank} holds {pretty(held)} activations at its peak; 1F1B holds {pretty(least)} "
+                    f"there, so at most {pretty(2 * least)} are allowed"
+                )
+        if timeline.makespan > gpipe.makespan:
+            fault = (
+                f"{case} your schedule takes {pretty(timeline.makespan)} slots, and GPipe {pretty(gpipe.makespan)}. "
+            )
+            if timeline.makespan == lean.makespan and timeline.peak_activations == lean.peak_activations:
+                return fault + (
+                    "That is 1F1B: its microbatches in flight just fill the round trip to the last rank and back, and "
+                    "messages make that trip longer. Which ranks have the memory to start more?"
+                )
+            rank = max(range(ranks), key=lambda rank: timeline.idle[rank])
+            return f"{fault}Rank {rank} is idle for {pretty(timeline.idle[rank])} of them. {longest_wait(timeline)}"
+    return None
+
+
+def _eager(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
+    """Yield 1F1B with as long a warm-up as twice its memory allows."""
+    warmup = min(2 * (ranks - rank) - 1, microbatches)
+    yield from (F(rank, m) for m in range(warmup))
+    for m in range(warmup, microbatches):
+        yield F(rank, m)
+        yield B(rank, m - warmup)
+    yield from (B(rank, m) for m in range(microbatches - warmup, microbatches))
+
+
+EXERCISES = {
+    "05.1": Exercise(
+        _not_1f1b,
+        "That is 1F1B, for any number of ranks and microbatches. This is what you built.",
+        lambda generator: simulate(learner_schedule(generator, 4, 8), UNIT),
+        hints=(
+            "The last rank has the gradient of a microbatch as soon as it has run its forward. So it needs no warm-up: "
+            "F0 B0 F1 B1 and so on. What must the rank before it do while it waits for its first gradient?",
+            "Each rank closer to the start runs one forward more before its first backward. From there on: a forward "
+            "of the next microbatch, a backward of the oldest one, in turn.",
+            "With a warm-up of `ranks - rank - 1` forwards, the steady state begins with a forward. And no rank can "
+            "warm up with more microbatches than there are: min(…, microbatches).",
+        ),
+        draw_wrong=wrong_schedule(CASES, UNIT, lambda *case: simulate(schedule("1f1b", *case), UNIT)),
+    ),
+    "05.2": Exercise(
+        _not_the_peak,
+        "The peak is the distance to the last rank, plus one. The number of microbatches only matters if it is smaller "
+        "than that.",
+        hints=(
+            "Count the forwards that a rank runs before its first backward in the picture, for each rank.",
+            "From rank to rank, the peak falls by one, to 1 on the last rank. And what is it if there are only two "
+            "microbatches?",
+        ),
+    ),
+    "05.3": Exercise(
+        _too_slow_or_too_large,
+        "With about twice the microbatches in flight, messages no longer delay the pipeline, and memory still does not "
+        "grow with the batch.",
+        lambda generator: simulate(learner_schedule(generator, 4, 8), SLOW_MESSAGES),
+        hints=(
+            "Keep the three phases of your 1F1B, and change only the length of the warm-up.",
+            "The last rank sends no forward on, so it still needs no warm-up. Each rank before it has two more "
+            "messages in its round trip, one down and one up: let it start two more microbatches than the rank "
+            "after it.",
+        ),
+        draw_wrong=wrong_schedule(
+            CASES, SLOW_MESSAGES, lambda *case: simulate(learner_schedule(_eager, *case), SLOW_MESSAGES)
+        ),
+    ),
+    "05.4": parts.exercise(
+        "05.4",
+        "The same gradients as GPipe's, bit for bit, in the order of 1F1B.",
+        hints=(
+            "The body of GPipe's first loop is your F, that of its second loop is your B. Only the order is new: when"
+            " does this rank run its first B?",
+            "A rank runs `min(last - rank, len(inputs))` forwards as its warm-up. From then on, each forward is "
+            "followed by the backward of the oldest microbatch in `kept`: `kept.pop(0)`.",
+            "`for m in range(len(inputs) + warmup)`: an F if `m < len(inputs)`, then a B if `m >= warmup`.",
+        ),
+    ),
+}

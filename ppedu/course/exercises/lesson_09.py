@@ -1,0 +1,263 @@
+"""Lesson 9: the order of interleaved chunks, the best number of chunks, and the complete schedule."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+from typing import Any
+
+from ppedu.core.actions import F
+from ppedu.core.numeric import plural, pretty
+from ppedu.core.schedule import Schedule
+from ppedu.course.exercises.common import (
+    Exercise,
+    ask,
+    equal,
+    listed,
+    not_legal,
+    own_line,
+    require_function,
+    with_sizes,
+)
+from ppedu.course.exercises.reasons import longest_wait, warmup
+from ppedu.course.exercises.wrong_schedule import wrong_schedule
+from ppedu.sim.costs import Costs
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
+from ppedu.zoo import schedule
+from ppedu.zoo.interleaved import depth_first, equal_groups
+from ppedu.zoo.registry import Registered, build
+
+# (ranks, microbatches, chunks), with the microbatches a multiple of the ranks; the lesson's own case first.
+DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
+PARAMETERS = ("rank", "ranks", "microbatches", "chunks")
+FIXED = "use ranks, microbatches and chunks instead of 4, 8 and 2"
+
+
+def shorter_warmup(ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Return interleaved 1F1B with a shorter warm-up: rank r runs p-1-r + (v-1)p forwards before the first pair.
+
+    Megatron-LM's warm-up is p-1-r forwards longer. The makespan is the same if messages take no time, and the fullest
+    rank holds as much as in 1F1B.
+    """
+    groups = equal_groups(ranks, microbatches)
+
+    def order(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
+        return chain.from_iterable(depth_first(rank, ranks, chunks, groups, warmup=ranks - 1 - rank))
+
+    return build("shorter-warmup", Registered(order, "loop"), ranks, microbatches, {"chunks": chunks})
+
+
+def _dealt(generator: Any, ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """Build the schedule "yours" from the learner's generator, with the stages dealt out to the ranks in turn."""
+
+    def order(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
+        return generator(rank, ranks, microbatches, chunks)
+
+    with own_line(generator, with_sizes(ranks, microbatches, plural(chunks, "chunk"))):
+        return build("yours", Registered(order, "loop"), ranks, microbatches, {"chunks": chunks})
+
+
+def _not_depth_first(generator: Any) -> str | None:
+    require_function(generator, *PARAMETERS)
+    for ranks, microbatches, chunks in DEALT:
+        case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
+        yours = _dealt(generator, ranks, microbatches, chunks)
+        best = schedule("interleaved", ranks, microbatches, chunks=chunks)
+        for rank, order in enumerate(yours.orders):
+            wanted = tuple(action for action in best.orders[rank] if action.op == "F")
+            fault = _not_forwards(order, wanted, rank, best) or _not_in_order(order, wanted, rank, best)
+            if fault:
+                return f"{case}, {fault}"
+    return None
+
+
+def _not_forwards(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
+    """Explain which forwards of a rank are missing or wrong, whatever their order; return None if none are."""
+    if not order:
+        return f"your generator yields nothing for rank {rank}"
+    stages = best.placement.stages_of(rank)
+    for action in order:
+        if action.op != "F":
+            return f"rank {rank} yields {action}; yield only its forwards, the backwards are added for you"
+        if action.stage not in stages:
+            held = f"stage{'s' if len(stages) > 1 else ''} {listed(stages)}"
+            return f"rank {rank} yields {action}, but holds {held}: the stages are dealt out to the ranks in turn"
+        if action not in wanted:
+            return f"rank {rank} yields {action}, but the microbatches are 0 to {best.microbatches - 1}; {FIXED}"
+        if order.count(action) > 1:
+            never = set(stages) - {each.stage for each in order}
+            why = f", and stage {min(never)} never runs: chunk c of a rank is stage c · ranks + rank" if never else ""
+            return f"rank {rank} yields {action} {order.count(action)} times{why}"
+    missing = [action for action in wanted if action not in order]
+    if missing:
+        more = f" (and {plural(len(missing) - 1, 'more action')})" if len(missing) > 1 else ""
+        return f"rank {rank} never yields {missing[0]}{more}"
+    return None
+
+
+def _not_in_order(order: Any, wanted: Any, rank: int, best: Schedule) -> str | None:
+    """Explain where the order of a rank's forwards is not depth first; return None if it is."""
+    if order == wanted:
+        return None
+    place = next(place for place, action in enumerate(order) if action != wanted[place])
+    fault = f"forward number {place + 1} of rank {rank} is {order[place]}, where depth first has {wanted[place]}. "
+    breadth_first = schedule("looped-bfs", best.ranks, best.microbatches, chunks=best.chunks).orders[rank]
+    if order == breadth_first[: len(order)]:
+        return fault + "Yours is breadth first: all microbatches go through one chunk before the next"
+    if order == tuple(F(stage, m) for m in range(best.microbatches) for stage in best.placement.stages_of(rank)):
+        return fault + "A microbatch only comes back after passing all other ranks; run others in the meantime"
+    return fault + f"Take {plural(best.ranks, 'microbatch')} through the first chunk, then the same through the next"
+
+
+CHUNKS = (1, 2, 3, 4, 6, 12)  # the divisors of 12, as in the lesson
+# (ranks, microbatches, latency); the lesson's own case first.
+DELAYED = [(4, 8, 0.1), (4, 8, 0), (4, 8, 0.02), (4, 8, 1), (2, 8, 0.5), (6, 6, 0.1)]
+
+
+def _interleaved(ranks: int, microbatches: int, latency: float, chunks: Any) -> Timeline:
+    return simulate(schedule("interleaved", ranks, microbatches, chunks=chunks), Costs(latency=latency))
+
+
+@cache
+def _makespans(ranks: int, microbatches: int, latency: float) -> dict[int, Any]:
+    """Return the makespan for each number of chunks."""
+    return {chunks: _interleaved(ranks, microbatches, latency, chunks).makespan for chunks in CHUNKS}
+
+
+def _best(ranks: int, microbatches: int, latency: float) -> int:
+    """Return the number of chunks with the least makespan."""
+    takes = _makespans(ranks, microbatches, latency)
+    return min(takes, key=lambda each: takes[each])
+
+
+def _not_the_best_chunks(function: Any) -> str | None:
+    require_function(function, "ranks", "microbatches", "latency")
+    cases = [with_sizes(ranks, microbatches, f"a latency of {latency}") for ranks, microbatches, latency in DELAYED]
+    answers = [ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
+    for case, (ranks, microbatches, latency), chunks in zip(cases, DELAYED, answers, strict=True):
+        takes = _makespans(ranks, microbatches, latency)
+        best = _best(ranks, microbatches, latency)
+        if chunks not in takes:
+            makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
+            return f"{case} your function returns {pretty(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
+        if equal(takes[chunks], takes[best]):
+            continue
+        yours = "1 chunk takes" if chunks == 1 else f"{chunks} chunks take"
+        fault = f"{case}, {yours} {pretty(takes[chunks])}, and {best} only {pretty(takes[best])}"
+        if set(answers) == {max(CHUNKS)}:
+            return f"{fault}. More chunks mean a smaller bubble, but also more messages, and these take time"
+        if set(answers) == {1}:
+            return f"{fault}. One chunk sends the fewest messages, but has the largest bubble"
+        if answers == [_best(4, 8, latency) for _, _, latency in DELAYED]:
+            return f"{fault}. {pretty(chunks)} is the best for 4 ranks and 8 microbatches; use ranks and microbatches"
+        return fault
+    return None
+
+
+def _not_interleaved(generator: Any) -> str | None:
+    require_function(generator, *PARAMETERS)
+    for ranks, microbatches, chunks in DEALT:
+        case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
+        yours = _dealt(generator, ranks, microbatches, chunks)
+        if fault := not_legal(yours, case):
+            if any(action.microbatch >= microbatches for order in yours.orders for action in order):
+                return f"{fault}; {FIXED}"
+            return fault + (_first_backward(yours) or _short_warmup(yours))
+        timeline = simulate(yours)
+        best = simulate(schedule("interleaved", ranks, microbatches, chunks=chunks))
+        held, allowed = max(timeline.peak_activations), max(best.peak_activations)
+        if held > allowed:
+            rank = timeline.peak_activations.index(held)
+            return (
+                f"{case} your schedule is legal, but rank {rank} holds {pretty(held)} microbatches at its peak, where "
+                f"{pretty(allowed)} would do: it runs {plural(warmup(yours.orders[rank]), 'forward')} before its first "
+                "backward"
+            )
+        if timeline.makespan > best.makespan:
+            return (
+                f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best.makespan)} "
+                f"is possible. {longest_wait(timeline)}"
+            )
+    return None
+
+
+def _first_backward(yours: Schedule) -> str:
+    """Explain why a schedule whose backwards begin with the wrong chunk cannot run, as a new sentence; else ""."""
+    for rank, order in enumerate(yours.orders):
+        first = next((action for action in order if action.op == "B"), None)
+        last = yours.placement.stages_of(rank)[-1]
+        if first and first.stage != last:
+            return (
+                f". Rank {rank} begins its backwards with stage {first.stage}, but gradients reach stage {last} first"
+            )
+    return ""
+
+
+def _short_warmup(yours: Schedule) -> str:
+    """Explain why a schedule with a shorter warm-up than `shorter_warmup` cannot run, as a new sentence; else ""."""
+    enough = shorter_warmup(yours.ranks, yours.microbatches, yours.chunks)
+    for rank, (order, long) in enumerate(zip(yours.orders, enough.orders, strict=True)):
+        first, least = (next((k for k, each in enumerate(row) if each.op == "B"), None) for row in (order, long))
+        if first is not None and least is not None and first < least:
+            return (
+                f". Rank {rank} runs {plural(first, 'forward')} before its first backward, too short a warm-up: a "
+                "group must pass all chunks before its gradients can come back"
+            )
+    return ""
+
+
+def _praise(generator: Any) -> str:
+    """Describe a complete schedule, and what its memory costs if it holds less than Megatron-LM's."""
+    yours, theirs = _dealt(generator, 4, 8, 2), schedule("interleaved", 4, 8, chunks=2)
+    held, held_there = (simulate(each).peak_activations[0] for each in (yours, theirs))
+    if yours.orders == theirs.orders:
+        return "That's interleaved 1F1B, complete, as Megatron-LM runs it. This is what you built."
+    if held >= held_there:
+        return "That's as fast as Megatron-LM's interleaved 1F1B, in no more memory. This is what you built."
+    slow = Costs(latency=0.5)
+    return (
+        "That's interleaved 1F1B, complete, and with less memory than Megatron-LM's: "
+        f"{pretty(held)} instead of {pretty(held_there)} microbatches on rank 0. The price comes with slow messages: "
+        f"at a latency of 0.5, yours takes {pretty(simulate(yours, slow).makespan)}, and Megatron-LM's "
+        f"{pretty(simulate(theirs, slow).makespan)}. This is what you built."
+    )
+
+
+EXERCISES = {
+    "09.1": Exercise(
+        _not_depth_first,
+        "That is depth first. With backwards in the same order, but from the last chunk to the first, it is "
+        "interleaved 1F1B: here with three chunks.",
+        lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),
+        hints=(
+            "Three loops, one inside the other: over groups, chunks, and the microbatches of a group. Which is the "
+            "outermost?",
+            "The groups begin at microbatch 0, ranks, 2 · ranks, and so on: range(0, microbatches, ranks).",
+        ),
+        draw_wrong=wrong_schedule(DEALT, made=_dealt),
+    ),
+    "09.2": Exercise(
+        _not_the_best_chunks,
+        "The slower the messages, the fewer chunks. This is the best for 4 ranks, 8 microbatches and a latency of 0.1.",
+        lambda function: _interleaved(4, 8, 0.1, function(4, 8, 0.1)),
+        hints=(
+            "Simulate all six: for these ranks, microbatches and latency, each number of chunks has a makespan.",
+            "A schedule is pp.schedule('interleaved', ranks, microbatches, chunks=chunks), its costs are "
+            "pp.Costs(latency=latency), and min(…, key=makespan) finds the number with the smallest makespan.",
+        ),
+    ),
+    "09.3": Exercise(
+        _not_interleaved,
+        _praise,
+        lambda generator: simulate(_dealt(generator, 4, 8, 2)),
+        draw_wrong=wrong_schedule(DEALT, made=_dealt),
+        hints=(
+            "The backwards take the same groups of microbatches through the chunks, from the last chunk to the first.",
+            "After the warm-up, one forward and one backward alternate, as in 1F1B. The remaining backwards come last. "
+            "Only the length of the warm-up is new.",
+            "How many forwards come before the first pair? A whole group goes through all chunks but the last: "
+            "ranks · (chunks - 1). Then a rank runs one more for each rank after it, or, as Megatron-LM does, two.",
+        ),
+    ),
+}

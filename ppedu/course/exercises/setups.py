@@ -1,0 +1,216 @@
+"""A training job as the finale's cases describe it: what it runs, on which machines, and what goes wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from ppedu.core.check import check
+from ppedu.core.dependencies import replay
+from ppedu.core.numeric import pretty
+from ppedu.core.schedule import Schedule
+from ppedu.course.exercises.silent import Trained, train
+from ppedu.sim.costs import Costs
+from ppedu.sim.simulate import simulate, simulate_partial
+from ppedu.sim.timeline import Timeline
+from ppedu.trace.records import Other, Recorded
+from ppedu.trace.run import Run
+
+REPLICAS, STEPS = 2, 3
+NOISE = 0.01  # times vary by this part
+ENOUGH = 1.05  # a step may take this many times as long as it should
+EXACT = 1e-4  # gradients may be off by this part
+GB_PER_LAYER = 0.2  # the activations of one sequence
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A job of REPLICAS pipelines. Times are in seconds, memory in GB.
+
+    layers: the number of layers in each stage.
+    lengths: the length of each sequence of a replica's batch, 1 on average. A microbatch has equally many of them.
+    layer_time: the forward of one layer for a sequence of length 1; each half of the backward takes as long.
+    hop: the time of a message. exchange: that of adding up the gradients of two copies of the model.
+    goal: the time of a step that these machines allow. room: the memory of a rank for activations.
+    slow: by (replica, rank), how many times as long a node takes. cables: by two ranks, the time of a message.
+    stalls: by rank, how many layer times it stops once in each step.
+    bug, bug_at: an exhibit of the bug museum, and its ranks; see `silent.train`.
+    """
+
+    schedule: Schedule
+    layers: tuple[float, ...]
+    lengths: tuple[float, ...]
+    layer_time: float
+    hop: float
+    exchange: float = 0.0
+    goal: float = 0.0
+    room: float = 0.0
+    slow: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    cables: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    stalls: Mapping[int, float] = field(default_factory=dict)
+    bug: str = ""
+    bug_at: Any = None
+
+    @property
+    def ranks(self) -> int:
+        return self.schedule.ranks
+
+    @property
+    def plan(self) -> Setup:
+        """The same schedule and layers without any trouble: sound machines, and sequences of equal lengths."""
+        return replace(self, slow={}, cables={}, stalls={}, lengths=(1.0,) * len(self.lengths))
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a step has no end, or lacks an action."""
+        return bool(self.schedule.problems) or bool(self.crossed)
+
+    @cached_property
+    def crossed(self) -> list[Any]:
+        """The problems with sends that wait for their receives."""
+        return check(self.schedule, rendezvous=True) if self.schedule.lowered and not self.schedule.problems else []
+
+    def costs(self, replica: int = 0, random: Random | None = None) -> Costs:
+        """Return the costs of one step of a replica; `random` lets them vary."""
+        each = len(self.lengths) // self.schedule.microbatches
+        lengths = [sum(self.lengths[m * each : (m + 1) * each]) for m in range(self.schedule.microbatches)]
+        stalls = {rank: (random or Random(0)).randrange(len(lengths)) for rank in self.stalls}
+
+        def times(op: str) -> list[list[float]]:
+            return [[time(op, stage, m) for m in range(len(lengths))] for stage in range(self.schedule.stages)]
+
+        def time(op: str, stage: int, m: int) -> float:
+            rank = self.schedule.placement.rank(stage, m)
+            lasts = self.layers[stage] * lengths[m] * self.slow.get((replica, rank), 1.0)
+            if op == "F" and stalls.get(rank) == m:
+                lasts += self.stalls[rank]
+            return self.layer_time * lasts * (random.uniform(1 - NOISE, 1 + NOISE) if random else 1)
+
+        ranks = range(self.ranks)
+        latency = {(a, b): self.cables.get((min(a, b), max(a, b)), self.hop) for a in ranks for b in ranks if a != b}
+        forward, inputs, weights = map(times, "FIW")
+        activation = [GB_PER_LAYER * layers * each for layers in self.layers]
+        return Costs(
+            forward, input=inputs, weight=weights, latency=latency, activation=activation, unit="s", memory_unit="GB"
+        )
+
+    @property
+    def tail(self) -> float:
+        return self.exchange if self.schedule.placement.copies > 1 else 0.0
+
+    @cached_property
+    def step(self) -> float:
+        """The time of a step: of its slowest replica, with the exchange of gradients between copies."""
+        unlike = range(REPLICAS) if self.slow else [0]
+        times = [float(simulate(self.schedule, self.costs(replica)).makespan) for replica in unlike]
+        return max(times) + self.tail
+
+    @cached_property
+    def peaks(self) -> list[float]:
+        """The most activations that each rank holds, in GB."""
+        return [float(peak) for peak in simulate(self.schedule, self.costs()).peak_activations]
+
+    @property
+    def overflows(self) -> bool:
+        """Whether a rank needs more memory than it has."""
+        return max(self.peaks) > self.room
+
+    @property
+    def late(self) -> bool:
+        """Whether a step takes longer than these machines allow."""
+        return self.step > self.goal * ENOUGH
+
+    def measured(self, seed: int) -> Run:
+        """Return STEPS steps of this job, as if they had been recorded."""
+        recorded = {}
+        for step in range(STEPS):
+            for replica in range(REPLICAS):
+                timeline = self._recorded(replica, Random(f"{seed} {step} {replica}"))
+                others = [
+                    Other(rank, "gradients of both copies", timeline.end, timeline.end + self.tail)
+                    for rank in range(self.ranks)
+                    if self.tail
+                ]
+                recorded[step, replica] = Recorded(timeline, tuple(others))
+        return Run(recorded)
+
+    def _recorded(self, replica: int, random: Random) -> Timeline:
+        costs = self.costs(replica, random)
+        timeline = simulate(self.schedule, costs)
+        return replace(
+            timeline, costs=Costs(activation=costs.activation, unit="s", memory_unit="GB"), source="measured"
+        )
+
+    def stuck(self) -> Timeline:
+        """Return what the ranks have done when nothing happens any more."""
+        orders = self.schedule.orders
+        if self.crossed:
+            blocked = replay(self.schedule.numbered, rendezvous=True).blocked
+            orders = tuple(order[: blocked[r][0]] if r in blocked else order for r, order in enumerate(orders))
+        costs = self.costs()
+        done = simulate_partial(replace(self.schedule, orders=orders), costs)
+        return replace(done, costs=Costs(activation=costs.activation, unit="s", memory_unit="GB"), source="measured")
+
+    def waiting(self) -> list[str]:
+        """Describe what each rank does when nothing happens any more."""
+        blocked = replay(self.schedule.numbered, rendezvous=bool(self.crossed)).blocked
+        return [
+            f"rank {rank} is at {order[blocked[rank][0]]}" if rank in blocked else f"rank {rank} has finished"
+            for rank, order in enumerate(self.schedule.orders)
+        ]
+
+    @property
+    def trained(self) -> Trained:
+        """The losses and gradients of this job's training program."""
+        return _trained(self.ranks, self.bug, self.bug_at)
+
+    def failing(self) -> dict[str, str]:
+        """Return what is not as it should be, by goal, each with a sentence: order, messages, memory, time, gradients.
+
+        A job that hangs has no times and no memory. One that only looks fast, because a faster schedule hides that it
+        takes longer than planned, fails in its time, too.
+        """
+        if problems := self.schedule.problems:
+            return {"order": f"pp.check still finds {len(problems)} of: {problems[0]}"}
+        if self.crossed:
+            return {"messages": f"with sends that wait for their receives, {self.crossed[0]}"}
+        failing = {}
+        if self.overflows:
+            most = self.peaks.index(max(self.peaks))
+            failing["memory"] = f"rank {most} keeps {pretty(max(self.peaks))} GB, and has {pretty(self.room)}"
+        planned = self.plan.step
+        if self.late:
+            failing["time"] = f"a step takes {pretty(self.step, 's')}, and {pretty(self.goal, 's')} are possible"
+        elif self.step > planned * ENOUGH:
+            failing["time"] = (
+                f"a step takes {pretty(self.step, 's')}, where this schedule should take {pretty(planned, 's')}: the "
+                "trouble is hidden, and still there"
+            )
+        off, rank = max((max(each), rank) for rank, each in enumerate(self.trained.off)) if self.bug else (0, 0)
+        if off > EXACT:
+            failing["gradients"] = f"gradients are off by up to {off:.0%}, on rank {rank}"
+        return failing
+
+
+@cache
+def _trained(ranks: int, bug: str, where: Any) -> Trained:
+    return train(ranks, bug, where)
+
+
+def spread(layers: Sequence[float], old: Schedule, new: Schedule) -> tuple[float, ...]:
+    """Return the layers of each stage of another schedule, with as many as before on each rank.
+
+    A stage that two ranks hold, in two copies of the model, gets the mean.
+    """
+    if old.placement == new.placement:
+        return tuple(layers)
+    share = old.stages / old.ranks
+    held = [fmean(layers[stage] for stage in old.placement.stages_of(rank)) * share for rank in range(old.ranks)]
+    ranks_of = [
+        [rank for rank in range(new.ranks) if stage in new.placement.stages_of(rank)] for stage in range(new.stages)
+    ]
+    return tuple(fmean(held[rank] for rank in ranks) * new.ranks / new.stages for ranks in ranks_of)

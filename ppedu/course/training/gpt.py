@@ -1,0 +1,193 @@
+"""A toy GPT that can be cut into stages. A stage's weights have the names and values they have in the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+from ppedu.core.errors import SettingError
+from ppedu.core.validate import require_count, require_instance
+from ppedu.engine.gradients import Tie
+from ppedu.engine.ranks.comm import PipelineGroup
+from ppedu.engine.ranks.device import synchronize
+from ppedu.engine.stages.cut import with_ends
+from ppedu.sim.partition import evenly
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The size of a GPT.
+
+    vocabulary: the number of different tokens.
+    context: the length of the longest sequence, in tokens.
+    layers: the number of transformer blocks.
+    heads: the number of attention heads in each block.
+    width: of the residual stream, a multiple of `heads`.
+    tied: the head uses the weights of the token embedding (arXiv 1608.05859).
+
+    Raises:
+        SettingError: a number is below 1, or `width` is not a multiple of `heads`.
+    """
+
+    vocabulary: int
+    context: int = 64
+    layers: int = 4
+    heads: int = 4
+    width: int = 64
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "context", "layers", "heads", "width"):
+            require_count(name, getattr(self, name))
+        if self.width % self.heads:
+            raise SettingError(
+                f"width must be a multiple of the {self.heads} heads, such as {self.heads * 8}; got {self.width}"
+            )
+
+    def ties(self, stages: int) -> list[Tie]:
+        """Return the pairs of tied weights in a model of `stages` stages: the argument `tied` of `Pipeline`."""
+        return [((0, "embedding.token.weight"), (stages - 1, "head.linear.weight"))] if self.tied else []
+
+
+class GPT(nn.Module):
+    """A GPT, or the stage of a GPT that holds some of its pieces: 0 is the embedding, then come the blocks, the head.
+
+    Blocks keep their number in the whole model, so `layers.2.…` names the same weight on every rank. Each piece is
+    initialized from `seed` and its position, so that a stage starts with exactly the weights of its slice of the whole
+    model.
+
+    The first stage takes tokens, int64 of shape (batch, length); later stages take activations of shape (batch, length,
+    width). The last stage returns logits of shape (batch, length, vocabulary), earlier ones activations. A stage
+    without pieces returns what it takes.
+    """
+
+    chained = True  # for `ppedu.engine.stages.cut`
+
+    def __init__(self, config: GPTConfig, pieces: range | None = None, seed: int = 0):
+        super().__init__()
+        require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
+        head = config.layers + 1
+        pieces = range(head + 1) if pieces is None else pieces
+
+        def part(position: int, make: Callable[[GPTConfig], nn.Module]) -> Any:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed * 100_003 + position)
+                return make(config)
+
+        self.embedding = part(0, Embedding) if 0 in pieces else None
+        self.layers = nn.ModuleDict({str(piece - 1): part(piece, Block) for piece in pieces if 0 < piece < head})
+        self.head = part(head, Head) if head in pieces else None
+        if config.tied and self.head:
+            # On a stage without the embedding, the head gets an equal copy, and `Pipeline(tied=…)` keeps both equal.
+            embedding = self.embedding or part(0, Embedding)
+            self.head.linear.weight = embedding.token.weight
+
+    @classmethod
+    def stage(
+        cls, config: GPTConfig, stage: int, stages: int, seed: int = 0, pieces: Sequence[range] | None = None
+    ) -> GPT:
+        """Return stage number `stage` of a GPT that is divided among `stages` stages.
+
+        pieces: Of each stage; by default, the blocks are divided evenly.
+
+        Raises:
+            SettingError: `stages` exceeds the number of blocks, or `stage` is not below `stages`.
+        """
+        require_instance("config", config, GPTConfig, "a GPTConfig, such as GPTConfig(vocabulary=97)")
+        pieces = with_ends(evenly(config.layers, stages)) if pieces is None else pieces
+        if require_count("stage", stage, least=0) >= stages:
+            raise SettingError(f"stage must be from 0 to {stages - 1}; got {stage}")
+        return cls(config, pieces[stage], seed)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x if self.embedding is None else self.embedding(x)
+        for layer in self.layers.values():
+            out = layer(out)
+        out = out if self.head is None else self.head(out)
+        return x.view_as(x) if out is x else out
+
+
+class Embedding(nn.Module):
+    """The sum of a token embedding and a position embedding."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.token = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.context, config.width)
+        for embedding in (self.token, self.position):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.token(tokens) + self.position(positions)
+
+
+class Block(nn.Module):
+    """Causal self-attention and a two-layer perceptron, each with a residual connection."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        qkv = self.attention(self.norm_1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm_2(x))
+
+
+class Head(nn.Module):
+    """A layer norm and a linear layer that computes logits."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+        self.linear = nn.Linear(config.width, config.vocabulary, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x))
+
+
+def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of logits (batch, length, vocabulary) for target tokens (batch, length)."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def costs_of_gpt(config: GPTConfig, sequences: int, group: PipelineGroup, device: torch.device) -> list[float]:
+    """Return the seconds of each piece of a GPT for a microbatch, as measured on the first rank of `group`."""
+    times: list[Any] = [None]
+    if group.is_first:
+        tokens = torch.zeros(sequences, config.context, dtype=torch.long, device=device)
+        x = torch.randn(sequences, config.context, config.width, device=device, requires_grad=True)
+        parts = ((Embedding(config), tokens), (Block(config), x), (Head(config), x))
+        times = [[_time(part.to(device), given) for part, given in parts]]
+    if group.size > 1:
+        dist.broadcast_object_list(times, group.peer(0), group.process_group)
+    first, layer, last = times[0]
+    return [first, *[layer] * config.layers, last]
+
+
+def _time(part: nn.Module, x: torch.Tensor, repeats: int = 5) -> float:
+    """Return the least time of several forwards and backwards, in seconds."""
+    found = []
+    for _ in range(repeats):
+        synchronize(x.device)
+        begin = perf_counter()
+        part(x).sum().backward()
+        synchronize(x.device)
+        found.append(perf_counter() - begin)
+    return min(found)

@@ -1,0 +1,244 @@
+"""The agreement of a pipeline's ranks before a step, and the exchange of losses and times after it.
+
+Each exchange is one row of numbers per rank. Rank 0 collects the rows and sends all of them to every rank: with gloo,
+this takes a third of the time of its all_gather, which passes the rows around a ring.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ppedu.core.errors import CommunicationError, PipelineError, SettingError
+from ppedu.core.numeric import plural
+from ppedu.core.waiting import Wait, published
+from ppedu.engine.batch import Batch
+from ppedu.engine.ranks import device
+from ppedu.engine.ranks.alarm import Alarm
+from ppedu.engine.ranks.comm import PipelineGroup, reason
+from ppedu.engine.ranks.device import wait
+from ppedu.engine.ranks.versions import store_of
+
+CALLS = ["step", "eval", "forward"]  # a rank announces a call by its position here
+REFUSED = -1  # announces that a rank cannot make a call
+meetings: Counter[str] = Counter()  # by group, of which pipelines may share one
+CONTROL_TAG = 1  # keeps these rows apart from a schedule's messages, which have tag 0; NCCL has no tags
+
+
+class Rows(NamedTuple):
+    """The rows of all ranks, shape (ranks, length), and the receives that will fill them."""
+
+    values: torch.Tensor
+    receives: list[Any]
+
+
+class Control:
+    """Keeps the ranks of one pipeline in agreement; every rank makes the same calls in the same order.
+
+    replicas: the group of the ranks with the same stages, if several pipelines run side by side.
+    failure: why the pipeline can no longer be used; "" while it can.
+    """
+
+    def __init__(self, group: PipelineGroup, timeout: timedelta, replicas: dist.ProcessGroup | None = None):
+        self.group, self.timeout = group, timeout
+        self.failure = ""
+        # Process groups, and how many of their ranks, the first ones, make each call.
+        self._own = [(group.channel, group.size)] if group.size > 1 else []
+        beside = 1 if replicas is None else dist.get_world_size(replicas)
+        self._replicas = [(replicas, beside)] if replicas is not None and beside > 1 else []
+        name = f"global rank {dist.get_rank()}" if self._replicas else f"rank {group.rank}"
+        self._alarm = Alarm([each for each, _ in self._own + self._replicas], name)
+        self._last_announcement: list[int] = []  # of this rank, where all ranks made the same and knew the inputs
+
+    def meet(self, purpose: str) -> None:
+        """Wait until every rank has called this, before NCCL connects them, which it does without a time limit.
+
+        Raises:
+            CommunicationError: a rank has failed, or has not called this within the timeout.
+        """
+        if device.is_queue(self.group.device):
+            for group, ranks in self._own + self._replicas:
+                meetings[group.group_name] += 1
+                keys = [f"ppedu/meeting {meetings[group.group_name]} of {rank}" for rank in range(ranks)]
+                with self.required_for(purpose):
+                    store = store_of(group)
+                    store.set(keys[group.rank()], "")
+                    store.wait(keys, self.timeout)
+
+    def exchange(self, row: torch.Tensor, purpose: str, posted: Rows | None = None) -> torch.Tensor:
+        """Return the rows of all ranks, shape (ranks, length).
+
+        row: this rank's, of the same length and dtype on all ranks. purpose: completes "rank 0 cannot …" in an error.
+        posted: what `post` has returned for this exchange, if it was called.
+
+        Raises:
+            CommunicationError: a rank has failed, or has not called this within the timeout.
+        """
+        if self.group.size == 1:
+            return row[None]
+        row = row.to(self.group.device)
+        values, receives = posted or self.post(len(row), row.dtype, purpose)
+        with self.required_for(purpose):
+            if device.is_queue(row.device):
+                works = [dist.all_gather(list(values), row, self.group.process_group, async_op=True)]
+            elif self.group.rank > 0:
+                works = [*receives, self.group.channel.send([row], 0, CONTROL_TAG)]
+            else:
+                values[0] = row
+                for work in receives:
+                    wait(work, row.device, self.timeout)
+                works = [self.group.channel.send([values], rank, CONTROL_TAG) for rank in range(1, self.group.size)]
+            for work in works:
+                wait(work, row.device, self.timeout)
+        return values.cpu()
+
+    def start(self, row: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start to exchange rows in the background; the returned function waits for those of all ranks."""
+        row = row.to(self.group.device)
+        values = row.new_empty(self.group.size, len(row))
+        if self.group.size == 1:
+            return lambda: row[None].cpu()
+        with self.required_for("end the step"):
+            work = dist.all_gather(list(values), row, self.group.process_group, async_op=True)
+
+        def finish() -> torch.Tensor:
+            with self.required_for("validate the last step"):
+                wait(work, row.device, self.timeout)
+            return values.cpu()
+
+        return finish
+
+    def post(self, length: int, dtype: torch.dtype, purpose: str) -> Rows:
+        """Post the receives of a later `exchange`, so that its messages match without a handshake."""
+        channel = self.group.channel
+        values = torch.empty(self.group.size, length, dtype=dtype, device=self.group.device)
+        if device.is_queue(values.device):  # NCCL's all_gather needs no preparation
+            return Rows(values, [])
+        senders = {0: values} if self.group.rank else {rank: values[rank] for rank in range(1, self.group.size)}
+        with self.required_for(purpose):
+            return Rows(values, [channel.recv([part], rank, CONTROL_TAG) for rank, part in senders.items()])
+
+    @contextmanager
+    def required_for(self, purpose: str) -> Iterator[None]:
+        """Report an error of torch.distributed as one of `purpose`, after which the pipeline cannot be used."""
+        try:
+            with published(lambda: Wait(f"“{purpose}”", "all")):
+                yield
+        except PipelineError:
+            raise
+        except RuntimeError as error:
+            why = (
+                f"rank {self.group.rank} cannot {purpose}: not every rank reached it within "
+                f"{self.timeout.total_seconds():g} s, or one has failed ({reason(error)}); see that rank's own error"
+            )
+            raise CommunicationError(why + self.fail(why, own=False)) from error
+
+    def fail(self, why: str, own: bool = True) -> str:
+        """Let the pipeline be used no more, and the other ranks stop waiting for this one.
+
+        own: this rank has failed itself; it does not only wait for another that may have. Returns the end of an error's
+        text, which names the rank that failed first; "" if it is this one, or unknown.
+        """
+        if self.failure:
+            return ""
+        self.failure = why
+        first = self._alarm.sound(own)
+        return "" if first in ("", self._alarm.name) else f"; {first} failed first, and its own error says why"
+
+    def refuse(self, call: str, microbatches: int, debug: bool) -> None:
+        """Let the other ranks know that this one cannot start a call; they raise an error, and then can be used again.
+
+        If the call is like the last one, they may not ask, and have begun: the pipeline can be used again only if all
+        ranks refuse the call.
+        """
+        silent = bool(self._last_announcement) and not debug
+        if not silent:
+            self.exchange(torch.tensor([REFUSED, 0, *[0] * (2 * microbatches)]), f"start {call}")
+        self._require_all_refuse(call, (self._own if silent else []) + self._replicas)
+
+    def _require_all_refuse(self, call: str, groups: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
+        """Let the pipeline be used no more unless all ranks of these groups refuse the call as well."""
+        if not all(self._alarm.all_refuse(*each) for each in groups):
+            self.fail(f"rank {self.group.rank} cannot start {call}, which other ranks have started")
+
+    def require_same(self, settings: Mapping[str, Any], purpose: str) -> None:
+        """Raise CommunicationError on every rank unless all ranks have the same `settings`."""
+        rows = self.exchange(torch.tensor([zlib.crc32(repr(value).encode()) for value in settings.values()]), purpose)
+        for rank, row in enumerate(rows.tolist()):
+            for name, value, first in zip(settings, row, rows[0].tolist(), strict=True):
+                if value != first:
+                    raise CommunicationError(f"rank {rank} has a different {name} than rank 0; give all ranks the same")
+
+    def require_none(self, problems: Sequence[str], purpose: str) -> None:
+        """Raise SettingError on every rank if any rank passes `problems`. All ranks must call this.
+
+        A rank that has problems reports its own; the others name the rank that has some. purpose: what the ranks were
+        about to do, for the error of a timeout.
+        """
+        counts = self.exchange(torch.tensor([len(problems)]), purpose).flatten().tolist()
+        if problems:
+            more = f" (and {plural(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
+            raise SettingError(f"{problems[0]}{more}")
+        for rank, count in enumerate(counts):
+            if count:
+                raise SettingError(f"rank {rank} cannot {purpose}; its own error says why")
+
+    def agree_on_batch(
+        self, call: str, batch: Batch, microbatches: int, loss_scale: float, debug: bool
+    ) -> tuple[list[int], list[int]]:
+        """Return each microbatch's kind and size, once all ranks have announced the same call, batch and `loss_scale`.
+
+        A kind stands for the shapes and dtypes of a microbatch's inputs; see `Batch.kinds`. If all ranks know the
+        inputs, and this call is like the last one, nothing is exchanged, except with `debug`.
+
+        Raises:
+            SettingError: a rank has refused the call.
+            CommunicationError: the ranks' calls, batches or scales differ, or one has not called within the timeout.
+        """
+        (scale,) = struct.unpack("q", struct.pack("d", loss_scale))  # the bits of a float, as an integer
+        own = [CALLS.index(call), scale, *batch.kinds(microbatches), *batch.sizes]
+        if own == self._last_announcement and not debug:
+            return own[2 : 2 + microbatches], own[2 + microbatches :]
+        unlike = " (here, the call, the batch's shapes or loss_scale differ from the last ones)"
+        changed = unlike if self._last_announcement else ""
+        rows = self.exchange(torch.tensor(own), f"start {call}{changed}").tolist()
+        for rank, (number, *_) in enumerate(rows):
+            if number == REFUSED:
+                self._require_all_refuse(call, self._replicas)
+                raise SettingError(f"rank {rank} cannot start {call}; its own error says why")
+        for rank, (number, its_scale, *_) in enumerate(rows):
+            if number != rows[0][0]:
+                raise CommunicationError(
+                    f"rank 0 calls {CALLS[rows[0][0]]}, but rank {rank} calls {CALLS[number]}; call the same on all"
+                )
+            if its_scale != rows[0][1]:
+                raise CommunicationError(f"rank {rank} has a different loss_scale than rank 0; give all ranks the same")
+        columns = list(zip(*rows, strict=True))[2:]
+        kinds = [_known_kind(m, column) for m, column in enumerate(columns[:microbatches])]
+        everywhere = all(all(row[2 : 2 + microbatches]) for row in rows)
+        self._last_announcement = own if everywhere else []
+        return kinds, [max(column) for column in columns[microbatches:]]
+
+
+def _known_kind(microbatch: int, kinds: Sequence[int]) -> int:
+    """Return the kind of a microbatch's inputs, which ranks without the inputs (0) have not seen.
+
+    Raises:
+        CommunicationError: two ranks have seen different kinds.
+    """
+    ranks = {kind: rank for rank, kind in reversed(list(enumerate(kinds))) if kind}
+    if len(ranks) > 1:
+        one, other = list(ranks.values())[:2]
+        raise CommunicationError(
+            f"microbatch {microbatch} of the inputs has a different shape or dtype on rank {other} than on rank {one}; "
+            "give all ranks the same batch, or leave it out where it is not needed"
+        )
+    return next(iter(ranks))

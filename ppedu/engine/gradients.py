@@ -1,0 +1,486 @@
+"""Gradient synchronization: every rank that holds a weight gets the same gradient, once a step.
+
+A weight of the model can be several parameters: one in each copy of the model if the schedule has two (dualpipe), one
+at each end of a tie, as of a language model's embedding to its head, and one in each replica of the pipeline. Copies
+and ties add up their gradients; replicas average them. On the other hand, several stages of a rank can share one
+parameter. Names that stand for one weight, for any of these reasons, form a class, and each class is added up once.
+Stages that fully_shard has sharded are reduced in `sharded`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from fractions import Fraction
+from functools import partial, reduce
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import get_total_norm
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.placement import Placement
+from ppedu.engine.ranks.comm import PipelineGroup, start_swap
+from ppedu.engine.ranks.device import wait
+from ppedu.engine.ranks.messages import checksum
+from ppedu.engine.ranks.versions import grad_dtype, is_persistent
+from ppedu.engine.stages.stage import Stage
+
+Name = tuple[int, str]  # of a parameter: its stage, and its name there
+Tie = tuple[Name, Name]  # two names of one weight
+Exchange = Callable[[torch.Tensor], torch.Tensor]  # from a row of numbers to the rows of all ranks of the pipeline
+
+
+class SharedWeights(NamedTuple):
+    """Weights of the model that are several parameters, on the same ranks of a pipeline.
+
+    weights: for each weight, the parameters that it is on this rank. ranks: all ranks that hold them, in order.
+    """
+
+    weights: list[list[nn.Parameter]]
+    ranks: Sequence[int]
+
+
+class HeldStage(NamedTuple):
+    """A stage that several ranks hold: both ranks of a schedule with two copies of the model, or all replicas.
+
+    holders: the names of these ranks. gather: takes this rank's row of numbers and returns the rows of all holders in
+    their order, shape (holders, length); every holder must call it.
+    """
+
+    stage: int
+    module: nn.Module
+    holders: list[str]
+    gather: Callable[[torch.Tensor], torch.Tensor]
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """The buffers in the module's state, by name. Non-persistent buffers are caches, and may differ."""
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, part in self.module.named_modules()
+            for name, buffer in part.named_buffers(recurse=False)
+            if is_persistent(part, name)
+        }
+
+    def differences(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+        """Return the names of the tensors that differ between holders, each with a sentence that names two holders."""
+        if not tensors:
+            return {}
+        rows = self.gather(_checksums(tensors.values())).t().tolist()
+        return {
+            name: f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and {self.holders[other]}"
+            for name, column in zip(tensors, rows, strict=True)
+            if (other := _first_different(column))
+        }
+
+
+class GradientSync:
+    """Synchronizes the gradients of one rank's stages with all other holders of their weights.
+
+    stages: all stages of the rank, by number. ties: pairs of weights, each named by its stage and its name there.
+    replicas: the ranks that hold the same stages in other pipelines. timeout: how long to wait for another rank.
+    device: that of this rank's stages.
+
+    Raises:
+        SettingError: `ties` are not pairs of weights of the model.
+        PipelineError: a weight asks for gradients in another dtype, which this release of PyTorch does not have.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        stages: Mapping[int, Stage],
+        ties: Sequence[Tie],
+        group: PipelineGroup,
+        replicas: dist.ProcessGroup | None,
+        timeout: timedelta,
+        device: torch.device,
+    ):
+        if not isinstance(ties, (tuple, list)) or not all(map(_is_tie, ties)):
+            raise SettingError(
+                "tied must be pairs of weights, such as [((0, 'embedding.weight'), (3, 'head.weight'))], each named by "
+                f"its stage and its name there; got {ties!r}"
+            )
+        self.placement, self.stages = placement, stages
+        self.ties = [((one, name), (other, partner)) for (one, name), (other, partner) in ties]
+        self.group, self.timeout = group, timeout
+        self.replica_count = 1 if replicas is None else dist.get_world_size(replicas)
+        self.replicas = replicas if self.replica_count > 1 else None
+        self.replica_device = torch.device("cpu")
+        if self.replicas is not None:
+            beside = PipelineGroup(dist.get_rank(replicas), self.replica_count, replicas)
+            self.replica_device = beside.on(device).device
+        self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
+        self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
+        self._incomplete: set[int] = set()  # stages whose last backward is still ahead
+        self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []  # by the ranks that hold them
+        self._agreed: dict[Name, int] = {}  # the class of each name of this rank, as of the first call
+        for stage, name in (end for tie in ties for end in tie):
+            if stage in stages or not 0 <= stage < placement.stages:
+                self._weight(stage, name)
+        for weight in nn.ModuleList(self.modules.values()).parameters():
+            grad_dtype(weight)  # fails where torch would ignore what is set
+        self.find_shared()
+
+    @property
+    def modules(self) -> dict[int, nn.Module]:
+        return {index: stage.module for index, stage in self.stages.items()}
+
+    @property
+    def names(self) -> dict[nn.Parameter, list[Name]]:
+        """All names of each parameter of this rank, in any of its stages."""
+        named = {
+            (stage, name): parameter
+            for stage, module in sorted(self.modules.items())
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        for stage, name in chain.from_iterable(self.ties):
+            if stage in self.stages:  # a compiled module also knows its weights by names that it does not list
+                named.setdefault((stage, name), self._weight(stage, name))
+        found: dict[nn.Parameter, list[Name]] = {}
+        for place, parameter in named.items():
+            found.setdefault(parameter, []).append(place)
+        return found
+
+    def find_shared(self) -> None:
+        """Find the parameters and stages with several holders; before each step, as the caller may replace weights."""
+        named = {name: weight for weight, names in self.names.items() for name in names} if self._classes else {}
+        self.shared = []
+        for ranks, classes in self._classes:
+            weights = [
+                list(dict.fromkeys(named[name] for name in names if name in named and named[name].requires_grad))
+                for names in classes
+            ]
+            several = [each for each in weights if len(each) > 1 or (each and len(ranks) > 1)]
+            if several:
+                self.shared.append(SharedWeights(several, ranks))
+        self.held = list(self._held_stages())
+
+    def require_agreed(self) -> None:
+        """Raise SettingError if weights of this rank have other names than those agreed on, or two have become one."""
+        if not self._agreed:
+            return
+        groups = [*self.names.values()]
+        names = {*chain.from_iterable(groups)}
+        changes = [(name, "was added") for name in sorted(names - {*self._agreed})]
+        changes += [(name, "was removed") for name in sorted({*self._agreed} - names)]
+        changes += [
+            (group[0], f"became that of stage {group[-1][0]}, {group[-1][1]!r},")
+            for group in groups
+            if not changes and len({self._agreed[name] for name in group}) > 1
+        ]
+        for (stage, name), change in changes:
+            raise SettingError(
+                f"the weight {name!r} of stage {stage} {change} after the pipeline's first call, in which the ranks "
+                "agreed on the weights that several of them hold; make a new Pipeline after such a change, on all ranks"
+            )
+
+    def initial_differences(self, exchange: Exchange) -> list[str]:
+        """Learn which weights are one, and return a sentence for each weight and buffer that its holders differ in."""
+        found = []
+        names = self.names
+        for each in self.held:
+            weights, buffers = dict(each.module.named_parameters()), each.buffers
+            looks = [(name, part.shape, part.dtype, part.requires_grad) for name, part in (weights | buffers).items()]
+            sharing = [names[weight] for weight in weights.values()]
+            row = each.gather(torch.tensor([zlib.crc32(repr((each.stage, looks, sharing)).encode())]))
+            if other := _first_different(row.flatten().tolist()):
+                found.append(
+                    f"stage {each.stage} has different weights or buffers on {each.holders[other]} than on "
+                    f"{each.holders[0]}: names, shapes, dtypes, requires_grad and which stages share a weight must be "
+                    "the same"
+                )
+                continue  # every holder has found this, and compares no further
+            # Each replica holds another slice of a sharded weight; all slices together are one weight.
+            whole = {name: weight for name, weight in weights.items() if not hasattr(weight, "to_local")}
+            found += {**each.differences("weight", whole), **each.differences("buffer", buffers)}.values()
+        if self.ties or self.placement.copies > 1:
+            found += self._agree(names, exchange)
+        classes = [each for _, several in self._classes for each in several]
+        if self.held or classes:
+            numbers = {name: number for number, each in enumerate(classes) for name in each if name[0] in self.stages}
+            self._agreed = dict.fromkeys(chain.from_iterable(names.values()), 0) | numbers
+        return [f"{sentence}; build both from one seed, or load both from one file" for sentence in found]
+
+    def begin(self, stages: Iterable[int], loss_scale: float = 1) -> None:
+        """Start a step with backwards of `stages`.
+
+        Set aside the gradients of earlier steps: their holders already have the sum of these, and unscaled.
+        """
+        self._incomplete = set(stages)
+        self._means, self._earlier, self.loss_scale = [], [], loss_scale
+        shared = {weight: None for one in self.shared for same in one.weights for weight in same}
+        for weight in shared if loss_scale == 1 else nn.ModuleList(self.modules.values()).parameters():
+            if weight.grad is not None:
+                self._earlier.append((weight, weight.grad))
+                weight.grad = None
+
+    def start_mean(self, stage: int) -> None:
+        """Start to average the gradients that are complete after the last backward of `stage` over the replicas."""
+        self._incomplete.discard(stage)
+        if self.replicas is None:
+            return
+        later = {id(weight) for other in self._incomplete for weight in self.stages[other].module.parameters()}
+        trained = [weight for weight in self.stages[stage].module.parameters() if weight.requires_grad]
+        weights = [[weight] for weight in trained if id(weight) not in later]
+        if not weights:
+            return
+        total = _flatten(weights).to(self.replica_device)
+        work = dist.all_reduce(total, group=self.replicas, async_op=True)
+
+        def finish() -> None:
+            wait(work, total.device, self.timeout)
+            _unflatten(weights, total / self.replica_count)
+
+        self._means.append(finish)
+
+    def finish(self) -> None:
+        """Complete the averages, add up the gradients of copies and ties, unscale, and average the buffers.
+
+        Raises:
+            PipelineError: an integer buffer, such as a counter, differs between holders.
+        """
+        for finish_mean in self._means:
+            finish_mean()
+        for weights, ranks in self.shared:
+            mine = _flatten(weights)
+            _unflatten(weights, self._gather(ranks, mine).sum(0).to(mine.device))
+        if self.loss_scale != 1:
+            for weight in nn.ModuleList(self.modules.values()).parameters():
+                if weight.grad is not None:
+                    weight.grad.div_(self.loss_scale)
+        for each in self.held:
+            _average_buffers(each)
+        for weight, grad in self._earlier:
+            weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
+
+    def sum_over_replicas(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a number over all replicas; the number itself without replicas."""
+        if self.replicas is None:
+            return value
+        value = value.to(self.replica_device, copy=True)
+        wait(dist.all_reduce(value, group=self.replicas, async_op=True), value.device, self.timeout)
+        return value.cpu()
+
+    def loss_weights(self, counts: Sequence[int], sizes: Sequence[int], reduction: str) -> dict[int, list[Fraction]]:
+        """Return for each stage the weight of each microbatch's loss in the batch's loss.
+
+        counts: how much each microbatch's targets count in a mean, if they are given here. sizes: each microbatch's
+        samples, which replace them elsewhere; 0 where unknown. reduction: "mean" or "sum". The weights of the last
+        stage depend on the counts in all replicas.
+
+        Losses and gradients are averaged over the replicas afterwards, which the weights make up for.
+        """
+        weights: dict[int, list[Fraction]] = {}
+        for stage in self.stages:
+            is_last = stage == self.placement.stages - 1
+            parts = counts if is_last and counts else sizes if all(sizes) else [1] * len(sizes)
+            total = sum(parts)
+            if reduction == "sum":
+                weights[stage] = [Fraction(self.replica_count)] * len(parts)
+            elif is_last:
+                total = int(self.sum_over_replicas(torch.tensor(total)))
+                weights[stage] = [Fraction(part * self.replica_count, total) for part in parts]
+            else:
+                weights[stage] = [Fraction(part, total) for part in parts]
+        return weights
+
+    def norm(self) -> torch.Tensor:
+        """Return this rank's part of the gradients' norm, a float64 scalar: a shared weight counts at one holder only.
+
+        Sharded gradients count as a whole, on each rank that has a slice of them.
+        """
+        elsewhere = {
+            id(weight)
+            for weights, ranks in self.shared
+            for same in weights
+            for weight in same[int(ranks[0] == self.group.rank) :]
+        }
+        same_sharding: dict[Any, list[torch.Tensor]] = {}  # torch takes the norm of gradients that are sharded alike
+        for weight in nn.ModuleList(self.modules.values()).parameters():  # a weight of two stages counts once
+            grad: Any = weight.grad
+            if grad is not None and id(weight) not in elsewhere:
+                sharding = (grad.device_mesh, grad.placements) if hasattr(grad, "to_local") else None
+                same_sharding.setdefault(sharding, []).append(grad.coalesce().values() if grad.is_sparse else grad)
+        norms: list[Any] = [get_total_norm(grads) for grads in same_sharding.values()]
+        whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in norms]
+        return torch.tensor([each.item() for each in whole], dtype=torch.float64).norm()
+
+    def _agree(self, names: Mapping[nn.Parameter, list[Name]], exchange: Exchange) -> list[str]:
+        """Find the classes of names that stand for one weight, in agreement with the other ranks of the pipeline.
+
+        names: see `names`. A rank cannot see which parameters the stages of another rank share, so each reports its
+        own. Returns a sentence for each class that is not the same weight on this rank as on another.
+        """
+        tied = set(chain.from_iterable(self.ties))
+        own = [(ends, _digest(weight)) for weight, ends in names.items() if len(ends) > 1 or not tied.isdisjoint(ends)]
+        reports = [json.loads(text) for text in _exchange_texts(json.dumps(own), exchange)]
+        parameters = [
+            (rank, {(stage, name) for stage, name in ends}, digest)
+            for rank, report in enumerate(reports)
+            for ends, digest in report
+        ]
+        joined = _joined([*map(set, self.ties), *(ends for _, ends, _ in parameters)])
+        alone = [[ends[0]] for ends in names.values() if not any(ends[0] in each for each in joined)]
+        classes: defaultdict[tuple[int, Sequence[int]], list[list[Name]]] = defaultdict(list)
+        found = []
+        for each in sorted([*map(sorted, joined), *alone]):
+            ranks = tuple(sorted({copy[stage] for stage, _ in each for copy in self.placement.holders}))
+            if self.group.rank in ranks:
+                classes[each[0][0], ranks].append(each)
+                digests = [(rank, digest) for rank, ends, digest in parameters if not ends.isdisjoint(each)]
+                mine = next((digest for rank, digest in digests if rank == self.group.rank), None)
+                for rank, digest in digests:
+                    if mine not in (None, digest):
+                        found.append(
+                            f"the tied weights on rank {self.group.rank} and rank {rank} are not the same in shape, "
+                            "dtype, requires_grad or values"
+                        )
+        # In the same order on all ranks, so that none waits for another in a cycle; stage by stage, to save memory.
+        self._classes = [(ranks, each) for (_, ranks), each in sorted(classes.items())]
+        return found
+
+    def _weight(self, stage: int, name: str) -> nn.Parameter:
+        modules = self.modules
+        try:
+            return modules[stage].get_parameter(name)
+        except (KeyError, AttributeError):
+            known = ", ".join(name for name, _ in modules[stage].named_parameters()) if stage in modules else "none"
+            raise SettingError(
+                f"cannot tie {name!r} of stage {stage}, which has no such weight; its weights are: {known}"
+            ) from None
+
+    def _held_stages(self) -> Iterator[HeldStage]:
+        """Yield the stages of this rank that other ranks hold, too: copies within the schedule, then replicas."""
+        for stage, module in sorted(self.modules.items()):  # in the same order on both ranks
+            holders = [copy[stage] for copy in self.placement.holders]
+            if len(set(holders)) > 1:
+                yield HeldStage(stage, module, [f"rank {rank}" for rank in holders], partial(self._gather, holders))
+        if self.replicas is not None:
+            names = [f"global rank {rank}" for rank in dist.get_process_group_ranks(self.replicas)]
+            for stage, module in sorted(self.modules.items()):
+                yield HeldStage(stage, module, names, self.gather_replicas)
+
+    def _gather(self, ranks: Sequence[int], mine: torch.Tensor) -> torch.Tensor:
+        """Return the rows of these ranks of the pipeline in their order, shape (ranks, length); each must call this."""
+        mine = mine.to(self.group.device)
+        rows = {rank: mine if rank == self.group.rank else torch.empty_like(mine) for rank in ranks}
+        for peer in sorted(rows.keys() - {self.group.rank}):
+            for request in start_swap(mine, rows[peer], peer, self.group):
+                wait(request, self.group.device, self.timeout)
+        return torch.stack([rows[rank] for rank in ranks])
+
+    def gather_replicas(self, mine: torch.Tensor) -> torch.Tensor:
+        """Return the rows of all replicas in their order, shape (replicas, length)."""
+        if self.replicas is None:
+            return mine[None]
+        mine = mine.to(self.replica_device)
+        rows = [torch.empty_like(mine) for _ in range(self.replica_count)]
+        wait(dist.all_gather(rows, mine, group=self.replicas, async_op=True), mine.device, self.timeout)
+        return torch.stack(rows)
+
+
+def _is_tie(tie: Any) -> bool:
+    """Return whether `tie` has the form of a `Tie`."""
+    match tie:
+        case [[int(), str()], [int(), str()]]:
+            return True
+    return False
+
+
+def _joined(groups: Iterable[set[Name]]) -> list[set[Name]]:
+    """Join groups that have a name in common, until no two have."""
+    joined: list[set[Name]] = []
+    for group in groups:
+        apart = [each for each in joined if each.isdisjoint(group)]
+        joined = [*apart, group.union(*(each for each in joined if each not in apart))]
+    return joined
+
+
+def _exchange_texts(text: str, exchange: Exchange) -> list[str]:
+    """Return the texts of all ranks, each followed by spaces."""
+    own = text.encode()
+    longest = int(exchange(torch.tensor([len(own)])).max())
+    rows = exchange(torch.tensor(list(own.ljust(longest)), dtype=torch.uint8))
+    return [bytes(row).decode() for row in rows.tolist()]
+
+
+def _average_buffers(held: HeldStage) -> None:
+    """Give all holders of a stage the mean of each floating-point buffer.
+
+    Raises:
+        PipelineError: a buffer of another dtype differs between the holders.
+    """
+    buffers = held.buffers
+    differences = held.differences("buffer", buffers)
+    for name, sentence in differences.items():
+        if not buffers[name].is_floating_point():
+            raise PipelineError(
+                f"{sentence} after the step, and buffers of {buffers[name].dtype} are not averaged; give every holder "
+                "the same number of microbatches, or register the buffer with persistent=False"
+            )
+    if differences:
+        floats = [buffers[name] for name in differences]
+        row = torch.cat([buffer.detach().double().flatten() for buffer in floats])
+        means = held.gather(row).mean(0)
+        for buffer, mean in zip(floats, means.split([buffer.numel() for buffer in floats]), strict=True):
+            buffer.detach().copy_(mean.view_as(buffer))
+
+
+def _first_different(values: Sequence[int]) -> int:
+    """Return the position of the first value that differs from `values[0]`; 0 if all are equal."""
+    return next((position for position, value in enumerate(values) if value != values[0]), 0)
+
+
+def _checksums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([checksum(_local(tensor)) for tensor in tensors])
+
+
+def _digest(weight: nn.Parameter) -> int:
+    """Return a number that stands for all that must be equal in two parameters that are one weight."""
+    look = tuple(_local(weight).shape), str(weight.dtype), weight.requires_grad, checksum(_local(weight))
+    return zlib.crc32(repr(look).encode())
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Return this rank's slice of a sharded tensor, or any other tensor itself, detached in both cases."""
+    return tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
+
+
+def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
+    """Return the gradients of all weights in one row, each the sum over its parameters.
+
+    At the end of the row is, for each weight, 1 if it has a gradient, else 0.
+    """
+    row = torch.cat([_sum(same).reshape(-1) for same in weights])
+    marks = [any(each.grad is not None for each in same) for same in weights]
+    # Copying numbers to a GPU would let the host wait for the GPU.
+    return torch.cat([row, row.new_ones(len(marks)) if all(marks) else row.new_tensor(marks)])
+
+
+def _sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Return the sum of the parameters' gradients; zeros if all are missing."""
+    grads = [each.grad for each in same if each.grad is not None]
+    zeros = [] if grads else [torch.zeros_like(same[0], dtype=grad_dtype(same[0]))]
+    return reduce(torch.add, [(_local(grad).to_dense() if grad.is_sparse else _local(grad)) for grad in grads + zeros])
+
+
+def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> None:
+    """Store the parts of `row` as gradients of all parameters. A weight without a gradient on any rank keeps none.
+
+    Gradients are written in place where they can be, as they may be views into a tensor of the caller.
+    """
+    *parts, marks = row.split([*(_local(same[0]).numel() for same in weights), len(weights)])
+    for same, part, has_grad in zip(weights, parts, marks.tolist(), strict=True):
+        for weight in same if has_grad else ():
+            grad, dtype = weight.grad, grad_dtype(weight)
+            if grad is None or grad.layout != torch.strided or grad.dtype != dtype or hasattr(grad, "to_local"):
+                weight.grad = torch.empty_like(weight, dtype=dtype)
+            _local(weight.grad).copy_(part.view_as(_local(weight)))

@@ -1,0 +1,481 @@
+"""`Pipeline`, the engine: runs any legal schedule, with this rank's stages, on real processes.
+
+    pipeline = Pipeline(schedule, {stage: module, …}, loss_fn)      # on every rank, with the stages that it holds
+    loss = pipeline.step(inputs, targets)                           # gradients are in .grad
+    pipeline.timeline                                               # the step as it was measured
+
+A step is run by `interpreter`, which reads the schedule; `control` is what ranks agree on before and after it, and
+`gradients` what they synchronize.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cached_property, partial
+from types import NoneType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
+
+from ppedu.core.actions import Op
+from ppedu.core.check import check
+from ppedu.core.errors import CommunicationError, PipelineError, SettingError
+from ppedu.core.grid import strip
+from ppedu.core.lower import lower
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.validate import require_instance, require_number
+from ppedu.engine import clock, results
+from ppedu.engine.batch import Batch, Batching
+from ppedu.engine.control import Control, Rows
+from ppedu.engine.gradients import GradientSync, Tie
+from ppedu.engine.interpreter import METHODS, Handler, Step, evaluation_mode
+from ppedu.engine.post_validation import PostValidation, Validation
+from ppedu.engine.program import AHEAD, Program
+from ppedu.engine.ranks import device
+from ppedu.engine.ranks.comm import PipelineGroup
+from ppedu.engine.ranks.messages import Messages
+from ppedu.engine.ranks.versions import allow_two_streams
+from ppedu.engine.results import Results
+from ppedu.engine.sharded import Shards, is_sharded, storage
+from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
+from ppedu.sim.timeline import Timeline
+
+Keywords = dict[str, Any]  # the keyword arguments of a function
+StageKeywords = Mapping[int, Keywords]  # by stage
+Given = tuple[Any, Any, Keywords, StageKeywords | None]
+MOST_SECONDS = 10**6  # of a timeout
+UNEVEN = (
+    "some microbatches have a larger part of padding (-100) than others, but each counts by its size, so that the mean "
+    "over all other targets would come out wrong; give Batching(count=lambda y: int((y != -100).sum())), or "
+    "Batching(count=torch.numel) if this is intended"
+)
+CLOCK_STEPS = 50  # after which the clocks of several machines are compared again
+
+
+class Pipeline:
+    """A schedule and this rank's stages, ready to run. Every rank makes one, and makes the same calls.
+
+    schedule: compute actions only, or lowered by `pp.lower`.
+    stages: the module of each stage that this rank holds, by number; see `local_stages`. They are on one device, which
+        with NCCL is torch's current GPU. A stage takes what the stage before it returns, a tensor or several, and every
+        keyword given to `step`. An output that no later stage uses gives its weights gradients of zero, where one
+        process would leave `.grad` None. Processes that compute a stage together (tensor parallelism) are in a pipeline
+        each, on the same rank of it.
+    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Without it, the last stage returns the loss. A
+        module may have buffers, but weights to train only if the last rank's stages have them, too.
+    group: the ranks of the pipeline; by default the whole world.
+    replicas: a process group of the ranks that hold the same stages in other pipelines. Gradients and losses are
+        averaged over it once a step, when a stage's last backward is done. Stages that torch's fully_shard has sharded
+        over it (all stages, each as a whole) are reduced by that, at REDUCE_GRAD. Give plain modules: a wrapper such as
+        DistributedDataParallel would average after the wrong backward, and the first call refuses it on every rank.
+        Replicas, and the two copies of a stage in a schedule such as dualpipe, must start equal. At the end of a step
+        their floating-point buffers, such as those of BatchNorm, are averaged; other buffers must agree.
+    tied: pairs of weights that are one in the model, each named by its stage and its name there, such as
+        [((0, "embedding.token.weight"), (3, "head.linear.weight"))]. Both get the sum of their gradients, and so do all
+        weights that pairs join in a chain. Stages of one rank may share a parameter without a tie, unless fully_shard
+        has sharded them, which makes two parameters of it.
+    batching: how batches are cut into microbatches, and how losses and outputs are put together; see `Batching`.
+    autocast: a dtype for forwards in mixed precision, such as torch.bfloat16.
+    seed: makes random numbers in a forward, such as dropout's, depend only on it, the step, the stage and the
+        microbatch, and so neither on the schedule nor on the ranks. Steps are counted in `steps`, which you set when
+        training resumes.
+    optimizer: a `PostValidation`: the pipeline steps the optimizer, and ranks do not wait for each other at the end of
+        a step. `step` then returns the loss of the step before, None at first; see `flush`. Give all ranks the inputs,
+        or the beginning of a step waits for those that have them. If that loss is not finite, `step` raises an error
+        instead of training its batch; call it again.
+    timeout: seconds that a rank waits for another. With NCCL, a rank looks for what is late at the end of a step.
+    debug: state in each message what it is, and detect tensors that are written to after they were sent.
+
+    Raises:
+        ScheduleError: the schedule is not legal.
+        SettingError: the stages or the group do not fit it.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[int, nn.Module | Stage],
+        loss_fn: Loss | None = None,
+        group: PipelineGroup | None = None,
+        *,
+        replicas: dist.ProcessGroup | None = None,
+        tied: Sequence[Tie] = (),
+        batching: Batching = Batching(),  # noqa: B008 (it is immutable)
+        autocast: torch.dtype | None = None,
+        seed: int | None = None,
+        optimizer: PostValidation | None = None,
+        timeout: float = 60.0,
+        debug: bool = False,
+    ):
+        require_schedule("Pipeline", schedule)
+        schedule.validate()
+        require_instance("loss_fn", loss_fn, (Callable, NoneType), "a function of an output and a target")
+        require_instance("replicas", replicas, (dist.ProcessGroup, NoneType), "a process group")
+        require_instance("batching", batching, Batching, "a Batching, such as Batching(output_dim=1)")
+        require_instance("autocast", autocast, (torch.dtype, NoneType), "a dtype, such as torch.bfloat16")
+        if not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_SECONDS:
+            raise SettingError(f"timeout must be a number of seconds above 0, at most {MOST_SECONDS}; got {timeout!r}")
+        self.group = PipelineGroup.of(group)
+        if self.group.size != schedule.ranks:
+            raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {self.group.size}")
+        if schedule.lowered and (problems := check(schedule, rendezvous=True)):
+            raise SettingError(
+                f"{schedule!r} runs on a backend that buffers sends (gloo), but not where a send waits for its receive "
+                f"(NCCL): {problems[0]}; give Pipeline(pp.strip(schedule), …), which places messages of its own"
+            )
+        self.schedule = strip(schedule)
+        self.stages = as_stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
+        self.last = self.stages.get(schedule.stages - 1)
+        self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
+        self.device = home([stage.module for stage in self.stages.values()], self.group.device)
+        self.group = self.group.on(self.device)
+        for stage in self.stages.values():
+            stage.device = home([stage.module], self.device)
+        self.batching, self.autocast, self.seed = batching, autocast, seed
+        # To post the receive of a message whose header states its shape, a rank must wait for the header. Early
+        # is better on a GPU, too: the order of messages in its queues is the same, and they can only start sooner.
+        self._receive = "late" if batching.variable_shapes else "early"
+        self.messages = Messages(schedule.placement, self.group, timeout, debug)
+        limit = timedelta(seconds=timeout)
+        self.control = Control(self.group, limit, replicas)
+        self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit, self.device)
+        require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
+        self.validation = Validation(optimizer, self.control, self.gradients, self.device) if optimizer else None
+        self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
+        self.steps = 0
+        self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
+        self.clocks = clock.RankClocks()
+        self._lowered = schedule if schedule.lowered else None
+        self._prepared = self._warned = False
+        self._rows: Rows | None = None  # posted for the end of a step
+        self.results: Results | None = None  # of the last step
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All modules that forwards run on this rank: those of the stages, and the loss if it is one."""
+        return [*self.gradients.modules.values(), *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else [])]
+
+    @cached_property
+    def side_stream(self) -> torch.cuda.Stream:
+        """The GPU's second stream, for overlapped pairs."""
+        allow_two_streams()
+        return torch.cuda.Stream(self.device)
+
+    @cached_property
+    def forwards(self) -> Program:
+        """This rank's program for an evaluation: the schedule's forwards, without backwards."""
+        if self.schedule.forward_only:
+            return self.program
+        return Program(lower(self.schedule.forwards, self._receive, self.sharded), self.group.rank)
+
+    def on(self, op: Op, handler: Handler) -> None:
+        """Run `handler(action, step)` for every action of `op`; `step.default(action)` runs the built-in behavior.
+
+        See `Step` for what a handler can use.
+
+        Raises:
+            SettingError: the op does not exist.
+        """
+        if not isinstance(op, str) or op not in METHODS:
+            raise SettingError(f"unknown op {op!r}; the ops are: {', '.join(METHODS)}")
+        self.handlers[Op(op)] = handler
+
+    def step(
+        self,
+        inputs: Any = None,
+        targets: Any = None,
+        *,
+        outputs: bool = False,
+        loss_kwargs: Keywords | None = None,
+        loss_scale: float = 1.0,
+        stage_kwargs: StageKeywords | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Run the schedule on a batch: add the gradients to `.grad`, and return the batch's loss on every rank.
+
+        inputs: for the first stage. targets: for the loss. keywords: for every stage. `Batch.cut` cuts them into
+        microbatches: tensors, and tuples and dicts of tensors, along their samples; a list has one entry for each
+        microbatch. Ranks without the first stage may omit the inputs, ranks without the last stage the targets.
+        stage_kwargs: more keywords, for single stages: `stage_kwargs={3: {"mask": mask}}`.
+        loss_kwargs: keywords for `loss_fn`, the same for each microbatch.
+        loss_scale: multiplies the loss for the backwards, so that small gradients do not vanish in float16. At the end,
+            gradients are divided by it; where they have overflowed, they are infinite or NaN. See `LossScale`.
+        outputs: return (loss, outputs) instead, with the outputs that `forward` returns.
+
+        Raises:
+            SettingError: the batch cannot be cut into the schedule's microbatches. On the first call, on every rank: a
+                stage is wrapped or sharded in a way that cannot work, or copies of a weight differ.
+            CommunicationError: another rank has failed, has been given a different batch, or exceeds the timeout.
+            PipelineError: a stage has failed, or a loss is not finite; with `PostValidation`, also the gradients' norm.
+        """
+        return self._run("step", (inputs, targets, keywords, stage_kwargs), outputs, loss_kwargs, loss_scale)
+
+    def flush(self) -> torch.Tensor | None:
+        """With `PostValidation`, wait until the last step is validated, and return its loss; None if it is already.
+
+        Call it after the last step, and before the weights are used otherwise, such as for a checkpoint.
+
+        Raises:
+            PipelineError: the loss or the gradients' norm was not finite. The step has been taken back, and training
+                can go on.
+        """
+        return self._settle("")
+
+    def _settle(self, undone: str) -> torch.Tensor | None:
+        """Validate the last step, and return its loss. undone: see `_keep`."""
+        if self.validation is None or self.validation.pending is None:
+            return None
+        with self._guarded():
+            self.validation.require_unchanged()
+            validated = self.validation.settle()
+        return self._keep(validated.results, undone=undone)
+
+    def eval(
+        self,
+        inputs: Any = None,
+        targets: Any = None,
+        *,
+        outputs: bool = False,
+        loss_kwargs: Keywords | None = None,
+        stage_kwargs: StageKeywords | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Return the batch's loss, without gradients and with modules in evaluation mode; otherwise as `step`."""
+        return self._run("eval", (inputs, targets, keywords, stage_kwargs), outputs, loss_kwargs)
+
+    def forward(self, inputs: Any = None, *, stage_kwargs: StageKeywords | None = None, **keywords: Any) -> Any:
+        """Return the model's outputs for a batch, as in `eval`; None on a rank without the last stage.
+
+        Tensors are concatenated along `Batching.output_dim`, also inside tuples and dicts; anything else becomes a list
+        with an entry for each microbatch. If two ranks hold the last stage, each returns the outputs of its own
+        microbatches.
+        """
+        return self._run("forward", (inputs, None, keywords, stage_kwargs), outputs=True)[1]
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last step of all ranks, measured, in seconds; on several machines, to within `clocks.error`.
+
+        Raises:
+            PipelineError: there has been none.
+        """
+        if self.results is None:
+            raise PipelineError("nothing has been measured yet; run a step first")
+        return self.results.timeline()
+
+    def clip_grad_norm(self, max_norm: float, error_if_nonfinite: bool = False) -> float:
+        """Scale all gradients down to a norm of at most `max_norm` over all stages; return the norm before.
+
+        Like `torch.nn.utils.clip_grad_norm_` on one process: every weight of the model counts once, even if several
+        ranks hold it or it is `tied` to another. Every rank must call this.
+
+        Raises:
+            SettingError: `max_norm` is not a number above 0.
+            PipelineError: with `error_if_nonfinite`, the norm is infinite or NaN; on all ranks. Otherwise the gradients
+                are scaled by that norm, as in torch, and the next step reports a loss that is not finite.
+        """
+        require_number("max_norm", max_norm, lambda norm: norm > 0, "a number above 0")
+        if self.validation:
+            raise SettingError("the pipeline steps the optimizer, and clips before; give PostValidation(max_norm=…)")
+        self._prepare("clip_grad_norm")
+        self.gradients.require_agreed()
+        self.gradients.find_shared()
+        norm = self.control.exchange(self.gradients.norm()[None], "clip the gradients").norm()
+        if error_if_nonfinite and not norm.isfinite():
+            raise PipelineError(
+                f"the norm of the gradients over all stages is {norm.item()}, so they cannot be clipped; check the "
+                "learning rate, and look for a division by zero"
+            )
+        clip_grads_with_norm_(nn.ModuleList(self.gradients.modules.values()).parameters(), max_norm, norm)
+        return float(norm)
+
+    def _run(
+        self,
+        call: str,
+        given: Given,
+        outputs: bool = False,
+        loss_kwargs: Keywords | None = None,
+        loss_scale: float = 1.0,
+    ) -> Any:
+        """Run a batch, and return its loss; with `outputs`, (loss, the model's outputs, or None on other ranks).
+
+        call: "step", "eval" or "forward". given: inputs, targets, keywords, and those for single stages. The other
+        arguments are those of `step`.
+        """
+        training, microbatches = call == "step", self.schedule.microbatches
+        try:
+            require_instance("loss_kwargs", loss_kwargs, (dict, NoneType), "a dict of keywords for loss_fn")
+            require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
+            batch = Batch.cut(*given[:3], microbatches, self.batching, given[3])
+            self._require_given(call, batch)
+            if training:
+                self.gradients.require_agreed()
+        except Exception:
+            with suppress(PipelineError):  # this rank's own error says more
+                self._get_ready(call)
+                self.control.refuse(call, microbatches, self.messages.debug)
+            raise
+        self._get_ready(call)
+        if training:
+            self.gradients.find_shared()
+        kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, loss_scale, self.messages.debug)
+        targets = () if call == "forward" else batch.targets or [None] * microbatches
+        program = self.program if training else self.forwards
+        with self.control.required_for(f"start {call}"):
+            reduction = self.batching.reduction
+            weights = self.gradients.loss_weights(batch.counts, sizes, reduction) if targets else {}
+
+        def begin() -> Step:
+            torch.clear_autocast_cache()  # in a context around this call, it has the weights of an earlier step
+            for index, stage in self.stages.items():
+                keep = outputs and stage is self.last
+                weighted, loss_fn = weights.get(index, ()), self.loss_fn if stage is self.last else None
+                stage.begin(
+                    batch.inputs, targets, weighted, loss_kwargs, loss_scale, loss_fn, outputs=keep, timed=False
+                )
+            return Step(self, program, batch, kinds, training, loss_scale)
+
+        validation = self.validation if training else None
+        with evaluation_mode(self.modules, not training), torch.set_grad_enabled(training):
+            done = program.cut if validation and validation.pending else 0
+            keep = partial(self._keep, undone=_undone(call))
+            step, loss = validation.during(begin, done, self._guarded, keep) if validation else (begin(), None)
+            with self._guarded(step):
+                if not validation:
+                    self._rows = self.control.post(results.length(program), torch.float64, f"start {call}")
+                if training:
+                    self.gradients.begin(program.trained, loss_scale)
+                step.run(done)
+                with self.control.required_for("synchronize the gradients"):
+                    step.finish()
+                if validation:
+                    validation.step(results.row(step), program.schedule, self.modules)
+                else:
+                    rows = self.control.exchange(results.row(step), "end the step", self._rows)
+                    with self.control.required_for("end the step"):
+                        found = results.read(rows, program.schedule, self.gradients.gather_replicas)
+        self.steps += training
+        if not validation:
+            loss = self._keep(found, finite=call != "forward", measured=training or self.schedule.forward_only)
+        if self.last and call != "forward" and not self._warned and self.batching.ignores_unevenly(batch.targets):
+            self._warned = True
+            warnings.warn(UNEVEN, stacklevel=3)
+        made = self.last.outputs if self.last else {}  # by microbatch
+        joined = self.batching.join([made[m] for m in sorted(made)]) if made else None
+        return (loss, joined) if outputs else loss
+
+    @contextmanager
+    def _guarded(self, step: Step | None = None) -> Iterator[None]:
+        """After an error, let the pipeline be used no more."""
+        try:
+            yield
+        except BaseException as error:
+            self._in_flight = step, self._rows  # the memory of messages in flight must not be freed
+            communication = isinstance(error, CommunicationError)
+            first = self.control.fail(str(error) or type(error).__name__, own=not communication)
+            if first and communication:
+                raise CommunicationError(f"{error}{first}") from error.__cause__
+            raise
+
+    def _keep(
+        self, found: Results, finite: bool = True, measured: bool = True, undone: str | None = None
+    ) -> torch.Tensor:
+        """Keep the results of a step, and return its loss, which must be finite if `finite`.
+
+        undone: of a step that is validated later: how the error for it ends, if this call has to be made again.
+        """
+        self.loss, self.losses = found.loss, found.losses
+        if measured:
+            self.results = found
+        if finite:
+            try:
+                found.require_finite(self.batching.count is not None)
+            except PipelineError as error:
+                if undone is None:
+                    raise
+                last = f"that was step {self.steps - 1}, counted from 0; it has been taken back"
+                raise PipelineError(f"{error}; {last}, so the weights are as before it{undone}") from None
+        return self.loss
+
+    def _require_given(self, call: str, batch: Batch) -> None:
+        if call == "step" and self.schedule.forward_only:
+            raise SettingError(f"{self.schedule!r} has no backwards; call eval or forward instead of step")
+        if call == "step" and torch.is_inference_mode_enabled():
+            raise SettingError("step cannot compute gradients within torch.inference_mode(); use eval there")
+        if unknown := set(batch.stage_keywords) - set(range(self.schedule.stages)):
+            raise SettingError(
+                f"stage_kwargs names stage {min(unknown)!r}; the stages are 0 to {self.schedule.stages - 1}"
+            )
+        if 0 in self.stages and not batch.inputs:
+            raise SettingError(f"rank {self.group.rank} holds the first stage, so {call} needs the inputs there")
+        if self.last and call != "forward" and not batch.targets and self.loss_fn is not own_loss:
+            raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
+
+    def _get_ready(self, call: str) -> None:
+        """Do what ranks do together before a call, whether or not this rank can make it."""
+        self._prepare(call)
+        if call != "step":
+            self._settle(_undone(call))
+
+    def _prepare(self, call: str) -> None:
+        """Raise PipelineError after a failure; on the first call, get ready to run.
+
+        That is: compile the schedule, compare the ranks' clocks, and raise an error on every rank unless all ranks have
+        the same settings, and the same values for weights that they share. call: "step", for example, for errors.
+        """
+        if self.control.failure:
+            raise PipelineError(
+                f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"
+            )
+        if self._prepared:
+            if self.steps % CLOCK_STEPS == 0:
+                self.clocks.compare(self.control, f"start {call}")
+            return
+        modules, purpose = self.gradients.modules, f"start {call}"
+        trained = [
+            index for index, module in modules.items() if any(each.requires_grad for each in module.parameters())
+        ]
+        first = min(trained, default=self.schedule.stages)
+        self.control.meet(purpose)
+        rows = self.control.exchange(torch.tensor([clock.machine(), first, *storage(modules)]), purpose).tolist()
+        self.messages.trained_from = min(row[1] for row in rows)
+        self.sharded = is_sharded([row[2:] for row in rows])
+        self.shards: Shards = Shards(modules, self.group.rank)
+        lowered = self._lowered or lower(self.schedule, self._receive, self.sharded)
+        # The receives of a schedule that was given lowered stay where they are.
+        self.program = Program(lowered, self.group.rank, ahead=0 if self._lowered else AHEAD)
+        if device.is_queue(self.group.device):
+            with self.control.required_for(purpose):
+                self.messages.connect(self.program.peers)
+        settings = {
+            "schedule": self.program.fingerprint,
+            "debug": self.messages.debug,
+            "seed": self.seed,
+            "autocast": self.autocast,
+            "variable_shapes": self.batching.variable_shapes,
+            "max_norm": self.validation and self.validation.options.max_norm,
+            "tied": self.gradients.ties,
+            "reduction": self.batching.reduction,
+        }
+        self.control.require_same(settings, purpose)
+        problems = self.shards.problems(lowered, self.gradients.replicas)
+        if self.sharded and self.validation:
+            problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
+        self.control.require_none(problems, purpose)
+        with self.control.required_for(purpose):
+            differences = self.gradients.initial_differences(partial(self.control.exchange, purpose=purpose))
+        self.control.require_none(differences, purpose)
+        self.clocks.machines = [row[0] for row in rows]
+        self.clocks.compare(self.control, purpose)
+        self._prepared = True
+
+
+def _undone(call: str) -> str:
+    return f", and this call has done nothing: call {call} again with the same batch"

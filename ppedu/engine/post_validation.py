@@ -1,0 +1,226 @@
+"""Stepping the optimizer without waiting for other ranks, and taking a step back that proves wrong.
+
+Clipping needs the norm of all gradients, and a loss that is not finite must not reach the weights. So at the end of a
+step every rank ordinarily waits for all others, which undoes what zero-bubble schedules gain. With post-validation
+(arXiv 2401.10241, section 4), a rank steps its optimizer as if nothing had to be clipped, and begins the forwards of
+the next step. Norms and losses travel meanwhile. Before any backward of the next step, every rank knows them. If the
+step was wrong, all ranks restore their weights, step again with clipped gradients or not at all, and run these forwards
+again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
+from types import NoneType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
+
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.numeric import plural
+from ppedu.core.schedule import Schedule
+from ppedu.core.validate import require_instance, require_number
+from ppedu.engine import results
+from ppedu.engine.control import Control
+from ppedu.engine.gradients import GradientSync
+from ppedu.engine.interpreter import Step
+from ppedu.engine.ranks.device import random_state, set_random_state
+from ppedu.engine.ranks.versions import keep_buffers, version
+from ppedu.engine.results import Results
+
+
+@dataclass(frozen=True)
+class PostValidation:
+    """How a pipeline steps the optimizer itself, without a barrier at the end of a step.
+
+    optimizer: of this rank's weights. The pipeline calls its `step` and clears the gradients.
+    max_norm: of all gradients together; None for no clipping.
+
+    The optimizer must have all weights of the rank's stages that are trained. For the time of a step, a rank keeps a
+    copy of weights, buffers, gradients and the optimizer's state: with Adam in fp32, 16 bytes for each weight.
+
+    A step whose loss, or the norm of whose gradients, is not finite is taken back on all ranks: weights and optimizer
+    are as before it, and its forwards have changed only buffers, such as BatchNorm's. The next call raises an error
+    with that step's number, and does nothing else; make it again, and training goes on without that step.
+
+    Between two calls, weights and buffers are those of a step that may be taken back. Call `flush` before you use or
+    change them: the next call raises an error if weights were changed without it, other than through `.data`. Hooks of
+    the optimizer run twice for a step that is clipped, and once for a step that is taken back.
+
+    Raises:
+        SettingError: the optimizer is not one of torch, or max_norm is not a number above 0.
+    """
+
+    optimizer: torch.optim.Optimizer
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        require_instance("optimizer", self.optimizer, torch.optim.Optimizer, "an optimizer of torch")
+        require_instance("max_norm", self.max_norm, (int, float, NoneType), "a number above 0")
+        if self.max_norm is not None:
+            require_number("max_norm", self.max_norm, lambda norm: norm > 0, "a number above 0")
+
+
+class Validated(NamedTuple):
+    """The results of a step that all ranks have ended.
+
+    again: whether the weights have changed, so that forwards must run again.
+    """
+
+    results: Results
+    again: bool
+
+
+class Validation:
+    """Steps the optimizer of one rank provisionally; `pending` is set until the step is validated.
+
+    Raises:
+        SettingError: the optimizer has weights that are not in this rank's stages, and would not be restored; or it
+            lacks some, which another optimizer could only change in between.
+    """
+
+    def __init__(self, options: PostValidation, control: Control, gradients: GradientSync, device: torch.device):
+        self.options, self.control, self.gradients, self.device = options, control, gradients, device
+        stepped = {w: None for group in options.optimizer.param_groups for w in group["params"]}
+        known = dict.fromkeys(self.weights)
+        foreign = [w for w in stepped if w not in known]
+        lacking = [w for w in known if w not in stepped and w.requires_grad]
+        for some, what in (
+            (foreign, "has {} that no stage of this rank has"),
+            (lacking, "lacks {} of this rank's stages"),
+        ):
+            if some:
+                raise SettingError(
+                    f"the optimizer of PostValidation {what.format(plural(len(some), 'weight'))}, the first of shape "
+                    f"{tuple(some[0].shape)}; make it from all parameters of the rank's stages, or freeze those that "
+                    "it should not have"
+                )
+        self.pending: tuple[Callable[[], torch.Tensor], Schedule, Snapshot] | None = None
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        return list(nn.ModuleList(self.gradients.modules.values()).parameters())
+
+    def step(self, row: torch.Tensor, schedule: Schedule, modules: Iterable[nn.Module]) -> None:
+        """Start to exchange this rank's results and norm, and step the optimizer.
+
+        modules: all that forwards run, whose weights and buffers are restored if the step is taken back.
+        """
+        arrives = self.control.start(torch.cat([row, self.gradients.norm()[None]]))
+        before = Snapshot(self.options.optimizer, modules)
+        self.options.optimizer.step()
+        for weight in self.weights:
+            weight.grad = None
+        self.pending, self._left = (arrives, schedule, before), self._versions()
+
+    def require_unchanged(self) -> None:
+        """Raise PipelineError if weights have been changed since the step, as taking it back would undo that."""
+        if self.pending and self._versions() != self._left:
+            raise PipelineError(
+                "weights have been changed after a step that may still be taken back, which would undo the change; "
+                "call flush() before you change weights, and let PostValidation's optimizer step all of them"
+            )
+
+    def during(
+        self,
+        begin: Callable[[], Step],
+        cut: int,
+        guarded: Callable[[Step], AbstractContextManager[None]],
+        keep: Callable[[Results], torch.Tensor],
+    ) -> tuple[Step, torch.Tensor | None]:
+        """Begin a step, run its first `cut` actions, and meanwhile validate the last one.
+
+        begin: returns the step, ready to run. guarded, keep: see `Pipeline`.
+
+        Returns the step, and the loss of the last one; None if there is nothing to validate.
+        """
+        step, random = begin(), random_state(self.device)
+        if not self.pending:
+            return step, None
+        with guarded(step):
+            self.require_unchanged()
+            step.run(0, cut)
+            validated = self.settle()
+            if validated.again:
+                step.discard()
+                set_random_state(self.device, random)
+        loss = keep(validated.results)
+        if validated.again:
+            step = begin()
+            with guarded(step):
+                step.run(0, cut)
+        return step, loss
+
+    def settle(self) -> Validated:
+        """Wait for all ranks' results, and correct the step if it was wrong. All ranks of all replicas decide alike."""
+        assert self.pending
+        arrives, schedule, before = self.pending
+        rows, self.pending = arrives(), None
+        with self.control.required_for("validate the last step"):
+            norms, rows = rows[:, -1], rows[:, :-1]
+            found = results.read(rows, schedule, self.gradients.gather_replicas, norms.norm().item())
+        most = math.inf if self.options.max_norm is None else self.options.max_norm
+        finite = bool(found.loss.isfinite()) and math.isfinite(found.norm)
+        clipped = found.norm + 1e-6 > most  # as in torch's clip_grads_with_norm_
+        if clipped or not finite:
+            before.restore()
+        if clipped and finite:
+            before.step_clipped(most, found.norm)
+        return Validated(found, clipped or not finite)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return numbers that change whenever a weight is changed in place or replaced."""
+        return [(id(weight), version(weight)) for weight in self.weights]
+
+
+class Snapshot:
+    """The weights, buffers, gradients and optimizer state of a rank, to restore bit for bit."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]):
+        self.optimizer = optimizer
+        whole = nn.ModuleList(modules)
+        # A forward may write to a buffer, or assign another one.
+        self._restore_buffers = keep_buffers(whole)
+        self._tensors = [(each, each.detach().clone()) for each in chain(whole.parameters(), whole.buffers())]
+        # Some optimizers write to the gradients.
+        self._grads = {weight: weight.grad.clone() for weight in whole.parameters() if weight.grad is not None}
+        self._state = {weight: _cloned(state) for weight, state in optimizer.state.items()}
+        self._groups = [_settings(group) for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        """Restore all but the settings of the optimizer, such as its learning rate."""
+        self._restore_buffers()
+        with torch.no_grad():
+            for tensor, values in self._tensors:
+                tensor.copy_(values)
+        self.optimizer.state.clear()
+        self.optimizer.state.update({weight: _cloned(state) for weight, state in self._state.items()})
+
+    def step_clipped(self, max_norm: float, norm: float) -> None:
+        """Step the optimizer with the settings that it had, and the gradients, whose norm is `norm`, clipped."""
+        for weight, grad in self._grads.items():
+            weight.grad = grad
+        clip_grads_with_norm_(self._grads, max_norm, torch.tensor(norm, dtype=torch.float64))
+        now = [_settings(group) for group in self.optimizer.param_groups]
+        for settings in (self._groups, now):
+            for group, values in zip(self.optimizer.param_groups, settings, strict=True):
+                group.update(values)
+            if settings is self._groups:
+                self.optimizer.step()
+        for weight in self._grads:
+            weight.grad = None
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _cloned(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: each.clone() if isinstance(each, torch.Tensor) else deepcopy(each) for name, each in state.items()}

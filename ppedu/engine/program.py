@@ -1,0 +1,135 @@
+"""One rank's part of a lowered schedule, with all that can be known about it before a step."""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache, cached_property
+from itertools import zip_longest
+from typing import NamedTuple
+
+from ppedu.core.actions import COMMUNICATION, RECEIVE, SEND, Action, Op
+from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.grid import strip
+from ppedu.core.schedule import Schedule
+from ppedu.engine.ranks.messages import other_end
+
+AHEAD = 2  # computing actions, by which a receive is posted early where that is possible
+FORWARD = {Op.F, Op.SEND_F, Op.RECV_F}
+
+
+class Instruction(NamedTuple):
+    """One action of a rank's order, with all that is known about it before a step.
+
+    ops: its own and its parts'. receives: the messages that a computing action waits for, as their RECV actions.
+    ahead: the RECV actions that may be posted before a computing action, ahead of their places in the order.
+    completes: the stages whose gradients are complete after it.
+    """
+
+    action: Action
+    computes: bool
+    ops: frozenset[Op]
+    receives: tuple[Action, ...]
+    ahead: tuple[Action, ...]
+    completes: tuple[int, ...]
+
+
+class Program:
+    """A lowered schedule as one rank runs it.
+
+    ahead: Receives may be posted this many computing actions before their places in the order.
+    schedule: its computing actions only. instructions: the rank's order. trained: the stages with backwards on it.
+    delivered: by RECV action, the sends of this rank that have arrived before it, since its sender had received them.
+    fingerprint: equal on ranks with the same schedule.
+    """
+
+    def __init__(self, lowered: Schedule, rank: int, ahead: int = AHEAD):
+        self.schedule = strip(lowered)
+        self.lowered, self.rank = lowered, rank
+        self.fingerprint = zlib.crc32(lowered.to_csv().encode())
+        self.placement = lowered.placement
+        self.order = lowered.order(rank)
+        self.longest = max(map(len, self.schedule.orders))  # computing actions of the busiest rank
+        # As properties of an action alone, these are computed once, and not once a step.
+        self.receives = cache(self._receives)
+        self.source = cache(self._source)
+        last = {one.stage: i for i, action in enumerate(self.order) for one in action.singles if one.op in (Op.B, Op.W)}
+        self.trained = frozenset(last)
+        computing = [index for index, action in enumerate(self.order) if action.computes]
+        behind = dict(zip_longest(computing, computing[ahead:], fillvalue=len(self.order)))
+        self.instructions = [
+            Instruction(
+                action,
+                action.computes,
+                frozenset(each.op for each in (action, *action.parts)),
+                self.receives(action) if action.computes else (),
+                tuple(each for each in self.order[index : behind.get(index, index)] if each.op in RECEIVE),
+                tuple(stage for stage, position in last.items() if position == index),
+            )
+            for index, action in enumerate(self.order)
+        ]
+        self.delivered: dict[Action, list[Action]] = {}
+        for peer, order in enumerate(lowered.orders):
+            received: list[Action] = []  # by the peer, since it last sent to this rank
+            for action in order:
+                if peer != rank and action.op in COMMUNICATION and rank in lowered.placement.route(action):
+                    if action.op in RECEIVE:
+                        received.append(other_end(action))
+                    else:
+                        self.delivered[other_end(action)], received = received, []
+
+    @property
+    def peers(self) -> set[int]:
+        """The ranks to which this rank sends, or from which it receives."""
+        pairs = (self.placement.route(each) for each in self.order if each.op in COMMUNICATION)
+        return {rank for pair in pairs for rank in pair} - {self.rank}
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        return _cuts(self.lowered)
+
+    @property
+    def cut(self) -> int:
+        """This many instructions run before any rank's first backward, and depend on none."""
+        return self._cuts[self.rank]
+
+    @cached_property
+    def unread(self) -> list[Action]:
+        """The RECV actions behind this rank's cut whose messages other ranks send before theirs, in that order."""
+        early = set(self.order[: self.cut])
+        sent = (action for order, cut in zip(self.lowered.orders, self._cuts, strict=True) for action in order[:cut])
+        sent_here = [each for each in sent if each.op in SEND and self.placement.route(each)[1] == self.rank]
+        return [other_end(each) for each in sent_here if other_end(each) not in early]
+
+    def around(self, index: int) -> str:
+        """Return an action's neighbors in the order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
+        first, behind = max(0, index - 2), index + 3
+        shown = [f"[{each}]" if place == index else str(each) for place, each in enumerate(self.order)][first:behind]
+        return f"(in the order: {'… ' if first else ''}{' '.join(shown)}{' …' if behind < len(self.order) else ''})"
+
+    def _receives(self, action: Action) -> tuple[Action, ...]:
+        wanted = requires(action, self.placement, lowered=True)
+        return tuple(Action(stage, Op(kind), m) for kind, stage, m in wanted if kind in RECEIVE)
+
+    def _source(self, action: Action) -> Result | None:
+        """Return the result of another stage that an F, B or I starts from; None for the model's first F and last B."""
+        own = ("F", action.stage, action.microbatch)
+        return next((result for result in requires(action, self.placement, lowered=True) if result != own), None)
+
+
+def _cuts(lowered: Schedule) -> list[int]:
+    """Return for each rank how many of its actions run before any rank's first backward, and depend on none."""
+    known: set[Result] = set()
+    cuts = [0] * lowered.ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(lowered.orders):
+            while cuts[rank] < len(order):
+                action = order[cuts[rank]]
+                forward = all(each.op in FORWARD for each in action.singles)
+                if not forward or not known.issuperset(requires(action, lowered.placement, lowered=True)):
+                    break
+                known.update(produces(action))
+                cuts[rank] += 1
+                moved = True
+    return cuts

@@ -1,0 +1,99 @@
+"""A rank that fails lets the other ranks know at once, although they are waiting for its messages.
+
+A message of gloo can be neither polled nor given up. But a wait that exceeds its timeout closes all connections of its
+rank, which ends the waits of the peers, who then fail in the same way. So a failure spreads in milliseconds, and costs
+nothing before. The process group's store holds what closed connections cannot say: which rank failed first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from threading import Thread
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ppedu.engine.ranks.comm import backend_for
+from ppedu.engine.ranks.versions import store_of
+
+T = TypeVar("T")
+TAG = 2  # of messages that are never sent
+FIRST = "ppedu/failed first"  # in the store: the rank that did
+STORE_SECONDS = 1.0  # that the store may take for an answer; its host may be gone
+GRACE_SECONDS = 2.0  # in which all ranks must have refused a call
+refusals: Counter[str] = Counter()  # by group; pipelines of one group count together
+
+
+class Alarm:
+    """Tells the ranks of process groups about a failure of this one.
+
+    groups: those of the pipeline and of its replicas; empty if this rank is alone. name: of this rank, in errors.
+    """
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup], name: str):
+        self.groups, self.name = groups, name
+
+    def sound(self, own: bool) -> str:
+        """End the waits of the other ranks, whose connections to this one close; return the rank that failed first.
+
+        own: the failure is this rank's own, not one of a message from or to another rank, which may have died. Returns
+        "" if no rank has stated one. With NCCL, whose waits are in the GPU's queue, only note which rank that is.
+        """
+        first = _answer(STORE_SECONDS, partial(self._first, self.name if own else "")) or (self.name if own else "")
+        for group in self.groups:
+            if backend_for("cpu", group) == "gloo":
+                _close_connections(group)
+        return first
+
+    @staticmethod
+    def all_refuse(group: dist.ProcessGroup, ranks: int) -> bool:
+        """Return whether the first `ranks` ranks of a group refuse a call, as this one does; wait, but not long."""
+        refusals[group.group_name] += 1
+        keys = [f"ppedu/refusal {refusals[group.group_name]} by {rank}" for rank in range(ranks)]
+
+        def ask() -> bool:
+            store = store_of(group)
+            store.set(keys[group.rank()], "")
+            end = time.monotonic() + GRACE_SECONDS
+            while not store.check(keys) and time.monotonic() < end:
+                time.sleep(0.005)
+            return bool(store.check(keys))
+
+        return _answer(GRACE_SECONDS + STORE_SECONDS, ask) or False
+
+    def _first(self, name: str) -> str:
+        """Return the rank that failed first: the one in the stores, or else `name`, which is then stored unless ""."""
+        stores: list[Any] = [store_of(group) for group in self.groups]
+        known = [store.get(FIRST) for store in stores if store.check([FIRST])]
+        first = known[0].decode() if known else name
+        for store in stores if first else []:
+            first = store.compare_set(FIRST, "", first).decode()
+        return first
+
+
+def _answer(seconds: float, ask: Callable[[], T]) -> T | None:
+    """Return the result of `ask`; None if it fails or takes longer."""
+    answers: list[T] = []
+
+    def run() -> None:
+        with suppress(RuntimeError):
+            answers.append(ask())
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
+
+
+def _close_connections(group: Any) -> None:
+    """Let a wait exceed its timeout; with a peer whose connection is closed already, it would fail without effect."""
+    for peer in range(group.size()):
+        with suppress(RuntimeError):
+            if peer != group.rank():
+                group.recv([torch.empty(1)], peer, TAG).wait(timedelta(milliseconds=1))

@@ -1,0 +1,228 @@
+"""The differences between releases of PyTorch, from 2.6 on, and the private parts of torch that ppedu uses.
+
+A release that changes one of these changes this module alone. All releases so far have the private parts, unless a
+comment names an exception. `SINCE` lists the features that old releases lack, and `BEFORE` those that new
+ones lack; calls that need one raise an error that names the release.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+# Nested tuples, lists and dicts, as torch itself goes through them.
+from torch.utils._pytree import keystr as keystr
+from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.utils._pytree import tree_structure as tree_structure
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+from ppedu.core.errors import PipelineError
+
+RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+
+GRAD_DTYPE = "a gradient in another dtype than its weight"
+UNPACK_HOOK = "a split backward that recomputes a checkpointed block only once"
+SHARDING = "a pipeline of stages that fully_shard has sharded"  # 2.8 adds gradients up with gloo instead of averaging
+FUSED_GROUPS = "grouped-query attention on a CPU that does not save its matrix"
+TORCHS_ORDERS = "a complete grammar of torch's actions, and its order of GPipe,"
+TORCHS_STEP = "torch's own 1F1B on a CPU"
+TORCHS_CHUNKS = "torch's pipeline runtime on a CPU, with several stages on a rank,"
+DEFERRED = "defer_pp_recv, an option of torch's pipeline runtime,"
+SINCE = {
+    SHARDING: (2, 9),
+    FUSED_GROUPS: (2, 9),
+    GRAD_DTYPE: (2, 10),
+    UNPACK_HOOK: (2, 10),
+    TORCHS_ORDERS: (2, 10),
+    TORCHS_STEP: (2, 10),
+    TORCHS_CHUNKS: (2, 12),
+    DEFERRED: (2, 13),
+}
+TORCHS_MESSAGES = "a lowered schedule without actions that wait for sends, in torch's pipeline runtime,"
+BEFORE = {TORCHS_MESSAGES: (2, 15)}
+
+
+def lack(feature: str) -> str:
+    """Return which release a feature of `SINCE` or `BEFORE` needs; "" if this one has it."""
+    if feature in BEFORE:
+        bound, how, has = BEFORE[feature], "a release before", BEFORE[feature] > RELEASE
+    else:
+        bound, how, has = SINCE[feature], "at least", SINCE[feature] <= RELEASE
+    return "" if has else f"{feature} needs {how} PyTorch {'.'.join(map(str, bound))}; this is {torch.__version__}"
+
+
+def require(feature: str) -> None:
+    """Raise PipelineError if this release lacks a feature."""
+    if missing := lack(feature):
+        raise PipelineError(missing)
+
+
+# Gradients
+
+
+def grad_dtype(weight: nn.Parameter) -> torch.dtype:
+    """Return the dtype in which the gradients of a weight add up.
+
+    Raises:
+        PipelineError: it is not that of the weight, and this release would ignore that.
+    """
+    dtype: torch.dtype = getattr(weight, "grad_dtype", None) or weight.dtype
+    if dtype != weight.dtype:
+        require(GRAD_DTYPE)
+    return dtype
+
+
+def set_grad_dtype(weight: nn.Parameter, dtype: torch.dtype) -> None:
+    """Let the gradients of a weight add up in `dtype`; raise PipelineError if this release cannot."""
+    if dtype != grad_dtype(weight):
+        require(GRAD_DTYPE)
+        weight.grad_dtype = dtype
+
+
+# The graph of autograd
+
+
+def holds_graph(node: Node) -> bool:
+    """Whether an edge to the node keeps its graph alive: that of a custom autograd function does since 2.13."""
+    return RELEASE >= (2, 13) or not isinstance(node, BackwardCFunction)
+
+
+def gradient_edge(tensor: torch.Tensor) -> GradientEdge:
+    """Return the edge at which a backward of `tensor` starts. It keeps the graph alive, and not the tensor."""
+    if tensor.grad_fn and not holds_graph(tensor.grad_fn):
+        with torch.enable_grad():
+            tensor = tensor.view_as(tensor)
+    return get_gradient_edge(tensor)
+
+
+def sequence_number(node: Any) -> int:
+    """Return a number that is higher the later the node was made: a backward visits higher ones first."""
+    return node._sequence_nr()
+
+
+@cache
+def saved_names(kind: type) -> tuple[str, ...]:
+    """Return the names of the saved tensors of a kind of node, unpacked by none of their hooks."""
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def unpack_hook(saved: Any) -> Any:
+    """Return the hook that unpacks a saved tensor; None without a hook, or if this release lacks UNPACK_HOOK."""
+    return getattr(saved, "unpack_hook", None)
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Return the number that autograd counts up with every change of the tensor in place."""
+    return tensor._version
+
+
+def allow_two_streams() -> None:
+    """Let a weight's gradients come from two streams, which autograd orders; new releases of torch warn of it."""
+    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # from 2.11 on
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
+
+
+# Modules
+
+
+def is_persistent(module: nn.Module, name: str) -> bool:
+    """Return whether the buffer `name` is in the module's state. `state_dict` tells too, and may run code of users."""
+    return name not in module._non_persistent_buffers_set
+
+
+def keep_buffers(module: nn.Module) -> Callable[[], None]:
+    """Return a function that gives all parts of the module the buffers that they have now; their values may change."""
+    kept = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+
+    def restore() -> None:
+        for buffers, before in kept:
+            buffers.clear()
+            buffers.update(before)
+
+    return restore
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether calling the module itself runs hooks."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks)
+
+
+# Distributed
+
+
+def store_of(group: Any) -> dist.Store:
+    """Return the store through which the ranks of a process group have met."""
+    if hasattr(group, "get_group_store"):
+        store: dist.Store = group.get_group_store()
+    else:  # before 2.9
+        _, store = dist.distributed_c10d._world.pg_map[group]
+    return store
+
+
+def offset_of(slice_here: Any) -> tuple[int, ...]:
+    """Return where in the whole tensor this rank's slice, a DTensor, begins."""
+    (part,) = slice_here.__create_chunk_list__()
+    return tuple(part.offsets)
+
+
+def checkpoint_function(name: str, group: dist.ProcessGroup | None) -> Callable[..., None]:
+    """Return torch's function that saves or loads checkpoints, for all ranks of a group, or for this rank alone.
+
+    name: "save" or "load".
+    """
+    from torch.distributed import checkpoint
+
+    if group:
+        return partial(getattr(checkpoint, name), process_group=group)
+    if RELEASE < (2, 7):  # only the function that this one replaces can do without a group; unwrapped, it does not warn
+        return partial(getattr(checkpoint, f"{name}_state_dict").__wrapped__, no_dist=True)
+    return partial(getattr(checkpoint, name), no_dist=True)
+
+
+if RELEASE < (2, 8):
+    # Destroying a process group holds Python's lock until gloo's threads have ended, and such a thread may need that
+    # lock to let go of the last message: a hang. It lets go at once if this thread leaves it the lock for a moment.
+    _destroy = dist.destroy_process_group
+
+    def _destroy_later(group: dist.ProcessGroup | None = None) -> None:
+        time.sleep(0.1)
+        _destroy(group)
+
+    dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = _destroy_later
+
+
+# Classes of torch around a module, or that it has become, each by its module in torch, which takes long to import, and
+# its name. The second of the wrappers is that of `replicate`.
+FULLY_SHARDED = [("torch.distributed.fsdp", "FSDPModule")]
+WRAPPERS = [
+    ("torch.nn.parallel", "DistributedDataParallel"),
+    ("torch.distributed._composable.replicate", "DDP"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+]
+
+# Measuring
+
+
+def profiling() -> bool:
+    """Return whether a profiler of torch is running."""
+    return torch.autograd._profiler_enabled()
+
+
+def without_memory() -> AbstractContextManager[Any]:
+    """Return a context in which tensors of any device have shapes and dtypes, but no numbers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()

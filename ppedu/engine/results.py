@@ -1,0 +1,113 @@
+"""The results of a step: its losses and measured times, which every rank learns from every other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ppedu.core.actions import Action, Op
+from ppedu.core.errors import PipelineError
+from ppedu.core.schedule import Schedule
+from ppedu.engine import clock
+from ppedu.engine.interpreter import Step
+from ppedu.engine.program import Program
+from ppedu.sim.timeline import Timeline
+
+ALL_PADDING = (
+    "if all its targets are padding, their mean is NaN, and Batching(count=lambda y: int((y >= 0).sum())) leaves them "
+    "out, where padding is below 0"
+)
+
+
+class Results(NamedTuple):
+    """The losses and times of a step, on all ranks.
+
+    loss: of the batch, the mean over all replicas; not finite if any microbatch's loss in any replica is not finite.
+    losses: of each microbatch of this replica. Both are float64 if a stage's losses are, and fp32 if not. times: each
+    action's start and end on rank 0's clock, a row per rank. norm: of all gradients, before clipping; 0 if it was not
+    needed.
+    """
+
+    schedule: Schedule
+    loss: torch.Tensor
+    losses: torch.Tensor
+    times: torch.Tensor
+    norm: float = 0.0
+
+    @property
+    def start(self) -> float:
+        """The start of the first action, on rank 0's clock."""
+        return float(self.times[:, 0].min())
+
+    def timeline(self, zero: float | None = None) -> Timeline:
+        """Return the measured timeline; see `clock.timeline`."""
+        pairs = zip(self.schedule.orders, self.times.tolist(), strict=True)
+        rows = [list(zip(order, row[::2], row[1::2], strict=False)) for order, row in pairs]
+        return clock.timeline(self.schedule, rows, zero)
+
+    def require_finite(self, counted: bool = True) -> None:
+        """Raise PipelineError unless all losses and the norm are finite.
+
+        counted: the user counts the targets; see `Batching`.
+        """
+        losses = self.losses.tolist()
+        for m, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                last = Action(self.schedule.stages - 1, Op.F, m)
+                alone = len(losses) == 1 or any(map(math.isfinite, losses))
+                raise PipelineError(
+                    f"rank {self.schedule.placement.rank(last.stage, m)}: {last} gave a loss of {loss}; "
+                    f"check microbatch {m} and the learning rate, and look for a division by zero"
+                    + (f": {ALL_PADDING}" if math.isnan(loss) and alone and not counted else "")
+                )
+        if not math.isfinite(self.loss):
+            raise PipelineError(f"another replica has a loss of {self.loss.item()}; its own error says in which action")
+        if not math.isfinite(self.norm):
+            raise PipelineError(
+                f"the norm of the gradients over all stages is {self.norm}, though all losses are finite; look for a "
+                "derivative that is not, such as that of a square root at 0, or lower loss_scale"
+            )
+
+
+def length(program: Program) -> int:
+    """Return the length of a rank's `row`."""
+    return 2 + program.schedule.microbatches + 2 * program.longest
+
+
+def row(step: Step) -> torch.Tensor:
+    """Return a rank's part of the results as one row of numbers, as long on all ranks.
+
+    It consists of the rank's part of the batch's loss and of each microbatch's, the start and end of each action, and
+    whether a loss is float64.
+    """
+    double = False
+    numbers = [0.0] * (1 + step.program.schedule.microbatches)
+    for stage in step.stages.values():
+        if stage.losses:
+            numbers[0] += stage.loss.item()
+        for m, loss in stage.losses.items():
+            numbers[1 + m] += loss.item()
+            double |= loss.dtype == torch.float64
+    offset = step.pipeline.clocks.offset
+    numbers += [time + offset for _, start, end in step.clock.spans() for time in (start, end)]
+    numbers += [0.0] * (length(step.program) - len(numbers) - 1) + [float(double)]
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def read(
+    rows: torch.Tensor, schedule: Schedule, gather: Callable[[torch.Tensor], torch.Tensor], norm: float = 0.0
+) -> Results:
+    """Return the results in the rows of all ranks, with the same loss and norm in all replicas.
+
+    gather: as `GradientSync.gather_replicas`. norm: as this replica finds it; all take that of the first replica.
+    """
+    end = 1 + schedule.microbatches
+    dtype = torch.float64 if rows[:, -1].any() else torch.float32
+    loss, losses = rows[:, :end].sum(0).split([1, schedule.microbatches])
+    losses = losses.to(dtype)
+    loss = loss + (0 * losses).sum()  # NaN if any of them is not finite, since other replicas see only the sum
+    everywhere = gather(torch.cat([loss, loss.new_tensor([norm])])).cpu()
+    return Results(schedule, everywhere[:, 0].mean().to(dtype), losses, rows[:, end:-1], float(everywhere[0, 1]))

@@ -1,0 +1,440 @@
+"""A piece of the model on its rank: runs forwards and backwards, and keeps the graphs of microbatches in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fractions import Fraction
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+
+from ppedu.core.actions import B, F, I, W
+from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.validate import require_instance, require_rank
+from ppedu.engine.clock import Recorder
+from ppedu.engine.ranks.device import own_random, random_state, set_random_state
+from ppedu.engine.ranks.versions import gradient_edge, tree_leaves, tree_map_only, version
+from ppedu.engine.stages.split_backward import backward_input, pop_grad
+
+Loss = Callable[..., torch.Tensor]
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+
+
+class Stage:
+    """One stage of a pipeline.
+
+    module: takes one or more tensors and returns a tensor or a tuple of tensors.
+    index: the number of the stage, from 0.
+    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar. Only for the last stage.
+    recompute: keep only the input of each microbatch, and run its forward again at the start of its backward, with the
+        same random numbers (activation checkpointing, arXiv 1604.06174). Buffers such as BatchNorm's are updated twice.
+
+    Raises:
+        SettingError: `module` is not a torch.nn.Module.
+    """
+
+    def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None, recompute: bool = False):
+        require_instance(f"the module of stage {index}", module, nn.Module, "a torch.nn.Module")
+        self.recompute = recompute
+        self.module = module
+        self.index = index
+        self.loss_fn = loss_fn
+        # Such a module works on clones: a received input is a leaf, which autograd does not let it change, and that of
+        # the first stage belongs to the caller.
+        self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
+        self._learns = self._cut_off = False  # whether an output has wanted a gradient, and another has not
+        self.begin((), ())
+
+    def begin(
+        self,
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        loss_weights: Sequence[Fraction] = (),
+        loss_kwargs: dict[str, Any] | None = None,
+        loss_scale: float = 1,
+        loss_fn: Loss | None = None,
+        *,
+        outputs: bool = False,
+        timed: bool = True,
+    ) -> None:
+        """Start a step on these microbatches.
+
+        inputs, targets: one entry per microbatch. A stage other than the first or the last ignores them.
+        loss_weights: by which each microbatch's loss is multiplied in the batch's loss; 1/m each by default.
+        loss_kwargs: keyword arguments for `loss_fn`.
+        loss_scale: by which each loss is multiplied for its backward, and so are all gradients.
+        loss_fn: the loss of this step, instead of the stage's own.
+        outputs: keep the module's output of every microbatch in `outputs`.
+        timed: record the time of every action in `clock`, and call `require_learning` in every backward; False if the
+            caller does both.
+        """
+        self.inputs, self.targets = inputs, targets
+        self.loss_weights = loss_weights or [Fraction(1, len(inputs)) for _ in inputs]
+        self.loss_kwargs, self.loss_scale = loss_kwargs or {}, loss_scale
+        self._loss_fn = loss_fn or self.loss_fn
+        self.losses: dict[int, torch.Tensor] = {}  # by microbatch, unweighted
+        self.outputs: dict[int, Any] = {}
+        self._keeps_outputs = outputs
+        self._weighted: list[torch.Tensor] = []  # the same, each times its weight
+        self._alone = timed
+        if timed:
+            self.device = home([self.module], torch.device("cpu"))
+        self.clock = Recorder(self.device, timed)
+        # By microbatch in flight: the inputs that require grad, and the edges through which gradients enter the graph,
+        # first those of the outputs and then those of additional losses.
+        self.held: dict[int, tuple[list[torch.Tensor], list[GradientEdge], list[GradientEdge]]] = {}
+        self.weight_halves: dict[int, Callable[[], None]] = {}  # from backward_input, for backward_weight
+        self.again: dict[int, Callable[[], None]] = {}  # with `recompute`, by microbatch: runs its forward again
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """The batch's loss, summed over the forwards so far; 0 on a stage without `loss_fn`."""
+        return sum(self._weighted, torch.zeros((), device=self.device))
+
+    def forward(self, microbatch: int, x: Tensors | None = None, **keywords: Any) -> Any:
+        """Return the stage's output for a microbatch; on the last stage, its loss times its weight.
+
+        x: the output of the stage before; None on the first stage, which reads `inputs`.
+        keywords: keyword arguments for the module.
+
+        As the losses are weighted, the gradients of all microbatches add up to those of the batch.
+
+        Raises:
+            PipelineError: the module changes its input or a keyword in place, or loss_fn its target or an output that
+                is also the caller's; or the loss is not a scalar.
+        """
+        value = self.inputs[microbatch] if x is None else as_tuple(x)
+        xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
+        start = self.clock.now()
+        repeatable = self._repeatable() if self.recompute and torch.is_grad_enabled() else None
+        with SAVE_NOTHING if repeatable else nullcontext():
+            y = self._output(xs, keywords, received=x is not None)
+            if self._keeps_outputs:
+                self.outputs[microbatch] = _versioned(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
+            if self._loss_fn and len(self.targets):
+                y = self._add(microbatch, self._loss(microbatch, y))
+        self.clock.note(F(self.index, microbatch), start)
+        if repeatable:
+            self.again[microbatch] = partial(self._forward_again, microbatch, xs, keywords, x is not None, repeatable)
+            y = tree_map_only(torch.Tensor, lambda each: each.detach().requires_grad_(each.requires_grad), y)
+        elif torch.is_grad_enabled():
+            self._hold(microbatch, xs if x is not None else (), y)
+        return y
+
+    def add_loss(self, microbatch: int, loss: torch.Tensor) -> None:
+        """Add an additional loss of this stage, such as a load-balancing loss, to the loss of a microbatch.
+
+        Raises:
+            PipelineError: the loss is not a scalar, or the microbatch is not between its forward and its backward.
+        """
+        weighted = self._add(microbatch, loss)
+        if torch.is_grad_enabled() and weighted.requires_grad:
+            if microbatch in self.again:
+                raise PipelineError(f"stage {self.index} recomputes, and then lacks the graph of an additional loss")
+            if microbatch not in self.held:
+                raise PipelineError(f"add a loss to microbatch {microbatch} after its forward and before its backward")
+            self.held[microbatch][2].append(gradient_edge(weighted))
+
+    def backward(self, microbatch: int, dy: Tensors | None = None) -> Any:
+        """Add the gradients of the weights to their `.grad`, and return the gradient of the input.
+
+        dy: the gradient of the output, a tuple if there are several outputs, with an entry for each that requires
+            grad; None on the last stage.
+
+        Returns a tuple if several inputs require grad, None on the first stage.
+
+        Raises:
+            PipelineError: dy has other than one gradient for each output that requires grad; or as `require_learning`.
+        """
+        start = self.clock.now()
+        xs, edges, grads = self._ready(microbatch, dy)
+        if edges:  # there are no edges if all weights are frozen
+            torch.autograd.backward(edges, grads)
+        self.clock.note(B(self.index, microbatch), start)
+        return _one_or_several([pop_grad(x) for x in xs])
+
+    def backward_input(self, microbatch: int, dy: Tensors | None = None) -> Any:
+        """Run the first half of `backward`: return the gradient of the input. Later, `backward_weight` must follow."""
+        start = self.clock.now()
+        xs, edges, grads = self._ready(microbatch, dy)
+        found, self.weight_halves[microbatch] = backward_input(edges, grads, xs)
+        self.clock.note(I(self.index, microbatch), start)
+        return _one_or_several(found)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Run the second half of `backward`: add the gradients of the weights to their `.grad`."""
+        start = self.clock.now()
+        self.weight_halves.pop(microbatch)()
+        self.clock.note(W(self.index, microbatch), start)
+
+    def require_learning(self) -> None:
+        """Raise PipelineError if no output, of this step or an earlier one, has depended on weights or inputs."""
+        if self._cut_off and not self._learns:
+            output = "the loss" if self._loss_fn else f"the output of stage {self.index}"
+            raise PipelineError(
+                f"{output} does not depend on the weights: something is detached, a plain number, or not of a "
+                "floating-point dtype; if this is intended, freeze the weights with requires_grad_(False)"
+            )
+
+    def postponed(self) -> list[Callable[[], None]]:
+        """Return what is left to run for the microbatches in flight: forwards again, and second halves of backwards."""
+        return [*self.again.values(), *self.weight_halves.values()]
+
+    def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool) -> Any:
+        """Return the module's output. received: the inputs are those of another stage.
+
+        What is used elsewhere or again must not be changed: the caller's batch, and with `recompute` any input.
+        """
+        if self._clones_input:
+            xs = tree_map_only(torch.Tensor, torch.clone, xs)
+        elif not received:
+            xs = _versioned(xs)
+        lent = [] if self._clones_input or (received and not self.recompute) else [*xs]
+        named = keywords if torch.is_grad_enabled() else {}  # in an evaluation, a keyword may be a cache to fill
+        before = [_versions(each) for each in (*lent, *named.values())]
+        try:
+            y = self.module(*xs, **keywords)
+        except RuntimeError as error:
+            if "leaf Variable that requires grad" not in str(error):
+                raise
+            raise PipelineError(
+                f"stage {self.index} changes its input in place, but that tensor is needed for the gradient it sends "
+                "back; begin the stage's forward with x = x.clone()"
+            ) from error
+        after = [_versions(each) for each in (*lent, *named.values())]
+        if after != before:
+            changed = next(place for place, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
+            if changed >= len(lent):
+                raise PipelineError(
+                    f"stage {self.index} changes its keyword {[*named][changed - len(lent)]!r} in place, but other "
+                    "stages and microbatches may get the same tensor; change a clone() of it"
+                )
+            why = "its forward runs again in the backward" if received else "that is part of the caller's batch"
+            raise PipelineError(
+                f"stage {self.index} changes its input in place, but {why}; begin the stage's forward with "
+                "x = x.clone()"
+            )
+        return y
+
+    def _loss(self, microbatch: int, y: Any) -> Any:
+        """Return the loss of an output. Without a target that counts, a mean has no terms, and loss_fn may be NaN."""
+        if not self._loss_fn or self.loss_weights[microbatch] == 0:
+            return torch.zeros((), device=self.device)
+        target, named = _versioned((self.targets[microbatch], self.loss_kwargs))
+        before = _versions((target, named)), _versions(y)
+        loss = self._loss_fn(y, target, **named)
+        if _versions((target, named)) != before[0]:
+            raise PipelineError(
+                "loss_fn changes its target or a keyword in place, but these are the caller's; change a clone() instead"
+            )
+        if _versions(y) != before[1]:  # allowed, unless its memory has another use
+            weights = *self.module.parameters(), *self.module.buffers()
+            kept = self.inputs[microbatch : microbatch + 1], self.outputs.get(microbatch), weights
+            if not _storages(y).isdisjoint(_storages(kept)):
+                raise PipelineError(
+                    "loss_fn changes the output in place, but that is also returned, a part of the caller's batch or a "
+                    "weight; change a clone() instead"
+                )
+        return loss
+
+    def _hold(self, microbatch: int, received: Sequence[torch.Tensor], y: Any) -> None:
+        """Keep what a backward needs: edges, so that the outputs can be freed once they are sent."""
+        edges = [gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
+        self.held[microbatch] = [each for each in received if each.requires_grad], edges, []
+
+    @contextmanager
+    def _repeated(self, random: Sequence[torch.Tensor], autocast: torch.dtype | None) -> Iterator[None]:
+        """Run what is inside with the random numbers and the precision of an earlier time."""
+        with own_random(self.device), torch.enable_grad():
+            set_random_state(self.device, random)
+            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
+                yield
+
+    def _repeatable(self) -> Callable[[], AbstractContextManager[None]]:
+        """Return a function that makes a context like the current one; see `_repeated`."""
+        kind = self.device.type
+        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return partial(self._repeated, random_state(self.device), autocast)
+
+    def _forward_again(
+        self,
+        microbatch: int,
+        xs: Sequence[Any],
+        keywords: Mapping[str, Any],
+        received: bool,
+        repeatable: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Run a forward as before, for its graph."""
+        with repeatable():
+            y = self._output(xs, keywords, received)
+            if self._loss_fn and len(self.targets):
+                y = self._scaled(microbatch, self._loss(microbatch, y))
+        self._hold(microbatch, xs if received else (), y)
+
+    def _add(self, microbatch: int, loss: Any) -> torch.Tensor:
+        """Record one more loss of a microbatch, and return it times the microbatch's weight and `loss_scale`."""
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise PipelineError(
+                f"a microbatch's loss must be a tensor with one element; got {got}: return a scalar from loss_fn, or "
+                "from the last stage if there is no loss_fn"
+            )
+        before = self.losses.get(microbatch)
+        self.losses[microbatch] = loss.detach() if before is None else before + loss.detach()
+        self._weighted.append(self._times_weight(microbatch, loss.detach()))
+        return self._scaled(microbatch, loss)
+
+    def _times_weight(self, microbatch: int, loss: torch.Tensor) -> torch.Tensor:
+        weight = self.loss_weights[microbatch]
+        return (loss * weight.numerator if weight.numerator > 1 else loss) / weight.denominator
+
+    def _scaled(self, microbatch: int, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss times the microbatch's weight and `loss_scale`, for its backward."""
+        weighted = self._times_weight(microbatch, loss)
+        return weighted if self.loss_scale == 1 else weighted * self.loss_scale
+
+    def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
+        """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient."""
+        if microbatch in self.again:
+            self.again.pop(microbatch)()
+        xs, edges, losses = self.held.pop(microbatch)
+        if edges + losses:
+            self._learns = True
+        elif self.loss_weights[microbatch] > 0 and (xs or any(w.requires_grad for w in self.module.parameters())):
+            self._cut_off = True
+            if self._alone:
+                self.require_learning()
+        grads = [None] * len(edges) if dy is None else list(as_tuple(dy))
+        if len(grads) != len(edges):
+            raise PipelineError(
+                f"stage {self.index} got {len(grads)} gradients for microbatch {microbatch}, whose outputs want "
+                f"{len(edges)}; give one for each output that requires grad"
+            )
+        return xs, edges + losses, grads + [None] * len(losses)
+
+
+def _refuse(nothing: None) -> torch.Tensor:
+    raise PipelineError("a stage with recompute=True cannot run a backward within its forward; recompute parts of it")
+
+
+# A forward that will be run again builds its graph, which tells what requires grad, but keeps no tensors for it.
+SAVE_NOTHING = saved_tensors_hooks(lambda tensor: None, _refuse)
+
+
+def _versioned(value: Any) -> Any:
+    """Return `value` with clones of those tensors of torch.inference_mode, whose changes `_versions` cannot detect."""
+    return tree_map_only(torch.Tensor, lambda each: each.clone() if each.is_inference() else each, value)
+
+
+def _versions(value: Any) -> list[int]:
+    """Return the versions of all tensors in `value`, which autograd counts up with every change in place."""
+    if isinstance(value, torch.Tensor):
+        return [] if value.is_inference() else [version(value)]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [version for each in value for version in _versions(each)]
+
+
+def _storages(value: Any) -> set[int]:
+    """Return where the tensors in `value` have their memory."""
+    return {each.untyped_storage().data_ptr() for each in tree_leaves(value) if isinstance(each, torch.Tensor)}
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the tensor or tensors passed between two stages as a tuple.
+
+    Raises:
+        PipelineError: `value` is neither a tensor nor a tuple of tensors.
+    """
+    if isinstance(value, torch.Tensor):
+        return (value,)
+    several = isinstance(value, (tuple, list))
+    if several and all(isinstance(each, torch.Tensor) for each in value):
+        return tuple(value)
+    parts = f" of {', '.join(type(each).__name__ for each in value)}" if several else ""
+    raise PipelineError(f"pass a tensor or a tuple of tensors between stages; got {type(value).__name__}{parts}")
+
+
+def _one_or_several(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...] | None:
+    return tuple(values) if len(values) > 1 else values[0] if values else None
+
+
+def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
+    """Return the device of the modules' weights and buffers; `default` for modules without any.
+
+    Where only some are on the CPU, such as a large embedding that moves its results itself, it is the other device.
+    """
+    tensors = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
+    devices = [each.device for each in tensors]
+    return next((each for each in devices if each.type != "cpu"), devices[0] if devices else default)
+
+
+def own_loss(output: Any, target: Any) -> Any:
+    """Return the output, which is the loss itself if the last stage computes it."""
+    return output
+
+
+def find_loss(loss_fn: Loss | None, stages: Mapping[int, Stage], last: int) -> Loss | None:
+    """Return the loss of a pipeline: `loss_fn` or that of its `last` stage; None if this rank does not hold that.
+
+    Raises:
+        SettingError: another stage has a loss, or the loss has weights to train that no stage of this rank has.
+    """
+    for stage in stages.values():
+        if stage.loss_fn and stage.index != last:
+            raise SettingError(
+                f"stage {stage.index} has a loss_fn, but the last stage is {last}; give the loss to "
+                "Pipeline(…, loss_fn) instead"
+            )
+    if last not in stages:
+        return None
+    found = loss_fn or stages[last].loss_fn or own_loss
+    own = set(nn.ModuleList(stage.module for stage in stages.values()).parameters())
+    for name, weight in found.named_parameters() if isinstance(found, nn.Module) else ():
+        if weight.requires_grad and weight not in own:
+            raise SettingError(
+                f"loss_fn has the weight {name!r}, which no stage of this rank has, so its gradient would not be "
+                "synchronized or clipped; make loss_fn a part of the last stage's module, or freeze the weight with "
+                "requires_grad_(False)"
+            )
+    return found
+
+
+def local_stages(schedule: Schedule, rank: int) -> tuple[int, ...]:
+    """Return the stages that `rank` holds, of both copies of the model if there are two.
+
+    Raises:
+        SettingError: there is no such rank.
+    """
+    require_schedule("local_stages", schedule)
+    return schedule.placement.stages_of(require_rank(rank, schedule.ranks))
+
+
+def as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], rank: int) -> dict[int, Stage]:
+    """Return the given modules, which must be those of the stages `numbers`, each as a Stage.
+
+    Raises:
+        SettingError: they are not.
+    """
+    if not isinstance(modules, Mapping) or set(modules) != set(numbers):
+        got = ", ".join(map(str, modules)) if isinstance(modules, Mapping) else repr(modules)
+        raise SettingError(
+            f"rank {rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
+            "give a module for each, such as {0: module}; see pp.run.local_stages"
+        )
+    found = {number: modules[number] for number in numbers}
+    for number, each in found.items():
+        if isinstance(each, Stage) and each.index != number:  # also if one Stage is to be two
+            raise SettingError(
+                f"stage {number} got a Stage made for stage {each.index}; make one for each, such as "
+                f"Stage(module, {number}), which may have the same module"
+            )
+    return {number: each if isinstance(each, Stage) else Stage(each, number) for number, each in found.items()}

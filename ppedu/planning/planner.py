@@ -1,0 +1,230 @@
+"""Which schedule, partition and number of microbatches make a model's step shortest, within the machines' memory."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number, plural, pretty
+from ppedu.core.schedule import Schedule
+from ppedu.core.validate import require_count, require_instance, shown
+from ppedu.planning.choice import Workload
+from ppedu.planning.machine import Machine
+from ppedu.planning.model import Model
+from ppedu.planning.partition import Cuts, Cutting
+from ppedu.planning.pieces import FLOP, MOST, SECONDS, Pieces, per_weight, require_amount
+from ppedu.planning.plan import Plan
+from ppedu.planning.presets import machine_named, model_named
+from ppedu.planning.reasons import explained, shortage
+from ppedu.zoo import schedule as registered
+from ppedu.zoo import schedules as all_schedules
+from ppedu.zoo.registry import options_of, require_registered
+
+MOST_CHUNKS = 8
+MOST_RANKS = 512
+MOST_FORWARDS = 4_000_000  # of all schedules that are tried: a minute or two, and some gigabytes
+PROMISING = 6  # schedules that are searched longer
+FIRST, LATER = 1_500_000, 500_000  # spent on each of these, and of the others; see `Cutting.spent`
+Progress = Callable[[str, float], None]
+
+
+def plan(
+    model: Model | Pieces | str,
+    machine: Machine | str,
+    ranks: int,
+    microbatches: int | Iterable[int] = 32,
+    *,
+    sequence: int | None = None,
+    batch: int = 1,
+    replicas: int = 1,
+    tensor: int | None = None,
+    schedules: Iterable[str] | None = None,
+    recompute: bool | None = None,
+    bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
+    seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Return a `Plan`: schedules with their best partitions for a model on `ranks` GPUs in a row, fastest first.
+
+    model: Sizes (`Model`), times (`Model.measured`), or the name of a published model; see `ppedu.planning.presets`.
+    machine: A `Machine`, or the name of one.
+    microbatches: Of a step and replica; several numbers to compare.
+    sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
+    replicas: Pipelines that train side by side.
+    tensor: GPUs that split each stage; a rank of the pipeline is then `tensor` GPUs, and memory and FLOPs are those of
+        one. By default 1 for a model by sizes. Pieces know theirs; another number than that is refused.
+    schedules: Names to try; by default all, with two and more chunks where that is possible.
+    recompute: Recompute activations in the backward; by default where a schedule does not fit without.
+    bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of the
+        model: 16 in all. With optimizer states that `n` replicas share (arXiv 1910.02054, section 5): (2, 2, 12 / n).
+    seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
+    progress: Is called with the schedule that is tried, and with the part of the search that is done.
+
+    Raises:
+        SettingError: An argument is not possible, or nothing fits in the machine's memory; it says how much is missing.
+    """
+    model = model_named(model) if isinstance(model, str) else model
+    machine = machine_named(machine) if isinstance(machine, str) else machine
+    require_instance("model", model, (Model, Pieces), "a Model, Model.measured(…), or the name of a published model")
+    require_instance("machine", machine, Machine, 'a Machine, such as Machine(memory=80e9), or a name, such as "h100"')
+    ranks, replicas = require_count("ranks", ranks, most=MOST_RANKS), require_count("replicas", replicas, most=MOST)
+    if progress is not None and not callable(progress):
+        raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
+    if recompute is not None:
+        require_instance("recompute", recompute, bool, "True, False or None")
+    until = math.inf
+    if seconds is not None:
+        require_amount("seconds", seconds, "a number of at least 0")
+        until = time.monotonic() + seconds
+    pieces = _pieces(model, machine, sequence, batch, tensor)
+    if bytes_per_weight is not None:
+        pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
+    _require_below_peak(pieces, machine.peak)
+    job = Workload(pieces, machine, ranks, replicas)
+    if ranks > len(job.pieces):
+        raise SettingError(
+            f"{ranks} ranks are more than the {plural(len(job.pieces), 'piece')} of the model: the embedding, each "
+            f"layer and the head; take at most {plural(len(job.pieces), 'rank')}, or give a number for each piece"
+        )
+    tried = [job.cutting(each, bool(recompute), until) for each in _candidates(job, microbatches, schedules)]
+    if not tried:
+        raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches")
+    interrupted = False
+    try:
+        _search(tried, recompute is None, progress or (lambda what, part: None))
+    except KeyboardInterrupt:
+        interrupted = True
+    done = [job.choice(each) for each in tried if each.best]
+    done.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
+    if not done:
+        raise SettingError("the search was interrupted before it found anything")
+    if done[0].excess > 0:
+        raise SettingError(shortage(job, done[0], recompute))
+    interrupted = interrupted or time.monotonic() > until
+    return Plan(job, tuple(explained(done, job.pieces.unit)), interrupted)
+
+
+def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
+    """Raise SettingError if the pieces would use more of their GPUs than all: a utilization (MFU) above 1.
+
+    No schedule takes less than F and the shorter one of B and I with W on each rank.
+    """
+    if not pieces.flops or peak is None:
+        return
+    times = (piece.forward + min(piece.backward, piece.input + piece.weight) for piece in pieces.pieces)
+    seconds = float(sum(times)) * SECONDS[pieces.unit]
+    least = float(pieces.flops / pieces.tensor / peak)
+    if seconds < least * (1 - 1e-9):
+        raise SettingError(
+            f"the pieces take {pretty(seconds, 's')} for a microbatch of {pieces.flops:.3g} FLOPs on "
+            f"{plural(pieces.tensor, 'GPU')}, which takes at least {pretty(least, 's')} at the peak of {peak:.3g} "
+            "FLOP/s each, so the utilization (MFU) would be above 1; give pieces whose times, flops and tensor are "
+            "those of the same GPUs, and the peak of these GPUs"
+        )
+
+
+def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch: int, tensor: int | None) -> Pieces:
+    """Return the timed pieces of a model."""
+    batch = require_count("batch", batch, most=MOST)
+    sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
+    tensor = None if tensor is None else require_count("tensor", tensor, most=MOST)
+    if isinstance(model, Model):
+        if sequence is None:
+            raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
+        return model.pieces(sequence, batch, tensor or 1).timed(machine.flops)
+    if tensor not in (None, model.tensor):
+        raise SettingError(
+            f"the pieces are those of {plural(model.tensor, 'GPU')}, not of tensor={tensor}; leave out tensor, or make "
+            f"them for it: model.pieces(…, tensor={tensor}), or Model.measured(…, tensor={tensor}) with its times"
+        )
+    if batch != 1 and sequence is None:
+        raise SettingError("batch= is for models by sizes; measured times are those of the microbatch as it is")
+    if model.tokens is not None and sequence is not None and sequence * batch != model.tokens:
+        raise SettingError(
+            f"the pieces are for microbatches of {model.tokens} tokens, not {sequence * batch}; leave out sequence and "
+            "batch, or make them with model.pieces(sequence=…, batch=…)"
+        )
+    if model.unit == FLOP:
+        model = model.timed(machine.flops)
+    return model if sequence is None else replace(model, tokens=sequence * batch)
+
+
+def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None) -> Iterator[Schedule]:
+    """Yield the schedules to try. A name that was given must be possible, others are left out if they are not."""
+    options = {name: _options(job, name) for name in _names(names)}
+    chunks = sum(each.get("chunks", require_registered(name).chunks) for name in options for each in options[name])
+    counts, forwards = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches], 0
+    for count in counts:
+        forwards += job.ranks * chunks * require_count("microbatches", count)
+        if forwards > MOST_FORWARDS:
+            raise SettingError(
+                f"{plural(len(options), 'schedule')} with {shown(microbatches)} microbatches on {job.ranks} ranks are "
+                f"more than {MOST_FORWARDS:,} forwards, too many to plan; take fewer microbatches, or name fewer "
+                'schedules, such as schedules=["1f1b"]'
+            )
+    for count in counts:
+        for name in options:
+            built, error = [], None
+            for option in options[name]:
+                try:
+                    made = registered(name, job.ranks, count, **option)
+                    made.validate()
+                    built.append(made)
+                except Exception as caught:  # a generator that was registered may raise anything
+                    error = error or caught
+            if names is not None and error and not built:
+                raise error
+            yield from built
+
+
+def _names(given: Any) -> list[str]:
+    """Return the names of the schedules to try: by default, all that train."""
+    if given is None:
+        return [name for name in all_schedules() if not require_registered(name).forward_only]
+    chosen = [given] if isinstance(given, str) else given
+    if not isinstance(chosen, (list, tuple, set, frozenset)) or not chosen:
+        raise SettingError(f'schedules must be a list of names, such as ["1f1b", "zb-v"]; got {shown(given)}')
+    for name in chosen:
+        if require_registered(name).forward_only:
+            raise SettingError(f"{name!r} runs forwards alone, and a plan is for training; leave it out")
+    return [*chosen]
+
+
+def _options(job: Workload, name: str) -> list[dict[str, Any]]:
+    """Return the options with which a schedule is tried."""
+    if "chunks" not in options_of(name):
+        return [{}]
+    most = min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks))
+    return [{"chunks": chunks} for chunks in range(2, most + 1)]
+
+
+def _search(tried: list[Cutting], may_recompute: bool, progress: Progress) -> None:
+    """Search for the best partition of each schedule, first quickly for all, then for the most promising first.
+
+    What does not fit is tried with recomputation, too; it joins `tried`.
+    """
+    for index, each in enumerate([*tried]):
+        progress(each.schedule.name, index / len(tried) / 2)
+        each.start()
+        if may_recompute and each.excess(each.best):
+            tried.append(replace(each, recompute=True, best=(), times={}))
+            tried[-1].start()
+
+    def promise(each: Cutting) -> tuple[Any, Any]:
+        excess, time = each.worth(each.best)
+        return excess, time / each.schedule.microbatches
+
+    def related(each: Cutting) -> list[Cuts]:
+        return [other.best for other in tried if other.schedule.placement == each.schedule.placement]
+
+    for index, each in enumerate(sorted(tried, key=promise)):
+        progress(each.schedule.name, 0.5 + index / len(tried) / 2)
+        each.adopt(related(each))
+        each.improve(FIRST if index < PROMISING else LATER)
+    for each in sorted(tried, key=promise):
+        if each.adopt(related(each)):
+            each.improve(LATER)

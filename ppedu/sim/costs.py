@@ -1,0 +1,306 @@
+"""Costs: the time that each action takes, and the memory of the activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import chain
+from numbers import Rational
+from operator import add, sub
+from typing import TYPE_CHECKING, Any
+
+from ppedu.core import hooks
+from ppedu.core.actions import Op
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
+from ppedu.core.validate import require_instance, require_number
+from ppedu.sim.per_link import LinkCost, PerLink, of_link, of_links
+
+if TYPE_CHECKING:
+    from ppedu.sim.timeline import Timeline
+
+Size = Number | Sequence[Number]  # of a share, or of each stage
+Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
+
+LINKS = ("free", "pair", "rank")
+TIMES = ("forward", "backward", "input", "weight", "overlap")  # may vary by microbatch
+
+LARGEST = 1e100  # the largest cost: sums of millions, and their ratios, still fit a float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The time of each action, in any unit of time, and the size of an activation, in any unit of memory.
+
+    A number is the cost of one rank's *share* of the model (1/ranks of it). A stage costs `ranks/stages` of it, so
+    that schedules with different numbers of stages are compared on the same model. A sequence (a list, a tuple, an
+    array or a tensor; stored as a tuple) gives the cost of each stage instead. For the time of an action, an entry may
+    again be a sequence, of the times of each microbatch: [[1, 1, 3], [1, 1, 3]] for 2 stages and 3 microbatches. A
+    function `f(stage, microbatch)` gives the same; a timeline holds it as a table.
+
+    forward, backward: The times of F and B. `backward` defaults to twice `forward`, or to `input + weight` if both
+        are given.
+    input, weight: The times of I and W, the halves of a split backward. `weight` defaults to `backward / 2`, `input`
+        to `backward - weight`.
+    overlap: The time of an overlapped pair, by default the sum of its parts; with a sequence, the mean of the entries
+        of its two stages.
+    latency: The time from the end of an action to the start of one on another rank that depends on it. It keeps
+        neither rank busy. A dict {(0, 1): 0.5, …} or a matrix, `latency[from_rank][to_rank]`, gives it for each link.
+    activation: The memory that a forward takes for one microbatch, until its backward.
+    weight_memory: The part of `activation`, 0 to 1, that a split backward keeps until W. I frees the rest.
+    recompute: Activations are dropped after F and computed again at the start of B or I, which takes F longer
+        (activation checkpointing of whole stages, arXiv 1604.06174). Until then, a microbatch only holds `stage_input`.
+    stage_input: The memory of a stage's input for one microbatch, in the unit of `activation`. A number is that of
+        every stage, large or small.
+    unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
+    transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
+        comes on top of it.
+    links: "free": Messages do not wait for each other. "pair": A rank has one communication stream for each peer, as
+        with `isend` and `irecv`. "rank": It has one for all, as with `batch_isend_irecv` of single messages. A stream
+        carries its messages one by one, in the order in which the rank reaches them, and a message needs the streams
+        of both ranks. So a receive that is posted early blocks the messages after it. Only for lowered schedules.
+
+    Integers and Fractions give exact times, floats give floats.
+
+    Raises:
+        SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
+            costs to be pickled contain a function that cannot be.
+    """
+
+    forward: Cost = 1
+    backward: Cost | None = None
+    input: Cost | None = None
+    weight: Cost | None = None
+    overlap: Cost | None = None
+    latency: LinkCost = 0
+    weight_memory: Number = 1
+    activation: Size = 1
+    recompute: bool = False
+    stage_input: Size = 0
+    unit: str = ""
+    memory_unit: str = ""
+    transfer: LinkCost = 0
+    links: str = "free"
+
+    def __post_init__(self) -> None:
+        for name, example in (("unit", "s"), ("memory_unit", "GB")):
+            require_instance(name, getattr(self, name), str, f'text, such as "{example}"')
+        if not isinstance(self.links, str) or self.links not in LINKS:
+            raise SettingError(f'links must be "free", "pair" or "rank"; got {self.links!r}')
+        require_instance("recompute", self.recompute, bool, "True or False")
+        for name, given in vars(self).items():
+            if name in ("unit", "memory_unit", "recompute", "links") or (
+                given is None and name in ("backward", "input", "weight", "overlap")
+            ):
+                continue
+            cost = _python(given)
+            if name in ("latency", "transfer"):
+                cost = of_links(name, cost)
+            if callable(cost) and name in TIMES:
+                _require_function(name, cost)
+            else:
+                for number in _numbers(name, cost):
+                    _require_cost(name, number)
+            object.__setattr__(self, name, cost)  # frozen
+        if self.weight_memory > 1:
+            raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
+        if not any(isinstance(cost, tuple) or callable(cost) for cost in vars(self).values()):
+            self.durations(1, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        import pickle  # slow to import
+
+        for name, cost in vars(self).items():
+            if callable(cost):
+                try:
+                    pickle.dumps(cost)
+                except Exception as error:
+                    raise SettingError(
+                        f"{name} is a function that cannot be pickled, {cost!r}; define it with def at the top of a "
+                        "module, or use the costs of simulate(schedule, costs), which are a table"
+                    ) from error
+        return vars(self)
+
+    @classmethod
+    def fit(cls, timeline: Timeline) -> Costs:
+        """Return the costs of a run: for each stage, the median times of its F, B, I, W and overlapped pairs.
+
+        A stage that never runs one of these gets the median over the other stages. The latency of a link is the median
+        time of the messages on it for which a rank was waiting: from the end of the action that made one to the start
+        of the one that requires it, if the rank was idle in between. A link without such messages gets the median over
+        the other links. If all links have the same latency, it is one number.
+
+        Raises:
+            SettingError: `timeline` is not a Timeline.
+        """
+        return hooks.call("fit", [timeline])
+
+    def delay(self, sender: int, receiver: int) -> Any:
+        """Return the time of a message from one rank to another: transfer and latency; 0 from a rank to itself.
+
+        If links are occupied, it counts from the start of the transfer.
+
+        Raises:
+            SettingError: The latency or the transfer is a dict or a matrix without this link.
+        """
+        messages = {"transfer": self.transfer, "latency": self.latency}
+        return sum(of_link(name, cost, sender, receiver) for name, cost in messages.items())
+
+    def tabulated(self, stages: int, microbatches: int) -> Costs:
+        """Return these costs with the values of functions in tables, which have an entry per stage and microbatch.
+
+        Raises:
+            SettingError: A function does not return a number of at least 0.
+        """
+        functions = {name: cost for name, cost in vars(self).items() if callable(cost)}
+        if not functions:
+            return self
+
+        def number(name: str, function: Callable[[int, int], Any], stage: int, microbatch: int) -> Any:
+            found = _python(function(stage, microbatch))
+            _require_cost(f"{name}({stage}, {microbatch})", found)
+            return found
+
+        tables: dict[str, Any] = {
+            name: [[number(name, each, stage, m) for m in range(microbatches)] for stage in range(stages)]
+            for name, each in functions.items()
+        }
+        return replace(self, **tables)
+
+    def per_stage(self, cost: Any, stages: int, ranks: int, microbatches: int | None = None) -> list[Any]:
+        """Return `cost` for each stage: the number of a share scaled to a stage, or the entries of a sequence.
+
+        microbatches: Allows entries that are tuples with a number for each microbatch. Functions must be tabulated.
+
+        Raises:
+            SettingError: The sequence does not have one entry for each stage, or an entry not one for each microbatch.
+        """
+        if callable(cost) or (microbatches is None and _by_microbatch(cost)):
+            raise SettingError("costs that vary by microbatch cannot be used here; give one number for each stage")
+        if not isinstance(cost, Sequence):
+            share = Fraction(ranks, stages)
+            return [plain(Fraction(cost) * share) if isinstance(cost, Rational) else cost * float(share)] * stages
+        if len(cost) != stages:
+            raise SettingError(
+                f"{len(cost)} costs for {stages} stages; give {stages}, one for each stage, "
+                "or a single number, for a rank's share of the model"
+            )
+        for stage, entry in enumerate(cost):
+            if isinstance(entry, tuple) and len(entry) != microbatches:
+                raise SettingError(
+                    f"{len(entry)} costs of stage {stage} for {microbatches} microbatches; give {microbatches}, one "
+                    "for each microbatch, or a single number for the stage"
+                )
+        return list(cost)
+
+    def durations(self, stages: int, ranks: int, microbatches: int | None = None) -> dict[Op, list[Any]]:
+        """Return the times of F, B, I and W in each stage.
+
+        microbatches: Allows times that vary by microbatch; such a time is a tuple with an entry for each microbatch.
+
+        Raises:
+            SettingError: A sequence does not have one entry for each stage, or I or W takes longer than B.
+        """
+
+        def each(cost: Cost) -> list[Any]:
+            return self.per_stage(cost, stages, ranks, microbatches)
+
+        def all_stages(function: Callable[..., Any], *times: list[Any]) -> list[Any]:
+            return [by_microbatch(function, *some) for some in zip(*times, strict=True)]
+
+        forward = each(self.forward)
+        first = None if self.input is None else each(self.input)
+        second = None if self.weight is None else each(self.weight)
+        if self.backward is not None:
+            full = each(self.backward)
+        elif first and second:
+            full = all_stages(add, first, second)
+        else:
+            full = all_stages(lambda f: 2 * f, forward)
+        if not second:
+            second = all_stages(sub, full, first) if first else all_stages(lambda b: ratio(b, 2), full)
+        if not first:
+            first = all_stages(sub, full, second)
+        if min(flat(first + second)) < 0:
+            raise SettingError(
+                "half of a split backward takes longer than the full backward; give both input and weight"
+            )
+        if self.recompute:
+            full, first = (all_stages(add, some, forward) for some in (full, first))
+        return {Op.F: forward, Op.B: full, Op.I: first, Op.W: second}
+
+    def memory_changes(self, stages: int, ranks: int) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
+        """Return the memory that F, B, I and W allocate at their start and free at their end, for each stage.
+
+        It is in ticks; these come second.
+
+        Raises:
+            SettingError: A sequence does not have one entry for each stage.
+        """
+        kept, activations = self.weight_memory, self.per_stage(self.activation, stages, ranks)
+        inputs = self.per_stage(self.stage_input, stages, stages) if self.recompute else activations
+        changes: dict[Op, list[tuple[Any, Any]]] = {op: [] for op in (Op.F, Op.B, Op.I, Op.W)}
+        for whole, held in zip(activations, inputs, strict=True):
+            changes[Op.F].append((held, 0))
+            changes[Op.B].append((whole - held, whole))
+            changes[Op.I].append((whole - held, whole * (1 - kept)))
+            changes[Op.W].append((0, whole * kept))
+        ticks = Ticks(chain(*chain(*changes.values())))
+        counted = {op: [(ticks.count(a), ticks.count(b)) for a, b in each] for op, each in changes.items()}
+        return counted, ticks
+
+
+def require_costs(costs: Costs | None) -> Costs:
+    """Return `costs`, or the default costs for None. Raise SettingError if it is anything else."""
+    costs = Costs() if costs is None else costs
+    require_instance("costs", costs, Costs, "Costs, such as Costs(forward=1, backward=2)")
+    return costs
+
+
+def _python(value: Any) -> Any:
+    """Return a number as a Python number; an array, a tensor or a sequence as a tuple of Python numbers."""
+    if hasattr(value, "tolist"):  # from NumPy or torch, which are not imported here
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return tuple(map(_python, value))
+    return value
+
+
+def _require_function(name: str, value: Any) -> None:
+    """Raise SettingError unless `value` can be called with a stage and a microbatch."""
+    from inspect import signature  # slow to import
+
+    try:
+        if not isinstance(value, type):
+            signature(value).bind(0, 0)
+            return
+    except ValueError:  # some built-in functions have no signature
+        return
+    except TypeError:
+        pass
+    such_as = "a number, a list, or a function of two numbers, f(stage, microbatch)"
+    raise SettingError(f"{name} must be {such_as}; got {value!r}")
+
+
+def _by_microbatch(cost: Any) -> bool:
+    """Return whether some stage has a number for each microbatch."""
+    return isinstance(cost, tuple) and any(isinstance(entry, tuple) for entry in cost)
+
+
+def _numbers(name: str, cost: Any) -> Iterator[Any]:
+    """Yield the numbers of a cost. What is not a number, or not where it may be, is yielded, too."""
+    if isinstance(cost, PerLink):
+        yield from cost.values()
+    elif not isinstance(cost, tuple) or not cost or name == "weight_memory":
+        yield cost
+    else:
+        yield from chain(*(_numbers("", each) if name in TIMES else [each] for each in cost))
+
+
+def _require_cost(name: str, number: Any) -> None:
+    """Raise SettingError unless `number` is a number from 0 to LARGEST."""
+    require_number(name, number, lambda number: 0 <= number < math.inf, "a number of at least 0")
+    if number > LARGEST:
+        raise SettingError(f"{name} must be at most {LARGEST:g}, or sums would overflow; give it in a larger unit")

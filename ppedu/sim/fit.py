@@ -1,0 +1,105 @@
+"""Costs fitted to timelines: medians, which single slow actions and messages do not change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, permutations
+from typing import Any
+
+from ppedu.core.actions import Op
+from ppedu.core.dependencies import produces, requires
+from ppedu.core.errors import SettingError
+from ppedu.core.numeric import ratio
+from ppedu.core.validate import require_instance
+from ppedu.sim.costs import Costs
+from ppedu.sim.per_link import Link
+from ppedu.sim.timeline import Span, Timeline
+
+NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
+SAME = 1e-9  # latencies that differ by at most this are one number
+
+
+def fit(timelines: Sequence[Timeline]) -> Costs:
+    """Return the costs of runs of a schedule; see `Costs.fit`. Medians are over all timelines.
+
+    Raises:
+        SettingError: `timelines` are not timelines of the same number of ranks and stages.
+    """
+    such_as = "a list of timelines, such as [pipe.timeline]"
+    require_instance("timelines", timelines, Sequence, such_as)
+    such_as = "a Timeline, such as a measured run's pipe.timeline or simulate(schedule)"
+    for timeline in timelines:
+        require_instance("what costs are fitted to", timeline, Timeline, such_as)
+    sizes = {(timeline.schedule.ranks, timeline.schedule.stages) for timeline in timelines}
+    if len(sizes) != 1:
+        found = ", ".join(f"{ranks} ranks and {stages} stages" for ranks, stages in sorted(sizes)) or "no timelines"
+        raise SettingError(f"timelines must have the same number of ranks and of stages; got {found}")
+    known = timelines[0].costs
+    return Costs(
+        **_times(timelines),
+        latency=_latency(timelines),
+        activation=known.activation,
+        weight_memory=known.weight_memory,
+        unit=known.unit,
+        memory_unit=known.memory_unit,
+    )
+
+
+def _times(timelines: Sequence[Timeline]) -> dict[str, Any]:
+    """Return for each kind of action the median time of each stage; a stage without any gets that of all stages."""
+    times: dict[str, list[list[Any]]] = {}
+    for action, start, end in chain(*chain(*(timeline.rows for timeline in timelines))):
+        if action.computes:
+            name = NAMES.get(action.op, "overlap")
+            stages = times.setdefault(name, [[] for _ in range(timelines[0].schedule.stages)])
+            for single in action.singles:
+                stages[single.stage].append(end - start)
+    return {name: [_median(each or chain(*stages)) for each in stages] for name, stages in times.items()}
+
+
+def _latency(timelines: Sequence[Timeline]) -> Any:
+    """Return the latency of each link, or one number if all are equal."""
+    samples: defaultdict[Link, list[Any]] = defaultdict(list)
+    for timeline in timelines:
+        for link, time in _messages(timeline):
+            samples[link].append(time)
+    if not samples:
+        return 0
+    found = {link: _median(each) for link, each in samples.items()}
+    usual = _median(found.values())
+    if max(found.values()) - min(found.values()) <= SAME:
+        return usual
+    return {link: found.get(link, usual) for link in permutations(range(timelines[0].schedule.ranks), 2)}
+
+
+def _median(numbers: Iterable[Any]) -> Any:
+    """Return the median, exact if the numbers are; that of `statistics` is a float."""
+    ordered = sorted(numbers)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else ratio(ordered[middle - 1] + ordered[middle], 2)
+
+
+def _messages(timeline: Timeline) -> Iterator[tuple[Link, Any]]:
+    """Yield the link and the time of each message for which its rank was waiting when it was made.
+
+    The time is that from the end of the action that made it to the start of the action that requires it. If a rank
+    waited for two messages at once, it is not known which one came last.
+    """
+    made: dict[Any, tuple[int, Any]] = {}  # by result: the rank that made it, and when
+    for rank, row in enumerate(timeline.rows):
+        for action, _, end in row:
+            made.update(dict.fromkeys(produces(action), (rank, end)))
+    placement = timeline.schedule.placement
+    for rank, row in enumerate(timeline.rows):
+        before: Span | None = None
+        for span in row:
+            if span.action.computes:
+                needs = [made[need] for need in requires(span.action, placement) if need in made]
+                awaited = {each for each in needs if each[0] != rank and (not before or before.end <= each[1])}
+                if len(awaited) == 1:
+                    ((source, end),) = awaited
+                    if end <= span.start:
+                        yield (source, rank), span.start - end
+            if timeline.occupies_rank(span.action):
+                before = span

@@ -1,0 +1,101 @@
+"""Simulation: every action starts as soon as its rank is free and its inputs have arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppedu.core.actions import RECEIVE
+from ppedu.core.errors import SettingError
+from ppedu.core.garbage import without_gc
+from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core.validate import require_count, require_instance, require_size
+from ppedu.sim.clock import TickClock
+from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.links import occupied
+from ppedu.sim.steps import divide, join, later, repeat, repeat_costs
+from ppedu.sim.timeline import Row, Timeline
+
+
+@without_gc()
+def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, barrier: bool = True) -> Timeline:
+    """Return the timeline of a schedule at the given costs, by default `Costs()`.
+
+    Messages and sharding actions take no time of their rank. A rank posts a receive and continues; the action that
+    requires the message waits for it. With `Costs(links=…)`, messages wait for each other, and the spans of a SEND and
+    its RECV are the time for which the message occupies its link.
+
+    steps: Training steps to run in a row. `Timeline.steps` holds their timelines, on one clock. The optimizer takes no
+        time.
+    barrier: Every rank waits at the end of a step until all have ended it. Without, a rank begins the next step when it
+        has ended its own part (arXiv 2401.10241, section 4).
+
+    Raises:
+        ScheduleError: The schedule is not legal, or its ranks would wait forever because links are occupied.
+        SettingError: The costs do not match the number of stages or microbatches, or lack a link. Or links are occupied
+            and the schedule is not lowered. Or there are two copies of the model and no barrier: at the end of a step
+            the copies wait for each other's gradients.
+    """
+    require_schedule("simulate", schedule)
+    schedule.validate()
+    costs = require_costs(costs)
+    require_size(schedule.ranks, schedule.chunks, schedule.microbatches * require_count("steps", steps))
+    require_instance("barrier", barrier, bool, "True or False")
+    if not barrier and schedule.placement.copies > 1:
+        raise SettingError(
+            f"{schedule.name} has two copies of the model, which wait for each other's gradients at the end of a step; "
+            "simulate it with barrier=True"
+        )
+    if steps == 1:
+        return simulate_partial(schedule, costs)
+    costs = costs.tabulated(schedule.stages, schedule.microbatches)
+    if barrier:
+        one = simulate_partial(schedule, costs)
+        return join([later(one, step * one.makespan) for step in range(steps)])
+    whole = simulate_partial(repeat(schedule, steps), repeat_costs(costs, schedule, steps))
+    return join([*divide(whole, schedule, costs)])
+
+
+def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
+    """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
+    costs = costs.tabulated(schedule.stages, schedule.microbatches)
+    clock = TickClock.of(schedule, costs)
+    starts, ends = _free(schedule, clock) if costs.links == "free" else occupied(schedule, clock, costs.links)
+    rows = tuple(
+        Row(order[: len(end)], start, end, clock.ticks)
+        for order, start, end in zip(schedule.orders, starts, ends, strict=True)
+    )
+    return Timeline(schedule, rows, costs)
+
+
+def _free(schedule: Schedule, clock: TickClock) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return when the actions of each rank start and end, in ticks, if messages do not wait for each other."""
+    numbered, size = schedule.numbered, schedule.microbatches
+    durations: list[Any] = []  # by entry
+    rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
+    for block in numbered.blocks:
+        durations += clock.durations(block.sample, size)
+        links = zip(block.requires, block.links, strict=True)
+        inputs = [(distance, clock.delay(*link) if link else 0) for distance, link in links]
+        rules.append((inputs, block.produces, block.sample.op in RECEIVE))
+    exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists
+    free: list[Any] = [0] * schedule.ranks
+    starts: list[list[Any]] = [[] for _ in free]
+    ends: list[list[Any]] = [[] for _ in free]
+    remaining = [iter(entries) for entries in numbered.orders]
+    for rank in schedule.replay.turns:
+        entry = next(remaining[rank])
+        inputs, outputs, receives = rules[entry // size]
+        start = free[rank]
+        for distance, delay in inputs:
+            arrival = exists[entry + distance] + delay
+            if arrival > start:
+                start = arrival
+        end = start + durations[entry]
+        for distance in outputs:
+            exists[entry + distance] = end
+        if receives:  # the rank continues; the action that requires the message waits
+            start = end = free[rank]
+        free[rank] = end
+        starts[rank].append(start)
+        ends[rank].append(end)
+    return starts, ends

@@ -1,0 +1,52 @@
+"""Timelines as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppedu.core.errors import ScheduleError
+from ppedu.core.schedule import Schedule
+from ppedu.core.validate import require_count
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Timeline
+
+
+def draw_schedule(schedule: Schedule) -> str:
+    """See `Schedule.__str__`."""
+    try:
+        return draw(simulate(schedule))
+    except ScheduleError as error:
+        return str(error)
+
+
+def draw(timeline: Timeline, width: int = 128) -> str:
+    """See `Timeline.text`."""
+    width = require_count("width", width)
+    ranks, makespan = timeline.schedule.ranks, timeline.makespan
+    margin = len(f"rank {ranks - 1} ") + 2
+    rows = [[span for span in row if timeline.occupies_rank(span.action)] for row in timeline.rows]
+    durations = (span.end - span.start for row in rows for span in row)
+    unit = min((each for each in durations if float(each) > 0), default=1)
+    columns = 1 + timeline.schedule.chunks + len(str(timeline.schedule.microbatches - 1))
+    chunk = timeline.schedule.placement.chunk
+    if float(makespan / unit) * columns > width - margin:
+        columns = 1
+    unit = max(unit / columns, float(makespan) / max(1, width - margin)) or 1
+
+    def column(time: Any) -> int:
+        return int(float((time - timeline.start) / unit) + 0.5)
+
+    lines = [timeline.summary()]
+    for rank, row in enumerate(rows):
+        cells = [" "] * column(timeline.end)
+        for action, start, end in row:
+            first, last = column(start), column(end)
+            if first == last:
+                continue
+            label = "".join(f"{op}{m}{chr(39) * chunk(stage, m)}" for stage, op, m, _ in action.singles)
+            if columns > 1:
+                cells[first:last] = f"{label:─<{last - first - 1}}"[: last - first - 1] + " "
+            else:
+                cells[first:last] = label[0] * (last - first)
+        lines.append(f"{f'rank {rank}':<{margin - 2}}│{''.join(cells)}│")
+    return "\n".join(lines)

@@ -1,0 +1,196 @@
+"""Why a timeline takes as long as it does: critical path, reasons for idle time, causes of the bubble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core.numeric import pretty, ratio
+from ppedu.sim.costs import TIMES, Costs
+from ppedu.sim.reorder import reorder
+from ppedu.sim.simulate import simulate
+from ppedu.sim.timeline import Gap, Span, Timeline
+from ppedu.sim.trips import Trip, Trips
+
+Place = tuple[int, int]  # a rank, and the index of one of its compute spans
+
+
+class Reasons:
+    """The compute spans of a timeline, and the earlier spans that each one waited for."""
+
+    def __init__(self, timeline: Timeline):
+        self.timeline, self.placement = timeline, timeline.schedule.placement
+        self.rows = [[span for span in row if span.action.computes] for row in timeline.rows]
+        self.maker: dict[Result, Place] = {
+            result: (rank, index)
+            for rank, row in enumerate(self.rows)
+            for index, span in enumerate(row)
+            for result in produces(span.action)
+        }
+        occupied = timeline.source == "simulated" and timeline.costs.links != "free"
+        self.trips = Trips(timeline, self.rows) if occupied else None
+        self.awaited = dict(self._barriers())  # by a rank's first span after a barrier: the last span before it
+
+    def __getitem__(self, place: Place) -> Span:
+        return self.rows[place[0]][place[1]]
+
+    def waited_for(self, place: Place) -> Iterator[Place]:
+        """Yield the span before `place` on its rank, and the spans that produced its inputs."""
+        rank, index = place
+        if index:
+            yield rank, index - 1
+        yield from (self.maker[need] for need in requires(self[place].action, self.placement) if need in self.maker)
+        if place in self.awaited:
+            yield self.awaited[place]
+
+    def last_cause(self, place: Place) -> Place | None:
+        """Return the span whose result arrived last, of all that a span waited for; None if it waited for none."""
+
+        def arrives(cause: Place) -> Any:
+            if cause[0] == place[0] or cause == self.awaited.get(place):  # a barrier is not a message
+                return self[cause].end
+            if self.trips:
+                return self._message(self.trips, cause, place)[1].arrival
+            return self[cause].end + self.timeline.costs.delay(cause[0], place[0])
+
+        return max(self.waited_for(place), key=arrives, default=None)
+
+    def _message(self, trips: Trips, cause: Place, place: Place) -> tuple[Result, Trip]:
+        """Return the result of `cause` that arrives last of those that `place`, on another rank, requires."""
+        needs = requires(self[place].action, self.placement)
+        found = ((need, trips[need]) for need in needs if self.maker.get(need) == cause)
+        return max(found, key=lambda each: each[1].arrival)
+
+    def critical_path(self) -> list[Place]:
+        """Return the spans that determine the makespan, first to last."""
+        last = [(rank, len(row) - 1) for rank, row in enumerate(self.rows) if row]
+        place = max(last, key=lambda each: self[each].end, default=None)
+        path: dict[Place, None] = {}
+        while place and place not in path:  # in an illegal order, spans may wait for each other in a cycle
+            path[place] = None
+            place = self._decisive(place)
+        return [*reversed(path)]
+
+    def _decisive(self, place: Place) -> Place | None:
+        """Return the span that determines when a span starts: its last cause, or what its message waits for."""
+        cause = self.last_cause(place)
+        if self.trips is None or cause is None or cause[0] == place[0] or cause == self.awaited.get(place):
+            return cause
+        return self.trips.origin(self._message(self.trips, cause, place)[0])
+
+    def why_idle(self, rank: int, time: Any) -> str:
+        """See `Timeline.why_idle`."""
+        row, moment = self.rows[rank], self.timeline.start + time
+        index = next((index for index, span in enumerate(row) if span.end > moment), len(row))
+        if index < len(row) and row[index].start <= moment:
+            action, start, end = row[index]
+            return f"rank {rank} is not idle: it runs {action} at {self._clock(start, end)}"
+        return self._why(rank, index)
+
+    def gaps(self) -> Iterator[Gap]:
+        """See `Timeline.gaps`."""
+        end = self.timeline.end
+        for rank, row in enumerate(self.rows):
+            before = self.timeline.start
+            for index, (start, after) in enumerate([*((span.start, span.end) for span in row), (end, end)]):
+                if start > before:
+                    yield Gap(rank, before, start, self._why(rank, index))
+                before = after
+
+    def _why(self, rank: int, index: int) -> str:
+        """Return why a rank is idle before its compute span number `index`, in a sentence."""
+        row = self.rows[rank]
+        before = row[index - 1].end if index else self.timeline.start
+        if index == len(row):
+            return f"rank {rank} has nothing left to do after {self._clock(before)}"
+        action, start, _ = row[index]
+        waits = f"rank {rank} waits {self._clock(before, start)}: {action}"
+        cause = self.last_cause((rank, index))
+        if cause is None or cause[0] == rank:
+            return f"{waits} could have started before"
+        maker = self[cause]
+        if self.awaited.get((rank, index)) == cause:
+            return f"{waits} is of the next step, and rank {cause[0]} ends this one at {self._clock(maker.end)}"
+        ends = f", which ends at {self._clock(maker.end)} on" if maker.end < start else " from"
+        late = self._late(self.trips, cause, (rank, index)) if self.trips else ""
+        return f"{waits} needs {maker.action}{ends} rank {cause[0]}{late}"
+
+    def _late(self, trips: Trips, cause: Place, place: Place) -> str:
+        """Return when the message from `cause` to `place` starts, and after which other one, if it has to wait."""
+        result, trip = self._message(trips, cause, place)
+        if trip.start == self[cause].end:
+            return ""
+        rank, before = trips.blocker(result) or (0, None)
+        after = f", after {trips[before].ends[rank]} of rank {rank}" if before else ""
+        return f"; its message starts at {self._clock(trip.start)}{after}"
+
+    def _barriers(self) -> Iterator[tuple[Place, Place]]:
+        """Yield the first span of each rank in a step that began when all ranks had ended the step before.
+
+        Each comes with the last span of the step before.
+        """
+        first = [0] * len(self.rows)
+        for before, after in pairwise(self.timeline.steps):
+            first = [
+                start + sum(span.action.computes for span in row) for start, row in zip(first, before.rows, strict=True)
+            ]
+            if before.end <= after.start:
+                ended = [(rank, start - 1) for rank, start in enumerate(first)]
+                last = max(ended, key=lambda place: self[place].end)
+                yield from (((rank, start), last) for rank, start in enumerate(first))
+
+    def _clock(self, *times: Any) -> str:
+        """Return times, counted from the timeline's start, as human-readable text: 3–5, or 3–5 ms."""
+        factor, unit = self.timeline.readable
+        return f"{'–'.join(pretty((each - self.timeline.start) * factor) for each in times)} {unit}".rstrip()
+
+
+def causes(timeline: Timeline) -> dict[str, float]:
+    """See `Timeline.causes`."""
+    if any(before.end <= after.start for before, after in pairwise(timeline.steps)):  # a barrier between two steps
+        return _mean_causes(timeline)
+    timeline.schedule.validate()
+    schedule, makespan = timeline.schedule, timeline.makespan
+    costs = timeline.costs if timeline.source == "simulated" else Costs.fit(timeline)
+    costs = costs.tabulated(schedule.stages, schedule.microbatches)
+    at_once = replace(costs, latency=0, transfer=0, links="free")
+    steady = _averaged(at_once, lambda cost: tuple(map(_mean, cost)))
+    even = _averaged(steady, lambda cost: (_mean(cost),) * len(cost))
+    unchanged = at_once == timeline.costs and timeline.source == "simulated"
+    varied_run = timeline if unchanged else simulate(schedule, at_once)
+    steady_run = varied_run if steady == at_once else simulate(schedule, steady)
+    even_run = steady_run if even == steady else simulate(schedule, even)
+    runs = reorder(even_run), even_run, steady_run, varied_run
+    idle = [run.makespan - ratio(sum(run.busy), schedule.ranks) for run in runs]
+    more = [after - before for before, after in pairwise(idle)]
+    steps = {"warm-up and cooldown": idle[0], "ordering": more[0], "imbalance": more[1]}
+    if any(len({*row}) > 1 for cost in _sequences(at_once).values() for row in cost if isinstance(row, tuple)):
+        steps["variation"] = more[2]
+    shares = {cause: float(ratio(time, makespan)) if makespan else 0.0 for cause, time in steps.items()}
+    return {**shares, "communication": timeline.bubble - sum(shares.values())}
+
+
+def _mean_causes(timeline: Timeline) -> dict[str, float]:
+    """Return the causes of the bubble in steps that do not overlap."""
+    total = timeline.makespan or 1  # without it, there are no shares to weight
+    found = [(causes(step), float(ratio(step.makespan, total))) for step in timeline.steps]
+    shares = {cause: sum(each[cause] * part for each, part in found) for cause in found[0][0]}
+    return {**shares, "communication": timeline.bubble - sum(shares.values()) + shares["communication"]}
+
+
+def _averaged(costs: Costs, average: Callable[[Any], Any]) -> Costs:
+    """Return costs with `average` applied to each sequence of times."""
+    return replace(costs, **{name: average(cost) for name, cost in _sequences(costs).items()})
+
+
+def _sequences(costs: Costs) -> dict[str, Any]:
+    """Return the times that are sequences."""
+    return {name: cost for name in TIMES if isinstance(cost := getattr(costs, name), tuple)}
+
+
+def _mean(time: Any) -> Any:
+    """Return the mean of a tuple, any other value unchanged."""
+    return ratio(sum(time), len(time)) if isinstance(time, tuple) else time

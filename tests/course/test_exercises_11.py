@@ -1,0 +1,197 @@
+"""Lesson 11: repairs, cures and slow workers: equivalent answers are accepted, wrong ones explained."""
+
+from statistics import fmean, median
+
+from ppedu import B, Costs, F, simulate
+from ppedu.course.exercises.synthetic import SLOW_RANKS, profiled
+
+
+def spans_of(timeline):
+    return [(rank, span) for rank in range(timeline.schedule.ranks) for span in timeline.spans(rank)]
+
+
+def source(action):
+    stage, m = action.stage, action.microbatch
+    return F(stage - 1, m) if action.op == "F" else B(stage + 1, m)
+
+
+def worked_longer(measured, simulated):
+    return [one - other for one, other in zip(measured.busy, simulated.busy, strict=True)]
+
+
+# Exercise 1: how much longer a run takes because of each rank
+
+
+def replay(measured, costs, planned=(), ops="FB"):
+    """Replay a run, with the costs' durations of `ops` on the ranks `planned`; return the makespan."""
+    simulated = {span.action: span for _, span in spans_of(simulate(measured.schedule, costs))}
+    free, ended = [0] * measured.schedule.ranks, {}
+    for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
+        lasts = simulated[action].end - simulated[action].start if rank in planned and action.op in ops else end - start
+        needed = ended.get(source(action))
+        begins = free[rank] if needed is None else max(free[rank], needed + costs.latency)
+        free[rank] = ended[action] = begins + lasts
+    return max(free)
+
+
+def blame(measured, costs):
+    ranks = range(measured.schedule.ranks)
+    return [replay(measured, costs) - replay(measured, costs, {rank}) for rank in ranks]
+
+
+def from_the_other_side(measured, costs):
+    ranks = set(range(measured.schedule.ranks))
+    return [replay(measured, costs, ranks - {rank}) - replay(measured, costs, ranks) for rank in ranks]
+
+
+def from_the_run(measured, costs):
+    return [measured.makespan - replay(measured, costs, {rank}) for rank in range(measured.schedule.ranks)]
+
+
+def test_a_replay_for_each_rank_is_accepted(told):
+    assert told("11.1", blame).startswith("Right. That is a what-if analysis")
+    assert told("11.1", lambda *given: tuple(blame(*given))).startswith("Right.")
+
+
+WRONG_BLAME = {
+    "longer work": (
+        lambda measured, costs: worked_longer(measured, simulate(measured.schedule, costs)),
+        "That is how much longer each rank worked. But another rank may be slower still",
+    ),
+    "one slow rank": (from_the_other_side, "You slow down one rank of the simulation. Ask the other way round"),
+    "the run": (from_the_run, "You compare with the run, which also waited. Compare with a replay"),
+    "forwards only": (
+        lambda measured, costs: [
+            replay(measured, costs) - replay(measured, costs, {rank}, "F") for rank in range(measured.schedule.ranks)
+        ],
+        "You changed only its forwards.",
+    ),
+    "negative": (lambda *given: [-each for each in blame(*given)], "The sign is wrong: time saved is positive."),
+    "milliseconds": (
+        lambda *given: [1000 * each for each in blame(*given)],
+        "The timeline is in seconds; give seconds",
+    ),
+    "the worst rank": (lambda *given: max(blame(*given)), "instead of 4 numbers, one for each rank."),
+    "zeros": (
+        lambda *given: [0] * given[0].schedule.ranks,
+        "if rank 0 alone had run at its costs; your function",
+    ),
+    "forgets return": (lambda *given: None, "returns None instead of 4 numbers, one for each rank; is a return"),
+}
+
+
+def test_wrong_blame_is_explained(told):
+    for function, reason in WRONG_BLAME.values():
+        message = told("11.1", function)
+        assert message.startswith("Not yet: ") and reason in message
+
+
+def test_the_lessons_own_run_loses_more_to_late_messages_than_to_its_two_slow_ranks():
+    measured, planned = profiled()
+    assert 1.06 < measured.makespan / planned.makespan < 1.07
+    saved = blame(measured, planned.costs)
+    fitted = Costs.fit(measured).forward
+    slow = {rank for rank, time in enumerate(fitted) if time > 1.02 * planned.costs.forward}
+    assert slow == set(SLOW_RANKS) and max(range(8), key=saved.__getitem__) == 5 and saved[2] < saved[5] / 10
+    assert measured.makespan - replay(measured, planned.costs) > 2 * saved[5]
+
+
+def own_costs(measured, costs):
+    """Take the durations from the costs as if they were lists."""
+    times = {"F": costs.forward, "B": costs.backward}
+    planned = {action: times[action.op][action.stage] for row in measured.rows for action, *_ in row}
+    return [sum(planned.values())] * measured.schedule.ranks
+
+
+def test_costs_without_a_number_for_each_stage_are_explained(told):
+    message = told("11.1", own_costs)
+    assert "your function fails at line" in message and "'float' object is not subscriptable" in message
+    assert "In costs, one number stands for all stages, and None as backward for twice the forward." in message
+    elsewhere = told("11.1", lambda measured, costs: [][0])
+    assert "IndexError" in elsewhere and "one number stands for" not in elsewhere
+
+
+# Exercise 2: the cure that helps most
+
+
+def predicted(run, cures):
+    return {name: run.predict(schedule, layers=layers).makespan for name, (schedule, layers) in cures.items()}
+
+
+def best_cure(run, cures):
+    seconds = predicted(run, cures)
+    return min(cures, key=lambda name: seconds[name] / cures[name][0].microbatches)
+
+
+def test_the_best_cure_is_the_one_with_the_fastest_microbatches(told):
+    assert told("11.2", best_cure).startswith("Right. You compare what a microbatch costs")
+
+
+WRONG_CURES = {
+    "the bubble": (
+        lambda _, cures: min(cures, key=lambda name: simulate(cures[name][0]).bubble),
+        "chooses 'zb-h1', with which a microbatch takes 371.3 ms of a step; with 'fewer layers in the last stage' it "
+        "takes 347.4 ms. That has the smallest bubble if all stages are equal.",
+    ),
+    "the step": (
+        lambda run, cures: min(cures, key=predicted(run, cures).__getitem__),
+        "for a run of equal stages your function chooses 'zb-h1', with which a microbatch takes 195.6 ms of a step; "
+        "with '16 microbatches' it takes 192.3 ms. That has the shortest step.",
+    ),
+    "by heart": (lambda *_: "fewer layers in the last stage", "instead of one of zb-h1, 16 microbatches"),
+    "the first": (lambda _, cures: next(iter(cures)), "chooses 'zb-h1'"),
+    "forgets return": (lambda *_: None, "is a return missing?"),
+}
+
+
+def test_wrong_cures_are_explained(refused):
+    for function, reason in WRONG_CURES.values():
+        refused("11.2", function, reason)
+
+
+# Exercise 3: the slow workers
+
+
+def slow_workers(run, middle=median):
+    slow = []
+    for rank in range(run.schedule.ranks):
+        busy = {each: middle([run.timeline(step, each).busy[rank] for step in run.steps]) for each in run.replicas}
+        slow += [(each, rank) for each in run.replicas if busy[each] > 1.1 * median(busy.values())]
+    return slow
+
+
+def slow_by_autopsy(run):
+    return [(each.replica, each.rank) for each in run.autopsy().stragglers]
+
+
+def test_any_way_to_find_the_slow_workers_is_accepted(told):
+    for function in (slow_workers, lambda run: slow_workers(run, fmean), slow_by_autopsy):
+        assert told("11.3", function).startswith("Right. A slow worker differs from the same rank")
+
+
+def slower_than_the_others(run):
+    busy = {
+        (each, rank): run.timeline(0, each).busy[rank] for each in run.replicas for rank in range(run.schedule.ranks)
+    }
+    return [worker for worker, time in busy.items() if time > 1.1 * median(busy.values())]
+
+
+def slow_replicas(run):
+    spans = {each: run.timeline(0, each).makespan for each in run.replicas}
+    slow = [each for each in spans if spans[each] > 1.1 * median(spans.values())]
+    return [(each, rank) for each in slow for rank in range(run.schedule.ranks)]
+
+
+WRONG_WORKERS = {
+    "the heavy stage": (slower_than_the_others, "If a rank is slow in all replicas, its stage is heavy."),
+    "the whole replica": (slow_replicas, "you name rank 0 of replica 1: it works 1.695 s in a step, and rank 0 of"),
+    "its whole replica": (slow_replicas, "You name its whole replica. Most of these ranks wait for the slow one"),
+    "nothing": (lambda run: [], "you miss rank 2 of replica 1: it works 3.4"),
+    "ranks": (lambda run: [2], "returns [2] instead of a list such as [(1, 3)]"),
+    "forgets return": (lambda run: None, "is a return missing?"),
+}
+
+
+def test_wrong_workers_are_explained(refused):
+    for function, reason in WRONG_WORKERS.values():
+        refused("11.3", function, reason)

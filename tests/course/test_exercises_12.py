@@ -1,0 +1,205 @@
+"""Lesson 12: copies of the model and DualPipeV's idle time: equivalent answers are accepted, wrong ones explained."""
+
+import pytest
+import stepper
+
+from ppedu import schedule
+from ppedu.course.exercises.lesson_12 import (
+    draw_streams,
+    emulate_streams,
+    one_after_the_other,
+    paired,
+    parts,
+    simulate_streams,
+)
+
+
+def held(schedule):
+    return sum(len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks))
+
+
+COPIES = {
+    "all stages": lambda schedule: held(schedule) / schedule.stages,
+    "of stage 0": lambda schedule: sum(0 in schedule.placement.stages_of(rank) for rank in range(schedule.ranks)),
+    "shares on a rank": lambda s: len(s.placement.stages_of(0)) * s.ranks / s.stages,
+    "looked up": lambda schedule: schedule.placement.copies,
+    "by the actions": lambda s: (
+        len({(a.stage, r) for r, o in enumerate(s.orders) for b in o for a in b.singles}) // s.stages
+    ),
+}
+
+
+@pytest.mark.parametrize("function", COPIES.values(), ids=COPIES)
+def test_any_way_to_count_the_copies_is_accepted(told, function):
+    assert told("12.1", function).startswith("Right. DualPipe's ranks hold the model twice. DualPipeV's hold it")
+
+
+WRONG_COPIES = {
+    "stages on a rank": (
+        lambda schedule: len(schedule.placement.stages_of(0)),
+        "for dualpipev on 4 ranks the model is cut into 8 stages, and together the ranks hold 8: 1 of each; "
+        "your function returns 2. You count the stages on one rank; how many stages is the model cut into?",
+    ),
+    "chunks": (
+        lambda schedule: schedule.chunks,
+        "for dualpipe on 4 ranks the model is cut into 4 stages, and together the ranks hold 8: 2 of each; "
+        "your function returns 1. chunks is the number of stages of one copy on a rank: it says",
+    ),
+    "all stages on all ranks": (held, "your function returns 4. You count all stages on all ranks; how many make one"),
+    "part on a rank": (
+        lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
+        "for 1f1b on 4 ranks the model is cut into 4 stages, and together the ranks hold 4: 1 of each; your "
+        "function returns 0.25. That is the fraction of the model that one rank holds; add up all ranks.",
+    ),
+    "each stage once": (
+        lambda s: len({stage for rank in range(s.ranks) for stage in s.placement.stages_of(rank)}) / s.stages,
+        "your function returns 1. Do you count each stage once? Count a stage twice if two ranks hold it.",
+    ),
+    "one": (lambda schedule: 1, "for dualpipe on 4 ranks"),
+    "two for both": (lambda schedule: 1 + schedule.name.startswith("dualpipe"), "for dualpipev on 4 ranks"),
+    "by name": (lambda schedule: 1 + (schedule.name == "dualpipe"), "for chimera on 6 ranks"),
+    "forgets return": (lambda schedule: None, "for 1f1b on 4 ranks your function returns None instead of a number"),
+    "of nothing": (lambda: 1, "give a function of"),
+    "a number": (2, "give a function of"),
+}
+
+
+def test_a_wrong_count_is_explained(refused):
+    for function, reason in WRONG_COPIES.values():
+        refused("12.1", function, reason)
+
+
+# Exercise 2: DualPipeV's row
+
+
+def idle(ranks, forward, backward, weight):
+    stages, chunk = 2 * ranks, [time / 2 for time in (forward, backward, weight)]
+    return (stages / 2 - 1) * (chunk[0] + 2 * chunk[1] - 3 * chunk[2])
+
+
+@pytest.mark.parametrize(("ranks", "chunk"), [(2, (1, 2, 1)), (4, (1, 2, 1)), (3, (2, 3, 1)), (5, (3, 4, 1))])
+def test_an_independent_simulation_confirms_the_idle_time(ranks, chunk):
+    forward, backward, weight = chunk
+    lasts = {"F": forward, "B": backward, "I": backward - weight, "W": weight}
+    rows = stepper.run(schedule("dualpipev", ranks, 3 * ranks), lambda a: sum(lasts[part.op] for part in a.singles))
+    busy = 2 * 3 * ranks * (forward + backward)
+    found = {max(end for row in rows for _, _, end in row) - busy}
+    assert found == {idle(ranks, *(2 * time for time in chunk))}
+
+
+@pytest.mark.parametrize("formula", [idle, lambda p, f, b, w: (p - 1) * (3 * f - w) / 2])
+def test_any_equivalent_row_is_accepted(told, formula):
+    assert told("12.2", formula).startswith("Right. That is the published row for p ranks")
+
+
+WRONG_ROWS = {
+    "as it stands": (
+        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w),
+        "with 4 ranks, F = 1, B = 2 and W = 1 each rank is idle for 3; your formula gives 2. That is the "
+        "idle time of DualPipe on the same number of ranks. In the table PP counts the stages, and the times "
+        "are those of a stage: how many stages does DualPipeV",
+    ),
+    "a share's times": (
+        lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w),
+        "gives 6. PP is right. But the table's times",
+    ),
+    "ranks for stages": (
+        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) / 2,
+        "gives 1. You are right that a stage's times are halves. But PP counts the stages, and a rank has two.",
+    ),
+    "pairs that hide F": (
+        lambda p, f, b, w: (p - 1) * (2 * b - 3 * w) / 2,
+        "gives 1.5. You let the shorter half of a pair take no time; without overlap F&B is F+B.",
+    ),
+    "doubled times": (lambda p, f, b, w: (p - 2) * (f + 2 * b - 3 * w), "gives 4. You double the times. A rank has"),
+    "1F1B's": (
+        lambda p, f, b, w: (p - 1) * (f + b),
+        "each rank is idle for 3; your formula gives 9. That is the idle time of 1F1B.",
+    ),
+    "ZB-H1's": (
+        lambda p, f, b, w: (p - 1) * (f + b - 2 * w),
+        "with 5 ranks, F = 4, B = 6 and W = 2 each rank is idle for 20; your formula gives 24. That is the idle time",
+    ),
+    "one size's": (lambda p, f, b, w: 3, "with 8 ranks, F = 1, B = 2 and W = 1 each rank is idle for 7"),
+    "forgets return": (lambda p, f, b, w: None, "is a return missing?"),
+    "a number": (3, "give a function of ranks, forward, backward and weight, not 3."),
+}
+
+
+@pytest.mark.parametrize(("formula", "reason"), WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_a_wrong_row_is_explained(refused, formula, reason):
+    refused("12.2", formula, reason)
+
+
+# Exercise 3: the two streams inside a pair
+
+
+def streams(layers):
+    return tuple(paired(layers).values())
+
+
+def changed(change):
+    """Return an answer whose lists `change` has changed."""
+
+    def answer(layers):
+        compute, network = streams(layers)
+        change(compute, network)
+        return compute, network
+
+    return answer
+
+
+def test_the_streams_of_a_pair_are_accepted(told):
+    assert told("12.3", streams).startswith("Right. The backward never waits")
+
+
+WRONG_STREAMS = {
+    "one after the other": (
+        lambda layers: tuple(one_after_the_other(layers).values()),
+        "with 1 layer, the pair takes 3 units, and 2 are possible: B combine 0 could start at 0 and starts at 1",
+    ),
+    "of one layer": (
+        lambda layers: streams(1),
+        "with 2 layers, F attention 1 is never run (and 7 more parts)",
+    ),
+    "missing": (changed(lambda compute, network: compute.pop()), "with 1 layer, B attention 0 is never run"),
+    "twice": (changed(lambda compute, network: compute.append("F attention 0")), "F attention 0 runs twice"),
+    "on the other stream": (
+        changed(lambda compute, network: compute.append(network.pop())),
+        "F combine 0 is in the list of compute, but it runs on network",
+    ),
+    "no part": (changed(lambda compute, network: compute.append("F mlp 0")), "'F mlp 0' is not a part"),
+    "deadlock": (
+        changed(lambda compute, network: (compute.reverse(), network.reverse())),
+        "the streams deadlock: B attention 0 waits for B dispatch 0 and F combine 0 waits for F experts 0",
+    ),
+    "forgets return": (lambda layers: None, "returns None; return two lists"),
+    "a number": (2, "give a function of layers"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WRONG_STREAMS.values(), ids=WRONG_STREAMS)
+def test_wrong_streams_are_explained(refused, answer, reason):
+    refused("12.3", answer, reason)
+
+
+def ends(spans):
+    return max(end for *_, end in spans)
+
+
+def test_a_pair_hides_a_third_of_its_time_and_its_emulation_agrees():
+    assert ends(simulate_streams(one_after_the_other(), parts())) == 3
+    assert ends(simulate_streams(paired(), parts())) == 2
+    measured = emulate_streams(paired(), parts(), unit=0.02)
+    assert {name for _, name, *_ in measured} == parts().keys() and ends(measured) >= 2
+
+
+def test_the_streams_are_drawn():
+    import matplotlib
+    from matplotlib import pyplot
+
+    matplotlib.use("Agg")
+    _, ax = pyplot.subplots()
+    draw_streams(ax, simulate_streams(paired(), parts()), "a pair")
+    assert ax.get_title("right") == "takes 2.00" and ax.get_xlabel() == "time" and len(ax.patches) == 8
+    pyplot.close("all")

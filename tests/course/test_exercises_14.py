@@ -1,0 +1,76 @@
+"""The exercises of lesson 14: right and wrong partitions of a V, and plans."""
+
+from itertools import combinations_with_replacement, pairwise
+
+import pytest
+
+import ppedu as pp
+from ppedu.course.exercises import find_fault
+from ppedu.course.exercises.lesson_14 import CASES, TIMES, least_busiest, ranks_of_v
+
+
+def every(times, ranks):
+    """Yield all ways to cut `times` into stages, as numbers of pieces."""
+    for inner in combinations_with_replacement(range(len(times) + 1), 2 * ranks - 1):
+        yield [after - before for before, after in pairwise([0, *inner, len(times)])]
+
+
+def busiest(lengths, times):
+    return max(ranks_of_v(lengths, times))
+
+
+@pytest.mark.parametrize(("times", "ranks"), [case for case in CASES if len(case[0]) <= 9])
+def test_the_least_is_that_of_all_partitions(times, ranks):
+    assert least_busiest(times, ranks) == pytest.approx(min(busiest(each, times) for each in every(times, ranks)))
+
+
+def test_the_lessons_busiest_rank_has_five_layers():
+    """Eight ranks have 30 layers left beside rank 0's, which has the head: some rank has five."""
+    assert least_busiest(TIMES, 8) == 60
+
+
+def equal(times, ranks):
+    stages = 2 * ranks
+    return [len(times) * (stage + 1) // stages - len(times) * stage // stages for stage in range(stages)]
+
+
+def by_stage(times, ranks):
+    return (
+        [len(each) for each in pp.partition.by_cost(times, 2 * ranks)]
+        if len(times) >= 2 * ranks
+        else equal(times, ranks)
+    )
+
+
+WRONG = {
+    "equal stages": (equal, "rank 0 works 65.5 on each microbatch, with 2 pieces in stage 0 and 3 in stage 15"),
+    "even stages, by cost": (by_stage, "You balanced the stages, not the ranks"),
+    "a stage for each rank": (lambda times, ranks: [1] * ranks, "there are two on each rank"),
+    "pieces that are lost": (lambda times, ranks: [1] * (2 * ranks), "the model has 34"),
+    "nothing": (lambda times, ranks: None, "is a return missing?"),
+    "times": (lambda times, ranks: [sum(times) / ranks / 2] * (2 * ranks), "the number of pieces in each stage"),
+    "an error": (lambda times, ranks: times[99], "IndexError"),
+    "not a function": ([3, 2], "give a function of times and ranks"),
+}
+
+
+@pytest.mark.parametrize(("answer", "reason"), WRONG.values(), ids=WRONG)
+def test_wrong_partitions(answer, reason):
+    try:
+        fault = find_fault("14.2", answer)
+    except pp.SettingError as error:
+        fault = str(error)
+    assert reason in fault
+
+
+def test_plans():
+    times = [1, 2, 2, 3]
+    mine = pp.plan(pp.Model.measured(times, unit="ms"), pp.Machine(1e9), 2, 4, schedules=["1f1b"])
+    assert find_fault("14.1", mine) is None
+    lessons = pp.plan(pp.Model.measured(TIMES), pp.Machine(1e9), 2, 4, schedules=["1f1b"])
+    assert "that's the lesson's model" in find_fault("14.1", lessons)
+    llama = pp.Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128_256)
+    lessons = pp.plan(llama, "h100", 4, 16, sequence=4096, schedules=["1f1b"])
+    assert "that's the lesson's model" in find_fault("14.1", lessons)
+    assert find_fault("14.1", pp.plan(llama, "a100", 4, 16, sequence=4096, schedules=["1f1b"])) is None
+    assert "give a plan" in find_fault("14.1", mine.best)

@@ -1,0 +1,117 @@
+"""Counted pieces of models that run, compared with the formulas of `ppedu.Model`."""
+
+import pytest
+import torch
+from releases import needs
+from torch import nn
+from torch.nn import functional
+
+import ppedu as pp
+from ppedu.engine.ranks.versions import FUSED_GROUPS
+from ppedu.run import GPT, GPTConfig
+
+SEQUENCE = 256
+
+
+def gpt(width=128, heads=4, layers=2, vocabulary=97):
+    sizes = {"layers": layers, "heads": heads, "width": width, "vocabulary": vocabulary}
+    with torch.device("meta"):
+        module, tokens = GPT(GPTConfig(context=SEQUENCE, **sizes)), torch.zeros(1, SEQUENCE, dtype=torch.long)
+    return module, tokens, pp.Model(gated=False, norm="layer", biases="all", positions=SEQUENCE, **sizes)
+
+
+class LlamaBlock(nn.Module):
+    """Grouped-query attention with rotary embeddings and a gated perceptron."""
+
+    def __init__(self, width, heads, kv_heads, ffn):
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
+        self.norm_1, self.norm_2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, n * self.size, bias=False) for n in (heads, kv_heads, kv_heads))
+        self.o = nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, ffn, bias=False), nn.Linear(width, ffn, bias=False)
+        self.down = nn.Linear(ffn, width, bias=False)
+        angle = torch.arange(SEQUENCE)[:, None] / 10 ** torch.arange(self.size // 2)
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+
+    def forward(self, x):
+        def turned(y, heads):
+            a, b = y.unflatten(-1, (heads, self.size)).transpose(1, 2).chunk(2, -1)
+            return torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], -1)
+
+        y = self.norm_1(x)
+        value = self.v(y).unflatten(-1, (self.kv_heads, self.size)).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(
+            turned(self.q(y), self.heads), turned(self.k(y), self.kv_heads), value, is_causal=True, enable_gqa=True
+        )
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        y = self.norm_2(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+def test_flops_of_a_gpt():
+    module, tokens, model = gpt()
+    counted = pp.Model.of(module, tokens)
+    assert counted.parameters == model.parameters == sum(weight.numel() for weight in module.parameters())
+    masked = 2 * SEQUENCE**2 * model.width  # the half of attention that the formulas leave out
+    forward, first, second = model.layer_flops(SEQUENCE)
+    for piece in counted.pieces[1:-1]:
+        assert (piece.forward, piece.input, piece.weight) == (forward + masked, first + 2 * masked, second)
+    head = counted.pieces[-1]
+    assert head.forward == head.input == head.weight == model.head_flops(SEQUENCE)
+    assert counted.pieces[0].backward == 0
+
+
+@pytest.mark.parametrize("width", [128, 256])
+def test_bytes_of_a_gpts_layer(width):
+    _, _, model = gpt(width)
+    with torch.device("cpu"):
+        real = GPT(GPTConfig(vocabulary=97, context=SEQUENCE, layers=2, heads=4, width=width))
+    counted = pp.Model.of(real, torch.zeros(1, SEQUENCE, dtype=torch.long))
+    assert counted.pieces[1].activation == pytest.approx(model.layer_activation(SEQUENCE, element=4), rel=0.03)
+    assert counted.message == SEQUENCE * width * 4
+
+
+@needs(FUSED_GROUPS)
+def test_bytes_and_flops_of_a_llama_block():
+    width, heads, kv_heads, ffn = 128, 4, 2, 448
+    block = nn.Sequential(LlamaBlock(width, heads, kv_heads, ffn))
+    piece = pp.Model.of(block, torch.randn(1, SEQUENCE, width)).pieces[0]
+    model = pp.Model(1, width, heads, 97, kv_heads=kv_heads, ffn=ffn)
+    assert piece.weights == model.layer_parameters
+    # On a CPU, torch keeps more than a GPU's fused kernels: the normalized input of both norms, and keys and values
+    # repeated for each head.
+    more = 2 * 4 * width + 2 * 4 * (heads - kv_heads) * width // heads
+    expected = model.layer_activation(SEQUENCE, element=4) + SEQUENCE * more
+    assert piece.activation == pytest.approx(expected, rel=0.03)
+    forward, first, second = model.layer_flops(SEQUENCE)
+    masked = 2 * SEQUENCE**2 * width
+    assert (piece.forward, piece.input, piece.weight) == (forward + masked, first + 2 * masked, second)
+
+
+def test_a_counted_model_is_planned():
+    module, tokens, _ = gpt(layers=4)
+    plan = pp.plan(pp.Model.of(module, tokens), pp.Machine(80e9, flops=1e12), 2, 4, schedules=["1f1b"])
+    assert [piece for each in plan.best.partition for piece in each] == [*range(6)]
+
+
+def test_what_cannot_be_counted():
+    with pytest.raises(pp.SettingError, match="has 0 nn"):
+        pp.Model.of(nn.Linear(2, 2), torch.zeros(2, 2))
+    with pytest.raises(pp.SettingError, match="layer 0 fails for its input of shape"):
+        pp.Model.of(nn.Sequential(nn.Linear(2, 2)), torch.zeros(3, 3))
+    with pytest.raises(pp.SettingError, match="example must be a tensor"):
+        pp.Model.of(nn.Sequential(nn.Linear(2, 2)), [[1, 2]])
+
+
+def test_the_meta_device_counts_what_the_cpu_does():
+    found = {}
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = GPT(GPTConfig(vocabulary=97, context=256, layers=2, heads=4, width=128))
+            found[device] = pp.Model.of(model, torch.zeros(2, 256, dtype=torch.long))
+    assert found["meta"] == found["cpu"]
+    layer, head = found["meta"].pieces[1].activation, found["meta"].pieces[-1]
+    assert layer < 18 * 2 * 256 * 128 * 4, "the matrix of the attention would be 8 more"
+    assert head.logits >= 2 * 256 * 97 * 4, "the loss keeps the logarithms of the probabilities"
