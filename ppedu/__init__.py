@@ -12,18 +12,31 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from ppedu.core import hooks
-from ppedu.core.actions import Action, B, F, I, Op, W
-from ppedu.core.check import check
-from ppedu.core.errors import CommunicationError, ParseError, PipelineError, RankError, ScheduleError, SettingError
-from ppedu.core.grid import align, strip
-from ppedu.core.lower import label, lower, merge_backward
-from ppedu.core.placement import Placement
-from ppedu.core.problems import Problem
-from ppedu.core.schedule import Schedule
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.core import (
+    Action,
+    B,
+    CommunicationError,
+    F,
+    I,
+    Op,
+    ParseError,
+    PipelineError,
+    Placement,
+    Problem,
+    RankError,
+    Schedule,
+    ScheduleError,
+    SettingError,
+    W,
+    align,
+    check,
+    hooks,
+    label,
+    lower,
+    merge_backward,
+    strip,
+)
+from ppedu.sim import Costs, Span, Timeline, simulate
 from ppedu.zoo import register, schedule, schedules
 
 __version__ = "0.1.0"

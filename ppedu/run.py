@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 
 if TYPE_CHECKING:
     from ppedu.course.training.train import TrainConfig, TrainResult, train_gpt

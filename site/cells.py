@@ -18,15 +18,12 @@ from absent import Absent, Nothing, package_of
 from record import FILE, key, results_name, results_of
 from said import OWN_CODE, said
 
-from ppedu.core import hooks
-from ppedu.core.errors import PipelineError
-from ppedu.core.schedule import Schedule
+from ppedu.core import PipelineError, Schedule, hooks
 from ppedu.course.exercises import prediction
 from ppedu.course.exercises.feedback import CLICK
 from ppedu.course.exercises.prediction import Guess
 from ppedu.search.frontier import Frontier
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline, simulate
 from ppedu.view.frontier import Chart
 from ppedu.view.interactive import Interactive, display
 from ppedu.view.model import Panel

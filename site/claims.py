@@ -7,7 +7,7 @@ import io
 from typing import NamedTuple
 
 import ppedu as pp
-from ppedu.core.schedule import Schedule
+from ppedu.core import Schedule
 
 
 class Claim(NamedTuple):

@@ -14,9 +14,9 @@ from claims import CLAIMS, Claim
 from figures import RATES, SPANS, WHY, figures, rate
 
 import ppedu as pp
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 from ppedu.core.numeric import pretty
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 from ppedu.view.interactive import display
 from ppedu.view.plot import picture
 from ppedu.zoo import theory

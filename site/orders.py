@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from ppedu.core.errors import ParseError
+from ppedu.core import ParseError
 
 # A rank's order in what `print(schedule.pipeline_order)` shows in PyTorch: 0: [0F0, None, 0B0]
 TORCH = re.compile(r"(\d+)\s*:\s*\[([^\]]*)\]")

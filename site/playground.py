@@ -15,16 +15,12 @@ from orders import rows
 from said import OWN_CODE, said
 
 import ppedu as pp
-from ppedu.core.errors import ParseError, PipelineError, SettingError
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
+from ppedu.core import ParseError, PipelineError, Placement, Schedule, SettingError
 from ppedu.course.board.levels import LEVELS
 from ppedu.course.board.puzzle import puzzle
 from ppedu.planning.question import EXAMPLE, read
 from ppedu.search.atlas import PLACEMENTS, atlas
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate_partial
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate_partial
 from ppedu.view.explore import Explore, explore
 from ppedu.view.interactive import Interactive, compare, differences
 from ppedu.view.link import decode, encode

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 
 HERE = Path(__file__).parent
 FILE = "recorded.json"  # by cell: the variable that holds the results, and the result of each rank

@@ -10,7 +10,7 @@ from statistics import median, quantiles
 
 from gpu_table import cause
 
-from ppedu.core.errors import RankError
+from ppedu.core import RankError
 from ppedu.launch.pool import RankPool
 
 MICROBATCHES = 8

@@ -145,7 +145,7 @@ def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
     The ranks are real processes. An assertion that fails in the program fails the test.
     """
-    from ppedu.core.errors import PipelineError
+    from ppedu.core import PipelineError
 
     folder = tmp_path_factory.mktemp("ranks")
 

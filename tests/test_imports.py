@@ -85,7 +85,7 @@ FORBIDDEN = {
     "launch/pool.py": ("def lazy():\n    import ppedu.view.model\n", "ppedu.launch", "ppedu.view"),
     "engine/__init__.py": ("def lazy():\n    import ppedu.cli.main\n", "ppedu.engine", "ppedu.cli"),
     "planning/plan.py": ("def lazy():\n    import torch\n", "ppedu.planning", "torch"),
-    "core/lower.py": ("def lazy():\n    from ppedu import explore\n", "ppedu.core.lower", "ppedu"),
+    "core/lowering.py": ("def lazy():\n    from ppedu import explore\n", "ppedu.core.lowering", "ppedu"),
 }
 
 

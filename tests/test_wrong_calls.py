@@ -14,7 +14,7 @@ import pytest
 
 import ppedu as pp
 from ppedu import Action, Costs, Op, ParseError, Placement, Schedule, SettingError, Timeline
-from ppedu.core.actions import overlap
+from ppedu.core import overlap
 
 pyplot = pytest.importorskip("matplotlib.pyplot")
 np = pytest.importorskip("numpy")

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 
 from ppedu.cells.output import Output
 from ppedu.cells.screen import Screen
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.launch import exchange
 from ppedu.launch.hang import named
 from ppedu.launch.hosts.place import Place

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ppedu.cli.lessons import PACKAGE, lessons_folder
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.files import write_text
 
 FOLDER = "homework"  # the default target

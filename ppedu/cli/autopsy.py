@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.files import named, require_writable
 from ppedu.zoo.registry import require_registered
 

@@ -182,7 +182,7 @@ def _gpus(answer: _Answer) -> Finding:
 
 def _ranks(answer: _Answer) -> Finding:
     """Start two ranks and add up one number of each with all_reduce, unless torch is missing in `answer`."""
-    from ppedu.core.errors import PipelineError, RankError
+    from ppedu.core import PipelineError, RankError
     from ppedu.launch.pool import RankPool
 
     if not answer.lines:

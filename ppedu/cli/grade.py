@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ppedu.cli.assignment import checks, make_folder, source_of
 from ppedu.cli.lessons import lessons_folder
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.files import named, opened, write_text
 from ppedu.core.numeric import pretty
 

@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 
 FOLDER = "ppedu-lessons"  # the default target
 # The lessons; what an assistant should know about them; a run and a model to try `autopsy` and `plan` on.

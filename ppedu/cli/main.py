@@ -17,14 +17,11 @@ from ppedu.cli.grade import LIMIT, REPORTS, grade, leaderboard
 from ppedu.cli.lessons import FOLDER, open_lessons
 from ppedu.cli.plan import plan
 from ppedu.cli.train import train_on_ranks
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, Schedule, SettingError, lower, suggest_placement
 from ppedu.core.export import to_torch
 from ppedu.core.files import named
-from ppedu.core.lower import lower
 from ppedu.core.numeric import pretty
-from ppedu.core.schedule import Schedule, suggest_placement
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
+from ppedu.sim import Costs, simulate
 from ppedu.zoo import schedule, schedules
 from ppedu.zoo.options import number, option
 

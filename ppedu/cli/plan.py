@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 
 from ppedu.cli.autopsy import bar, require_page
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.export import to_torch
 from ppedu.core.files import named, require_writable
 

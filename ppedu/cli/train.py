@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.validate import require_count
 
 

@@ -1,4 +1,4 @@
-"""Problems of a schedule, each described in one sentence. Internal; call `ppedu.core.check.check`."""
+"""Problems of a schedule, each described in one sentence. Internal; call `ppedu.core.checking.check`."""
 
 from __future__ import annotations
 

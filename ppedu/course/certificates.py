@@ -26,7 +26,7 @@ from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from ppedu.core.errors import ParseError, SettingError
+from ppedu.core import ParseError, SettingError
 from ppedu.core.files import opened, write_bytes, write_text
 from ppedu.core.numeric import plural
 from ppedu.course.exercises import EXERCISES, stars_by_exercise

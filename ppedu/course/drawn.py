@@ -6,9 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
-from ppedu.core.schedule import Schedule
+from ppedu.core import Op, Schedule, SettingError
 from ppedu.trace.records import Record
 from ppedu.trace.replay import Measured, travels
 from ppedu.zoo import schedule

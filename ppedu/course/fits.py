@@ -7,7 +7,7 @@ from html import escape
 from io import BytesIO
 from typing import Any
 
-from ppedu.core.actions import Op
+from ppedu.core import Op
 from ppedu.core.numeric import pretty
 from ppedu.core.validate import require_count, require_number
 from ppedu.view.interactive import in_notebook

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 from ppedu.view.look import MARK, ink_on, paler, shade
 
 if TYPE_CHECKING:  # matplotlib is imported only when a chart is drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.course.exercises.feedback import publish
 from ppedu.view.interactive import in_notebook
 

@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from ppedu.cells.magic import CellError
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.files import replace_bytes
 from ppedu.course.board.results import keep_with
 from ppedu.course.boards import FileKeeper

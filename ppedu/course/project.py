@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppedu.sim.costs import Costs
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline
 
 GB = 1e9
 HOUR = 3600

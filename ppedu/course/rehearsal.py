@@ -16,8 +16,7 @@ from threading import Semaphore, Thread
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import Action, B, F
-from ppedu.core.errors import SettingError
+from ppedu.core import Action, B, F, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, require_instance, require_rank
 from ppedu.course import stepper

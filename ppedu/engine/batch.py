@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.validate import require_instance
 from ppedu.engine.ranks.versions import keystr, tree_flatten_with_path, tree_leaves, tree_structure, tree_unflatten
 

@@ -20,14 +20,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ppedu.core.actions import Action
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Schedule
 from ppedu.core.validate import require_count
 from ppedu.engine.control import Control
 from ppedu.engine.ranks import device
 from ppedu.engine.ranks.comm import PipelineGroup
-from ppedu.sim.costs import Costs
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim import Costs, Span, Timeline
 
 ROUND_TRIPS = 10  # that measure the offset between two machines' clocks, or the latency of a link
 

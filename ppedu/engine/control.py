@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ppedu.core.errors import CommunicationError, PipelineError, SettingError
+from ppedu.core import CommunicationError, PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.waiting import Wait, published
 from ppedu.engine.batch import Batch

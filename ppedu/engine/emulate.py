@@ -22,9 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core.actions import COMPUTE, OVERLAP, Action
-from ppedu.core.errors import SettingError
-from ppedu.core.schedule import Schedule
+from ppedu.core import COMPUTE, OVERLAP, Action, Schedule, SettingError
 from ppedu.core.validate import require_count, require_instance
 from ppedu.engine.interpreter import Step
 from ppedu.engine.pipeline import Pipeline
@@ -33,10 +31,8 @@ from ppedu.engine.ranks.comm import PipelineGroup, backend_for
 from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.results import Results
 from ppedu.engine.stages.stage import Stage
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.sim.steps import join
-from ppedu.sim.timeline import Timeline
 
 SHORT = 0.0002  # seconds: how much too late a sleep may end, and the longest receive of an arrived message
 

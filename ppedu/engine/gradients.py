@@ -24,8 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.placement import Placement
+from ppedu.core import PipelineError, Placement, SettingError
 from ppedu.engine.ranks.comm import PipelineGroup, start_swap
 from ppedu.engine.ranks.device import wait
 from ppedu.engine.ranks.messages import checksum

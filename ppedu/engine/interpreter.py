@@ -14,9 +14,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from ppedu.core.actions import RECEIVE, Action, F, Op
-from ppedu.core.dependencies import Result, produces
-from ppedu.core.errors import CommunicationError, PipelineError
+from ppedu.core import RECEIVE, Action, CommunicationError, F, Op, PipelineError, Result, produces
 from ppedu.engine import clock
 from ppedu.engine.batch import Batch
 from ppedu.engine.program import Program

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import PipelineError
+from ppedu.core import Action, Op, PipelineError
 from ppedu.core.validate import require_instance
 from ppedu.engine.interpreter import Handler, Step
 from ppedu.engine.pipeline import Pipeline

@@ -24,12 +24,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from ppedu.core.actions import Op
-from ppedu.core.check import check
-from ppedu.core.errors import CommunicationError, PipelineError, SettingError
-from ppedu.core.grid import strip
-from ppedu.core.lower import lower
-from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core import (
+    CommunicationError,
+    Op,
+    PipelineError,
+    Schedule,
+    SettingError,
+    check,
+    lower,
+    require_schedule,
+    strip,
+)
 from ppedu.core.validate import require_instance, require_number
 from ppedu.engine import clock, results
 from ppedu.engine.batch import Batch, Batching
@@ -45,7 +50,7 @@ from ppedu.engine.ranks.versions import allow_two_streams
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
 from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage

@@ -23,9 +23,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.numeric import plural
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance, require_number
 from ppedu.engine import results
 from ppedu.engine.control import Control

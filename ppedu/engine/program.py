@@ -7,10 +7,7 @@ from functools import cache, cached_property
 from itertools import zip_longest
 from typing import NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, RECEIVE, SEND, Action, Op
-from ppedu.core.dependencies import Result, produces, requires
-from ppedu.core.grid import strip
-from ppedu.core.schedule import Schedule
+from ppedu.core import COMMUNICATION, RECEIVE, SEND, Action, Op, Result, Schedule, produces, requires, strip
 from ppedu.engine.ranks.messages import other_end
 
 AHEAD = 2  # computing actions, by which a receive is posted early where that is possible

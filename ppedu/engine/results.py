@@ -8,13 +8,11 @@ from typing import NamedTuple
 
 import torch
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import PipelineError
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Op, PipelineError, Schedule
 from ppedu.engine import clock
 from ppedu.engine.interpreter import Step
 from ppedu.engine.program import Program
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 
 ALL_PADDING = (
     "if all its targets are padding, their mean is NaN, and Batching(count=lambda y: int((y >= 0).sum())) leaves them "

@@ -17,9 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Op, PipelineError, Schedule, SettingError
 from ppedu.engine.ranks.versions import FULLY_SHARDED, SHARDING, WRAPPERS, require
 
 if TYPE_CHECKING:

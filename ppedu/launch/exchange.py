@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.validate import require_count, require_instance
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 
 FOLDER = "PPEDU_RUN"  # the environment variable that holds the run's folder
 NUMBER = "PPEDU_RANK"  # and the one that holds a rank's number in the run, if that is not RANK

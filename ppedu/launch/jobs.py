@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.files import replace_bytes
 from ppedu.launch.exchange import write_private
 

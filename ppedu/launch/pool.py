@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.errors import PipelineError, RankError, SettingError
+from ppedu.core import PipelineError, RankError, SettingError
 from ppedu.core.validate import require_instance
 from ppedu.launch import launcher as launchers
 from ppedu.launch.environment import BARRIER, ONE_THREAD, module_path, torchrun_environment

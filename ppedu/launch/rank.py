@@ -26,7 +26,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 from ppedu.launch.exchange import read_inputs, write_private
 from ppedu.launch.hang import locate
 from ppedu.launch.launcher import exit_with_parent

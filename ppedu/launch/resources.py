@@ -8,7 +8,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.validate import require_count
 from ppedu.launch.launcher import MAX_RANKS
 

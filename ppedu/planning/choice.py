@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ppedu.core import Schedule
 from ppedu.core.numeric import Number
-from ppedu.core.schedule import Schedule
 from ppedu.planning.handover import megatron, save, torchtitan
 from ppedu.planning.machine import Machine
 from ppedu.planning.partition import Cutting
 from ppedu.planning.pieces import SECONDS, Pieces
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.sim.per_link import Link
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core import ParseError, PipelineError, Schedule, SettingError
 from ppedu.core.files import named, write_text
-from ppedu.core.schedule import Schedule
 from ppedu.zoo.registry import require_registered
 
 KEYS = {"schedule": str, "options": dict, "ranks": int, "microbatches": int, "recompute": bool, "cut": list}

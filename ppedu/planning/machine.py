@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count
 from ppedu.planning.pieces import MOST, SECONDS, require_amount, require_unit

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import Op
-from ppedu.core.schedule import Schedule
+from ppedu.core import Op, Schedule
 
 Held = tuple[Any, ...]  # for each stage of a rank, twice: its whole activations, and its inputs, in microbatches
 

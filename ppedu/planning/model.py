@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ppedu.core import hooks
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError, hooks
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_instance
 from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, measured, per_weight

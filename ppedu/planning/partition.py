@@ -14,18 +14,15 @@ from math import comb
 from random import Random
 from typing import Any
 
-from ppedu.core.actions import Op
+from ppedu.core import Op, Schedule
 from ppedu.core.numeric import Number
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.memory import InFlight
 from ppedu.planning.pieces import Pieces
 from ppedu.planning.presets import machine_named
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.sim.partition import by_cost
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")

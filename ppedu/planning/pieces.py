@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_number, shown
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import Number, plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_instance, shown
 from ppedu.planning.choice import Workload
 from ppedu.planning.machine import Machine

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from inspect import Parameter, signature
 from typing import Any
 
-from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core import ParseError, PipelineError, SettingError
 from ppedu.core.files import named
 from ppedu.core.validate import require_count, require_instance
 from ppedu.planning.machine import Machine

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 from ppedu.core.numeric import pretty
 from ppedu.planning.choice import Choice, Workload
 from ppedu.zoo import schedule as registered

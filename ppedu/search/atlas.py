@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import SettingError
+from ppedu.core import Action, Op, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, exact
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_number
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs
 
 # By name: the placement and the stages of each copy on a rank.
 PLACEMENTS = {"line": ("loop", 1), "loop": ("loop", 2), "v": ("v", 2), "bidirectional": ("bidirectional", 1)}

@@ -12,9 +12,8 @@ from typing import Any
 
 from ortools.sat.python.cp_model import CpModel, CpSolver
 
-from ppedu.core.actions import Action, Op
+from ppedu.core import Action, Op, Schedule
 from ppedu.core.numeric import exact
-from ppedu.core.schedule import Schedule
 from ppedu.search.instance import Instance
 
 MOST_TICKS = 400

@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core import hooks
+from ppedu.core import Placement, hooks
 from ppedu.core.numeric import Number, plain, pretty
-from ppedu.core.placement import Placement
 from ppedu.core.tables import LINE, in_text
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
 from ppedu.search.optimal import Found, named, search
 from ppedu.search.solve import require_solver
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule, schedules
 
 if TYPE_CHECKING:

@@ -12,15 +12,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import SettingError
+from ppedu.core import Action, Op, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, exact, plural, pretty
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_instance, require_number
-from ppedu.sim.costs import Costs, require_costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, require_costs, simulate
 from ppedu.zoo import schedule as registered
 from ppedu.zoo import schedules
 from ppedu.zoo.registry import require_registered

@@ -12,8 +12,7 @@ from typing import Any
 
 from ortools.sat.python.cp_model import CpModel, CpSolver
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Op, Schedule
 from ppedu.search.instance import Instance
 
 

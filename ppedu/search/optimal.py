@@ -9,16 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, plain, pretty
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_instance, require_number
 from ppedu.search.instance import Instance
 from ppedu.search.solve import answers, require_solver
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 
 FORMULATIONS = ("intervals", "counters")
 MOST_ACTIONS = 2000

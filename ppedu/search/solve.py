@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver, CpSolverStatus

@@ -11,16 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import Action, Op, PipelineError, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, plain, pretty
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_number
 from ppedu.search.instance import Instance
 from ppedu.search.optimal import named
 from ppedu.search.solve import answers, require_solver
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpSolver

@@ -1,5 +1,11 @@
 """Simulation: when everything happens. A schedule and costs come in; a timeline, and reasons for its length, come out.
 
-Read it in this order: costs, clock, simulate, timeline, links, steps, why, reorder. `fit` gets costs from timelines,
+Read it in this order: costs, clock, simulation, timeline, links, steps, why, reorder. `fit` gets costs from timelines,
 and `partition` divides layers into stages.
 """
+
+from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim.simulation import simulate, simulate_partial
+from ppedu.sim.timeline import Gap, Span, Timeline
+
+__all__ = ["Costs", "Gap", "Span", "Timeline", "require_costs", "simulate", "simulate_partial"]

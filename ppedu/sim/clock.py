@@ -6,9 +6,8 @@ from itertools import chain
 from operator import add
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import Action, Op
+from ppedu.core import Action, Op, Schedule
 from ppedu.core.numeric import Ticks, by_microbatch, flat, ratio
-from ppedu.core.schedule import Schedule
 from ppedu.sim.costs import Costs
 from ppedu.sim.per_link import LinkCost, PerLink, each_link, of_link
 

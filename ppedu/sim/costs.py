@@ -11,9 +11,7 @@ from numbers import Rational
 from operator import add, sub
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core import hooks
-from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
+from ppedu.core import Op, SettingError, hooks
 from ppedu.core.numeric import Number, Ticks, by_microbatch, flat, plain, ratio
 from ppedu.core.validate import require_instance, require_number
 from ppedu.sim.per_link import LinkCost, PerLink, of_link, of_links

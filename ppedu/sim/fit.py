@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, permutations
 from typing import Any
 
-from ppedu.core.actions import Op
-from ppedu.core.dependencies import produces, requires
-from ppedu.core.errors import SettingError
+from ppedu.core import Op, SettingError, produces, requires
 from ppedu.core.numeric import ratio
 from ppedu.core.validate import require_instance
 from ppedu.sim.costs import Costs

@@ -10,8 +10,7 @@ from collections import defaultdict
 from functools import cache
 from typing import Any
 
-from ppedu.core.errors import ScheduleError
-from ppedu.core.schedule import Schedule
+from ppedu.core import Schedule, ScheduleError
 from ppedu.core.streams import Posted, Ran, Stream, Streams, require_links
 from ppedu.sim.clock import TickClock
 

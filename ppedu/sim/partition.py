@@ -10,7 +10,7 @@ from fractions import Fraction
 from itertools import accumulate, chain, pairwise
 from numbers import Rational
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_number
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 
 Link = tuple[int, int]  # from a rank, to a rank

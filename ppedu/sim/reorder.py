@@ -14,14 +14,11 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core import Action, Op, Result, Schedule, produces, requires, strip
 from ppedu.core.garbage import without_gc
-from ppedu.core.grid import strip
-from ppedu.core.schedule import Schedule
 from ppedu.sim.clock import TickClock
 from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate, simulate_partial
+from ppedu.sim.simulation import simulate, simulate_partial
 from ppedu.sim.timeline import Timeline
 
 TURN = {Op.B: 0, Op.I: 0, Op.F: 1, Op.W: 2}  # gradients that other ranks wait for come first; W fills the gaps

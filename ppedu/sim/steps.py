@@ -11,8 +11,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Schedule
 from ppedu.sim.costs import TIMES, Costs
 from ppedu.sim.timeline import Span, Timeline
 

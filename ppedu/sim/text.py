@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ppedu.core.errors import ScheduleError
-from ppedu.core.schedule import Schedule
+from ppedu.core import Schedule, ScheduleError
 from ppedu.core.validate import require_count
-from ppedu.sim.simulate import simulate
+from ppedu.sim.simulation import simulate
 from ppedu.sim.timeline import Timeline
 
 

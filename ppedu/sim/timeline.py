@@ -12,11 +12,8 @@ from functools import cached_property
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppedu.core import hooks
-from ppedu.core.actions import COMMUNICATION, Action, Op
-from ppedu.core.errors import SettingError
+from ppedu.core import COMMUNICATION, Action, Op, Schedule, SettingError, hooks, require_schedule
 from ppedu.core.numeric import Ticks, plain, pretty, ratio
-from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.validate import require_number, require_rank
 
 if TYPE_CHECKING:

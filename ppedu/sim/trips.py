@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import COMMUNICATION, RECEIVE, SEND, Action
-from ppedu.core.dependencies import Result
-from ppedu.core.placement import TOWARDS
+from ppedu.core import COMMUNICATION, RECEIVE, SEND, TOWARDS, Action, Result
 from ppedu.core.streams import Stream, stream_of
 from ppedu.sim.timeline import Span, Timeline
 

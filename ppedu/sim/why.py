@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core import Result, produces, requires
 from ppedu.core.numeric import pretty, ratio
 from ppedu.sim.costs import TIMES, Costs
 from ppedu.sim.reorder import reorder
-from ppedu.sim.simulate import simulate
+from ppedu.sim.simulation import simulate
 from ppedu.sim.timeline import Gap, Span, Timeline
 from ppedu.sim.trips import Trip, Trips
 

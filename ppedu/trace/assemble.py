@@ -7,13 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from ppedu.core.actions import Action, F, Op
-from ppedu.core.errors import ParseError
+from ppedu.core import Action, F, Op, ParseError, Placement, Schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
-from ppedu.sim.costs import Costs
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim import Costs, Span, Timeline
 from ppedu.trace.numbering import CUT, numbered
 from ppedu.trace.recognize import recognize
 from ppedu.trace.records import Key, Other, Record, Recorded

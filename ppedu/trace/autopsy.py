@@ -11,13 +11,12 @@ from statistics import fmean, median
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core import hooks
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError, hooks
 from ppedu.core.files import named
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.tables import LINE, in_html, in_text
+from ppedu.sim import simulate
 from ppedu.sim.reorder import reorder
-from ppedu.sim.simulate import simulate
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.findings import find
 from ppedu.trace.records import Recorded

@@ -11,10 +11,9 @@ from typing import Any
 
 from ppedu.core.numeric import pretty
 from ppedu.core.tables import LINE, in_html, in_text
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs, Timeline
 from ppedu.sim.fit import NAMES, fit
 from ppedu.sim.per_link import each_link
-from ppedu.sim.timeline import Timeline
 from ppedu.trace.replay import turns
 
 WARMER = 1.03  # a warm-up step takes this much longer than the others, or as much less

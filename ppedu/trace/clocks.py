@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from ppedu.core.dependencies import produces, requires
-from ppedu.sim.timeline import Timeline
+from ppedu.core import produces, requires
+from ppedu.sim import Timeline
 
 HALVINGS = 10  # of the range in which the least time lies by which messages arrive early
 

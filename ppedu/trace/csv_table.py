@@ -35,8 +35,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import ParseError
+from ppedu.core import Action, Op, ParseError
 from ppedu.core.files import named, opened
 from ppedu.core.numeric import plural
 from ppedu.trace.names import UNKNOWN, Names

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ppedu.core.errors import ParseError, PipelineError
+from ppedu.core import ParseError, PipelineError
 from ppedu.core.files import named
 
 CHUNK = 1 << 22  # characters read at a time

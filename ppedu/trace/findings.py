@@ -8,13 +8,13 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.numeric import plural, pretty
-from ppedu.sim.simulate import simulate
+from ppedu.sim import simulate
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.predict import in_same_memory
 from ppedu.trace.replay import kind_of, usual_times
 
 if TYPE_CHECKING:
-    from ppedu.core.actions import Action
+    from ppedu.core import Action
     from ppedu.trace.autopsy import Autopsy
 
 WORTH = 0.005  # a finding saves at least this part of a step

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ppedu.core.actions import COMPUTE, Action, Op
-from ppedu.core.errors import ParseError, SettingError
+from ppedu.core import COMPUTE, Action, Op, ParseError, SettingError
 
 UNKNOWN = -2  # a stage or a microbatch that a name does not say; -1 is that of a pair
 SHORT = re.compile(rf"([0-9]{{1,9}})?({'|'.join(sorted(COMPUTE))})([0-9]{{1,9}})?").fullmatch

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
-from ppedu.core.actions import Action, F, Op
+from ppedu.core import Action, F, Op
 from ppedu.core.numeric import plural
 from ppedu.trace.names import UNKNOWN
 from ppedu.trace.records import Record, in_words

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ppedu.core.errors import ParseError
+from ppedu.core import ParseError
 from ppedu.core.numeric import plural
 from ppedu.trace.records import MOST
 

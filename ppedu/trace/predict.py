@@ -11,14 +11,10 @@ from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.actions import OVERLAP, Op
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import OVERLAP, Op, PipelineError, Schedule, SettingError, require_schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.tables import LINE
-from ppedu.sim.costs import Costs, require_costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, require_costs, simulate
 from ppedu.trace.replay import Measured, travels, turns
 from ppedu.zoo.registry import published
 from ppedu.zoo.registry import schedule as named_schedule

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeGuard
 
-from ppedu.core.actions import Action
-from ppedu.core.errors import ParseError
+from ppedu.core import Action, ParseError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
 from ppedu.trace.events import Progress, entries

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from ppedu.core.errors import PipelineError
-from ppedu.core.schedule import Schedule
+from ppedu.core import PipelineError, Schedule
 from ppedu.zoo.registry import build, options_of, published
 
 Orders = tuple[tuple[Any, ...], ...]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ppedu.core.actions import Action
-from ppedu.sim.timeline import Timeline
+from ppedu.core import Action
+from ppedu.sim import Timeline
 
 MOST = 1 << 31  # the numbers of steps, replicas, ranks, stages and microbatches are smaller
 

@@ -8,10 +8,8 @@ from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import Action
-from ppedu.core.dependencies import produces, requires
-from ppedu.core.schedule import Schedule
-from ppedu.sim.timeline import Timeline
+from ppedu.core import Action, Schedule, produces, requires
+from ppedu.sim import Timeline
 
 FEWEST = 3  # steps, to tell what is usual
 

@@ -12,14 +12,11 @@ from itertools import chain, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import ParseError, SettingError
+from ppedu.core import Op, ParseError, Schedule, SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count
-from ppedu.sim.costs import Costs
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim import Costs, Span, Timeline
 from ppedu.trace import csv_table as table
 from ppedu.trace import profiler, saved
 from ppedu.trace.assemble import ROUNDING, SMALL, assemble, recognized

@@ -7,17 +7,13 @@ import math
 import os
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.errors import ParseError, PipelineError
+from ppedu.core import Action, ParseError, PipelineError, Placement, Schedule
 from ppedu.core.files import opened
 from ppedu.core.numeric import plural
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_instance, require_size
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs, Span, Timeline
 from ppedu.sim.per_link import PerLink
 from ppedu.sim.steps import with_steps
-from ppedu.sim.timeline import Span, Timeline
 
 About = dict[str, Any]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from ppedu.core.errors import SettingError
-from ppedu.sim.timeline import Timeline
+from ppedu.core import SettingError
+from ppedu.sim import Timeline
 from ppedu.trace.saved import load, load_all
 from ppedu.view.model import Panel
 

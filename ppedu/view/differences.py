@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from difflib import SequenceMatcher
 
-from ppedu.core.errors import SettingError
-from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core import Schedule, SettingError, require_schedule
 
 Place = tuple[int, int]  # a rank, and a position in its order
 

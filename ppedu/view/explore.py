@@ -13,16 +13,12 @@ from itertools import chain, count, pairwise
 from math import ceil
 from typing import Any
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import Op, PipelineError, Schedule, SettingError
 from ppedu.core.numeric import Number, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance
 from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel, Stack
 from ppedu.zoo import schedule, schedules

@@ -8,7 +8,7 @@ from html import escape
 
 from ppedu.core.files import write_text
 from ppedu.core.numeric import pretty
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive, display
 from ppedu.view.label import encodable
 from ppedu.view.script import script, style

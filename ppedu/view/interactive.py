@@ -17,17 +17,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core import hooks
-from ppedu.core.actions import SEND
-from ppedu.core.errors import PipelineError, ScheduleError, SettingError
-from ppedu.core.schedule import Schedule
+from ppedu.core import SEND, PipelineError, Schedule, ScheduleError, SettingError, hooks
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
-from ppedu.sim.costs import Costs, require_costs
-from ppedu.sim.simulate import simulate, simulate_partial
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, require_costs, simulate, simulate_partial
 from ppedu.view.differences import differences as find_differences
 from ppedu.view.model import Data, Panel, Stack, require_lanes
 from ppedu.view.script import script, style

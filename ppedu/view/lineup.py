@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from ppedu.core.actions import Action, Op
+from ppedu.core import Action, Op
 from ppedu.core.numeric import plural
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel, Stack
 

@@ -11,12 +11,9 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core import ParseError, PipelineError, Placement, SettingError
 from ppedu.core.numeric import plain
-from ppedu.core.placement import Placement
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.view.explore import explore
 
 PLAYGROUND = "https://ppedu.github.io/ppedu/"

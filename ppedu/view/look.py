@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppedu.core.actions import Op
+from ppedu.core import Op
 
 # Told apart by hue, and by lightness for readers who see fewer hues.
 COLORS = {Op.F: "#2567b0", Op.B: "#1b7453", Op.I: "#8ccfae", Op.W: "#e3a92f"}

@@ -11,14 +11,12 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import COMPUTE, Action, Op
-from ppedu.core.dependencies import produces, requires
-from ppedu.core.errors import SettingError
+from ppedu.core import COMPUTE, Action, Op, SettingError, produces, requires
 from ppedu.core.garbage import without_gc
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.validate import require_instance
+from ppedu.sim import Span, Timeline
 from ppedu.sim.per_link import each_link
-from ppedu.sim.timeline import Span, Timeline
 from ppedu.view.label import encodable
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from ppedu.core.actions import COMMUNICATION, Action
+from ppedu.core import COMMUNICATION, Action
+from ppedu.sim import Timeline
 from ppedu.sim.per_link import PerLink
-from ppedu.sim.timeline import Timeline
 from ppedu.trace.saved import MICROSECONDS, PER_LINK, PER_STAGE, PREFIX
 from ppedu.view.model import Data, Panel
 

@@ -7,11 +7,10 @@ from io import BytesIO
 from numbers import Real
 from typing import Any
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
+from ppedu.core import Op, SettingError
 from ppedu.core.numeric import pretty
 from ppedu.core.validate import require_instance
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 from ppedu.view.label import label
 from ppedu.view.look import BARE_LANES, COLORS, LANES, MARK, MEMORY, PATH, ROW, paler, shade
 from ppedu.view.model import Panel, Stack, require_lanes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.files import require_writable, write_bytes
 from ppedu.view.interactive import Interactive
 from ppedu.view.perfetto import chrome_trace

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from ppedu.core.actions import Action, B, F, I, W, overlap
+from ppedu.core import Action, B, F, I, W, overlap
 from ppedu.core.validate import require_count
 from ppedu.zoo import Facts, register, require_even
 

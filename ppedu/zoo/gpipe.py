@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ppedu.core.actions import Action, B, F
+from ppedu.core import Action, B, F
 from ppedu.zoo import Facts, register
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ppedu.core.actions import Action, B, F
-from ppedu.core.placement import Placement
+from ppedu.core import Action, B, F, Placement
 from ppedu.zoo import Facts, register, require_even
 from ppedu.zoo.interleaved import equal_groups
 

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import chain, pairwise
 
-from ppedu.core.actions import Action, B, F
-from ppedu.core.errors import SettingError
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, B, F, Placement, Schedule, SettingError
 from ppedu.core.validate import require_count
 from ppedu.zoo import Facts, register
 

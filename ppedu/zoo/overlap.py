@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ppedu.core.actions import Action, overlap
+from ppedu.core import Action, overlap
 from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import depth_first, equal_groups
 

@@ -15,11 +15,8 @@ from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.errors import ScheduleError, SettingError
+from ppedu.core import Action, Placement, Schedule, ScheduleError, SettingError
 from ppedu.core.garbage import without_gc
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.tables import in_html, in_text
 from ppedu.core.validate import require_name, require_size
 from ppedu.zoo.facts import Facts

@@ -17,11 +17,10 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
+from ppedu.core import Op, SettingError
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.validate import require_count, require_number, require_size
-from ppedu.sim.costs import Costs, require_costs
+from ppedu.sim import Costs, require_costs
 from ppedu.sim.per_link import PerLink
 from ppedu.zoo.facts import letters_of, split, text
 from ppedu.zoo.registry import facts_of, published

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ppedu.core.actions import Action, F, I, W
+from ppedu.core import Action, F, I, W
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_number
 from ppedu.zoo import Facts, register

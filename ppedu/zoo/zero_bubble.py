@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import chain
 
-from ppedu.core.actions import Action, I, Op, W
+from ppedu.core import Action, I, Op, W
 from ppedu.zoo import Facts, register
 from ppedu.zoo.interleaved import depth_first, equal_groups
 

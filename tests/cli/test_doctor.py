@@ -12,7 +12,7 @@ import pytest
 
 from ppedu.cli import checkup
 from ppedu.cli.checkup import Checked, Checkup, doctor
-from ppedu.core.errors import RankError
+from ppedu.core import RankError
 from ppedu.launch import resources
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 """The stepper: an oracle for legality and times, written from the rules instead of ppedu's code.
 
 ppedu replays a schedule from event to event. This module visits every rank at every tick of time. It is slow and short
-and shares nothing with `ppedu.core.check` or `simulate`.
+and shares nothing with `ppedu.core.checking` or `simulate`.
 """
 
 from collections import Counter

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppedu import Action, B, F, I, Op, ParseError, PipelineError, Placement, Schedule, SettingError, W
-from ppedu.core.actions import overlap
+from ppedu.core import overlap
 
 TABLE = {
     "2F0": Action(2, Op.F, 0),

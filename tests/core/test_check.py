@@ -12,7 +12,7 @@ from strategies import legal_schedules, mutated_schedules, often, read, shuffled
 
 import ppedu as pp
 from ppedu import Action, B, F, I, Op, Placement, W, check
-from ppedu.core.schedule import suggest_placement
+from ppedu.core import suggest_placement
 
 
 def found(schedule):

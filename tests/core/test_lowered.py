@@ -15,9 +15,8 @@ from strategies import often, read, with_orders
 
 import ppedu as pp
 from ppedu import Action, Costs, Schedule, ScheduleError, SettingError, check, simulate
+from ppedu.core import align, label, lower, merge_backward, strip, table
 from ppedu.core.export import to_torch
-from ppedu.core.grid import align, strip, table
-from ppedu.core.lower import label, lower, merge_backward
 from ppedu.zoo.registry import published
 
 ZOO = [(name, {}, 4, 8) for name in published()] + [

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from strategies import often
 
 from ppedu import Action, SettingError, lower, schedule
-from ppedu.core.dependencies import replay
-from ppedu.core.schedule import Schedule
+from ppedu.core import Schedule, replay
 from ppedu.course.exercises import find_fault, lesson_06
 from ppedu.course.rehearsal import BOTH_WAYS, ONE_WAY, rehearse
 from ppedu.engine.ranks import comm

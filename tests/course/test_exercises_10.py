@@ -5,7 +5,7 @@ import pytest
 import stepper
 
 from ppedu import B, F, I, W, schedule
-from ppedu.core.check import check
+from ppedu.core import check
 from ppedu.zoo.registry import Registered, build
 
 

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.course.fits import FITS, OVER
 from ppedu.course.project import GB
 from ppedu.notebook import heron, what_fits

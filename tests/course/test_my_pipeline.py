@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.course.exercises import find_fault, parts, progress
 from ppedu.course.exercises.parts import COURSE, FILE, GIVEN, course, part_of, split
 from ppedu.course.part_cell import run_part

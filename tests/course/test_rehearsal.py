@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.course import rehearsal
 from ppedu.course.rehearsal import rehearse
 

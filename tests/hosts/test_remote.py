@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ppedu.core.errors import PipelineError, RankError, SettingError
+from ppedu.core import PipelineError, RankError, SettingError
 from ppedu.launch.pool import RankPool
 
 SUM = """

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ppedu.core.errors import PipelineError, RankError
+from ppedu.core import PipelineError, RankError
 from ppedu.launch.pool import RankPool
 
 # Ranks 0 and 1 say that they are connected, then exchange messages until something happens.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ppedu.core.errors import PipelineError, RankError
+from ppedu.core import PipelineError, RankError
 from ppedu.launch.jobs import Job, save
 from ppedu.launch.pool import RankPool
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ppedu as pp
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.launch.exchange import FOLDER, LIVE_FILE, with_inputs
 
 FUTURE = st.sampled_from(["from __future__ import annotations", "from __future__ import (annotations,\n  division)"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.launch.jobs import Job, divide, save
 
 PROGRAM = b"""# Saved by ppedu.

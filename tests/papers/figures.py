@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ppedu as pp
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 
 
 class Figure(NamedTuple):

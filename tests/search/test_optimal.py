@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import ppedu as pp
-from ppedu.core.actions import Action, Op
-from ppedu.core.placement import Placement
+from ppedu.core import Action, Op, Placement
 from ppedu.search.instance import OBJECTIVES, Instance
 from ppedu.search.optimal import race, search
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ppedu as pp
-from ppedu.core.placement import Placement
+from ppedu.core import Placement
 from ppedu.view import link
 from ppedu.zoo.registry import published
 

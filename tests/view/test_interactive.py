@@ -9,7 +9,7 @@ import pytest
 from strategies import slow
 
 import ppedu as pp
-from ppedu.core.actions import SEND
+from ppedu.core import SEND
 from ppedu.course.board import results
 from ppedu.course.board.levels import LEVELS
 from ppedu.view import interactive

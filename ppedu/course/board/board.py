@@ -13,17 +13,28 @@ from functools import cached_property
 from itertools import chain, product
 from typing import Any
 
-from ppedu.core.actions import COMPUTE, Action, B, I, Op, W, overlap
-from ppedu.core.dependencies import Result, produces, requires
-from ppedu.core.errors import ParseError, ScheduleError, SettingError
+from ppedu.core import (
+    COMPUTE,
+    Action,
+    B,
+    I,
+    Op,
+    ParseError,
+    Placement,
+    Result,
+    Schedule,
+    ScheduleError,
+    SettingError,
+    W,
+    overlap,
+    produces,
+    require_schedule,
+    requires,
+)
 from ppedu.core.numeric import Number, exact, plural, pretty
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.validate import require_count, require_instance, require_number, require_rank
 from ppedu.course.board.completion import activations, can_end, remaining, require_completable, undo_advice
-from ppedu.sim.costs import Costs, require_costs
-from ppedu.sim.simulate import simulate, simulate_partial
-from ppedu.sim.timeline import Gap, Span, Timeline
+from ppedu.sim import Costs, Gap, Span, Timeline, require_costs, simulate, simulate_partial
 
 
 class Board:

@@ -8,8 +8,7 @@ from fractions import Fraction
 from operator import add, le, sub
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.actions import Action, F
-from ppedu.core.errors import ScheduleError
+from ppedu.core import Action, F, ScheduleError
 from ppedu.core.numeric import plural, pretty
 
 if TYPE_CHECKING:

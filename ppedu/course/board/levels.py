@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
+from ppedu.core import Op, SettingError
 from ppedu.core.numeric import Number
 from ppedu.course.board.board import Board
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 
 

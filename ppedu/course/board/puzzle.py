@@ -5,14 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from ppedu.core.actions import Action, Op
-from ppedu.core.errors import PipelineError
+from ppedu.core import Action, Op, PipelineError, Schedule
 from ppedu.core.numeric import pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.board.board import Board
 from ppedu.course.board.levels import LEVELS, Level, level
 from ppedu.course.board.results import RULES, Result, keeper, stars
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
 

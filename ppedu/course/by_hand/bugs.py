@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core.actions import Action, B, F
+from ppedu.core import Action, B, F
 from ppedu.core.export import to_torch
 from ppedu.course.by_hand.loops import Microbatches, gpipe_step, one_f_one_b_step
 from ppedu.course.by_hand.museum import Museum

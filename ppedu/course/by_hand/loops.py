@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
+from ppedu.core import Placement, Schedule
 from ppedu.engine import clock
 from ppedu.engine.ranks.comm import PipelineGroup, bidirectional_communicate, communicate
 from ppedu.engine.stages.stage import Stage
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim import Span, Timeline
 
 Microbatches = Sequence[torch.Tensor]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.tables import LINE, in_html, in_text
 
 Program = Callable[..., Any]

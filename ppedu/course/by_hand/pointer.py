@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ppedu.core.errors import CommunicationError, SettingError
+from ppedu.core import CommunicationError, SettingError
 from ppedu.core.validate import require_rank
 from ppedu.engine.ranks.comm import PipelineGroup, communicate
 from ppedu.engine.stages.stage import Loss

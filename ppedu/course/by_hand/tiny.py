@@ -28,11 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
-from ppedu.core.lower import lower
-from ppedu.core.placement import TOWARDS
-from ppedu.core.schedule import Schedule
+from ppedu.core import TOWARDS, Op, Schedule, SettingError, lower
 from ppedu.engine.stages.split_backward import backward_input
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from ppedu.core.schedule import Schedule
+from ppedu.core import Schedule
 from ppedu.course.by_hand.tiny import run_schedule
 from ppedu.engine.stages.stage import local_stages
 from ppedu.zoo import schedule

@@ -15,7 +15,7 @@ from itertools import groupby
 from pkgutil import iter_modules
 from typing import Any
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.course.board.levels import LEVELS
 from ppedu.course.board.results import MOST_STARS

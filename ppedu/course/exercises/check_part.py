@@ -19,10 +19,8 @@ from traceback import extract_tb
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.lower import lower
+from ppedu.core import PipelineError, Schedule, SettingError, lower
 from ppedu.core.numeric import plural
-from ppedu.core.schedule import Schedule
 from ppedu.course.exercises.common import learner_schedule, not_legal, with_sizes
 from ppedu.launch.exchange import give_back
 from ppedu.launch.hang import locate

@@ -10,10 +10,9 @@ from numbers import Real
 from traceback import extract_tb
 from typing import Any
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 from ppedu.zoo.registry import Registered, build
 
 Mistakes = Sequence[tuple[Callable[..., Any], str]]  # common wrong answers, each with an explanation

@@ -13,11 +13,7 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.check import check
-from ppedu.core.errors import SettingError
-from ppedu.core.lower import lower
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Schedule, SettingError, check, lower
 from ppedu.course.exercises.setups import Setup, spread
 from ppedu.zoo import schedule
 

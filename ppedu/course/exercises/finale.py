@@ -9,17 +9,15 @@ from itertools import count
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppedu.core.errors import SettingError
+from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import pretty
-from ppedu.core.schedule import Schedule
 from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.core.validate import require_count
 from ppedu.course.exercises.faults import EVERYWHERE, FAULTS, Change, Fault, changed, place, planted
 from ppedu.course.exercises.prediction import forget
 from ppedu.course.exercises.progress_file import record, recorded
 from ppedu.course.exercises.setups import EXACT, Setup
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline, simulate
 from ppedu.trace.run import Run
 
 if TYPE_CHECKING:

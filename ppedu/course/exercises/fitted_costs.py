@@ -9,13 +9,11 @@ from random import Random
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import Action, B, F, Op
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, B, F, Op, Schedule
 from ppedu.course.exercises.common import call, missing_return, require_function
 from ppedu.course.exercises.synthetic import IN_SECONDS, in_seconds, named, synthetic_run
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs, Timeline
 from ppedu.sim.per_link import PerLink
-from ppedu.sim.timeline import Timeline
 from ppedu.zoo import schedule
 
 # One forward and one backward of each stage take SLOW times as long as the others, and one

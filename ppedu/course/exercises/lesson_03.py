@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import (
@@ -18,8 +18,7 @@ from ppedu.course.exercises.common import (
     unlike,
     with_sizes,
 )
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
+from ppedu.sim import Costs, simulate
 from ppedu.zoo import schedule
 
 # Common wrong answers for GPipe's bubble with p ranks and m microbatches.

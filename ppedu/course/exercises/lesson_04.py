@@ -8,12 +8,20 @@ from itertools import product
 from operator import eq
 from typing import Any
 
-from ppedu.core.actions import Action, B, F, Op
-from ppedu.core.dependencies import produces, requires
-from ppedu.core.errors import ParseError, PipelineError, SettingError
+from ppedu.core import (
+    Action,
+    B,
+    F,
+    Op,
+    ParseError,
+    PipelineError,
+    Placement,
+    Schedule,
+    SettingError,
+    produces,
+    requires,
+)
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_rank
 from ppedu.course.exercises.common import (
     Exercise,
@@ -26,9 +34,7 @@ from ppedu.course.exercises.common import (
     require_function,
     with_sizes,
 )
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim import Costs, Span, Timeline, simulate
 from ppedu.view.lineup import Lineup
 from ppedu.zoo import schedule
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ppedu.core.actions import Action, B, F
+from ppedu.core import Action, B, F, Schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import (
     CASES,
@@ -24,8 +23,7 @@ from ppedu.course.exercises.common import (
 )
 from ppedu.course.exercises.reasons import longest_wait
 from ppedu.course.exercises.wrong_schedule import wrong_schedule
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
+from ppedu.sim import Costs, simulate
 from ppedu.zoo import schedule
 
 UNIT = Costs(forward=1, backward=1)

@@ -8,19 +8,14 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.errors import SettingError
-from ppedu.core.lower import lower
+from ppedu.core import Action, Placement, Schedule, SettingError, lower
 from ppedu.core.numeric import plural
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
 from ppedu.core.waiting import cycles
 from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import Exercise, call, missing_return, not_legal, require_function, with_sizes
 from ppedu.course.exercises.feedback import has_page, publish
 from ppedu.course.rehearsal import HeldCall, Rank, Rehearsal, Tensor, rehearse
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline, simulate
 from ppedu.zoo import schedule
 
 

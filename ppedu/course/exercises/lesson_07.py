@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import (

@@ -27,9 +27,7 @@ from ppedu.course.exercises.common import (
 from ppedu.course.exercises.fitted_costs import latency_of, not_the_costs
 from ppedu.course.exercises.replays import is_number, longer_runs, replayed, simulated, worked_longer
 from ppedu.course.exercises.synthetic import IN_SECONDS, in_seconds, named
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 
 # Exercise 2: why a run takes longer than its simulation.

@@ -6,9 +6,8 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from ppedu.core.actions import F
+from ppedu.core import F, Schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.exercises.common import (
     Exercise,
     ask,
@@ -21,9 +20,7 @@ from ppedu.course.exercises.common import (
 )
 from ppedu.course.exercises.reasons import longest_wait, warmup
 from ppedu.course.exercises.wrong_schedule import wrong_schedule
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 from ppedu.zoo.interleaved import depth_first, equal_groups
 from ppedu.zoo.registry import Registered, build

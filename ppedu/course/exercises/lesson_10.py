@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core.actions import Action, Op
+from ppedu.core import Action, Op, Schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import (
     CASES,
@@ -22,9 +21,7 @@ from ppedu.course.exercises.common import (
 )
 from ppedu.course.exercises.reasons import longest_wait, warmup
 from ppedu.course.exercises.wrong_schedule import wrong_schedule
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.sim.why import Reasons
 from ppedu.zoo import schedule
 

@@ -10,10 +10,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from ppedu.core.actions import Op
-from ppedu.core.errors import SettingError
+from ppedu.core import Op, Schedule, SettingError
 from ppedu.core.numeric import plural
-from ppedu.core.schedule import Schedule
 from ppedu.course.drawn import CLUSTER, DrawnJob
 from ppedu.course.exercises.common import (
     Exercise,
@@ -25,9 +23,7 @@ from ppedu.course.exercises.common import (
 )
 from ppedu.course.exercises.replays import is_number, longer_runs, replayed, simulated, worked_longer
 from ppedu.course.exercises.synthetic import IN_SECONDS, drawn, in_seconds, named, slowed, synthetic_run
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.trace.run import Run
 from ppedu.zoo import schedule
 

@@ -8,9 +8,8 @@ from itertools import pairwise
 from threading import Event, Thread
 from typing import Any, NamedTuple
 
-from ppedu.core.actions import Op
+from ppedu.core import Op, Schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.exercises.common import (
     Exercise,
     ask,
@@ -20,8 +19,7 @@ from ppedu.course.exercises.common import (
     not_the_idle_time,
     require_function,
 )
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
+from ppedu.sim import Costs, simulate
 from ppedu.view.look import COLORS
 from ppedu.zoo import schedule
 

@@ -6,15 +6,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core.actions import I, Op
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import I, Op, PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import Exercise, learner_schedule, listed, not_legal, require_function, with_sizes
 from ppedu.course.exercises.wrong_schedule import wrong_schedule
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 from ppedu.zoo.registry import published
 

@@ -7,7 +7,7 @@ from typing import Any
 from ppedu.course.exercises.common import Exercise
 from ppedu.course.exercises.faults import FAULTS
 from ppedu.course.exercises.finale import Answer, not_the_fault
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Timeline
 
 
 def _praise(answer: Answer) -> str:

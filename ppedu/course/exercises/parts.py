@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ppedu.core.errors import RankError, SettingError
+from ppedu.core import RankError, SettingError
 from ppedu.course.exercises.common import Exercise
 from ppedu.launch.exchange import FOLDER, new_folder, read_results
 from ppedu.launch.failure import DEAD_PEER

@@ -11,7 +11,7 @@ from itertools import count
 from numbers import Real
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.numeric import pretty
 from ppedu.course.exercises.feedback import TONES, fold, publish, rendered, show, table
 from ppedu.course.exercises.progress_file import keep

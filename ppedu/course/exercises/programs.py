@@ -14,11 +14,9 @@ from textwrap import dedent
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.placement import Placement
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Placement, Schedule
 from ppedu.course.exercises.finale import Answer
-from ppedu.sim.costs import Costs
+from ppedu.sim import Costs
 
 NAME = "answer"  # what a program calls its answer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ppedu.core.actions import Action
-from ppedu.sim.timeline import Timeline
+from ppedu.core import Action
+from ppedu.sim import Timeline
 
 
 def warmup(order: Sequence[Action]) -> int:

@@ -7,13 +7,10 @@ from numbers import Real
 from random import Random
 from typing import Any
 
-from ppedu.core.actions import Action
-from ppedu.core.schedule import Schedule
+from ppedu.core import Action, Schedule
 from ppedu.course.exercises.common import too_large
 from ppedu.course.exercises.synthetic import synthetic_run
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 
 

@@ -9,14 +9,10 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
-from ppedu.core.check import check
-from ppedu.core.dependencies import replay
+from ppedu.core import Schedule, check, replay
 from ppedu.core.numeric import pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.exercises.silent import Trained, train
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate, simulate_partial
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate, simulate_partial
 from ppedu.trace.records import Other, Recorded
 from ppedu.trace.run import Run
 

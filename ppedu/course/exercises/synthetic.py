@@ -8,17 +8,13 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from ppedu.core.actions import Action
-from ppedu.core.dependencies import Result, produces, requires
+from ppedu.core import Action, Result, Schedule, produces, requires
 from ppedu.core.files import write_text
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.drawn import CLUSTER, DrawnJob
 from ppedu.course.exercises.common import with_sizes
 from ppedu.course.project import heron
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate
-from ppedu.sim.timeline import Span, Timeline
+from ppedu.sim import Costs, Span, Timeline, simulate
 from ppedu.trace import csv_table as table
 from ppedu.trace.run import Run
 from ppedu.zoo import schedule

@@ -6,13 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError, Schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.core.schedule import Schedule
 from ppedu.course.exercises.common import learner_schedule, with_sizes
-from ppedu.sim.costs import Costs
-from ppedu.sim.simulate import simulate_partial
-from ppedu.sim.timeline import Timeline
+from ppedu.sim import Costs, Timeline, simulate_partial
 from ppedu.view.look import MARK, ROW
 
 ACTION = re.compile(r"\b\d+[FBIW]\d+\b")

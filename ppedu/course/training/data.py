@@ -8,7 +8,7 @@ from pydoc_data import topics
 
 import torch
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 
 # The alphabet of the default text. The topics of different Python versions contain different characters. With a fixed
 # alphabet, a model has the same size on all versions, and its tokens have the same meaning.

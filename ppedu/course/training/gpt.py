@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.validate import require_count, require_instance
 from ppedu.engine.gradients import Tie
 from ppedu.engine.ranks.comm import PipelineGroup

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.course.training.data import Text
 from ppedu.course.training.gpt import GPT, GPTConfig, next_token_loss
 from ppedu.engine.gradients import Tie

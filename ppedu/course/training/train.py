@@ -15,10 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_count, require_instance
 from ppedu.course.training.data import Text
 from ppedu.course.training.gpt import GPT, GPTConfig, costs_of_gpt, next_token_loss
@@ -28,8 +27,8 @@ from ppedu.engine.precision import LossScale, MasterWeights
 from ppedu.engine.ranks.comm import PipelineGroup, place, side_by_side
 from ppedu.engine.stages.stage import Stage, local_stages
 from ppedu.planning.handover import load
+from ppedu.sim import Timeline
 from ppedu.sim.partition import by_cost
-from ppedu.sim.timeline import Timeline
 from ppedu.view.saving import require_savable
 from ppedu.zoo import schedule
 from ppedu.zoo.options import option

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ppedu.core.errors import CommunicationError, SettingError
+from ppedu.core import CommunicationError, SettingError
 from ppedu.core.validate import require_count, require_instance
 from ppedu.core.waiting import Wait, published
 

@@ -24,10 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ppedu.core.actions import SEND, Action, Op
-from ppedu.core.errors import CommunicationError, PipelineError
-from ppedu.core.lower import label
-from ppedu.core.placement import TOWARDS, Placement
+from ppedu.core import SEND, TOWARDS, Action, CommunicationError, Op, PipelineError, Placement, label
 from ppedu.core.waiting import Wait, published
 from ppedu.engine.ranks import device
 from ppedu.engine.ranks.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map_only as tree_map_only
 from torch.utils._pytree import tree_structure as tree_structure
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 
 RELEASE = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
 

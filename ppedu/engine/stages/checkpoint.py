@@ -33,7 +33,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint import CheckpointException, TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.core.files import named
 from ppedu.engine.ranks.comm import PipelineGroup
 from ppedu.engine.ranks.messages import checksum

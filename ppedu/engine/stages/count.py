@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.core.validate import require_instance
 from ppedu.engine.ranks.versions import without_memory
 from ppedu.engine.stages.cut import find_chain

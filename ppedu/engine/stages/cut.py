@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ppedu.core.errors import PipelineError, SettingError
+from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.numeric import plural
-from ppedu.core.schedule import Schedule
 from ppedu.core.validate import require_instance
 from ppedu.engine.ranks.versions import has_hooks, keep_buffers, tree_leaves, tree_map_only
 from ppedu.engine.stages.stage import local_stages

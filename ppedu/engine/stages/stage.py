@@ -13,9 +13,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from ppedu.core.actions import B, F, I, W
-from ppedu.core.errors import PipelineError, SettingError
-from ppedu.core.schedule import Schedule, require_schedule
+from ppedu.core import B, F, I, PipelineError, Schedule, SettingError, W, require_schedule
 from ppedu.core.validate import require_instance, require_rank
 from ppedu.engine.clock import Recorder
 from ppedu.engine.ranks.device import own_random, random_state, set_random_state

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 from ppedu.launch.hosts.channel import Channel, Gone
 from ppedu.launch.hosts.relay import versions
 from ppedu.launch.launcher import PR_SET_PDEATHSIG

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ipaddress import IPv6Address
 from pathlib import Path
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 
 SIOCGIFADDR = 0x8915  # asks for the IPv4 address of an interface
 REACH = 3.0  # seconds in which a host must be reached

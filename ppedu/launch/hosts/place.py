@@ -9,7 +9,7 @@ import shlex
 import sys
 from dataclasses import astuple, dataclass
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 
 RELAY = "ppedu.launch.hosts.relay"  # the module that runs on each host
 SSH = ("ssh", "-T", "-x", "-a", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ClearAllForwardings=yes")

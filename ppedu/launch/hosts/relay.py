@@ -36,7 +36,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from ppedu.core.errors import SettingError
+from ppedu.core import SettingError
 from ppedu.launch import launcher
 from ppedu.launch.environment import BARRIER, torchrun_environment
 from ppedu.launch.exchange import FOLDER, write_private

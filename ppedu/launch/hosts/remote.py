@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 from ppedu.launch import launcher
 from ppedu.launch.exchange import INPUTS, write_private
 from ppedu.launch.hosts import slurm

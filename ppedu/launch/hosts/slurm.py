@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 
-from ppedu.core.errors import PipelineError
+from ppedu.core import PipelineError
 from ppedu.launch.hosts.host import end_with_parent
 
 PIPE = asyncio.subprocess.PIPE

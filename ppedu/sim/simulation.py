@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ppedu.core.actions import RECEIVE
-from ppedu.core.errors import SettingError
+from ppedu.core import RECEIVE, Schedule, SettingError, require_schedule
 from ppedu.core.garbage import without_gc
-from ppedu.core.schedule import Schedule, require_schedule
 from ppedu.core.validate import require_count, require_instance, require_size
 from ppedu.sim.clock import TickClock
 from ppedu.sim.costs import Costs, require_costs
