@@ -116,6 +116,8 @@ class Absent(MetaPathFinder, Loader):
 
 def package_of(error: BaseException | None) -> str | None:
     """Return the package that is missing, if this is what an error is about."""
-    while error and not (isinstance(error, ModuleNotFoundError) and error.name in REFUSED + NAMED):
+    while error:
+        if isinstance(error, ModuleNotFoundError) and error.name in REFUSED + NAMED:
+            return error.name
         error = error.__cause__
-    return error and error.name
+    return None

@@ -140,7 +140,7 @@ class Cells:
                 return self._keep(source, ELSEWHERE.format("threads"))
             if isinstance(error, AttributeError) and error.obj is os:
                 return self._keep(source, ELSEWHERE.format(f"os.{error.name}"))
-            if isinstance(error, NameError) and error.name in self.recorded:
+            if isinstance(error, NameError) and str(error.name) in self.recorded:
                 return self._keep(source, EARLIER.format(error.name))
             self.outputs.append({"error": said(error)})
         if self.drawn:
@@ -156,8 +156,8 @@ class Cells:
         name = f"{OWN_CODE} {self.runs}"
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
         statements = ast.parse(text, name).body
-        last = statements.pop() if statements and isinstance(statements[-1], ast.Expr) else None
-        for each in statements:
+        last = statements[-1] if statements and isinstance(statements[-1], ast.Expr) else None
+        for each in statements[:-1] if last else statements:
             try:
                 exec(compile(ast.Module([each], []), name, "exec"), self.scope)
             except (ModuleNotFoundError, PipelineError) as error:

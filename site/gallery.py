@@ -80,6 +80,7 @@ def _page(title: str, body: str) -> str:
 def _schedule(name: str, timeline: Timeline) -> str:
     """Return the body of a schedule's page."""
     generator, facts = require_registered(name).generator, facts_of(name)
+    assert facts is not None  # every published schedule has them
     sizes, time, peak = facts.cells()
     known = [("sizes", sizes), ("idle time of a rank", time), ("activations of rank r", peak), ("source", facts.source)]
     rows = "".join(f"<tr><th>{title}<td>{_linked(text)}" for title, text in known if text)

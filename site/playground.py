@@ -259,7 +259,9 @@ class Playground:
     """The open view, its inputs, and the widget that shows them."""
 
     def __init__(self) -> None:
-        self.view, self.inputs, self.widget = "explore", {}, None
+        self.view = "explore"
+        self.inputs: Inputs = {}
+        self.widget: Interactive | None = None
 
     def ask(self, question: str) -> str:
         """Return the answer to a question of the page; both are JSON."""

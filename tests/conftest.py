@@ -85,7 +85,7 @@ def unfinished() -> None:
         raise ZeroDivisionError
 
     pp.register("nothing")(lambda rank, ranks, microbatches: [])
-    pp.register("numbers")(lambda rank, ranks, microbatches: [7])
+    pp.register("numbers")(lambda rank, ranks, microbatches: [7])  # type: ignore[list-item]
     pp.register("stuck")(lambda rank, ranks, microbatches: [pp.B(rank, 0), pp.F(rank, 0)])
 
 

@@ -70,7 +70,8 @@ BINARY = {".gif", ".png", ".gz", ".ico", ".pdf"}
 
 def passages(source: str) -> Iterator[tuple[int, str]]:
     """Yield the comments, strings and names of Python source, each with the line on which it starts."""
-    names, comments = {}, {}
+    names: dict[str, int] = {}
+    comments: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and token.string != "None":
             names.setdefault(token.string.replace("_", " "), token.start[0])

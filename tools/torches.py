@@ -28,9 +28,17 @@ def main() -> None:
         report, constraints = folder / "report.xml", folder / "constraints.txt"
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         constraints.write_text(re.sub("(?m)^torch==.*", f"torch=={release}.*", pins), encoding="utf-8")
-        install = [folder / "bin/pip", "install", "--quiet", "--constraint", constraints, *PACKAGES]
+        install: list[str | Path] = [folder / "bin/pip", "install", "--quiet", "--constraint", constraints, *PACKAGES]
         subprocess.run(install, check=True)
-        command = [folder / "bin/python", "-m", "pytest", *OPTIONS, f"--junit-xml={report}", *TESTS, *sys.argv[1:]]
+        command: list[str | Path] = [
+            folder / "bin/python",
+            "-m",
+            "pytest",
+            *OPTIONS,
+            f"--junit-xml={report}",
+            *TESTS,
+            *sys.argv[1:],
+        ]
         report.unlink(missing_ok=True)
         subprocess.run(command, check=False, env=os.environ | {"PPEDU_STILL": "1"})
         table.append((release, Counter(map(outcome, ElementTree.parse(report).iter("testcase")))))

@@ -6,6 +6,7 @@ takes the head of the queue, and an action starts when its values are on its ran
 """
 
 from collections import Counter, defaultdict
+from typing import Any
 
 from stepper import paired
 
@@ -180,7 +181,10 @@ def clock(schedule, length, latency):
         return latency[source, target] if isinstance(latency, dict) else latency
 
     lowered = is_lowered(schedule)
-    known, rows = {}, None  # when a value is where: (value, rank) -> time; sent messages have no rank
+    rows = None
+    known: dict[
+        tuple[Any, int | None], Any
+    ] = {}  # when a value is where: (value, rank) -> time; sent messages have no rank
     while True:
         before, rows = rows, [[] for _ in schedule.orders]
         for rank, order in enumerate(schedule.orders):

@@ -5,6 +5,7 @@ and shares nothing with `ppedu.core.checking` or `simulate`.
 """
 
 from collections import Counter
+from typing import Any
 
 from ppedu import Action, B, F, I, Op, W
 
@@ -40,8 +41,8 @@ def run(schedule, length=lambda action: 1, latency=0):
     """
     queues = [list(order) for order in schedule.orders]
     rows = [[] for _ in queues]
-    working = [None for _ in queues]
-    ended = {}  # action -> (time, rank)
+    working: list[Any] = [None for _ in queues]
+    ended = {}  # by action: the time and the rank
 
     def travels(source, rank):
         return 0 if source == rank else latency[source, rank] if isinstance(latency, dict) else latency

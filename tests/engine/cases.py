@@ -106,7 +106,7 @@ def run(ranks, size, side_by_side, cases):
     """
     shares = [[(name, cases[name]) for name in list(cases)[place::side_by_side]] for place in range(side_by_side)]
     output = ranks(PRELUDE, size * side_by_side, str(size), json.dumps(shares), timeout=200)
-    found = {}
+    found: dict[str, list[tuple[str, str, float]]] = {}
     for text in output:
         for case, first, then, took in map(json.loads, text.splitlines()):
             found.setdefault(case, []).append((first, str(then), took))

@@ -135,7 +135,7 @@ class Network:
     def slow(self, name: str, delay: float) -> Iterator[None]:
         """Lengthen the host's link: each packet takes `delay` seconds more, in each direction."""
         link, tap = f"pp{self.id}{name[0]}", f"pp{self.id}{name[0]}t"
-        program = [sys.executable, Path(__file__).with_name("slow.py"), link, tap, str(delay)]
+        program = [sys.executable, str(Path(__file__).with_name("slow.py")), link, tap, str(delay)]
         with subprocess.Popen(program, stdout=subprocess.PIPE) as cable:
             assert cable.stdout is not None
             cable.stdout.readline()

@@ -65,5 +65,6 @@ def rate(figure: Figure) -> float:
     """Return the bubble rate of a figure's simulation, as the paper defines it."""
     timeline, costs = figure.timeline(), figure.costs
     cost = timeline.span if figure.schedule == "zb-h2" else timeline.makespan
-    work = figure.microbatches * (costs.forward + costs.input + costs.weight)
+    times: list[Any] = [costs.forward, costs.input, costs.weight]
+    work = figure.microbatches * sum(times)
     return round(float((cost - work) / cost), 4)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from typing import Any
 
 import ppedu as pp
 from ppedu.course.drawn import DrawnJob
@@ -28,8 +29,8 @@ def kineto(path, rank, events, text=None, groups=None):
 
 def drawn(name="1f1b", ranks=2, microbatches=4, **settings):
     """Return a job of few steps, in milliseconds that survive the rounding of a trace."""
-    settings = {"replicas": 1, "steps": 3, "noise": 0.05, "latency": 0.002, "overhead": 0.0, "tail": ()} | settings
-    return DrawnJob(pp.schedule(name, ranks, microbatches), **settings)
+    known: dict[str, Any] = {"replicas": 1, "steps": 3, "noise": 0.05, "latency": 0.002, "overhead": 0.0, "tail": ()}
+    return DrawnJob(pp.schedule(name, ranks, microbatches), **(known | settings))
 
 
 def by_rank(job):
