@@ -18,13 +18,15 @@ from ppedu.view.script import script, style
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "ppedu"
-# The programs that run in the worker, each with its modules, the packages of ppedu that it uses, and what it reads.
-NO_RANKS = ("board", "core", "planning", "search", "trace", "view", "zoo")
+# What the playground uses of ppedu: packages and files.
+NO_RANKS = ("__init__.py", "core", "planning", "search", "sim", "trace", "view", "zoo")
+BOARD = ("course/__init__.py", "course/board")
+# The programs that run in the worker, each with its modules, the packages and files of ppedu, and what it reads.
 PROGRAMS = {
-    "playground": (("playground", "orders", "said"), NO_RANKS, ()),
+    "playground": (("playground", "orders", "said"), (*NO_RANKS, *BOARD), ()),
     "cells": (
         ("cells", "absent", "record", "said"),
-        (*NO_RANKS, "cli", "notebook", "run"),
+        (*NO_RANKS, "cells", "cli", "course", "engine", "launch", "notebook.py", "run.py"),
         ("cluster.csv", "model.toml"),
     ),
 }
@@ -54,10 +56,10 @@ def build(target: Path) -> None:
                 archive.write(HERE / FILE, FILE)
             for name in files:
                 archive.write(HERE.parent / "notebooks" / name, name)
-            modules = (path for each in packages for path in sorted((PACKAGE / each).rglob("*")))
-            for path in (PACKAGE / "__init__.py", *modules):
-                if path.suffix in (".py", ".txt"):
-                    archive.write(path, path.relative_to(PACKAGE.parent))
+            for given in (PACKAGE / each for each in packages):
+                for path in [given] if given.is_file() else sorted(given.rglob("*")):
+                    if path.suffix in (".py", ".txt"):
+                        archive.write(path, path.relative_to(PACKAGE.parent))
     version = sha256()
     for path in sorted(path for path in target.rglob("*") if path.is_file()):
         version.update(path.read_bytes())

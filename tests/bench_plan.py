@@ -18,7 +18,7 @@ import json, sys
 import torch, torch.distributed as dist
 import ppedu as pp
 from ppedu.run import GPT, GPTConfig, Pipeline, next_token_loss
-from ppedu.engine.stages import cut
+from ppedu.run import cut
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()

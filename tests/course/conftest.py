@@ -11,8 +11,9 @@ from ppedu.notebook import check_answer
 
 
 @pytest.fixture(autouse=True)
-def own_folder(folder: Path) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in a folder of its own, where solved exercises are recorded."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -336,7 +336,7 @@ def test_a_warmup_short_by_one_is_correct_and_slow(ranks):
         """
         import torch.distributed as dist
         import ppedu as pp
-        from ppedu.engine import emulate
+        from ppedu.run import emulate
         from ppedu.course.by_hand.bugs import MUSEUM
 
         dist.init_process_group("gloo")

@@ -25,7 +25,7 @@ SMALL = {
     "heads": 2,
     "width": 16,
     "lr": 1e-2,
-    "text": pp.core.check.__file__,  # one that is at hand, and short
+    "text": pp.core.checking.__file__,  # one that is at hand, and short
     "every": 2,
 }
 
@@ -196,8 +196,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 import ppedu as pp
-from ppedu.run import Checkpoints, PipelineGroup, Stage, local_stages
-from ppedu.engine.stages import cut
+from ppedu.run import Checkpoints, PipelineGroup, Stage, cut, local_stages
 warnings.filterwarnings("ignore", "DTensor random operators")  # a remark of PyTorch 2.6 on CPUs
 
 dist.init_process_group("gloo")

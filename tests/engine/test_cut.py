@@ -16,7 +16,7 @@ import torch, torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 import ppedu as pp
-from ppedu.run import Pipeline
+from ppedu.run import Pipeline, cut
 
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()

@@ -399,7 +399,7 @@ for name, ranks, options in [("1f1b", 2, beside), ("zb-v", 2, beside), ("dualpip
     agree(pipeline, model, exact=False)
 """,
     "a model whose first and last layer share weights can be cut, if one rank holds both or they are tied": """
-from ppedu.engine.stages import cut
+from ppedu.run import cut
 for name in ["zb-v", "dualpipe", "1f1b"]:
     schedule = pp.schedule(name, 4, 8)
     def model():

@@ -14,8 +14,9 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_folder(folder: Path) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
