@@ -139,8 +139,6 @@ CALLS = {
     "explore": (lambda *given: pp.explore(*given[:3], costs=given[3]), "1f1b", 2, 3, None),
     "puzzle": (pp.puzzle, "first"),
     "export.to_torch": (pp.export.to_torch, SCHEDULE, "x.csv"),
-    "export.lookup_table": (pp.export.lookup_table, SCHEDULE, 1),
-    "export.signed_order": (pp.export.signed_order, SCHEDULE, 1),
     "partition.evenly": (pp.partition.evenly, 4, 2),
     "partition.by_cost": (pp.partition.by_cost, [1, 2, 3], 2, 0, 1),
     "partition.imbalance": (pp.partition.imbalance, [1, 2, 3], [range(2), range(2, 3)], 0, 1),
@@ -149,8 +147,6 @@ CALLS = {
         for name in ("idle", "makespan", "span", "bubble", "overhead", "peak")
     },
     "theory.least_makespan": (pp.theory.least_makespan, 2, 3, Costs()),
-    "theory.least_span": (pp.theory.least_span, 2, 3, Costs(), 2),
-    "theory.most_activations": (pp.theory.most_activations, 3, 2),
     "Run.load": (lambda paths: (measured(), pp.Run.load(paths)), "run.json"),
     "Run.timeline": (lambda *given: measured().timeline(*given), 0, 0),
     "Run.only": (lambda *given: measured().only(*given), [0], [0]),
@@ -202,7 +198,6 @@ CALLS = {
         pp.Machine(1),
     ),
     "explore, model": (lambda model: pp.explore("1f1b", 2, 4, model=model), MODEL),
-    "theory.microbatches_for": (pp.theory.microbatches_for, 0.1, 4, 1),
 }
 
 # Enums, records and errors, functions without arguments, and functions that ranks call.
@@ -268,7 +263,6 @@ WRONG_TYPES = [
     (lambda: pp.check(pp.schedule("1f1b", 2, 2), ranks=1), SettingError),
     (lambda: pp.strip(3), SettingError),
     (lambda: pp.export.to_torch("1f1b"), SettingError),
-    (lambda: pp.export.signed_order(None), SettingError),
     (lambda: pp.Placement.custom(None), SettingError),
     (lambda: pp.Placement.custom([0.0, 1.0]), SettingError),
     (lambda: pp.Placement.custom([10**9]), SettingError),
@@ -308,8 +302,6 @@ WRONG_TYPES = [
     (lambda: pp.theory.idle(pp.schedule("1f1b", 2, 2), 4, 8), SettingError),
     (lambda: pp.theory.least_makespan("1f1b", 8), SettingError),
     (lambda: pp.theory.least_makespan(4, 8, 2), SettingError),
-    (lambda: pp.theory.least_span(4, 8, most="k"), SettingError),
-    (lambda: pp.theory.microbatches_for(0.2, "4"), SettingError),
 ]
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ppedu.core import Op, SettingError
 from ppedu.core.numeric import Number, plain, pretty
-from ppedu.core.validate import require_count, require_number, require_size
+from ppedu.core.validate import require_size
 from ppedu.sim import Costs, require_costs
 from ppedu.sim.per_link import PerLink
 from ppedu.zoo.facts import letters_of, split, text
@@ -133,58 +133,6 @@ def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, sp
     if split:
         return _bound(bound, why, letters)
     return _bound(whole, f"{why}; its last gradient has to go back up", letters)
-
-
-def least_span(ranks: int, microbatches: int, costs: Costs | None = None, most: int | None = None) -> Fact:
-    """Return a lower bound on the span of every schedule with one stage on each rank.
-
-    The span is the longest time from a rank's own first start to its own last end. Until its first gradient is back,
-    the first rank can run nothing but forwards, and the memory limits their number.
-
-    most: the most microbatches whose activations a rank may hold; by default there is no limit.
-
-    Raises:
-        SettingError: stages are uneven, or overlapped pairs save time; the bound does not hold for either.
-    """
-    costs = require_costs(costs)
-    letters = _letters(ranks, microbatches, costs)
-    _require_no_gain(costs, ranks)
-    letters["k"] = letters["m"] if most is None else min(letters["m"], require_count("most", most))
-    why = "until its first gradient is back, the first rank has k forwards to do"
-    return _bound("m*(F+B) + max(0, (p-1)*(I+2*c) + (p-k)*F)", why, letters)
-
-
-def most_activations(lifespan: Number, interval: Number) -> int:
-    """Return the most microbatches in flight on a rank if one starts every `interval`: ⌈lifespan / interval⌉.
-
-    The formula is from arXiv 2405.15362. A microbatch is in flight while the rank holds its activations.
-
-    lifespan: the time from the start of a microbatch's forward to the end of its backward on the rank.
-    interval: the time from one microbatch to the next.
-
-    Raises:
-        SettingError: a time is not positive.
-    """
-    for name, time in (("lifespan", lifespan), ("interval", interval)):
-        require_number(name, time, lambda time: 0 < time < math.inf, "a time above 0")
-    return math.ceil(lifespan / interval)
-
-
-def microbatches_for(bubble: Number, ranks: int, chunks: int = 1) -> int:
-    """Return the smallest number of microbatches for which the bubble of 1F1B is at most `bubble`.
-
-    The bubble is the idle share of the makespan, as in the function `bubble`. For 1/5 and p ranks the number is 4(p-1),
-    hence the rule of thumb of four microbatches for each rank.
-
-    chunks: stages on each rank; with more than one, the schedule is interleaved 1F1B.
-
-    Raises:
-        SettingError: the bubble is not between 0 and 1.
-    """
-    require_number("bubble", bubble, lambda share: 0 < share < 1, "a share between 0 and 1, such as 0.2")
-    share = Fraction(str(bubble))  # 0.3 as written, not the float just below it
-    enough = math.ceil((require_count("ranks", ranks) - 1) * (1 / share - 1) / require_count("chunks", chunks))
-    return max(enough, ranks if chunks > 1 else 1)
 
 
 def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, chunks: int | None) -> Fact:

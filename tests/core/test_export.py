@@ -4,31 +4,7 @@ import pytest
 
 import ppedu as pp
 from ppedu import SettingError
-from ppedu.core.export import lookup_table, signed_order, to_torch
-
-
-def test_the_tables_that_megatron_prints():
-    """Megatron-LM, core/pipeline_parallel/schedules.py: the example "PP2 N3M5 with VP2", first rank, warm-up 5."""
-    schedule = pp.schedule("interleaved", 2, 5, chunks=2, group=3)
-    microbatches, chunks = zip(*lookup_table(schedule), strict=True)
-    assert microbatches == (0, 1, 2, 0, 1, 2, 3, 4, 3, 4)
-    assert chunks == (0, 0, 0, 1, 1, 1, 0, 0, 1, 1)
-    assert signed_order(schedule) == [1, 1, 1, 2, 2, 2, -2, 1, -2, 1, -2, 2, -1, 2, -1, -1, -2, -2, -1, -1]
-
-
-def test_an_overlapped_pair_is_its_two_parts_in_signed_order():
-    assert signed_order(pp.schedule("1f1b-overlap", 2, 4), 1) == [1, 1, -1, 1, -1, 1, -1, -1]
-
-
-@pytest.mark.parametrize("name, reason", [("zb-h1", "only full backwards"), ("dualpipe", "two copies")])
-def test_schedules_that_signed_chunks_cannot_express_are_refused(name, reason):
-    with pytest.raises(SettingError, match=reason):
-        signed_order(pp.schedule(name, 4, 8))
-
-
-def test_a_rank_must_exist():
-    with pytest.raises(SettingError, match="there is no rank 4; the ranks are 0 to 3"):
-        lookup_table(pp.schedule("1f1b", 4, 8), 4)
+from ppedu.core.export import to_torch
 
 
 def test_a_pair_unknown_to_torch_is_exported_as_two_actions(tmp_path):

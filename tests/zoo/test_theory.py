@@ -4,9 +4,6 @@ from fractions import Fraction
 from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import often
 
 import ppedu as pp
 from ppedu import Costs, SettingError
@@ -71,7 +68,7 @@ def test_the_bound_for_uneven_stages_is_that_of_the_slowest_rank():
 
 @pytest.mark.parametrize(("module", "name"), [("numpy", "int64"), ("torch", "tensor")])
 @pytest.mark.parametrize(
-    "ask", [partial(theory.makespan, "1f1b"), partial(theory.peak, "gpipe"), theory.least_makespan, theory.least_span]
+    "ask", [partial(theory.makespan, "1f1b"), partial(theory.peak, "gpipe"), theory.least_makespan]
 )
 def test_counts_may_be_integers_of_numpy_and_torch(module, name, ask):
     kind = getattr(pytest.importorskip(module), name)
@@ -123,38 +120,3 @@ UNEQUAL = Costs(forward=2, input=1, weight=3)
 def test_a_formula_that_does_not_hold_is_refused_with_its_condition(quantity, asked, says):
     with pytest.raises(SettingError, match=says):
         getattr(theory, quantity)(*asked)
-
-
-@given(share=st.integers(1, 99), ranks=st.integers(1, 40), chunks=st.integers(1, 4))
-@often(100)
-def test_microbatches_for_returns_the_smallest_sufficient_number(share, ranks, chunks):
-    name, options = ("interleaved", {"chunks": chunks}) if chunks > 1 else ("1f1b", {})
-    enough = theory.microbatches_for(share / 100, ranks, chunks)
-    assert theory.bubble(name, ranks, enough, **options).value <= Fraction(share, 100)
-    if enough > (ranks if chunks > 1 else 1):
-        assert theory.bubble(name, ranks, enough - 1, **options).value > Fraction(share, 100)
-
-
-def test_four_microbatches_per_rank_leave_a_bubble_of_almost_a_fifth():
-    for ranks in (2, 8, 64):
-        assert theory.microbatches_for(0.2, ranks) == 4 * (ranks - 1)
-        assert theory.bubble("1f1b", ranks, 4 * ranks).value == Fraction(ranks - 1, 5 * ranks - 1) < Fraction(1, 5)
-
-
-@pytest.mark.parametrize("wrong", [0, 1, -0.1, 20, True, "0.2", None, float("nan")], ids=repr)
-def test_a_target_bubble_must_be_between_0_and_1(wrong):
-    with pytest.raises(SettingError, match=r"bubble must be a share between 0 and 1, such as 0\.2; got "):
-        theory.microbatches_for(wrong, 4)
-
-
-def test_most_activations_needs_positive_times():
-    assert theory.most_activations(9, 3) == 3 and theory.most_activations(Fraction(19, 2), 3) == 4
-    for times, name in [((0, 3), "lifespan"), ((9, "3"), "interval"), ((9, -1), "interval")]:
-        with pytest.raises(SettingError, match=f"{name} must be a time above 0; got "):
-            theory.most_activations(*times)
-
-
-def test_a_limit_below_one_microbatch_is_refused():
-    with pytest.raises(SettingError, match="most must be at least 1; got 0"):
-        theory.least_span(4, 8, most=0)
-    assert theory.least_span(4, 8, most=100) == theory.least_span(4, 8)
