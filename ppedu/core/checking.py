@@ -42,7 +42,7 @@ def check(
         require_links(schedule, links)
         if ranks is not None:
             raise SettingError("links are checked for all ranks together; leave out ranks")
-        return check(schedule, rendezvous=rendezvous) or list(Streams(schedule, links).problems())
+        return check(schedule, rendezvous=rendezvous) or list(Streams(schedule, links).stuck)
     if ranks is None and not rendezvous:
         return list(schedule.problems)
     try:

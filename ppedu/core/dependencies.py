@@ -12,7 +12,7 @@ from itertools import count
 from typing import NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
-from ppedu.core.placement import TOWARDS, Placement
+from ppedu.core.placement import TOWARDS, Placement, other_end
 
 # The result of an action: its kind, stage and microbatch.
 # ("F", 2, 0): the activation that stage 2 computed for microbatch 0.
@@ -141,6 +141,11 @@ class Numbered:
         kind, stage = divmod(row, self.placement.stages)
         return KINDS[kind], stage, microbatch
 
+    def action(self, number: int) -> Action:
+        """Return the single action that has this number."""
+        kind, stage, microbatch = self.result(number)
+        return Action(stage, Op(kind), microbatch)
+
     def held(self) -> Iterator[tuple[int, int, range]]:
         """Yield each stage, a rank that holds it, and the microbatches for which it does."""
         copies = range(self.split), range(self.split, self.microbatches)
@@ -232,8 +237,7 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
         if action.op in RECEIVE:
             posted[index] = (numbered.number(*posting(action)) - entry,)
         elif action.op in SEND and rank >= 0:
-            receive = Action(action.stage + TOWARDS[action.op], Op(f"RECV_{action.op[-1]}"), action.microbatch)
-            required[index] += (numbered.number(*posting(receive)) - entry,)
+            required[index] += (numbered.number(*posting(other_end(action))) - entry,)
     ranks = range(len(orders)) if known is None else known
     exists = bytearray(numbered.total)
     for stage, rank, microbatches in numbered.held():

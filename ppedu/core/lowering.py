@@ -15,11 +15,9 @@ from ppedu.core.actions import RECEIVE, SEND, Action, B, Op
 from ppedu.core.dependencies import produces, requires
 from ppedu.core.errors import SettingError
 from ppedu.core.garbage import without_gc
-from ppedu.core.placement import TOWARDS, Placement
+from ppedu.core.placement import TOWARDS, Placement, other_end
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
 from ppedu.core.validate import require_count, require_instance
-
-Group = tuple[Action, ...]
 
 
 @without_gc()
@@ -30,7 +28,8 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
     sends and receives in this order. So ranks never wait for each other in a cycle, whether sends are buffered or wait
     for their receives, and messages between two ranks are received in the order sent.
 
-    receive: "early" posts a receive as soon as its peer sends, so that the message travels while the rank computes;
+    Args:
+        receive: "early" posts a receive as soon as its peer sends, so that the message travels while the rank computes;
         "late" posts it as late as the order of messages allows, so that few are in flight at a time.
     fsdp: Weights are sharded over replicas of the pipeline. Each rank gathers (UNSHARD) the stages that it computes
         with next, at most `resident` at a time, frees the other stages (RESHARD), and sums the gradients of a stage
@@ -48,43 +47,36 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
         raise SettingError(f'receive must be "early" or "late"; got {receive!r}')
     if schedule.replay.blocked:
         schedule.validate()
+    orders = _with_messages(schedule)
     if fsdp:
         require_count("resident", resident)
-        groups = [list(_gathered(order, resident)) for order in schedule.orders]
-    else:
-        groups = [[*((action,) for action in order), ()] for order in schedule.orders]
-    orders = _with_messages(schedule, groups)
+        orders = [list(_with_sharding(order, resident)) for order in orders]
     if receive == "late":
         orders = [list(_deferred(order, schedule.placement)) for order in orders]
     return replace(schedule, orders=tuple(map(tuple, orders)))
 
 
-def _with_messages(schedule: Schedule, groups: Sequence[Sequence[Group]]) -> list[list[Action]]:
-    """Return the orders with each message sent, and its receive posted, as soon as its result is produced.
-
-    `groups[rank][index]` replaces the rank's action at that index. One group more ends the order.
-    """
+def _with_messages(schedule: Schedule) -> list[list[Action]]:
+    """Return the orders with each message sent, and its receive posted, as soon as its result is produced."""
     placement, numbered = schedule.placement, schedule.numbered
-    # For each block the results that go to another rank: the two ends of the message without their microbatch, the
-    # receiving rank, and the distance from the action's microbatch to the result's.
-    onward: list[list[tuple[int, Op, int, Op, int, int]]] = [[] for _ in numbered.blocks]
-    for messages, block in zip(onward, numbered.blocks, strict=True):
-        for kind, stage, microbatch in produces(block.sample):
-            send, receive = Op(f"SEND_{kind}"), Op(f"RECV_{kind}")
-            if send in placement.links[placement.copy(microbatch)][stage]:
-                peer, distance = stage + TOWARDS[send], microbatch - block.sample.singles[0].microbatch
-                messages.append((stage, send, peer, receive, placement.rank(peer, microbatch), distance))
-    orders: list[list[Action]] = [[] for _ in groups]
-    remaining = [zip(*each, strict=False) for each in zip(numbered.orders, groups, strict=True)]
+    # For each block, the messages with its results: the SEND and the RECV for its sample, the rank of the receiver, and
+    # by how much the message's microbatch is later than the action's own, or a pair's first.
+    onward: list[list[tuple[Action, Action, int, int]]] = []
+    for block in numbered.blocks:
+        sends = [Action(stage, Op(f"SEND_{kind}"), m) for kind, stage, m in produces(block.sample)]
+        links = [placement.links[placement.copy(send.microbatch)][send.stage] for send in sends]
+        leaving = [send for send, ops in zip(sends, links, strict=True) if send.op in ops]
+        first = block.sample.singles[0].microbatch
+        onward.append([(send, other_end(send), placement.route(send)[1], send.microbatch - first) for send in leaving])
+    orders: list[list[Action]] = [[] for _ in schedule.orders]
+    remaining = [zip(*each, strict=True) for each in zip(numbered.orders, schedule.orders, strict=True)]
     for rank in schedule.replay.turns:
-        entry, group = next(remaining[rank])
-        orders[rank] += group
-        index, first = divmod(entry, numbered.microbatches)
-        for stage, send, peer, receive, target, distance in onward[index]:
-            orders[rank].append(Action(stage, send, first + distance))
-            orders[target].append(Action(peer, receive, first + distance))
-    for order, each in zip(orders, groups, strict=True):
-        order += each[-1]
+        entry, action = next(remaining[rank])
+        orders[rank].append(action)
+        index, microbatch = divmod(entry, numbered.microbatches)
+        for send, receive, target, later in onward[index]:
+            orders[rank].append(Action(send.stage, send.op, microbatch + later))
+            orders[target].append(Action(receive.stage, receive.op, microbatch + later))
     return orders
 
 
@@ -115,12 +107,12 @@ def label(action: Action, placement: Placement) -> str:
     return f"rank {source} → {target}: {which}{action.op[-1]} of microbatch {action.microbatch}"
 
 
-def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
-    """Yield each action, preceded by the sharding actions that it requires; at the end, the remaining ones.
+def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
+    """Yield an order with the sharding actions that each computation requires before it, and the last ones at the end.
 
-    resident: how many stages are gathered at a time, namely those that the rank computes with soonest.
+    The rank gathers the `resident` stages that it computes with soonest.
     """
-    used = [tuple(dict.fromkeys(single.stage for single in action.singles)) for action in order]
+    used = [tuple(dict.fromkeys(single.stage for single in action.singles)) for action in order if action.computes]
     if (most := max(map(len, used), default=1)) > resident:
         raise SettingError(f"a pair may compute with {most} stages at once; resident must be at least {most}")
 
@@ -128,26 +120,23 @@ def _gathered(order: Sequence[Action], resident: int) -> Iterator[Group]:
     def before(stages: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(stages + after))
 
-    # For each action the stages from there on, by first use; at the end, no stages.
+    # For each computation the stages from there on, by first use; at the end, no stages.
     coming: list[tuple[int, ...]] = [()]
     for stages in reversed(used):
         coming.append(before(stages, coming[-1]))
     gathered: frozenset[int] = frozenset()
-    left = frozenset(coming[-1])  # stages whose gradients are not complete
+    incomplete = frozenset(coming[-1])  # stages whose gradients are not complete
     for action in (*order, None):
-        ahead = coming.pop()
-        wanted = frozenset(ahead[:resident])
-        own = (action,) if action else ()
-        if wanted != gathered or len(ahead) != len(left):
-            done = sorted(left.difference(ahead))
-            own = (
-                *(Action(stage, Op.REDUCE_GRAD) for stage in done),
-                *(Action(stage, Op.RESHARD) for stage in sorted(gathered - wanted)),
-                *(Action(stage, Op.UNSHARD) for stage in ahead if stage in wanted - gathered),
-                *own,
-            )
-            left, gathered = left.difference(done), wanted
-        yield own
+        if action is None or action.computes:
+            ahead = coming.pop()
+            wanted = frozenset(ahead[:resident])
+            if wanted != gathered or len(ahead) != len(incomplete):
+                yield from (Action(stage, Op.REDUCE_GRAD) for stage in sorted(incomplete.difference(ahead)))
+                yield from (Action(stage, Op.RESHARD) for stage in sorted(gathered - wanted))
+                yield from (Action(stage, Op.UNSHARD) for stage in ahead if stage in wanted - gathered)
+                gathered, incomplete = wanted, frozenset(ahead)
+        if action is not None:
+            yield action
 
 
 def merge_backward(schedule: Schedule) -> Schedule:

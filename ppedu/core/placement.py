@@ -21,6 +21,13 @@ def fields_alone(self: Any) -> dict[str, Any]:
 
 # From the stage of a SEND or RECV to its peer's: activations go to the next stage, gradients to the one before.
 TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
+_MATCHING = {Op.SEND_F: Op.RECV_F, Op.RECV_F: Op.SEND_F, Op.SEND_B: Op.RECV_B, Op.RECV_B: Op.SEND_B}
+
+
+def other_end(message: Action) -> Action:
+    """Return the RECV of a SEND, or the SEND of a RECV: 3RECV_F0 for 2SEND_F0, and the reverse."""
+    stage, op, microbatch, _ = message
+    return Action(stage + TOWARDS[op], _MATCHING[op], microbatch)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
 from ppedu.core.dependencies import Replay, Result, posting, produces, requires
-from ppedu.core.placement import TOWARDS
+from ppedu.core.placement import TOWARDS, other_end
 from ppedu.core.waiting import cycles
 
 if TYPE_CHECKING:
@@ -230,19 +230,13 @@ class _Inspection:
             arriving = [message for message in arrivals if message in named_messages]
             for count, (expected, got) in enumerate(zip(wanted, arriving, strict=True), 1):
                 if expected != got:
-                    send, named = self._send(got), self._send(expected)
-                    receive = Action(named.stage + TOWARDS[named.op], Op(f"RECV_{named.op[-1]}"), named.microbatch)
+                    send, receive = self.numbered.action(got), other_end(self.numbered.action(expected))
                     index, at = self.places[receive][1], self.places[send][1]
                     why = (
                         f" would get what {send} sends: messages arrive in the order sent, and that one is message "
                         f"{count} from rank {source} (position {at})"
                     )
                     yield self._problem(rank, index, "message", why, receive)
-
-    def _send(self, number: int) -> Action:
-        """Return the SEND that has this number."""
-        kind, stage, microbatch = self.numbered.result(number)
-        return Action(stage, Op(kind), microbatch)
 
     def _messages(self) -> tuple[Messages, Messages]:
         """Return the messages in the order sent, and in the order received, each as the number of its SEND."""

@@ -5,20 +5,20 @@ peer ("pair": `isend` and `irecv`, with one communicator for each pair of ranks)
 `batch_isend_irecv` of one message each). A message starts once both ranks have posted it and it is the first in both
 streams. So a receive that is posted early blocks what is posted after it.
 
-The order of each stream is known from the schedule. So what gets stuck does not depend on times; `ppedu.sim.links` adds
-them.
+A message occupies both of its streams for its transfer time; its latency later, it has arrived. The order of each
+stream is known from the schedule, so times and deadlocks do not depend on which message the replay starts first.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any
 
-from ppedu.core.actions import COMMUNICATION, SEND, Action, Op
+from ppedu.core.actions import COMMUNICATION, SEND, Action
 from ppedu.core.errors import SettingError
-from ppedu.core.placement import TOWARDS
+from ppedu.core.placement import other_end
 from ppedu.core.problems import Problem
 from ppedu.core.schedule import Schedule
 from ppedu.core.waiting import cycles
@@ -41,163 +41,161 @@ def require_links(schedule: Schedule, links: str) -> None:
         )
 
 
-class Ran(NamedTuple):
-    """A rank has run the action at an index of its order, other than a message."""
-
-    rank: int
-    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
-
-
-class Posted(NamedTuple):
-    """A rank has posted a message: the SEND or the RECV at an index of its order."""
-
-    message: int
-    rank: int
-    index: int  # type: ignore[assignment]
-
-
-class Started(NamedTuple):
-    """A message has started."""
-
-    message: int
+def _no_time(sender: int, receiver: int) -> int:
+    return 0
 
 
 class Streams:
-    """A replay of a legal lowered schedule. A message is the number of its SEND; see `Numbered`.
+    """A replay of a legal lowered schedule whose messages occupy their links. A message is named by its SEND.
 
-    events: What happens, each event after those that it waits for.
-    routes: By message, its sender and its receiver.
-    posted: By message and rank, the index of its SEND or RECV.
+    Args:
+        durations: The time of each action that is not a message, by its entry in `Numbered.orders`. Without times, the
+            replay still finds what gets stuck.
+        transfer: The time for which a message from one rank to another occupies its streams.
+        delay: The time from the start of a message to its arrival.
+
+    Attributes:
+        starts, ends: `starts[rank][index]` is when an action starts; a SEND and its RECV start with the transfer.
+        stuck: The problems of the ranks that wait for each other: none if every rank gets through its order.
     """
 
-    def __init__(self, schedule: Schedule, links: str):
+    def __init__(
+        self,
+        schedule: Schedule,
+        links: str,
+        durations: Sequence[Any] | None = None,
+        transfer: Callable[[int, int], Any] = _no_time,
+        delay: Callable[[int, int], Any] = _no_time,
+    ):
         self.schedule, self.links, self.numbered = schedule, links, schedule.numbered
-        self.events: list[Ran | Posted | Started] = []
-        self.routes: dict[int, tuple[int, int]] = {}
-        self.posted: defaultdict[int, dict[int, int]] = defaultdict(dict)
+        self._durations, self._transfer, self._delay = durations, transfer, delay
+        self.starts: list[list[Any]] = [[0] * len(order) for order in schedule.orders]
+        self.ends: list[list[Any]] = [[0] * len(order) for order in schedule.orders]
         self._reached = [0] * schedule.ranks  # the index of each rank's next action
-        self._exists = bytearray(self.numbered.total)  # by number: whether a result exists
-        self._queues: defaultdict[Stream, deque[int]] = defaultdict(deque)  # the messages that have not started
+        self._free: list[Any] = [0] * schedule.ranks  # the time from which a rank is free
+        self._exists: list[Any] = [None] * self.numbered.total  # by number: the time from which a result exists
+        self._routes: dict[Action, tuple[int, int]] = {}  # by message, its sender and its receiver
+        self._posted: defaultdict[Action, dict[int, int]] = defaultdict(dict)  # by message and rank, the index
+        self._ready: defaultdict[Action, Any] = defaultdict(int)  # when the later of its ranks has posted a message
+        self._queues: defaultdict[Stream, deque[Action]] = defaultdict(deque)  # the messages that have not started
+        self._idle: defaultdict[Stream, Any] = defaultdict(int)  # the time from which a stream carries no message
         awake = deque(range(schedule.ranks))
         while awake:
             awake.extend(self._advance(awake.popleft()))
+        self.stuck = tuple(self._deadlocks())
 
     def _advance(self, rank: int) -> Iterator[int]:
         """Let a rank continue until it waits for a message. Yield the receivers of the messages that start."""
-        numbered, size = self.numbered, self.numbered.microbatches
-        order = numbered.orders[rank]
+        order = self.numbered.orders[rank]
         while self._reached[rank] < len(order):
-            index, entry = self._reached[rank], order[self._reached[rank]]
-            block = numbered.blocks[entry // size]
+            index = self._reached[rank]
+            entry = order[index]
+            block = self.numbered.blocks[entry // self.numbered.microbatches]
             if block.sample.op in COMMUNICATION:
-                sends = block.sample.op in SEND
-                message = entry + (block.singles if sends else block.requires)[0]
-                self.routes[message] = self.schedule.placement.route(block.sample)
-                yield from self._post(message, rank, index)
+                yield from self._post(rank, index)
             else:
-                if not all(self._exists[entry + distance] for distance in block.requires):
+                arrivals = [self._exists[entry + distance] for distance in block.requires]
+                if None in arrivals:
                     return
-                self.events.append(Ran(rank, index))
+                start = max([self._free[rank], *arrivals])
+                end = start + (self._durations[entry] if self._durations else 0)
+                self.starts[rank][index], self.ends[rank][index] = start, end
+                self._free[rank] = end
                 for distance in block.produces:
-                    self._exists[entry + distance] = True
+                    self._exists[entry + distance] = end
             self._reached[rank] += 1
 
-    def _post(self, message: int, rank: int, index: int) -> Iterator[int]:
+    def _post(self, rank: int, index: int) -> Iterator[int]:
         """Append a message to the stream of one of its ranks. Yield the receivers of the messages that start."""
-        self.events.append(Posted(message, rank, index))
-        self.posted[message][rank] = index
+        action = self.schedule.orders[rank][index]
+        message = action if action.op in SEND else other_end(action)
+        self._routes[message] = self.schedule.placement.route(message)
+        self._posted[message][rank] = index
+        self._ready[message] = max(self._ready[message], self._free[rank])
         self._queues[self._stream(message, rank)].append(message)
-        first = [message]
-        while first:
-            message = first.pop()
-            queues = [self._queues[stream] for stream in self.streams(message)]
+        candidates = [message]
+        while candidates:
+            message = candidates.pop()
+            queues = [self._queues[stream] for stream in self._streams(message)]
             if all(queue and queue[0] == message for queue in queues):
-                self.events.append(Started(message))
-                self._exists[self.other_end(message)] = True
+                self._start(message)
                 for queue in queues:
                     queue.popleft()
-                yield self.routes[message][1]
-                first += [queue[0] for queue in queues if queue]
+                yield self._routes[message][1]
+                candidates += [queue[0] for queue in queues if queue]
 
-    def streams(self, message: int) -> list[Stream]:
+    def _start(self, message: Action) -> None:
+        """Enter the times of a message that both ranks have posted and no other message blocks."""
+        route, streams = self._routes[message], self._streams(message)
+        start = max([self._ready[message], *(self._idle[stream] for stream in streams)])
+        end = start + self._transfer(*route)
+        for rank, index in self._posted[message].items():
+            self.starts[rank][index], self.ends[rank][index] = start, end
+        for stream in streams:
+            self._idle[stream] = end
+        stage, op, microbatch, _ = other_end(message)
+        self._exists[self.numbered.number(op, stage, microbatch)] = start + self._delay(*route)
+
+    def _streams(self, message: Action) -> list[Stream]:
         """Return the two streams that carry a message: the sender's and the receiver's."""
-        return [self._stream(message, rank) for rank in self.routes[message]]
+        return [self._stream(message, rank) for rank in self._routes[message]]
 
-    def _stream(self, message: int, rank: int) -> Stream:
+    def _stream(self, message: Action, rank: int) -> Stream:
         """Return the stream of one of a message's two ranks that carries it."""
-        sender, receiver = self.routes[message]
-        return stream_of(self.links, rank, sender + receiver - rank)
-
-    def other_end(self, number: int) -> int:
-        """Return the number of the RECV of a SEND, or of the SEND of a RECV."""
-        kind, stage, microbatch = self.numbered.result(number)
-        other = kind.replace("SEND", "RECV") if "SEND" in kind else kind.replace("RECV", "SEND")
-        return self.numbered.number(other, stage + TOWARDS[Op(kind)], microbatch)
+        sender, receiver = self._routes[message]
+        return stream_of(self.links, rank, receiver if rank == sender else sender)
 
     # --- deadlocks ------------------------------------------------------------------------------------------------
 
-    def problems(self) -> Iterator[Problem]:
-        """Yield the cycles of ranks and messages in which each waits for the next. A rank is the number -1 - rank."""
-        waits_for: dict[int, list[int]] = {}
+    def _deadlocks(self) -> Iterator[Problem]:
+        """Yield the cycles of ranks and messages in which each waits for the next."""
+        waits_for: dict[int | Action, list[int | Action]] = {}
         for rank, order in enumerate(self.schedule.orders):
             if self._reached[rank] < len(order):
-                waits_for[-1 - rank] = [self._awaited(rank)]
+                waits_for[rank] = [self._awaited(rank)]
         for message in chain(*self._queues.values()):
             waits_for[message] = [self._obstacle(message)]
         for cycle in cycles(waits_for):
-            yield self._problem(cycle)
+            pairs = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+            messages = (pair for pair in pairs if all(isinstance(each, Action) for each in pair))
+            rank, index, _ = self._wait(*next(messages, pairs[0]))  # a message that blocks another one, if any does
+            sentence = f"deadlock: {'; '.join(self._wait(*pair)[2] for pair in pairs)}"
+            yield Problem(rank, index, self.schedule.orders[rank][index], "deadlock", sentence)
 
-    def _awaited(self, rank: int) -> int:
+    def _awaited(self, rank: int) -> Action:
         """Return the message that a rank waits for."""
         entry = self.numbered.orders[rank][self._reached[rank]]
         requires = self.numbered.blocks[entry // self.numbered.microbatches].requires
-        return self.other_end(next(entry + each for each in requires if not self._exists[entry + each]))
+        missing = next(entry + distance for distance in requires if self._exists[entry + distance] is None)
+        return other_end(self.numbered.action(missing))
 
-    def _obstacle(self, message: int) -> int:
+    def _obstacle(self, message: Action) -> int | Action:
         """Return the rank that has not posted a message, or else the message that blocks it in a stream."""
-        for rank in self.routes[message]:
-            if rank not in self.posted[message]:
-                return -1 - rank
-        firsts = (self._queues[self._stream(message, rank)][0] for rank in self.routes[message])
+        for rank in self._routes[message]:
+            if rank not in self._posted[message]:
+                return rank
+        firsts = (self._queues[stream][0] for stream in self._streams(message))
         return next(first for first in firsts if first != message)
 
-    def _problem(self, cycle: list[int]) -> Problem:
-        """Return the problem of a cycle. Its sentence begins with a message that blocks another one, if any does."""
-        waits = list(zip([cycle[-1], *cycle], cycle, [*cycle[1:], cycle[0]], strict=False))
-        first = next((index for index, (before, each, _) in enumerate(waits) if min(before, each) >= 0), 0)
-        waits = waits[first:] + waits[:first]
-        before, each, _ = waits[0]
-        rank = -1 - each if each < 0 else self._side(before, each)
-        index = self._reached[rank] if each < 0 else self.posted[each][rank]
-        clauses = "; ".join(filter(None, (self._clause(*three) for three in waits)))
-        return Problem(rank, index, self.schedule.orders[rank][index], "deadlock", f"deadlock: {clauses}")
+    def _wait(self, each: int | Action, after: int | Action) -> tuple[int, int, str]:
+        """Return a sentence about what waits for what, with the rank and the index of an action in it.
 
-    def _clause(self, before: int, each: int, after: int) -> str:
-        """Return what a rank or a message in a cycle waits for, which is `after`, and what it blocks: `before`."""
-        if each < 0:
-            rank = -1 - each
-            index, sender = self._reached[rank], self.routes[after][0]
-            waiting, sends = self.schedule.orders[rank][index], self._text(after, sender)
-            return f"rank {rank} waits at position {index} ({waiting}) for {sends} of rank {sender}"
-        rank = self._side(before, each)
-        kind, does = ("send", "receive") if rank == self.routes[each][0] else ("receive", "send")
-        text = self._text(each, rank)
-        waits = f"rank {rank}'s {kind} {text} waits for rank {-1 - after} to {does}" if after < 0 else ""
-        blocks = f"blocks {self._text(before, rank)}, which was posted after it" if before >= 0 else ""
-        if waits and blocks:
-            return f"{waits}, and {blocks}"
-        return waits or (blocks and f"rank {rank}'s {kind} {text} {blocks}")
-
-    def _side(self, before: int, message: int) -> int:
-        """Return the rank in whose stream a message blocks the message `before`; if none, a rank that has posted it."""
-        ranks = list(self.posted[message])
-        for rank in ranks if before >= 0 else ():
-            if rank in self.posted[before] and self._queues[self._stream(before, rank)][0] == message:
-                return rank
-        return ranks[0]
-
-    def _text(self, message: int, rank: int) -> str:
-        """Return the SEND or the RECV of a message, whichever is the rank's."""
-        number = message if rank == self.routes[message][0] else self.other_end(message)
-        kind, stage, microbatch = self.numbered.result(number)
-        return str(Action(stage, Op(kind), microbatch))
+        Args:
+            each: A rank, or a message.
+            after: What it waits for: a message, or for a message also the rank that has not posted it.
+        """
+        orders = self.schedule.orders
+        if isinstance(each, int):
+            assert isinstance(after, Action)
+            index, (sender, _) = self._reached[each], self._routes[after]
+            waits = f"rank {each} waits at position {index} ({orders[each][index]})"
+            return each, index, f"{waits} for {after} of rank {sender}"
+        sender, receiver = self._routes[each]
+        if isinstance(after, int):
+            rank, kind, does = (sender, "send", "receive") if after == receiver else (receiver, "receive", "send")
+            index = self._posted[each][rank]
+            return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} waits for rank {after} to {does}"
+        rank = next(rank for rank in (sender, receiver) if self._queues[self._stream(each, rank)][0] == after)
+        index, blocked = self._posted[after][rank], orders[rank][self._posted[each][rank]]
+        kind = "send" if rank == self._routes[after][0] else "receive"
+        return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} blocks {blocked}, which was posted after it"

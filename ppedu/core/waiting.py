@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Waiting = TypeVar("Waiting")
 
 
 class Wait(NamedTuple):
@@ -40,15 +42,16 @@ class published:
         current = self._outer
 
 
-def cycles(waits_for: Mapping[int, Collection[int]]) -> Iterator[list[int]]:
+def cycles(waits_for: Mapping[Waiting, Collection[Waiting]]) -> Iterator[list[Waiting]]:
     """Yield the cycles of ranks in which each rank waits for the next, and the last for the first.
 
     waits_for: for each waiting rank, the ranks it waits for. If each waits for a single rank, every cycle is found;
         otherwise at least one, if there is any. A depth-first search, which visits each rank once.
     """
-    visited: set[int] = set()
+    visited: set[Waiting] = set()
     for start in waits_for:
-        path: dict[int, Iterator[int]] = {}  # the ranks from `start` to the current one, with the peers still to follow
+        # The ranks from `start` to the current one, each with the peers still to follow.
+        path: dict[Waiting, Iterator[Waiting]] = {}
         if start not in visited:
             visited.add(start)
             path[start] = iter(waits_for[start])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from itertools import chain
-from operator import add
 from typing import Any, NamedTuple
 
 from ppedu.core import Action, Op, Schedule
+from ppedu.core.dependencies import Numbered
 from ppedu.core.numeric import Ticks, by_microbatch, flat, ratio
 from ppedu.sim.costs import Costs
 from ppedu.sim.per_link import LinkCost, PerLink, each_link, of_link
@@ -43,26 +43,26 @@ class TickClock(NamedTuple):
         latency, transfer = (each_link(ticks.count, each) for each in (costs.latency, costs.transfer))
         return cls(counted(alone), counted(paired), latency, transfer, ticks)
 
-    def duration(self, action: Action) -> Any:
-        """Return how many ticks an action takes: 0 for messages and sharding."""
-        times = self.paired if action.parts else self.alone
-        return sum(_at(times[op][stage], microbatch) for stage, op, microbatch, _ in action.singles if op in times)
+    def durations(self, numbered: Numbered) -> list[Any]:
+        """Return how many ticks each action takes, by its entry: 0 for messages and sharding."""
+        size = numbered.microbatches
 
-    def durations(self, sample: Action, microbatches: int) -> list[Any]:
-        """Return how many ticks the actions of a block take, by the microbatch of the action or of a pair's first part.
-
-        sample: One of these actions; see `ppedu.core.dependencies.Block`.
-        """
-
-        def row(times: dict[Op, list[Any]], action: Action) -> list[Any]:
+        def by_microbatch(times: dict[Op, list[Any]], action: Action) -> list[Any]:
             time = times[action.op][action.stage] if action.op in times else 0
-            return [*time] if isinstance(time, tuple) else [time] * microbatches
+            return [*time] if isinstance(time, tuple) else [time] * size
 
-        if not sample.parts:
-            return row(self.alone, sample)
-        first, second = (row(self.paired, part) for part in sample.parts)
-        later = sample.parts[1].microbatch - sample.parts[0].microbatch
-        return [*map(add, first, second[later:] + second[:later])]  # where the second does not exist, any number
+        durations: list[Any] = []
+        for block in numbered.blocks:
+            if not block.sample.parts:
+                durations += by_microbatch(self.alone, block.sample)
+                continue
+            # In all pairs of a block, the second microbatch is `later` than the first. If there is no such microbatch,
+            # there is no such pair, and its duration does not matter.
+            one, two = block.sample.parts
+            first, second = by_microbatch(self.paired, one), by_microbatch(self.paired, two)
+            later = two.microbatch - one.microbatch
+            durations += [first[m] + second[(m + later) % size] for m in range(size)]
+        return durations
 
     def occupies(self, sender: int, receiver: int) -> Any:
         """Return for how many ticks a message from one rank to another is transferred."""
@@ -71,8 +71,3 @@ class TickClock(NamedTuple):
     def delay(self, sender: int, receiver: int) -> Any:
         """Return how many ticks after its start a message from one rank to another arrives."""
         return self.occupies(sender, receiver) + of_link("latency", self.latency, sender, receiver)
-
-
-def _at(time: Any, microbatch: int) -> Any:
-    """Return the time of a microbatch."""
-    return time[microbatch] if isinstance(time, tuple) else time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -13,26 +13,11 @@ Link = tuple[int, int]  # from a rank, to a rank
 LinkCost = Number | Mapping[Link, Number] | Sequence[Sequence[Number]]
 
 
-class PerLink(Mapping[Link, Number]):
-    """An immutable dict from links to numbers, which is hashable."""
+class PerLink(dict[Link, Number]):
+    """A dict from links to numbers that never changes, so that costs can be hashed."""
 
-    def __init__(self, numbers: Mapping[Link, Number]):
-        self._numbers = dict(sorted(numbers.items()))
-
-    def __getitem__(self, link: Link) -> Number:
-        return self._numbers[link]
-
-    def __iter__(self) -> Iterator[Link]:
-        return iter(self._numbers)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._numbers.items()))
-
-    def __repr__(self) -> str:
-        return repr(self._numbers)
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
 
 
 def of_links(name: str, cost: Any) -> Any:
@@ -47,7 +32,7 @@ def of_links(name: str, cost: Any) -> Any:
             raise SettingError(
                 f"{name} must have a link as each key, (from_rank, to_rank), such as {{(0, 1): 0.5}}; got {wrong!r}"
             )
-        return PerLink({link: number for link, number in cost.items() if link[0] != link[1]})
+        return PerLink({link: cost[link] for link in sorted(cost) if link[0] != link[1]})
     if isinstance(cost, tuple):
         if not cost or not all(isinstance(row, tuple) and len(row) == len(cost) for row in cost):
             raise SettingError(

@@ -67,7 +67,8 @@ class Tasks:
             costs, **{name: _exact(cost) for name, cost in vars(replace(costs, latency=0, transfer=0)).items()}
         )
         self.clock = TickClock.of(schedule, exact)
-        self.duration = [*map(self.clock.duration, self.actions)]
+        durations, entries = self.clock.durations(schedule.numbered), schedule.numbered.orders
+        self.duration = [durations[entries[rank][index]] for rank, index in steps]
 
         changes, _ = exact.memory_changes(schedule.stages, schedule.ranks)
         singles = [action.singles for action in self.actions]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from ppedu.core import RECEIVE, Schedule, SettingError, require_schedule
+from ppedu.core import RECEIVE, Schedule, ScheduleError, SettingError, require_schedule
 from ppedu.core.garbage import without_gc
+from ppedu.core.streams import Streams, require_links
 from ppedu.core.validate import require_count, require_instance, require_size
 from ppedu.sim.clock import TickClock
 from ppedu.sim.costs import Costs, require_costs
-from ppedu.sim.links import occupied
 from ppedu.sim.steps import divide, join, later, repeat, repeat_costs
 from ppedu.sim.timeline import Row, Timeline
 
@@ -57,7 +58,7 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
     clock = TickClock.of(schedule, costs)
-    starts, ends = _free(schedule, clock) if costs.links == "free" else occupied(schedule, clock, costs.links)
+    starts, ends = _free(schedule, clock) if costs.links == "free" else _occupied(schedule, clock, costs.links)
     rows = tuple(
         Row(order[: len(end)], start, end, clock.ticks)
         for order, start, end in zip(schedule.orders, starts, ends, strict=True)
@@ -68,10 +69,9 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
 def _free(schedule: Schedule, clock: TickClock) -> tuple[list[list[Any]], list[list[Any]]]:
     """Return when the actions of each rank start and end, in ticks, if messages do not wait for each other."""
     numbered, size = schedule.numbered, schedule.microbatches
-    durations: list[Any] = []  # by entry
+    durations = clock.durations(numbered)
     rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
     for block in numbered.blocks:
-        durations += clock.durations(block.sample, size)
         links = zip(block.requires, block.links, strict=True)
         inputs = [(distance, clock.delay(*link) if link else 0) for distance, link in links]
         rules.append((inputs, block.produces, block.sample.op in RECEIVE))
@@ -97,3 +97,20 @@ def _free(schedule: Schedule, clock: TickClock) -> tuple[list[list[Any]], list[l
         starts[rank].append(start)
         ends[rank].append(end)
     return starts, ends
+
+
+def _occupied(schedule: Schedule, clock: TickClock, links: str) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return when the actions of each rank start and end, in ticks, if messages occupy their links.
+
+    Raises:
+        ScheduleError: The schedule is not legal, or its ranks would wait for each other.
+        SettingError: The schedule is not lowered.
+    """
+    require_links(schedule, links)
+    schedule.validate()
+    transfer, delay = cache(clock.occupies), cache(clock.delay)  # there are few links
+    run = Streams(schedule, links, clock.durations(schedule.numbered), transfer, delay)
+    if run.stuck:
+        lines = "".join(f"\n  {problem}" for problem in run.stuck[:5])
+        raise ScheduleError(f"{schedule!r} gets stuck with links={links!r}:{lines}", run.stuck)
+    return run.starts, run.ends
