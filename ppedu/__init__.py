@@ -74,7 +74,6 @@ LAZY = {
 # The functions to which schedules, timelines and others hand over; see `ppedu.core.hooks`.
 hooks.register(
     {
-        "align": "ppedu.core.grid:align",
         "table": "ppedu.core.grid:table",
         "draw": "ppedu.sim.text:draw",
         "draw schedule": "ppedu.sim.text:draw_schedule",

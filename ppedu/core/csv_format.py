@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.validate import require_count, require_instance
 
-_OLD = re.compile(r"([0-9]+)(F|BW|B|I|W)([0-9]+)").fullmatch
 Orders = tuple[tuple[Action, ...], ...]
 
 
@@ -41,9 +39,7 @@ def read(
     while rows and not rows[-1]:
         del rows[-1]  # trailing blank lines
     parse = cache(Action.parse)
-    # From 2.15 on, torch writes when it waits for what it has sent or reduced; that changes no result.
-    rows = [[cell for cell in row if "WAIT_" not in cell] for row in _in_todays_letters(rows)]
-    orders = tuple(tuple(_cells(row, line, where, parse)) for line, row in enumerate(rows, 1))
+    orders = tuple(tuple(_actions(row, line, where, parse)) for line, row in enumerate(rows, 1))
     number = sum(map(len, orders))
     singles = {single for action in set().union(*orders) for single in action.singles}
     if not singles:
@@ -68,32 +64,19 @@ def read(
     return placement, found, orders
 
 
-def _in_todays_letters(rows: list[list[str]]) -> list[list[str]]:
-    """Return the cells of a file from before torch 2.6 as torch writes them since (pytorch #138886), others unchanged.
-
-    BW was a full backward, and a B with a W was the half that is I today; today, these would be three halves.
-    """
-    cells = {cell: match.groups() for cell in set().union(*rows) if (match := _OLD(cell.strip()))}
-    found = set(cells.values())
-    halves = {(stage, microbatch) for stage, op, microbatch in found if op == "W"}
-    full = {(stage, microbatch) for stage, op, microbatch in found if op == "B"}
-    ops = {op for _, op, _ in found}
-    if "I" in ops or ("BW" not in ops and not (halves and halves <= full)):
-        return rows
-    for cell, (stage, op, microbatch) in cells.items():
-        split = op == "B" and (stage, microbatch) in halves
-        cells[cell] = stage, "I" if split else "B" if op == "BW" else op, microbatch
-    return [["".join(cells.get(cell, (cell,))) for cell in row] for row in rows]
-
-
-def _cells(row: list[str], line: int, path: Path, parse: Callable[[str], Action]) -> Iterable[Action]:
-    actions = []
+def _actions(row: list[str], line: int, path: Path, parse: Callable[[str], Action]) -> Iterable[Action]:
+    """Return the actions of a line, without its empty cells."""
+    actions, empty = [], False
     for column, cell in enumerate(row, 1):
-        if cell and not cell.isspace():
-            try:
-                actions.append(parse(cell))
-            except ParseError as error:
-                raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
-    if len(actions) < len(row) and any(a.op in COMMUNICATION for a in actions):
+        if "WAIT_" in cell:  # from 2.15 on, torch writes when it waits for messages; that changes no result
+            continue
+        if not cell or cell.isspace():
+            empty = True
+            continue
+        try:
+            actions.append(parse(cell))
+        except ParseError as error:
+            raise ParseError(f"{str(path)!r}, line {line}, cell {column}: {error}") from None
+    if empty and any(action.op in COMMUNICATION for action in actions):
         raise ParseError(f"{str(path)!r}, line {line}: a schedule with communication has no empty cells; delete them")
     return actions

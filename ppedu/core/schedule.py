@@ -6,7 +6,7 @@ Times are not part of it; `simulate` or a real run provides them. Nor are messag
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
@@ -146,24 +146,16 @@ class Schedule:
         """
         return hooks.call("table", self)
 
-    def to_csv(self, path: str | os.PathLike[str] | None = None, idle: bool = False) -> str:
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the orders as CSV text in the format of torch.distributed.pipelining, one line per rank.
 
-        path: Also write the text to this file.
-        idle: Write the lockstep grid of `align`: a column for each step, with an empty cell where a rank is idle.
-            `from_csv` reads the same orders from either form.
+        Args:
+            path: Also write the text to this file.
 
         Raises:
-            SettingError: `idle` is set and the schedule is lowered.
-            ScheduleError: `idle` is set and the ranks would wait forever.
             PipelineError: The file cannot be written.
         """
-        rows: Iterable[Iterable[Action | None]] = self.orders
-        if idle:
-            rows = hooks.call("align", self)
-            if self.replay.blocked:
-                self.validate()
-        text = csv_text(rows)
+        text = csv_text(self.orders)
         if path is not None:
             write_text(path, text)
         return text
@@ -180,12 +172,12 @@ class Schedule:
         """Return the schedule in a CSV file with one line per rank and one action per cell.
 
         In a file without communication, empty cells are idle steps. They are dropped, because orders have no times;
-        `to_csv(idle=True)` and `align` compute them. Files from before torch 2.6, where BW is a full backward, are read
-        as torch writes them today.
+        `align` computes them.
 
-        microbatches: The number of microbatches that the file must contain. By default it is inferred: the largest
-            microbatch plus 1.
-        forward_only: The file is a schedule for inference, without backwards.
+        Args:
+            microbatches: The number of microbatches that the file must contain. By default it is inferred: the largest
+                microbatch plus 1.
+            forward_only: The file is a schedule for inference, without backwards.
 
         Raises:
             ParseError: A cell is not an action, or the file does not match the placement or `microbatches`.
@@ -193,9 +185,9 @@ class Schedule:
             PipelineError: The file cannot be read.
         """
         placement, found, orders = read(path, placement, microbatches)
-        return cls(
-            UNWRITABLE.sub("�", named(path).stem) if name is None else name, placement, found, orders, forward_only
-        )
+        if name is None:
+            name = UNWRITABLE.sub("�", named(path).stem)
+        return cls(name, placement, found, orders, forward_only)
 
 
 def _entries(rule: str, values: Any) -> tuple[Any, ...]:

@@ -17,8 +17,8 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any, NamedTuple
 
-from ppedu.core import Op, SettingError
-from ppedu.core.numeric import Number, plain, pretty
+from ppedu.core import SettingError
+from ppedu.core.numeric import plain, pretty
 from ppedu.core.validate import require_size
 from ppedu.sim import Costs, require_costs
 from ppedu.sim.per_link import PerLink
@@ -66,11 +66,12 @@ class Fact(NamedTuple):
 def idle(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
     """Return the time for which each rank waits in the schedule `name`.
 
-    costs: as in `simulate`; each must be one number, because the formulas are about equal stages.
-    chunks: the stages on each rank, if the schedule has such an option; 2 by default.
+    Args:
+        costs: As in `simulate`; each must be one number, because the formulas are about equal stages.
+        chunks: The stages on each rank, if the schedule has such an option; 2 by default.
 
     Raises:
-        SettingError: there is no formula, or it does not hold here; the message names its condition.
+        SettingError: There is no formula, or it does not hold here; the message names its condition.
     """
     return _fact("idle", name, ranks, microbatches, costs, chunks)
 
@@ -107,32 +108,28 @@ def peak(name: str, ranks: int, microbatches: int, costs: Costs | None = None, c
 def least_makespan(ranks: int, microbatches: int, costs: Costs | None = None, split: bool = True) -> Fact:
     """Return a lower bound on the makespan of every schedule with one stage on each rank.
 
-    Before rank r starts, a microbatch must pass through the r stages before it; then the rank has all its work to do.
-    If backwards are not split, its last gradient must also travel back through those r stages. The bound is the largest
-    of these times over the ranks. With equal stages that is the last rank's, and no schedule of full backwards is
-    faster than GPipe (arXiv 1811.06965). With uneven stages F[r] and B[r] are the times of rank r.
+    Before the last rank starts, a microbatch must pass through all other stages; then the rank has all its work to do.
+    If backwards are not split, its last gradient must also travel back through those stages: then no schedule is faster
+    than GPipe (arXiv 1811.06965).
 
-    costs: as in `simulate`; a sequence has one entry for each rank.
-    split: whether the backward may be split into I and W, so that the last action of a rank may be a W.
+    Args:
+        costs: As in `simulate`; each time must be one number.
+        split: Whether the backward may be split into I and W, so that the last action of a rank may be a W.
 
     Raises:
-        SettingError: a sequence does not have one cost for each rank, or overlapped pairs save time.
+        SettingError: Stages are uneven, or overlapped pairs save time.
     """
-    costs = require_costs(costs)
-    if any(isinstance(cost, tuple) for cost in (costs.forward, costs.backward, costs.input, costs.weight)):
-        ranks, _, microbatches = require_size(ranks, 1, microbatches)
-        letters: Letters = {"p": ranks, "m": microbatches, "c": _latency(costs), **_times(costs, ranks)}
-        why = "rank r starts after the r stages before it, and has all its work to do"
-        bound = "max(sum(F[:r]) + r*c + m*(F[r]+B[r]) for r in range(p))"
-        whole = "max(sum(F[:r]) + sum(B[:r]) + 2*r*c + m*(F[r]+B[r]) for r in range(p))"
-    else:
-        letters = _letters(ranks, microbatches, replace(costs, activation=1))
-        why = "the last rank starts after p-1 forwards, and has all its work to do"
-        bound, whole = "(p-1)*(F+c) + m*(F+B)", "(p-1)*(F+B+2*c) + m*(F+B)"
-    _require_no_gain(costs, ranks)
-    if split:
-        return _bound(bound, why, letters)
-    return _bound(whole, f"{why}; its last gradient has to go back up", letters)
+    letters = _letters(ranks, microbatches, replace(require_costs(costs), activation=1))
+    work = letters["F"] + letters["B"]
+    if letters["FB"] < work and not math.isclose(letters["FB"], work):
+        raise SettingError(
+            "the bound assumes that an overlapped pair takes as long as its parts, "
+            f"{pretty(work)}; got {pretty(letters['FB'])}: leave out overlap"
+        )
+    formula = "(p-1)*(F+c) + m*(F+B)" if split else "(p-1)*(F+B+2*c) + m*(F+B)"
+    back = "" if split else "; its last gradient has to go back up"
+    why = f"the last rank starts after p-1 forwards, and has all its work to do{back}"
+    return Fact(_evaluate(formula, letters), text(formula), "", why)
 
 
 def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs | None, chunks: int | None) -> Fact:
@@ -177,60 +174,32 @@ def _of(field: str, name: str) -> str:
 
 
 def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:
-    """Return the value of each letter of the formulas, exact if the costs are. Raise SettingError for uneven stages."""
+    """Return the value of each letter of the formulas, exact if the costs are.
+
+    Raises:
+        SettingError: The formulas are not for these costs.
+    """
     costs = require_costs(costs)
     for name, value in vars(costs).items():
+        if isinstance(value, PerLink):
+            raise SettingError(f"formulas are for equal links; give one number for {name}, not {value!r}, or simulate")
         if isinstance(value, tuple) or callable(value):
             raise SettingError(f"formulas are for equal stages; give one number for {name}, not {value!r}, or simulate")
     if costs.recompute:
         raise SettingError("formulas are for activations that are kept; leave out recompute, or simulate")
-    times: dict[str, Any] = {op: each for op, (each,) in _times(costs, 1).items()}
-    ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
-    letters: Letters = {
-        "p": ranks,
-        "m": microbatches,
-        "v": chunks,
-        **times,
-        "FB": times["F"] + times["B"] if costs.overlap is None else costs.overlap,
-        "c": _latency(costs),
-        "M_W": costs.weight_memory,
-        "A": costs.activation,
-    }
-    return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}
-
-
-def _latency(costs: Costs) -> Number:
-    """Return the time of a message. Raise SettingError if it differs by link, or if messages wait for each other."""
-    for name, cost in {"latency": costs.latency, "transfer": costs.transfer}.items():
-        if isinstance(cost, PerLink):
-            raise SettingError(f"formulas are for equal links; give one number for {name}, not {cost!r}, or simulate")
     if costs.links != "free":
         raise SettingError("formulas are for messages that do not wait for each other; leave out links, or simulate")
-    return costs.delay(0, 1)
-
-
-def _times(costs: Costs, ranks: int) -> dict[str, list[Number]]:
-    """Return the times of F, B, I and W on ranks of one stage each. Raise SettingError unless B = I + W."""
-    times: dict[str, list[Number]] = dict(costs.durations(ranks, ranks).items())
-    for b, i, w in zip(times[Op.B], times[Op.I], times[Op.W], strict=True):
-        if not math.isclose(b, i + w):
-            raise SettingError(
-                f"formulas assume B = I + W; got B={pretty(b)}, I={pretty(i)}, W={pretty(w)}; "
-                "leave out backward, or simulate"
-            )
-    return times
-
-
-def _require_no_gain(costs: Costs, ranks: int) -> None:
-    """Raise SettingError if an overlapped pair is faster than its parts, so that a rank's work is less than m(F+B)."""
-    if costs.overlap is not None:
-        times = _times(costs, ranks)
-        for f, b, pair in zip(times[Op.F], times[Op.B], costs.per_stage(costs.overlap, ranks, ranks), strict=True):
-            if pair < f + b and not math.isclose(pair, f + b):
-                raise SettingError(
-                    "the bound assumes that an overlapped pair takes as long as its parts, "
-                    f"{pretty(f + b)}; got {pretty(pair)}: leave out overlap"
-                )
+    f, b, i, w = (each for (each,) in costs.durations(1, 1).values())
+    if not math.isclose(b, i + w):
+        raise SettingError(
+            f"formulas assume B = I + W; got B={pretty(b)}, I={pretty(i)}, W={pretty(w)}; "
+            "leave out backward, or simulate"
+        )
+    ranks, chunks, microbatches = require_size(ranks, chunks, microbatches)
+    letters: Letters = {"p": ranks, "m": microbatches, "v": chunks, "F": f, "B": b, "I": i, "W": w}
+    letters["FB"] = f + b if costs.overlap is None else costs.overlap
+    letters |= {"c": costs.delay(0, 1), "M_W": costs.weight_memory, "A": costs.activation}
+    return {name: Fraction(value) if isinstance(value, Rational) else value for name, value in letters.items()}
 
 
 def _require(claim: str, conditions: Sequence[str], letters: Letters, advice: str = "") -> None:
@@ -242,14 +211,9 @@ def _require(claim: str, conditions: Sequence[str], letters: Letters, advice: st
             raise SettingError(f"{claim} {text(condition)}; got {values}{advice}")
 
 
-def _bound(formula: str, why: str, letters: Letters) -> Fact:
-    """Return a lower bound as a Fact without conditions, whose source is the reason for it."""
-    return Fact(_evaluate(formula, letters), text(formula), "", why)
-
-
 def _evaluate(formula: str, letters: Letters) -> Any:
     """Return the value of a formula or a condition. A share of zero time is 0, as in a Timeline."""
     try:
-        return plain(eval(formula, {"__builtins__": {"min": min, "max": max, "sum": sum, "range": range}, **letters}))
+        return plain(eval(formula, {"__builtins__": {"min": min, "max": max}, **letters}))
     except ZeroDivisionError:
         return 0

@@ -11,6 +11,7 @@ from strategies import often
 
 import ppedu as pp
 from ppedu import Action, Costs, Op, ParseError, Schedule, check, simulate
+from ppedu.core.csv_format import csv_text
 
 pytest.importorskip("torch")
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
@@ -147,7 +148,7 @@ def test_idle_steps_equal_those_that_torch_adds(name, ranks, microbatches):
     schedule = pp.schedule(name, ranks, microbatches)
     bare = SimpleNamespace(pipeline_order=read(schedule.to_csv()), pp_group_size=ranks)
     theirs = schedules.ScheduleInterleavedZeroBubble._add_bubbles_to_actions(bare, schedule.stages)
-    ours = read(schedule.to_csv(idle=True))
+    ours = read(csv_text(pp.align(schedule)))
     steps = max(map(len, theirs.values()))
     assert ours == {rank: order + [None] * (steps - len(order)) for rank, order in theirs.items()}
     schedules._validate_schedule(ours, ranks, schedule.stages, microbatches)

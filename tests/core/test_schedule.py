@@ -199,24 +199,6 @@ def test_empty_cells_are_idle_steps_and_are_dropped(tmp_path_factory, schedule, 
     assert Schedule.from_csv(path).orders == schedule.orders
 
 
-@given(legal_schedules(pairs=0.3))
-@often(40)
-def test_idle_steps_are_written_on_request(tmp_path_factory, schedule):
-    """Each line has the rank's actions and empty cells, and each action is at its step of the grid."""
-    path = tmp_path_factory.mktemp("csv") / f"{schedule.name}.csv"
-    lines = [line.split(",") for line in schedule.to_csv(path, idle=True).splitlines()]
-    assert lines == [[str(action or "") for action in row] for row in pp.align(schedule)]
-    assert Schedule.from_csv(path) == schedule
-    assert schedule.to_csv() == schedule.to_csv(idle=False) and ",," not in schedule.to_csv()
-
-
-def test_idle_steps_of_a_lowered_or_stuck_schedule_are_refused():
-    with pytest.raises(SettingError, match="is lowered already"):
-        pp.lower(TWO).to_csv(idle=True)
-    with pytest.raises(ScheduleError, match="only comes at position 1"):
-        dataclasses.replace(TWO, orders=(TWO.orders[0], TWO.orders[1][::-1])).to_csv(idle=True)
-
-
 def test_a_byte_order_mark_is_not_part_of_the_first_cell(tmp_path):
     """Spreadsheets write one, and pad lines with empty cells."""
     (tmp_path / "two.csv").write_bytes(b"\xef\xbb\xbf0F0,,,0B0\r\n,1F0,1B0,\r\n")
@@ -246,19 +228,6 @@ def test_stages_are_counted_and_divided_among_the_ranks(written):
     schedule = Schedule.from_csv(written("0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n"))
     assert (schedule.ranks, schedule.stages, schedule.chunks) == (2, 4, 2)
     assert pp.check(schedule) == []
-
-
-@given(legal_schedules(), st.booleans())
-@often(40)
-def test_letters_from_before_torch_2_6_are_read_as_todays(tmp_path_factory, schedule, spelled_out):
-    """BW was a full backward, and B with a W its half for the input; where no full one is split, B may be either."""
-    path = tmp_path_factory.mktemp("csv") / f"{schedule.name}.csv"
-    split = {action.op for order in schedule.orders for action in order} & {Op.I, Op.W}
-    text = schedule.to_csv()
-    if spelled_out or not split:
-        text = re.sub(r"(\d)B(\d)", r"\1BW\2", text)
-    path.write_text(re.sub(r"(\d)I(\d)", r"\1B\2", text))
-    assert Schedule.from_csv(path) == schedule
 
 
 def test_messages_and_sharding_are_read_and_kept(written):

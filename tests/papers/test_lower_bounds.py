@@ -1,16 +1,10 @@
 """Lower bounds from `ppedu.zoo.theory`, and optima that were proved by constraint solving."""
 
 import itertools
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from random import Random
 
 import pytest
-from exhaustive import fastest
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import often, random_legal, scaled
 
 import ppedu as pp
 from ppedu import Costs, SettingError
@@ -54,41 +48,6 @@ def test_gpipe_reaches_the_bound_for_full_backwards(costs):
         assert (
             pp.simulate(pp.schedule("gpipe", p, m), costs).makespan == theory.least_makespan(p, m, costs, False).value
         )
-
-
-@given(st.randoms(use_true_random=False), st.booleans())
-@often(100)
-def test_no_schedule_of_uneven_stages_beats_the_bound(rng, split):
-    p, m = rng.randint(1, 5), rng.randint(1, 6)
-    schedule = random_legal(rng, p, 1, m, split=rng.random() if split else 0, pairs=rng.choice([0, 0.3]))
-    costs = uneven(rng, p, latency=rng.choice([0, 2]))
-    assert pp.simulate(schedule, costs).makespan >= theory.least_makespan(p, m, costs, split).value
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_the_bound_for_uneven_stages_is_often_the_least_makespan_of_all_orders(split):
-    rng = Random(3)
-    reached = 0
-    for _ in range(scaled(60)):
-        p, m = rng.choice([(1, 3), (2, 3), (3, 2)])
-        costs = replace(uneven(rng, p), activation=0)  # so that the memory allows every order
-        least = fastest(pp.simulate(random_legal(rng, p, 1, m, split), costs))
-        bound = theory.least_makespan(p, m, costs, split).value
-        assert least >= bound
-        reached += least == bound
-    assert reached >= scaled(60) / 2
-
-
-def uneven(rng, p, latency=0):
-    times = {name: [rng.randint(0, 5) for _ in range(p)] for name in ("forward", "input", "weight")}
-    return Costs(**times, latency=latency)
-
-
-def test_equal_costs_given_per_stage_have_the_bound_of_equal_stages():
-    for (p, m), costs, split in itertools.product(SIZES, COSTS, (False, True)):
-        times = {name: getattr(costs, name) for name in ("forward", "backward", "input", "weight")}
-        one_by_one = replace(costs, **{name: time and [time] * p for name, time in times.items()})
-        assert theory.least_makespan(p, m, one_by_one, split).value == theory.least_makespan(p, m, costs, split).value
 
 
 def test_the_bound_refuses_pairs_that_save_time():

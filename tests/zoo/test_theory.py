@@ -54,18 +54,6 @@ def test_values_are_exact_if_the_costs_are():
     assert inexact == pytest.approx(pp.simulate(pp.schedule("1f1b", 4, 8), Costs(0.1, 0.2, latency=0.05)).idle[0])
 
 
-def test_the_bound_for_uneven_stages_is_that_of_the_slowest_rank():
-    fact = theory.least_makespan(
-        3, 8, Costs(forward=[1, 3, 2], backward=[2, 6, 4], latency=Fraction(1, 2)), split=False
-    )
-    assert str(fact) == (
-        "76 = max(sum(F[:r]) + sum(B[:r]) + 2rc + m(F[r]+B[r]) for r in range(p)) (rank r starts after the r stages "
-        "before it, and has all its work to do; its last gradient has to go back up)"
-    )
-    with pytest.raises(SettingError, match="2 costs for 3 stages"):
-        theory.least_makespan(3, 8, Costs(forward=[1, 3]))
-
-
 @pytest.mark.parametrize(("module", "name"), [("numpy", "int64"), ("torch", "tensor")])
 @pytest.mark.parametrize(
     "ask", [partial(theory.makespan, "1f1b"), partial(theory.peak, "gpipe"), theory.least_makespan]
