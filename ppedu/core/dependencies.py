@@ -6,7 +6,7 @@ Checking, lowering, simulating and running all follow `requires` and `produces`,
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -84,12 +84,13 @@ NEVER: Result = ("NEVER", -1, -1)  # required by actions that do not exist
 class ActionBlock(NamedTuple):
     """The actions of a schedule that differ only in their microbatch, such as 1F0, 1F1, … See `Numbered`.
 
-    sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
-    rank: The rank that must run them; -1 if no rank must.
-    singles, requires, produces: The distances from the entry of an action to the numbers of the action itself (or of
-        the two parts of a pair), of the results it requires, and of the results it produces.
-    links: For each distance in `requires`, the rank that produces that result and the rank that runs the action; None
-        if they are the same.
+    Attributes:
+        sample: One of these actions; `NOTHING` for sharding and for actions that do not exist.
+        rank: The rank that must run them; -1 if no rank must.
+        singles: The distances from an action's entry to its own number, or to those of the two parts of a pair.
+        requires, produces: The distances from an action's entry to the results that it requires and produces.
+        links: For each of `requires`, the rank that produces the result and the rank that runs the action; None if
+            they are the same.
     """
 
     sample: Action
@@ -103,19 +104,19 @@ class ActionBlock(NamedTuple):
 class Numbered:
     """A schedule's orders as whole numbers, so that flat lists replace dictionaries of results, which are slow.
 
-    A result has the number `(kind * stages + stage) * microbatches + microbatch`, where `kind` is an index of `KINDS`.
-    An action that is not a pair has such a number, too; for this, I and W are kinds of their own.
+    The results of a stage are numbered in a row. With 2 stages and 8 microbatches, ("F", 0, 0), ("F", 0, 1), … are 0 to
+    7, those of stage 1 are 8 to 15, and ("B", 0, 0), … are 16 to 23. Single actions have such numbers, too.
 
-    An action's entry in an order is `block * microbatches + microbatch`, where `block` is an index of `blocks`. Entries
-    and numbers grow by 1 with the microbatch, so an entry plus a distance that is the same for the whole block is the
-    number of a result. If 1F0, 1F1, … of 8 microbatches are block 5, their entries are 40, 41, …; they require
-    ("F", 0, 0), ("F", 0, 1), …, which have the numbers 0, 1, …; the distance is -40.
+    In the orders, an action is its *entry*. The actions of a block have entries in a row: if 1F0, 1F1, … are block 5,
+    their entries are 40 to 47. 1F3 requires ("F", 0, 3): its entry is 43, and the result has the number 3. For every
+    action of this block the distance is -40, so a block holds its results as distances.
 
-    orders: `orders[rank]` is the list of the entries of that rank's actions.
-    blocks: `blocks[entry // microbatches]` is the block of an action.
-    never: The number of every result and action that does not exist. No action produces it.
-    total: The length of a list that is indexed by number.
-    split: The first microbatch of the second copy of the model; `microbatches` if there is one copy.
+    Attributes:
+        orders: `orders[rank]` is the list of the entries of that rank's actions.
+        blocks: `blocks[entry // microbatches]` is the block of an action.
+        never: The number of every result and action that does not exist. No action produces it.
+        total: The length of a list that is indexed by number.
+        split: The first microbatch of the second copy of the model; `microbatches` if there is one copy.
     """
 
     def __init__(self, orders: Sequence[Sequence[Action]], placement: Placement, microbatches: int, lowered: bool):
@@ -146,13 +147,6 @@ class Numbered:
         kind, stage, microbatch = self.result(number)
         return Action(stage, Op(kind), microbatch)
 
-    def held(self) -> Iterator[tuple[int, int, range]]:
-        """Yield each stage, a rank that holds it, and the microbatches for which it does."""
-        copies = range(self.split), range(self.split, self.microbatches)
-        for stage, ranks in enumerate(zip(*self.placement.holders, strict=True)):
-            for rank, microbatches in zip(ranks, copies, strict=False):
-                yield stage, rank, microbatches
-
     def _entries(self, order: Iterable[Action]) -> Iterator[int]:
         """Yield the entry of each action of an order."""
         indexes, split, microbatches, stages = self._indexes, self.split, self.microbatches, self.placement.stages
@@ -180,23 +174,25 @@ class Numbered:
             return tuple(self.number(*result) - entry for result in results)
 
         singles = distances((op, stage, microbatch) for stage, op, microbatch, _ in action.singles)
+        if action.op in SHARDING:
+            return ActionBlock(NOTHING, -1, singles)
         never = self.never - entry
-        if never in singles:  # sharding requires nothing; no rank gets past an action that does not exist
-            requires_never = action.op not in SHARDING
-            return ActionBlock(NOTHING, -1, singles, (never,) * requires_never, (None,) * requires_never)
-        inputs = [each for each in requires(action, placement, self.lowered) if self.number(*each) != self.never]
-        ranks = {placement.rank(single.stage, single.microbatch) for single in action.singles}
-        needed = len(ranks) == 1 and all(
+        if never in singles:  # the action does not exist, and no rank gets past it
+            return ActionBlock(NOTHING, -1, singles, (never,), (None,))
+        holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
+        rank = min(holders)
+        needed = all(
             op in COMPUTE or op in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
         )
-        sources = (placement.rank(stage, microbatch) for _, stage, microbatch in inputs)
+        inputs = [each for each in requires(action, placement, self.lowered) if self.number(*each) != self.never]
+        sources = [placement.rank(stage, microbatch) for _, stage, microbatch in inputs]
         return ActionBlock(
             action,
-            min(ranks) if needed else -1,
+            rank if needed and len(holders) == 1 else -1,
             singles,
             distances(inputs),
-            tuple(None if source in ranks else (source, min(ranks)) for source in sources),
+            tuple(None if source in holders else (source, rank) for source in sources),
             distances(produces(action)),
         )
 
@@ -205,8 +201,9 @@ class Numbered:
 class Replay:
     """A global order in which every rank runs as many of its actions as it can.
 
-    turns: The ranks in the order in which they run their next action.
-    blocked: For each rank that cannot finish, the index at which it waits and a missing result that it waits for.
+    Attributes:
+        turns: The ranks in the order in which they run their next action.
+        blocked: For each rank that cannot finish, the index at which it waits and a missing result that it waits for.
     """
 
     turns: list[int]
@@ -219,14 +216,14 @@ class Replay:
         return [(rank, next(indexes[rank])) for rank in self.turns]
 
 
-def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous: bool = False) -> Replay:
+def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     """Let the ranks take turns, one action each, and return the order in which the actions ran.
 
     A rank whose next action lacks a result pauses until another rank produces it. A rank that pauses forever is
     reported in `Replay.blocked`.
 
-    known: The ranks to replay, by default all. The other ranks are assumed to have produced everything.
-    rendezvous: A send waits until its peer has reached the receive. A receive waits for its message either way.
+    Args:
+        rendezvous: A send waits until its peer has reached the receive. A receive waits for its message either way.
     """
     orders, size = numbered.orders, numbered.microbatches
     required = [block.requires for block in numbered.blocks]
@@ -238,18 +235,12 @@ def replay(numbered: Numbered, known: Collection[int] | None = None, rendezvous:
             posted[index] = (numbered.number(*posting(action)) - entry,)
         elif action.op in SEND and rank >= 0:
             required[index] += (numbered.number(*posting(other_end(action))) - entry,)
-    ranks = range(len(orders)) if known is None else known
-    exists = bytearray(numbered.total)
-    for stage, rank, microbatches in numbered.held():
-        if rank not in ranks:
-            for kind in KINDS:
-                start = numbered.number(kind, stage, microbatches.start)
-                exists[start : start + len(microbatches)] = bytes([True]) * len(microbatches)
+    exists = bytearray(numbered.total)  # by number: whether a result exists
     turns: list[int] = []
     waiting: dict[int, list[int]] = {}  # from a missing result to the ranks that wait for it
     blocked: dict[int, int] = {}  # from a waiting rank to the missing result
     position = [0] * len(orders)
-    awake = deque(rank for rank in ranks if orders[rank])
+    awake = deque(rank for rank, order in enumerate(orders) if order)
     while awake:
         rank = awake.popleft()
         entry = orders[rank][position[rank]]

@@ -42,25 +42,21 @@ FORWARD_MESSAGES = (Op.SEND_F, Op.RECV_F)
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
 
-def find_problems(schedule: Schedule, known: Collection[int], replayed: Replay) -> Iterator[Problem]:
-    """Yield at most MOST_PROBLEMS problems: first those of single actions, then those of several.
-
-    known: the ranks whose orders are inspected; the others are assumed to do their part.
-    replayed: the result of `replay` for these ranks.
-    """
-    return islice(_Inspection(schedule, known, replayed).problems(), MOST_PROBLEMS)
+def find_problems(schedule: Schedule, replayed: Replay) -> Iterator[Problem]:
+    """Yield at most MOST_PROBLEMS problems of a schedule and its replay: first those of single actions."""
+    return islice(_Inspection(schedule, replayed).problems(), MOST_PROBLEMS)
 
 
 class _Inspection:
-    """The search for problems in the orders of the `known` ranks.
+    """The search for problems.
 
     Most schedules are legal, and some are large, so the search works on numbers (see `Numbered`). Actions are looked
     up only to describe a problem.
     """
 
-    def __init__(self, schedule: Schedule, known: Collection[int], replayed: Replay):
+    def __init__(self, schedule: Schedule, replayed: Replay):
         self.schedule, self.placement, self.numbered = schedule, schedule.placement, schedule.numbered
-        self.known, self.blocked = known, replayed.blocked
+        self.blocked = replayed.blocked
         self.seen = bytearray(self.numbered.total)  # by number: whether an order contains the action
         self.on_wrong_rank: set[int] = set()  # the numbers of the actions on a rank that must not run them
 
@@ -68,8 +64,8 @@ class _Inspection:
     def places(self) -> dict[Action, tuple[int, int]]:
         """The (rank, index) at which each action first occurs. The two parts of a pair are entered, not the pair."""
         places: dict[Action, tuple[int, int]] = {}
-        for rank in self.known:
-            for index, action in enumerate(self.schedule.orders[rank]):
+        for rank, order in enumerate(self.schedule.orders):
+            for index, action in enumerate(order):
                 for single in action.singles:
                     places.setdefault(single, (rank, index))
         return places
@@ -81,7 +77,7 @@ class _Inspection:
         return producers | {posting(single): single for single in self.places if single.op in RECEIVE}
 
     def problems(self) -> Iterator[Problem]:
-        for rank in self.known:
+        for rank in range(self.schedule.ranks):
             yield from self._misplaced(rank)
             yield from self._sharding(rank)
         yield from self._missing()
@@ -177,15 +173,17 @@ class _Inspection:
 
     def _missing(self) -> Iterator[Problem]:
         """Yield actions that are never run, backwards that are run both whole and in halves, and needless backwards."""
-        links, lowered = self.placement.links, self.schedule.lowered
-        for stage, rank, microbatches in self.numbered.held():
-            if rank in self.known and microbatches:
-                messages = links[self.placement.copy(microbatches.start)][stage] if lowered else ()
+        split = self.numbered.split
+        for stage in range(self.schedule.stages):
+            for copy, microbatches in enumerate((range(split), range(split, self.schedule.microbatches))):
+                if not microbatches:
+                    continue
+                messages = self.placement.links[copy][stage] if self.schedule.lowered else ()
                 if self.schedule.forward_only:
                     messages = tuple(op for op in messages if op in FORWARD_MESSAGES)
                 if not self._is_complete(stage, microbatches, messages):
                     for microbatch in microbatches:
-                        yield from self._missing_of(rank, stage, microbatch, messages)
+                        yield from self._missing_of(stage, microbatch, messages)
 
     def _is_complete(self, stage: int, microbatches: range, messages: Collection[Op]) -> bool:
         """Return whether a stage runs F, B (or both halves) and the ops in `messages` once for each microbatch."""
@@ -198,7 +196,7 @@ class _Inspection:
         allowed = [(0, 0, 0)] if self.schedule.forward_only else [(every, 0, 0), (0, every, every)]
         return (count("B"), count("I"), count("W")) in allowed and all(count(op) == every for op in ("F", *messages))
 
-    def _missing_of(self, rank: int, stage: int, microbatch: int, messages: Collection[Op]) -> Iterator[Problem]:
+    def _missing_of(self, stage: int, microbatch: int, messages: Collection[Op]) -> Iterator[Problem]:
         """Yield the missing or surplus actions of a microbatch in a stage."""
 
         def runs(op: str) -> bool:
@@ -217,7 +215,7 @@ class _Inspection:
         backward = "" if self.schedule.forward_only else "IW" if halves and not runs("B") else "B"
         for op in ("F", *backward, *messages):
             if not runs(op):
-                action = Action(stage, Op(op), microbatch)
+                rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(op), microbatch)
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
     def _received_out_of_order(self) -> Iterator[Problem]:
@@ -250,8 +248,8 @@ class _Inspection:
                 sends = block.sample.op in SEND
                 log = (sent if sends else received).setdefault(self.placement.route(block.sample), {})
                 logs[index] = log, block.singles[0], (block.singles if sends else block.requires)[0]
-        for rank in self.known:
-            for entry in numbered.orders[rank]:
+        for order in numbered.orders:
+            for entry in order:
                 if entry // numbered.microbatches in logs:
                     log, own, send = logs[entry // numbered.microbatches]
                     if entry + own not in self.on_wrong_rank:
@@ -260,8 +258,8 @@ class _Inspection:
 
     def _too_early(self) -> Iterator[Problem]:
         """Yield actions that come before one of their dependencies on the same rank."""
-        for rank in self.known:
-            for index, action in enumerate(self.schedule.orders[rank]):
+        for rank, order in enumerate(self.schedule.orders):
+            for index, action in enumerate(order):
                 for result in requires(action, self.placement, self.schedule.lowered):
                     if result not in self.producers:
                         continue

@@ -113,7 +113,7 @@ class Schedule:
     @without_gc()
     def problems(self) -> tuple[Problem, ...]:
         """Everything that is wrong with this schedule, up to 100,000 problems; empty if it is legal."""
-        return tuple(find_problems(self, range(self.ranks), self.replay))
+        return tuple(find_problems(self, self.replay))
 
     def validate(self) -> None:
         """Raise ScheduleError unless the schedule is legal.

@@ -6,7 +6,7 @@ the model, those of the first copy, of all steps, are numbered before those of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -18,10 +18,9 @@ from ppedu.sim.timeline import Span, Timeline
 
 def repeat(schedule: Schedule, steps: int) -> Schedule:
     """Return the schedule in which every rank runs its order `steps` times, and waits for no other rank in between."""
-    number = _numbering(schedule, steps)
+    numbers = [_numbers(schedule, steps, step) for step in range(steps)]
     orders = tuple(
-        tuple(_renumbered(action, number, step) for step in range(steps) for action in order)
-        for order in schedule.orders
+        tuple(_renumbered(action, each) for each in numbers for action in order) for order in schedule.orders
     )
     placement = replace(schedule.placement, split=schedule.placement.split * steps)
     return replace(schedule, placement=placement, microbatches=schedule.microbatches * steps, orders=orders)
@@ -32,31 +31,35 @@ def repeat_costs(costs: Costs, schedule: Schedule, steps: int) -> Costs:
 
     Functions must be tabulated.
     """
-    number = _numbering(schedule, steps)
-    places = sorted(
-        (number(step, microbatch), microbatch) for step in range(steps) for microbatch in range(schedule.microbatches)
-    )
-
-    def repeated(cost: Any) -> Any:
-        return tuple(cost[microbatch] for _, microbatch in places) if isinstance(cost, tuple) else cost
-
-    given = {name: cost for name in TIMES if isinstance(cost := getattr(costs, name), tuple)}
+    original = {
+        number: microbatch for step in range(steps) for microbatch, number in enumerate(_numbers(schedule, steps, step))
+    }
     size = schedule.stages, schedule.ranks, schedule.microbatches
-    tables: dict[str, Any] = {name: [*map(repeated, costs.per_stage(cost, *size))] for name, cost in given.items()}
+    return _by_stage(costs, lambda cost: costs.per_stage(cost, *size), [original[m] for m in range(len(original))])
+
+
+def _by_stage(costs: Costs, stages: Callable[[Any], Iterable[Any]], microbatches: Sequence[int]) -> Costs:
+    """Return costs with only these microbatches, in this order, where times vary by microbatch.
+
+    stages: Returns the cost of each stage.
+    """
+    tables: dict[str, Any] = {
+        name: [tuple(each[m] for m in microbatches) if isinstance(each, tuple) else each for each in stages(cost)]
+        for name in TIMES
+        if isinstance(cost := getattr(costs, name), tuple)
+    }
     return replace(costs, **tables)
 
 
-def _numbering(schedule: Schedule, steps: int) -> Callable[[int, int], int]:
-    """Return the function from a step and a microbatch of `schedule` to the microbatch of `repeat(schedule, steps)`."""
-    size = schedule.microbatches
-    split = schedule.placement.split if schedule.placement.copies > 1 else size
-
-    def number(step: int, microbatch: int) -> int:
-        if microbatch < split:
-            return step * split + microbatch
-        return steps * split + step * (size - split) + microbatch - split
-
-    return number
+def _numbers(schedule: Schedule, steps: int, step: int) -> list[int]:
+    """Return, for each microbatch of `schedule`, its number in one step of `repeat(schedule, steps)`."""
+    size, placement = schedule.microbatches, schedule.placement
+    split = placement.split if placement.copies > 1 else size
+    second = steps * split  # where the microbatches of the second copy begin
+    return [
+        *range(step * split, (step + 1) * split),
+        *range(second + step * (size - split), second + (step + 1) * (size - split)),
+    ]
 
 
 def join(steps: Sequence[Timeline]) -> Timeline:
@@ -78,24 +81,15 @@ def divide(whole: Timeline, schedule: Schedule, costs: Costs) -> Iterator[Timeli
 def with_steps(whole: Timeline, steps: int) -> Timeline:
     """Return a timeline of `repeat(schedule, steps)` with the timelines of its steps as its parts."""
     schedule = whole.schedule
-    size, split = schedule.microbatches // steps, schedule.placement.split // steps
-    one = replace(schedule, placement=replace(schedule.placement, split=split), microbatches=size)
-    number = _numbering(one, steps)
-    original = {number(step, microbatch): microbatch for step in range(steps) for microbatch in range(size)}
+    split = schedule.placement.split // steps
+    one = replace(
+        schedule, placement=replace(schedule.placement, split=split), microbatches=schedule.microbatches // steps
+    )
+    numbers = _numbers(one, steps, 0)
+    original = {number: microbatch for microbatch, number in enumerate(numbers)}
     firsts = (order[: len(order) // steps] for order in schedule.orders)
-
-    def unnumbered(_: int, microbatch: int) -> int:
-        return original[microbatch]
-
-    one = replace(one, orders=tuple(tuple(_renumbered(action, unnumbered, 0) for action in each) for each in firsts))
-
-    def of_first(cost: Any) -> Any:
-        return tuple(cost[number(0, m)] for m in range(size)) if isinstance(cost, tuple) else cost
-
-    tables: dict[str, Any] = {
-        name: tuple(map(of_first, cost)) for name in TIMES if isinstance(cost := getattr(whole.costs, name), tuple)
-    }
-    return replace(whole, parts=tuple(divide(whole, one, replace(whole.costs, **tables))))
+    one = replace(one, orders=tuple(tuple(_renumbered(action, original) for action in order) for order in firsts))
+    return replace(whole, parts=tuple(divide(whole, one, _by_stage(whole.costs, iter, numbers))))
 
 
 def later(timeline: Timeline, time: Any) -> Timeline:
@@ -109,7 +103,8 @@ def _timed(order: Sequence[Action], spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(Span(action, start, end) for action, (_, start, end) in zip(order, spans, strict=True))
 
 
-def _renumbered(action: Action, number: Callable[[int, int], int], step: int) -> Action:
+def _renumbered(action: Action, numbers: Sequence[int] | Mapping[int, int]) -> Action:
+    """Return an action with another number in place of its microbatch."""
     if action.parts:
-        return action._replace(parts=tuple(_renumbered(part, number, step) for part in action.parts))
-    return action._replace(microbatch=number(step, action.microbatch)) if action.microbatch >= 0 else action
+        return action._replace(parts=tuple(_renumbered(part, numbers) for part in action.parts))
+    return action._replace(microbatch=numbers[action.microbatch]) if action.microbatch >= 0 else action

@@ -96,18 +96,6 @@ def test_the_judge_agrees_about_mutated_schedules_of_the_zoo(schedule, random):
 
 
 @given(randoms)
-@often(70)
-def test_the_judge_agrees_about_some_of_the_ranks(random):
-    schedule = judge.draw(random, **random.choice([*KINDS.values()]))
-    ranks = [rank for rank in range(schedule.ranks) if random.random() < 0.5] or [0]
-    for each in [schedule, *(judge.mutate(random, schedule) for _ in range(4))]:
-        for rendezvous in (False, True):
-            agree(each, ranks=ranks, rendezvous=rendezvous)
-            assert {problem.rank for problem in check(each, ranks=ranks, rendezvous=rendezvous)} <= {*ranks}
-    assert check(schedule, ranks=ranks) == []
-
-
-@given(randoms)
 @often(80)
 def test_a_problem_gives_its_place_and_its_sentence_names_it(random):
     schedule = judge.mutate(random, judge.draw(random, **random.choice([*KINDS.values()])))
@@ -163,10 +151,9 @@ NOWHERE = [*map(Action.parse, ["5F0", "5B0", "5I0", "5W0", "5SEND_F0", "5RECV_B0
 
 def test_messages_of_a_nonexistent_stage_are_out_of_range():
     for action in [*NOWHERE, pp.F(-3, 0), pp.B(-3, 0)]:
-        for ranks in [None, [0], [1]]:
-            lowered = lower(pp.schedule("1f1b", 2, 2))
-            problems = check(with_orders(lowered, ((*lowered.orders[0], action), lowered.orders[1])), ranks=ranks)
-            assert ("range" in {problem.kind for problem in problems}) == (ranks != [1])
+        lowered = lower(pp.schedule("1f1b", 2, 2))
+        problems = check(with_orders(lowered, ((*lowered.orders[0], action), lowered.orders[1])))
+        assert "range" in {problem.kind for problem in problems}
 
 
 def test_ranks_that_both_send_first_wait_for_each_other_unless_sends_are_buffered():
@@ -180,7 +167,6 @@ def test_ranks_that_both_send_first_wait_for_each_other_unless_sends_are_buffere
         "deadlock: rank 0 waits at position 3 (0SEND_F1) for 1RECV_F1 of rank 1, "
         "rank 1 waits at position 3 (1SEND_B0) for 0RECV_B0 of rank 0"
     ]
-    assert check(schedule, ranks=[0], rendezvous=True) == check(schedule, ranks=[1], rendezvous=True) == []
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,6 @@ def test_wrong_links_are_refused():
     for value in ("free", 1, ["pair"]):
         with pytest.raises(SettingError, match='links must be "pair" or "rank"; got '):
             pp.check(lowered, links=value)
-    with pytest.raises(SettingError, match="links are checked for all ranks together; leave out ranks"):
-        pp.check(lowered, links="pair", ranks=[0])
     with pytest.raises(SettingError, match="the transfer has no entry for the link from rank 0 to rank 1"):
         simulate(lowered, Costs(transfer={(1, 0): 1}, links="pair"))
     illegal = with_orders(lowered, [lowered.orders[0][1:], lowered.orders[1]])
