@@ -15,11 +15,7 @@ from ppedu.core.errors import PipelineError, SettingError
 
 
 def named(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as a Path.
-
-    Raises:
-        SettingError: It cannot be the name of a file.
-    """
+    """Return `path` as a Path. Raise SettingError if it cannot be the name of a file."""
     if isinstance(path, str) and not path:
         raise SettingError("a file name must not be empty; '.' is the current folder")
     try:
@@ -48,20 +44,12 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path`.
-
-    Raises:
-        PipelineError: The file cannot be written.
-    """
+    """Write `text` to `path`, as `write_bytes` does."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write `content` to `path`, as `replace_bytes` does.
-
-    Raises:
-        PipelineError: The file cannot be written.
-    """
+    """Write `content` to `path`, as `replace_bytes` does. Raise PipelineError if that is impossible."""
     try:
         replace_bytes(named(path), content)
     except OSError as error:

@@ -23,7 +23,11 @@ Size = Number | Sequence[Number]  # of a share, or of each stage
 Cost = Size | Sequence[Number | Sequence[Number]] | Callable[[int, int], Number]
 
 LINKS = ("free", "pair", "rank")
-TIMES = ("forward", "backward", "input", "weight", "overlap")  # may vary by microbatch
+TIMES = ("forward", "backward", "input", "weight", "overlap")
+
+# The costs, each with the levels of sequences that it may have: 2 by stage and microbatch, 1 by stage.
+DEPTHS = {**dict.fromkeys(TIMES, 2), "activation": 1, "stage_input": 1}
+DEPTHS |= dict.fromkeys(("weight_memory", "latency", "transfer"), 0)
 
 LARGEST = 1e100  # the largest cost: sums of millions, and their ratios, still fit a float
 
@@ -36,7 +40,8 @@ class Costs:
     that schedules with different numbers of stages are compared on the same model. A sequence (a list, a tuple, an
     array or a tensor; stored as a tuple) gives the cost of each stage instead. For the time of an action, an entry may
     again be a sequence, of the times of each microbatch: [[1, 1, 3], [1, 1, 3]] for 2 stages and 3 microbatches. A
-    function `f(stage, microbatch)` gives the same; a timeline holds it as a table.
+    function `f(stage, microbatch)` gives the same; a timeline holds it as a table. Integers and Fractions give exact
+    times, floats give floats.
 
     forward, backward: The times of F and B. `backward` defaults to twice `forward`, or to `input + weight` if both
         are given.
@@ -59,8 +64,6 @@ class Costs:
         with `isend` and `irecv`. "rank": It has one for all, as with `batch_isend_irecv` of single messages. A stream
         carries its messages one by one, in the order in which the rank reaches them, and a message needs the streams
         of both ranks. So a receive that is posted early blocks the messages after it. Only for lowered schedules.
-
-    Integers and Fractions give exact times, floats give floats.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -88,18 +91,16 @@ class Costs:
         if not isinstance(self.links, str) or self.links not in LINKS:
             raise SettingError(f'links must be "free", "pair" or "rank"; got {self.links!r}')
         require_instance("recompute", self.recompute, bool, "True or False")
-        for name, given in vars(self).items():
-            if name in ("unit", "memory_unit", "recompute", "links") or (
-                given is None and name in ("backward", "input", "weight", "overlap")
-            ):
-                continue
-            cost = _python(given)
+        for name, depth in DEPTHS.items():
+            cost = _python(getattr(self, name))
+            if cost is None and name in TIMES and name != "forward":
+                continue  # it has a default
             if name in ("latency", "transfer"):
                 cost = of_links(name, cost)
             if callable(cost) and name in TIMES:
                 _require_function(name, cost)
             else:
-                for number in _numbers(name, cost):
+                for number in cost.values() if isinstance(cost, PerLink) else _numbers(cost, depth):
                     _require_cost(name, number)
             object.__setattr__(self, name, cost)  # frozen
         if self.weight_memory > 1:
@@ -147,11 +148,7 @@ class Costs:
         return sum(of_link(name, cost, sender, receiver) for name, cost in messages.items())
 
     def tabulated(self, stages: int, microbatches: int) -> Costs:
-        """Return these costs with the values of functions in tables, which have an entry per stage and microbatch.
-
-        Raises:
-            SettingError: A function does not return a number of at least 0.
-        """
+        """Return these costs with functions as tables. Raise SettingError unless they return numbers of at least 0."""
         functions = {name: cost for name, cost in vars(self).items() if callable(cost)}
         if not functions:
             return self
@@ -175,7 +172,8 @@ class Costs:
         Raises:
             SettingError: The sequence does not have one entry for each stage, or an entry not one for each microbatch.
         """
-        if callable(cost) or (microbatches is None and _by_microbatch(cost)):
+        by_microbatch = isinstance(cost, tuple) and any(isinstance(entry, tuple) for entry in cost)
+        if callable(cost) or (microbatches is None and by_microbatch):
             raise SettingError("costs that vary by microbatch cannot be used here; give one number for each stage")
         if not isinstance(cost, Sequence):
             share = Fraction(ranks, stages)
@@ -194,12 +192,10 @@ class Costs:
         return list(cost)
 
     def durations(self, stages: int, ranks: int, microbatches: int | None = None) -> dict[Op, list[Any]]:
-        """Return the times of F, B, I and W in each stage.
-
-        microbatches: Allows times that vary by microbatch; such a time is a tuple with an entry for each microbatch.
+        """Return the times of F, B, I and W in each stage; arguments and errors as for `per_stage`.
 
         Raises:
-            SettingError: A sequence does not have one entry for each stage, or I or W takes longer than B.
+            SettingError: Also if I or W takes longer than B.
         """
 
         def each(cost: Cost) -> list[Any]:
@@ -230,21 +226,20 @@ class Costs:
         return {Op.F: forward, Op.B: full, Op.I: first, Op.W: second}
 
     def memory_changes(self, stages: int, ranks: int) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
-        """Return the memory that F, B, I and W allocate at their start and free at their end, for each stage.
+        """Return the memory that F, B, I and W allocate at their start and free at their end, and its unit.
 
-        It is in ticks; these come second.
-
-        Raises:
-            SettingError: A sequence does not have one entry for each stage.
+        `changes[op][stage]` is a pair of numbers of ticks. An activation of 10, with a weight_memory of 0.4: F
+        allocates 10, B frees 10, I frees 6 and W 4. If the forward is recomputed from an input of 1, F allocates 1, and
+        B or I the other 9.
         """
-        kept, activations = self.weight_memory, self.per_stage(self.activation, stages, ranks)
-        inputs = self.per_stage(self.stage_input, stages, stages) if self.recompute else activations
+        activations = self.per_stage(self.activation, stages, ranks)
+        after_forward = self.per_stage(self.stage_input, stages, stages) if self.recompute else activations
         changes: dict[Op, list[tuple[Any, Any]]] = {op: [] for op in (Op.F, Op.B, Op.I, Op.W)}
-        for whole, held in zip(activations, inputs, strict=True):
+        for whole, held in zip(activations, after_forward, strict=True):
             changes[Op.F].append((held, 0))
             changes[Op.B].append((whole - held, whole))
-            changes[Op.I].append((whole - held, whole * (1 - kept)))
-            changes[Op.W].append((0, whole * kept))
+            changes[Op.I].append((whole - held, whole * (1 - self.weight_memory)))
+            changes[Op.W].append((0, whole * self.weight_memory))
         ticks = Ticks(chain(*chain(*changes.values())))
         counted = {op: [(ticks.count(a), ticks.count(b)) for a, b in each] for op, each in changes.items()}
         return counted, ticks
@@ -282,19 +277,12 @@ def _require_function(name: str, value: Any) -> None:
     raise SettingError(f"{name} must be {such_as}; got {value!r}")
 
 
-def _by_microbatch(cost: Any) -> bool:
-    """Return whether some stage has a number for each microbatch."""
-    return isinstance(cost, tuple) and any(isinstance(entry, tuple) for entry in cost)
-
-
-def _numbers(name: str, cost: Any) -> Iterator[Any]:
-    """Yield the numbers of a cost. What is not a number, or not where it may be, is yielded, too."""
-    if isinstance(cost, PerLink):
-        yield from cost.values()
-    elif not isinstance(cost, tuple) or not cost or name == "weight_memory":
-        yield cost
+def _numbers(cost: Any, depth: int) -> Iterator[Any]:
+    """Yield the numbers in tuples of at most `depth` levels, and anything else that is in their place."""
+    if depth and isinstance(cost, tuple) and cost:
+        yield from chain.from_iterable(_numbers(each, depth - 1) for each in cost)
     else:
-        yield from chain(*(_numbers("", each) if name in TIMES else [each] for each in cost))
+        yield cost
 
 
 def _require_cost(name: str, number: Any) -> None:

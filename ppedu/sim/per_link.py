@@ -21,17 +21,13 @@ class PerLink(dict[Link, Number]):
 
 
 def of_links(name: str, cost: Any) -> Any:
-    """Return a dict or a matrix as a PerLink, any other value unchanged. A rank has no link to itself.
-
-    Raises:
-        SettingError: The keys of the dict are not links, or the matrix is not square.
-    """
+    """Return a dict or a square matrix as a PerLink, any other value unchanged. A rank has no link to itself."""
     if isinstance(cost, Mapping):
-        if not all(map(_is_link, cost)):
-            wrong = next(link for link in cost if not _is_link(link))
-            raise SettingError(
-                f"{name} must have a link as each key, (from_rank, to_rank), such as {{(0, 1): 0.5}}; got {wrong!r}"
-            )
+        for link in cost:
+            if not (isinstance(link, tuple) and len(link) == 2 and all(map(_is_rank, link))):
+                raise SettingError(
+                    f"{name} must have a link as each key, (from_rank, to_rank), such as {{(0, 1): 0.5}}; got {link!r}"
+                )
         return PerLink({link: cost[link] for link in sorted(cost) if link[0] != link[1]})
     if isinstance(cost, tuple):
         if not cost or not all(isinstance(row, tuple) and len(row) == len(cost) for row in cost):
@@ -44,11 +40,7 @@ def of_links(name: str, cost: Any) -> Any:
 
 
 def of_link(name: str, cost: LinkCost, sender: int, receiver: int) -> Any:
-    """Return the cost of a message from one rank to another: 0 from a rank to itself.
-
-    Raises:
-        SettingError: The dict has no entry for this link.
-    """
+    """Return the cost of a message: 0 from a rank to itself. Raise SettingError if a dict lacks this link."""
     if sender == receiver:
         return 0
     if not isinstance(cost, PerLink):
@@ -68,9 +60,5 @@ def each_link(function: Callable[[Any], Any], cost: LinkCost) -> Any:
     return function(cost)
 
 
-def _is_link(link: Any) -> bool:
-    return (
-        isinstance(link, tuple)
-        and len(link) == 2
-        and all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in link)
-    )
+def _is_rank(rank: Any) -> bool:
+    return isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0

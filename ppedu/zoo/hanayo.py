@@ -29,8 +29,6 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
     idle time is 2(p-1) times the longer of a forward and a backward, divided by `chunks`, and a rank holds the
     activations of at most p microbatches.
 
-    chunks: the stages on each rank, an even number.
-
     In a timeline: Chimera, with each microbatch traveling in both of its directions.
 
     Raises:

@@ -48,7 +48,6 @@ def interleaved(
     follows (Narayanan et al.). The idle time is that of 1F1B divided by `chunks`. With one chunk this is 1F1B with
     twice the warm-up, which holds more activations and hides more of the latency.
 
-    chunks: the stages on each rank.
     group: the microbatches in each group but the last, which may be smaller, as in Megatron. By default the groups have
         `ranks` microbatches or slightly more.
 
@@ -90,8 +89,6 @@ def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Ite
     It is breadth first (Lamy-Poirier), with the idle time of interleaved 1F1B and the memory of GPipe. Each stage's
     weights are used without interruption, which suits sharded weights. Backwards run in the reverse order of the
     forwards.
-
-    chunks: the stages on each rank.
 
     In a timeline: GPipe, `chunks` times over.
     """

@@ -1,4 +1,7 @@
-"""Numbers and options of a schedule, read from the text that a command line or a widget passes."""
+"""Numbers and options of a schedule, read from the text that a command line or a widget passes.
+
+Text that is neither raises argparse's ArgumentTypeError, whose message argparse prints.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,7 @@ from ppedu.core.numeric import plain
 
 
 def number(text: str) -> int | Fraction:
-    """Return the number that `text` stands for, exactly: an int for "2", a Fraction for "0.5" or "1/3".
-
-    Raises:
-        ArgumentTypeError: the text is not such a number.
-    """
+    """Return the number that `text` stands for, exactly: an int for "2", a Fraction for "0.5" or "1/3"."""
     try:
         if "e" in text.lower():
             raise ValueError  # Fraction would write out 1e999999999
@@ -26,11 +25,7 @@ def number(text: str) -> int | Fraction:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """Return the name and the value of an option of a schedule, such as ("chunks", 3) for "chunks=3".
-
-    Raises:
-        ArgumentTypeError: the text is not an option with a number, True, False or None.
-    """
+    """Return the name and the value of an option of a schedule: ("chunks", 3) for "chunks=3"."""
     name, _, value = text.partition("=")
     words = {"True": True, "False": False, "None": None}
     if name.isidentifier() and name not in ("name", "ranks", "microbatches"):

@@ -44,7 +44,6 @@ def interleaved_overlap(
 
     The warm-up is one forward longer than in interleaved 1F1B, so that no pair depends on itself.
 
-    chunks: the stages on each rank.
     backward_first: put the backward first in each pair. The single actions are then in the order of interleaved 1F1B.
 
     In a timeline: interleaved 1F1B with pairs in its middle.

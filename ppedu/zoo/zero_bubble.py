@@ -65,8 +65,6 @@ def zb_interleaved(rank: int, ranks: int, microbatches: int, chunks: int = 2) ->
     Each W is delayed until `rank` more Is have run. For each hop to the last rank the warm-up has one forward, not two,
     because the gradient comes back after I, in half the time of a full backward.
 
-    chunks: the stages on each rank.
-
     In a timeline: interleaved 1F1B with a cooldown that is filled with Ws.
     """
     steps = depth_first(rank, ranks, chunks, equal_groups(ranks, microbatches), warmup=ranks - 1 - rank)
