@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import islice
@@ -35,9 +36,6 @@ class Problem(NamedTuple):
         return self.message
 
 
-# From (sender, receiver) to the messages between them: an ordered set of the numbers of the SENDs.
-Messages = dict[tuple[int, int], dict[int, None]]
-
 FORWARD_MESSAGES = (Op.SEND_F, Op.RECV_F)
 MOST_PROBLEMS = 100_000  # more would take minutes to list and help no reader
 
@@ -58,7 +56,7 @@ class _Inspection:
         self.schedule, self.placement, self.numbered = schedule, schedule.placement, schedule.numbered
         self.blocked = replayed.blocked
         self.seen = bytearray(self.numbered.total)  # by number: whether an order contains the action
-        self.on_wrong_rank: set[int] = set()  # the numbers of the actions on a rank that must not run them
+        self.misplaced: set[tuple[int, int]] = set()  # the (rank, index) of each action that its rank must not run
 
     @cached_property
     def places(self) -> dict[Action, tuple[int, int]]:
@@ -105,7 +103,7 @@ class _Inspection:
                 if block.rank != rank or seen[single]:
                     action = self.schedule.orders[rank][index].singles[part]
                     if block.rank != rank:
-                        self.on_wrong_rank.add(single)
+                        self.misplaced.add((rank, index))
                     for kind, why in self._why_misplaced(rank, action, bool(seen[single])):
                         yield self._problem(rank, index, kind, why, action)
                 seen[single] = True
@@ -220,41 +218,29 @@ class _Inspection:
 
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent."""
-        sent, received = self._messages()
-        for (source, rank), named_messages in received.items():
-            arrivals = sent.get((source, rank), {})
+        # From (sender, receiver) to the messages that are sent and received, in order: by their SEND, each position.
+        sent: defaultdict[tuple[int, int], dict[Action, int]] = defaultdict(dict)
+        received: defaultdict[tuple[int, int], dict[Action, int]] = defaultdict(dict)
+        for rank, order in enumerate(self.schedule.orders):
+            for index, action in enumerate(order):
+                if action.op in COMMUNICATION and (rank, index) not in self.misplaced:
+                    peer = self.placement.rank(action.stage + TOWARDS[action.op], action.microbatch)
+                    if action.op in SEND:  # repeated messages count once
+                        sent[rank, peer].setdefault(action, index)
+                    else:
+                        received[peer, rank].setdefault(other_end(action), index)
+        for (source, rank), receives in received.items():
+            sends = sent[source, rank]
             # Messages that only one side has are reported as missing.
-            wanted = [message for message in named_messages if message in arrivals]
-            arriving = [message for message in arrivals if message in named_messages]
+            wanted = [message for message in receives if message in sends]
+            arriving = [message for message in sends if message in receives]
             for count, (expected, got) in enumerate(zip(wanted, arriving, strict=True), 1):
                 if expected != got:
-                    send, receive = self.numbered.action(got), other_end(self.numbered.action(expected))
-                    index, at = self.places[receive][1], self.places[send][1]
                     why = (
-                        f" would get what {send} sends: messages arrive in the order sent, and that one is message "
-                        f"{count} from rank {source} (position {at})"
+                        f" would get what {got} sends: messages arrive in the order sent, and that one is message "
+                        f"{count} from rank {source} (position {sends[got]})"
                     )
-                    yield self._problem(rank, index, "message", why, receive)
-
-    def _messages(self) -> tuple[Messages, Messages]:
-        """Return the messages in the order sent, and in the order received, each as the number of its SEND."""
-        numbered = self.numbered
-        sent: Messages = {}
-        received: Messages = {}
-        # For each block of messages: the log to enter them in, and the distances to the message and to its SEND.
-        logs: dict[int, tuple[dict[int, None], int, int]] = {}
-        for index, block in enumerate(numbered.blocks):
-            if block.sample.op in COMMUNICATION and block.rank >= 0:
-                sends = block.sample.op in SEND
-                log = (sent if sends else received).setdefault(self.placement.route(block.sample), {})
-                logs[index] = log, block.singles[0], (block.singles if sends else block.requires)[0]
-        for order in numbered.orders:
-            for entry in order:
-                if entry // numbered.microbatches in logs:
-                    log, own, send = logs[entry // numbered.microbatches]
-                    if entry + own not in self.on_wrong_rank:
-                        log.setdefault(entry + send)  # repeated messages count once
-        return sent, received
+                    yield self._problem(rank, receives[expected], "message", why, other_end(expected))
 
     def _too_early(self) -> Iterator[Problem]:
         """Yield actions that come before one of their dependencies on the same rank."""

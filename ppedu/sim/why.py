@@ -13,9 +13,7 @@ from ppedu.sim.costs import TIMES, Costs
 from ppedu.sim.reorder import reorder
 from ppedu.sim.simulation import simulate
 from ppedu.sim.timeline import Gap, Span, Timeline
-from ppedu.sim.trips import Trip, Trips
-
-Place = tuple[int, int]  # a rank, and the index of one of its compute spans
+from ppedu.sim.trips import Place, Trip, blocker, origin, trips_of
 
 
 class Reasons:
@@ -31,7 +29,7 @@ class Reasons:
             for result in produces(span.action)
         }
         occupied = timeline.source == "simulated" and timeline.costs.links != "free"
-        self.trips = Trips(timeline, self.rows) if occupied else None
+        self.trips = trips_of(timeline) if occupied else {}
         self.awaited = dict(self._barriers())  # by a rank's first span after a barrier: the last span before it
 
     def __getitem__(self, place: Place) -> Span:
@@ -50,18 +48,22 @@ class Reasons:
         """Return the span whose result arrived last, of all that a span waited for; None if it waited for none."""
 
         def arrives(cause: Place) -> Any:
-            if cause[0] == place[0] or cause == self.awaited.get(place):  # a barrier is not a message
+            if not self._sends(cause, place):
                 return self[cause].end
             if self.trips:
-                return self._message(self.trips, cause, place)[1].arrival
+                return self._message(cause, place)[1].arrival
             return self[cause].end + self.timeline.costs.delay(cause[0], place[0])
 
         return max(self.waited_for(place), key=arrives, default=None)
 
-    def _message(self, trips: Trips, cause: Place, place: Place) -> tuple[Result, Trip]:
+    def _sends(self, cause: Place, place: Place) -> bool:
+        """Return whether a span waits for a message from its cause, and not for its own rank or a barrier."""
+        return cause[0] != place[0] and cause != self.awaited.get(place)
+
+    def _message(self, cause: Place, place: Place) -> tuple[Result, Trip]:
         """Return the result of `cause` that arrives last of those that `place`, on another rank, requires."""
         needs = requires(self[place].action, self.placement)
-        found = ((need, trips[need]) for need in needs if self.maker.get(need) == cause)
+        found = ((need, self.trips[need]) for need in needs if self.maker.get(need) == cause)
         return max(found, key=lambda each: each[1].arrival)
 
     def critical_path(self) -> list[Place]:
@@ -77,9 +79,9 @@ class Reasons:
     def _decisive(self, place: Place) -> Place | None:
         """Return the span that determines when a span starts: its last cause, or what its message waits for."""
         cause = self.last_cause(place)
-        if self.trips is None or cause is None or cause[0] == place[0] or cause == self.awaited.get(place):
-            return cause
-        return self.trips.origin(self._message(self.trips, cause, place)[0])
+        if self.trips and cause is not None and self._sends(cause, place):
+            return origin(self.trips, self._message(cause, place)[0])
+        return cause
 
     def why_idle(self, rank: int, time: Any) -> str:
         """See `Timeline.why_idle`."""
@@ -115,16 +117,16 @@ class Reasons:
         if self.awaited.get((rank, index)) == cause:
             return f"{waits} is of the next step, and rank {cause[0]} ends this one at {self._clock(maker.end)}"
         ends = f", which ends at {self._clock(maker.end)} on" if maker.end < start else " from"
-        late = self._late(self.trips, cause, (rank, index)) if self.trips else ""
+        late = self._late(cause, (rank, index)) if self.trips else ""
         return f"{waits} needs {maker.action}{ends} rank {cause[0]}{late}"
 
-    def _late(self, trips: Trips, cause: Place, place: Place) -> str:
+    def _late(self, cause: Place, place: Place) -> str:
         """Return when the message from `cause` to `place` starts, and after which other one, if it has to wait."""
-        result, trip = self._message(trips, cause, place)
+        result, trip = self._message(cause, place)
         if trip.start == self[cause].end:
             return ""
-        rank, before = trips.blocker(result) or (0, None)
-        after = f", after {trips[before].ends[rank]} of rank {rank}" if before else ""
+        found = blocker(self.trips, result)
+        after = f", after {self.trips[found[1]].ends[found[0]]} of rank {found[0]}" if found else ""
         return f"; its message starts at {self._clock(trip.start)}{after}"
 
     def _barriers(self) -> Iterator[tuple[Place, Place]]:
