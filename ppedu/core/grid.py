@@ -1,16 +1,13 @@
-"""The lockstep grid, in which every action takes one step: as tuples, as text, and back to orders."""
+"""The lockstep grid, in which every action takes one step: as tuples and as text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from textwrap import fill
-from typing import overload
 
 from ppedu.core.actions import Action
-from ppedu.core.errors import SettingError
-from ppedu.core.schedule import Schedule, require_compute
+from ppedu.core.schedule import Schedule, require_compute, require_schedule
 
 Grid = tuple[tuple[Action | None, ...], ...]
 
@@ -22,7 +19,7 @@ def align(schedule: Schedule) -> Grid:
     ends there.
 
     Raises:
-        SettingError: The schedule is lowered. Lower the stripped grid instead.
+        SettingError: The schedule is lowered; `strip` it.
     """
     require_compute("align", schedule)
     numbered, size = schedule.numbered, schedule.microbatches
@@ -61,21 +58,14 @@ def table(schedule: Schedule) -> str:
     return "\n".join(chain(lines, (fill(str(problem), 100, break_on_hyphens=False) for problem in schedule.problems)))
 
 
-@overload
-def strip(given: Schedule) -> Schedule: ...
-@overload
-def strip(given: Sequence[Sequence[Action | None]]) -> tuple[tuple[Action, ...], ...]: ...
-def strip(given: Schedule | Sequence[Sequence[Action | None]]) -> Schedule | tuple[tuple[Action, ...], ...]:
-    """Return a schedule, or the orders of a grid, with compute actions only: no idle steps, messages and sharding.
+def strip(schedule: Schedule) -> Schedule:
+    """Return the schedule with compute actions only: no messages and no sharding.
 
     `Pipeline` then places messages of its own, as `lower` does.
 
     Raises:
-        SettingError: `given` is not a Schedule, and does not consist of rows of actions.
+        SettingError: `schedule` is not a Schedule.
     """
-    if isinstance(given, Schedule):
-        return replace(given, orders=strip(given.orders))
-    rows = given if isinstance(given, Sequence) else [given]
-    if not all(isinstance(row, Sequence) and all(isinstance(cell, Action | None) for cell in row) for row in rows):
-        raise SettingError(f"strip takes a schedule, or rows of actions such as align(schedule); got {given!r}")
-    return tuple(tuple(action for action in row if action and action.computes) for row in given)
+    require_schedule("strip", schedule)
+    orders = tuple(tuple(action for action in order if action.computes) for order in schedule.orders)
+    return replace(schedule, orders=orders)

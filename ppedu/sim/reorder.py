@@ -16,6 +16,7 @@ from typing import Any
 
 from ppedu.core import Action, Op, Result, Schedule, produces, requires, strip
 from ppedu.core.garbage import without_gc
+from ppedu.core.numeric import exact
 from ppedu.sim.clock import TickClock
 from ppedu.sim.costs import Costs
 from ppedu.sim.simulation import simulate, simulate_partial
@@ -44,7 +45,7 @@ def reorder(timeline: Timeline) -> Timeline:
         list_schedule(tasks, tasks.needed_by_with_forwards_in_order(), longest_path_first),  # never gets stuck
     ]
     ticks, started = min(attempt for attempt in attempts if attempt)
-    if Fraction(ticks, tasks.clock.ticks.per_one) >= timeline.makespan:
+    if Fraction(ticks, tasks.per_one) >= timeline.makespan:
         return timeline
     orders: list[list[Action]] = [[] for _ in schedule.orders]
     for task in started:
@@ -63,14 +64,13 @@ class Tasks:
         steps = schedule.replay.steps
         self.rank = [rank for rank, _ in steps]
         self.actions = [schedule.orders[rank][index] for rank, index in steps]
-        exact = replace(
-            costs, **{name: _exact(cost) for name, cost in vars(replace(costs, latency=0, transfer=0)).items()}
-        )
-        self.clock = TickClock.of(schedule, exact)
-        durations, entries = self.clock.durations(schedule.numbered), schedule.numbered.orders
+        costs = replace(costs, latency=0, transfer=0)
+        costs = replace(costs, **{name: _exact(cost) for name, cost in vars(costs).items()})
+        clock, entries = TickClock.of(schedule, costs), schedule.numbered.orders
+        durations, self.per_one = clock.durations(schedule.numbered), clock.ticks.per_one
         self.duration = [durations[entries[rank][index]] for rank, index in steps]
 
-        changes, _ = exact.memory_changes(schedule.stages, schedule.ranks)
+        changes, _ = costs.memory_changes(schedule.stages, schedule.ranks)
         singles = [action.singles for action in self.actions]
         self.takes = [sum(changes[op][stage][0] for stage, op, *_ in each) for each in singles]
         self.gives_back = [sum(changes[op][stage][1] for stage, op, *_ in each) for each in singles]
@@ -162,4 +162,4 @@ def _exact(cost: Any) -> Any:
     """Return floats as the decimals they stand for, other values unchanged."""
     if isinstance(cost, tuple):
         return tuple(map(_exact, cost))
-    return Fraction(str(cost)) if isinstance(cost, float) else cost
+    return exact(cost) if isinstance(cost, float) else cost

@@ -27,14 +27,7 @@ MOST_ACTIONS = 1000  # per stage and microbatch; a generator that yields more is
 
 @dataclass(frozen=True)
 class Registered:
-    """A registered schedule: its generator, the placement of its stages, and the facts about it.
-
-    generator: called with a rank, the ranks, the microbatches and the options; returns the rank's actions in order.
-    placement: the name of a placement, as in `Placement.make`.
-    chunks: the stages on each rank, unless the generator has a parameter `chunks`, whose value is used instead.
-    facts: the published formulas, if any.
-    forward_only: whether the generator yields forwards alone.
-    """
+    """A registered schedule: the arguments of `register`."""
 
     generator: Generator
     placement: str
@@ -58,13 +51,14 @@ def register(
 
     Registering a name again replaces it, so that a notebook's cell can be run twice.
 
-    placement, chunks: which rank holds which stages, and the stages on each rank, as in `Placement.make`; if the
-        generator has a parameter `chunks`, its value is used instead.
-    facts: closed forms of the schedule and their source, for `ppedu.theory` and the table of `schedules`.
-    forward_only: the generator yields forwards alone, for inference.
+    Args:
+        placement, chunks: Which rank holds which stages, and the stages on each rank, as in `Placement.make`; if the
+            generator has a parameter `chunks`, its value is used instead.
+        facts: Closed forms of the schedule and their source, for `ppedu.theory` and the table of `schedules`.
+        forward_only: The generator yields forwards alone, for inference.
 
     Raises:
-        SettingError: the placement is unknown, the name is not text or belongs to a published schedule, or the
+        SettingError: The placement is unknown, the name is not text or belongs to a published schedule, or the
             generator is not a function.
     """
     require_name('the name in @register("name")', name)
@@ -180,11 +174,12 @@ def schedules() -> NameTable:
 def schedule(name: str, ranks: int, microbatches: int, **options: Any) -> Schedule:
     """Return the registered schedule `name` for a number of ranks and of microbatches.
 
-    options: keyword arguments of its generator, such as chunks=3; `schedules` lists them.
+    Args:
+        options: Keyword arguments of its generator, such as chunks=3; `schedules` lists them.
 
     Raises:
-        SettingError: the name is unknown, a number is below 1, or the schedule does not have such an option.
-        ScheduleError: the generator yields something that is not an action.
+        SettingError: The name is unknown, a number is below 1, or the schedule does not have such an option.
+        ScheduleError: The generator yields something that is not an action, or never ends.
     """
     return build(name, require_registered(name), ranks, microbatches, options)
 
@@ -202,14 +197,7 @@ def require_registered(name: object) -> Registered:
 
 @without_gc()
 def build(name: str, entry: Registered, ranks: int, microbatches: int, options: dict[str, Any]) -> Schedule:
-    """Return the schedule of an entry, registered or not, under the name `name`.
-
-    options: keyword arguments of the entry's generator.
-
-    Raises:
-        SettingError: a number is below 1, or the generator does not take such an option.
-        ScheduleError: the generator yields something that is not an action, or never ends.
-    """
+    """Return the schedule of an entry, registered or not, under the name `name`. Errors as for `schedule`."""
     settings = _settings(name, entry.generator, options)
     ranks, chunks, microbatches = require_size(ranks, settings.get("chunks", entry.chunks), microbatches)
     if "chunks" in options:

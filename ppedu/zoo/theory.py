@@ -27,8 +27,6 @@ from ppedu.zoo.registry import facts_of, published
 
 Letters = dict[str, Any]
 
-_NOUNS = {"idle": "idle time", "idle_in_span": "bubble in span"}
-
 # Each quantity follows from one of the facts: for each fact, in order of preference, the formula with the fact at {0}.
 _DERIVED: dict[str, dict[str, str]] = {
     "idle": {"idle": "{0}"},
@@ -170,7 +168,8 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
 
 def _of(field: str, name: str) -> str:
     """Return a quantity of the schedule `name` in words, such as "the idle time of gpipe"."""
-    return f"the {_NOUNS.get(field, field)} of {name}"
+    words = {"idle": "idle time", "idle_in_span": "bubble in span"}
+    return f"the {words.get(field, field)} of {name}"
 
 
 def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1) -> Letters:

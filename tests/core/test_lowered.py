@@ -203,7 +203,7 @@ def test_a_lowered_schedule_is_legal_and_computes_the_same():
             for rendezvous in (False, True):
                 assert judge.legal(lowered, rendezvous=rendezvous)
                 assert check(lowered, rendezvous=rendezvous) == []
-            assert strip(lowered) == schedule and strip(lowered.orders) == schedule.orders
+            assert strip(lowered) == schedule
             assert with_orders(lowered, schedule.orders) == schedule
 
 
@@ -414,7 +414,7 @@ def test_the_grid_of_1f1b():
 def test_actions_in_the_grid_start_as_early_as_they_can(random):
     schedule = judge.draw(random, lowered=False)
     grid = align(schedule)
-    assert strip(grid) == schedule.orders
+    assert tuple(tuple(filter(None, row)) for row in grid) == schedule.orders
     assert len({len(row) for row in grid}) == 1 and any(row[-1] for row in grid)
     expected = judge.clock(schedule, lambda action: 1, 0)
     found = [[(action, step, step + 1) for step, action in enumerate(row) if action] for row in grid]
@@ -540,7 +540,7 @@ def test_schedules_lowered_by_torch_are_legal(runtime, tmp_path):
                 Schedule.from_csv(tmp_path / f"{name}.csv", schedule.placement, schedule.microbatches)
                 for name in ("bare", "lowered")
             )
-            assert bare.orders == strip(lowered.orders) == in_torch_words(schedule).orders
+            assert bare.orders == strip(lowered).orders == in_torch_words(schedule).orders
             for rendezvous in (False, True):
                 agree(lowered, rendezvous=rendezvous)
                 assert late or check(lowered, rendezvous=rendezvous) == []
