@@ -1,12 +1,14 @@
-"""The lockstep grid, in which every action takes one step: as tuples and as text."""
+"""The earliest times of all actions, and the lockstep grid, in which every action takes one step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from textwrap import fill
+from typing import Any
 
-from ppedu.core.actions import Action
+from ppedu.core.actions import RECEIVE, Action
 from ppedu.core.schedule import Schedule, require_compute, require_schedule
 
 Grid = tuple[tuple[Action | None, ...], ...]
@@ -22,18 +24,54 @@ def align(schedule: Schedule) -> Grid:
         SettingError: The schedule is lowered; `strip` it.
     """
     require_compute("align", schedule)
-    numbered, size = schedule.numbered, schedule.microbatches
-    exists = [0] * numbered.total  # by number: the step from which a result exists
-    grid: list[list[Action | None]] = [[] for _ in schedule.orders]
-    for rank, index in schedule.replay.steps:
-        entry, row = numbered.orders[rank][index], grid[rank]
-        block = numbered.blocks[entry // size]
-        step = max([len(row), *(exists[entry + distance] for distance in block.requires)])
-        row += [None] * (step - len(row)) + [schedule.orders[rank][index]]
-        for distance in block.produces:
-            exists[entry + distance] = step + 1
-    steps = max(map(len, grid))
-    return tuple((*row, *[None] * (steps - len(row))) for row in grid)
+    numbered = schedule.numbered
+    starts, ends = earliest_times(schedule, [1] * (len(numbered.blocks) * numbered.microbatches), lambda *_: 0)
+    grid: list[list[Action | None]] = [[None] * max(chain(*ends), default=0) for _ in schedule.orders]
+    for row, order, steps in zip(grid, schedule.orders, starts, strict=True):
+        for action, step in zip(order, steps, strict=False):  # a rank that gets stuck has no further steps
+            row[step] = action
+    return tuple(map(tuple, grid))
+
+
+def earliest_times(
+    schedule: Schedule, durations: Sequence[Any], delay: Callable[[int, int], Any]
+) -> tuple[list[list[Any]], list[list[Any]]]:
+    """Return when the actions of each rank start and end, if each starts as soon as its rank and its inputs allow.
+
+    Messages do not wait for each other. If ranks get stuck, the times end there.
+
+    Args:
+        durations: The time of each action, by its entry in `Numbered.orders`.
+        delay: The time of a message from one rank to another.
+    """
+    numbered = schedule.numbered
+    rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
+    for block in numbered.blocks:
+        links = zip(block.requires, block.links, strict=True)
+        inputs = [(distance, delay(*link) if link else 0) for distance, link in links]
+        rules.append((inputs, block.produces, block.sample.op in RECEIVE))
+    exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists
+    free: list[Any] = [0] * schedule.ranks
+    starts: list[list[Any]] = [[] for _ in free]
+    ends: list[list[Any]] = [[] for _ in free]
+    remaining = [iter(entries) for entries in numbered.orders]
+    for rank in schedule.replay.turns:
+        entry = next(remaining[rank])
+        inputs, outputs, receives = rules[entry // numbered.microbatches]
+        start = free[rank]
+        for distance, lag in inputs:
+            arrival = exists[entry + distance] + lag
+            if arrival > start:
+                start = arrival
+        end = start + durations[entry]
+        for distance in outputs:
+            exists[entry + distance] = end
+        if receives:  # the rank continues; the action that requires the message waits
+            start = end = free[rank]
+        free[rank] = end
+        starts[rank].append(start)
+        ends[rank].append(end)
+    return starts, ends
 
 
 def table(schedule: Schedule) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ppedu.core import RECEIVE, Schedule, ScheduleError, SettingError, require_schedule
+from ppedu.core import Schedule, ScheduleError, SettingError, require_schedule
 from ppedu.core.garbage import without_gc
+from ppedu.core.grid import earliest_times
 from ppedu.core.streams import Streams, require_links
 from ppedu.core.validate import require_count, require_instance, require_size
 from ppedu.sim.clock import TickClock
@@ -58,45 +59,15 @@ def simulate_partial(schedule: Schedule, costs: Costs) -> Timeline:
     """Return the timeline of the actions that the ranks can run. The schedule may be incomplete or deadlock."""
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
     clock = TickClock.of(schedule, costs)
-    starts, ends = _free(schedule, clock) if costs.links == "free" else _occupied(schedule, clock, costs.links)
+    if costs.links == "free":
+        starts, ends = earliest_times(schedule, clock.durations(schedule.numbered), clock.delay)
+    else:
+        starts, ends = _occupied(schedule, clock, costs.links)
     rows = tuple(
         Row(order[: len(end)], start, end, clock.ticks)
         for order, start, end in zip(schedule.orders, starts, ends, strict=True)
     )
     return Timeline(schedule, rows, costs)
-
-
-def _free(schedule: Schedule, clock: TickClock) -> tuple[list[list[Any]], list[list[Any]]]:
-    """Return when the actions of each rank start and end, in ticks, if messages do not wait for each other."""
-    numbered, size = schedule.numbered, schedule.microbatches
-    durations = clock.durations(numbered)
-    rules = []  # by block: its inputs, each with the time of its message; its results; whether it is a receive
-    for block in numbered.blocks:
-        links = zip(block.requires, block.links, strict=True)
-        inputs = [(distance, clock.delay(*link) if link else 0) for distance, link in links]
-        rules.append((inputs, block.produces, block.sample.op in RECEIVE))
-    exists: list[Any] = [0] * numbered.total  # by number: the time from which a result exists
-    free: list[Any] = [0] * schedule.ranks
-    starts: list[list[Any]] = [[] for _ in free]
-    ends: list[list[Any]] = [[] for _ in free]
-    remaining = [iter(entries) for entries in numbered.orders]
-    for rank in schedule.replay.turns:
-        entry = next(remaining[rank])
-        inputs, outputs, receives = rules[entry // size]
-        start = free[rank]
-        for distance, delay in inputs:
-            arrival = exists[entry + distance] + delay
-            if arrival > start:
-                start = arrival
-        end = start + durations[entry]
-        for distance in outputs:
-            exists[entry + distance] = end
-        if receives:  # the rank continues; the action that requires the message waits
-            start = end = free[rank]
-        free[rank] = end
-        starts[rank].append(start)
-        ends[rank].append(end)
-    return starts, ends
 
 
 def _occupied(schedule: Schedule, clock: TickClock, links: str) -> tuple[list[list[Any]], list[list[Any]]]:

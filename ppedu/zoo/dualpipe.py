@@ -85,7 +85,7 @@ def _two_streams(depth: int, half: int, near: Stream, far: Stream, microbatches:
     """Yield the order of the rank at `depth` hops from the end where the stream `near` enters the pipeline.
 
     The streams meet after `half` ranks. `near` passes this rank on its way in, `far` on its way out; each has
-    `microbatches` microbatches.
+    `microbatches` microbatches. The steps have the names of DeepSeek's code, where 0 is `near` and 1 is `far`.
     """
     near_forwards, near_backwards = near
     far_forwards, far_backwards = far
@@ -97,28 +97,28 @@ def _two_streams(depth: int, half: int, near: Stream, far: Stream, microbatches:
         delayed.append(W(backward.stage, backward.microbatch))
         return I(backward.stage, backward.microbatch)
 
-    yield from islice(near_forwards, 2 * hops)
-    for _ in range(depth + 1):
+    yield from islice(near_forwards, 2 * hops)  # step 1: nF0
+    for _ in range(depth + 1):  # step 2: nF0F1
         yield next(near_forwards)
         yield next(far_forwards)
-    for _ in range(hops):
+    for _ in range(hops):  # step 3: nB1W1F1
         yield split(next(far_backwards))
         yield delayed.popleft()
         yield next(far_forwards)
-    for turn in range(microbatches - 2 * half + depth + 1):
+    for turn in range(microbatches - 2 * half + depth + 1):  # step 4, the steady state: nF0B1F1B0
         if turn == 0 and hops == 0:  # where the streams meet, a pair would only make the other ranks wait
             yield next(near_forwards)
             yield next(far_backwards)
         else:
             yield overlap(next(near_forwards), next(far_backwards))
         yield overlap(next(far_forwards), next(near_backwards))
-    for _ in range(hops):
+    for _ in range(hops):  # step 5: nB1F1B0
         yield next(far_backwards)
         yield overlap(next(far_forwards), next(near_backwards))
-    for turn in range(2 * (depth + 1)):
+    for turn in range(2 * (depth + 1)):  # step 6: nB1B0, the second half of them split
         backward = next(near_backwards if turn % 2 else far_backwards)
-        yield split(backward) if turn >= depth + 1 else backward  # the second half of them
-    for _ in range(hops):
+        yield split(backward) if turn >= depth + 1 else backward
+    for _ in range(hops):  # step 7: nWB0
         yield delayed.popleft()
         yield split(next(near_backwards))
-    yield from delayed
+    yield from delayed  # step 8: nW

@@ -31,8 +31,8 @@ def depth_first(
     backwards = [B(chunk * ranks + rank, m) for group in groups for chunk in reversed(range(chunks)) for m in group]
     warmup = min(warmup + (chunks - 1) * len(groups[0]), len(forwards))
     yield from zip(forwards[:warmup], strict=True)
-    yield from zip(forwards[warmup:], backwards, strict=False)
-    yield from zip(backwards[len(forwards) - warmup :], strict=True)
+    yield from zip(forwards[warmup:], backwards, strict=False)  # steady state
+    yield from zip(backwards[len(forwards) - warmup :], strict=True)  # cooldown
 
 
 @register(

@@ -108,10 +108,13 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     hops = ranks - rank  # down to the turning point, and past it
     full = max(microbatches, 2 * ranks - 1)  # with fewer microbatches, the missing ones are left out of this order
     pattern = [  # an op and a chunk; chunk 0 is on the way down, chunk 1 on the way back up
+        # warm-up
         *["F0"] * (2 * hops - 1),
         *["F1", "F0"] * rank,
         *["F1", "I1", "W1"] * hops,
+        # steady state
         *["F0", "I0", "W0", "F1", "I1", "W1"] * (full - 2 * ranks + rank + 1),
+        # cooldown
         *["I0", "W0", "F1", "I1", "W1"] * (hops - 1),
         *["I0", "I1"] * rank,
         *["I0", "W0"] * hops,
