@@ -218,29 +218,35 @@ class _Inspection:
 
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent."""
-        # From (sender, receiver) to the messages that are sent and received, in order: by their SEND, each position.
-        sent: defaultdict[tuple[int, int], dict[Action, int]] = defaultdict(dict)
-        received: defaultdict[tuple[int, int], dict[Action, int]] = defaultdict(dict)
-        for rank, order in enumerate(self.schedule.orders):
-            for index, action in enumerate(order):
-                if action.op in COMMUNICATION and (rank, index) not in self.misplaced:
-                    peer = self.placement.rank(action.stage + TOWARDS[action.op], action.microbatch)
-                    if action.op in SEND:  # repeated messages count once
-                        sent[rank, peer].setdefault(action, index)
-                    else:
-                        received[peer, rank].setdefault(other_end(action), index)
+        numbered, size = self.numbered, self.numbered.microbatches
+        # From (sender, receiver) to the messages that are sent and received, in order: by the number of their SEND, the
+        # index in the rank's order.
+        sent: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        received: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        # For each block of messages: where to enter them, and the distance to the SEND.
+        logs: dict[int, tuple[dict[int, int], int]] = {}
+        for number, block in enumerate(numbered.blocks):
+            if block.sample.op in COMMUNICATION and block.rank >= 0:
+                sends, route = block.sample.op in SEND, self.placement.route(block.sample)
+                logs[number] = (sent[route], block.singles[0]) if sends else (received[route], block.requires[0])
+        for rank, order in enumerate(numbered.orders):
+            for index, entry in enumerate(order):
+                if entry // size in logs and (rank, index) not in self.misplaced:
+                    log, distance = logs[entry // size]
+                    log.setdefault(entry + distance, index)  # repeated messages count once
         for (source, rank), receives in received.items():
-            sends = sent[source, rank]
+            sends_of = sent[source, rank]
             # Messages that only one side has are reported as missing.
-            wanted = [message for message in receives if message in sends]
-            arriving = [message for message in sends if message in receives]
+            wanted = [message for message in receives if message in sends_of]
+            arriving = [message for message in sends_of if message in receives]
             for count, (expected, got) in enumerate(zip(wanted, arriving, strict=True), 1):
                 if expected != got:
                     why = (
-                        f" would get what {got} sends: messages arrive in the order sent, and that one is message "
-                        f"{count} from rank {source} (position {sends[got]})"
+                        f" would get what {numbered.action(got)} sends: messages arrive in the order sent, and that "
+                        f"one is message {count} from rank {source} (position {sends_of[got]})"
                     )
-                    yield self._problem(rank, receives[expected], "message", why, other_end(expected))
+                    receive = other_end(numbered.action(expected))
+                    yield self._problem(rank, receives[expected], "message", why, receive)
 
     def _too_early(self) -> Iterator[Problem]:
         """Yield actions that come before one of their dependencies on the same rank."""
