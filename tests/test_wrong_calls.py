@@ -258,7 +258,6 @@ WRONG_TYPES = [
     (lambda: pp.align(pp.lower(pp.schedule("1f1b", 2, 2))), SettingError),
     (lambda: pp.align(None), SettingError),
     (lambda: pp.merge_backward([]), SettingError),
-    (lambda: pp.check(pp.schedule("1f1b", 2, 2), ranks=1), SettingError),
     (lambda: pp.strip(3), SettingError),
     (lambda: pp.export.to_torch("1f1b"), SettingError),
     (lambda: pp.Placement.custom(None), SettingError),
