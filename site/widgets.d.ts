@@ -1,1 +1,1 @@
-export { mount } from "../ppedu/view/js/controls.js";
+export { mount } from "../ppedu/view/js/mount.js";

@@ -59,7 +59,7 @@ class Interactive:
     A subclass with controls overrides `panels` to return its current timelines and `handle` to respond to clicks.
     """
 
-    kind = "show"  # the class in controls.js that displays it
+    kind = "show"  # the key in mount.js of the function that displays it
 
     def __init__(self, *panels: Panel) -> None:
         self._panels = list(panels)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = ("model", "painting", "controls", "play")  # each imports only from those before it
-_IMPORTS = re.compile(r'^import \{[^}]*\} from "\./\w+\.js";\n', re.MULTILINE)
+ALONE = ("named",)  # a script of its own
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _JSDOC = re.compile(r"^ */\*\*(?:(?!\*/).)*\*/\n", re.MULTILINE | re.DOTALL)
 
 
 @cache
 def script() -> str:
-    """Return the files in `js` as one ES module: joined, without their JSDoc and their imports from each other."""
-    return "\n".join(_IMPORTS.sub("", file(name)) for name in FILES)
+    """Return the files in `js` as one ES module: joined, without their JSDoc and their imports from each other.
+
+    Each file stands after those that it imports from. They share their names, so no two may define the same one.
+    """
+    files = {name: file(name) for name in sorted(path.stem for path in (HERE / "js").glob("*.js")) if name not in ALONE}
+    order = TopologicalSorter({name: _IMPORT.findall(text) for name, text in files.items()}).static_order()
+    return "\n".join(_IMPORT.sub("", files[name]) for name in order)
 
 
 def file(name: str) -> str:

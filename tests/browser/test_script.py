@@ -192,7 +192,7 @@ PICTURES = """([data, width, views, look, part = "whole"]) => {
   const all = views.map(view => {
     const layout = new script.Layout(timeline, look, width, view ?? { left: 0, right: timeline.data.makespan }, part);
     const context = new script.SvgContext(width, layout.height);
-    script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most });
+    script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most });
     main.innerHTML = context.text();
     main.querySelector("g").remove(); // what is clipped: the boxes and their numbers
     return [layout.height, [...main.querySelectorAll("text")].map(each => {
@@ -266,7 +266,7 @@ LABELS = """([data, look, width]) => {
   const palette = new script.Palette(data, "op");
   const layout = new script.Layout(timeline, look, width, { left: 0, right: data.makespan });
   const context = new script.SvgContext(width, layout.height);
-  script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
+  script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
   const svg = new DOMParser().parseFromString(context.text(), "image/svg+xml");
   return [...svg.querySelectorAll("g text")].map(each => each.textContent);
 }"""
@@ -555,7 +555,7 @@ def test_any_name_fits_into_a_well_formed_svg(page):
           const palette = new script.Palette(timeline.data, "op");
           const layout = new script.Layout(timeline, look, 1200, { left: 0, right: timeline.data.makespan });
           const context = new script.SvgContext(1200, layout.height);
-          script.paint(context, timeline, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
+          script.paint(context, layout, { palette, look, ink: "#000", paper: "#fff", most: 4 });
           return [context.text()];
         }""",
         [json.dumps(data), LOOK],

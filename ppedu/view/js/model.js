@@ -1,6 +1,5 @@
 // @ts-check
-// The first of four files that Python joins into one ES module: timelines as Python sends them, and what can be looked
-// up in them. It knows neither canvas nor page.
+// Timelines as Python sends them, and what can be looked up in them. It knows neither canvas nor page.
 
 /**
  * @typedef {"F" | "B" | "I" | "W"} Op
@@ -85,6 +84,20 @@ export const pretty = (number) =>
  * @param {number[]} values
  */
 export const largest = (values) => values.reduce((most, each) => Math.max(most, each), 0);
+
+/**
+ * Steps of 1, 2 or 5 times a power of ten, about as many as wanted.
+ * @param {number} left
+ * @param {number} right
+ */
+export function ticks(left, right, wanted = 10) {
+  const rough = (right - left) / wanted || 1;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = ([1, 2, 5].find((each) => each * power >= rough * 0.999) ?? 10) * power;
+  const found = [];
+  for (let k = Math.ceil(left / step - 1e-9); k * step <= right + step * 1e-9; k++) found.push(+(k * step).toPrecision(10));
+  return found;
+}
 
 /** One timeline and indices into it. A box is known by its position in the columns. */
 export class Timeline {

@@ -1,14 +1,15 @@
 // @ts-check
-// The last of four files that Python joins into one ES module: widgets in which a learner makes or judges schedules.
+// `puzzle`: a board on which a learner makes a schedule by hand.
 
-import { Figure, KINDS, button, code, element } from "./controls.js";
+import { button, code, element, options } from "./elements.js";
+import { Figure } from "./figure.js";
 
 /**
- * @typedef {import("./controls.js").Send} Send
- * @typedef {import("./controls.js").Widget} Widget
  * @typedef {import("./model.js").Look} Look
  * @typedef {import("./model.js").Op} Op
  * @typedef {import("./model.js").Stack} Stack
+ * @typedef {import("./widgets.js").Send} Send
+ * @typedef {import("./widgets.js").Widget} Widget
  *
  * @typedef {[string, string, string, boolean]} Slot the action, its label, the ops that color it, and if it is left
  *
@@ -25,19 +26,9 @@ import { Figure, KINDS, button, code, element } from "./controls.js";
  * @property {(Slot | null)[][][]} trays for each rank, blocks of buttons; null for a slot that is empty
  * @property {string} code
  * @typedef {Stack & Board} PuzzleState
- *
- * @typedef {object} Case a timeline to judge
- * @property {string} name
- * @property {string} about
- * @property {string} verdict in words; empty until it is given
- * @property {boolean} legal
- * @property {string} missing the action that never runs; empty for none
- * @property {string[]} actions
- * @typedef {Stack & { cases: Case[], note: string }} LineupState
  */
 
 const COMMANDS = { undo: "Z", redo: "Shift+Z", reset: "", hint: "", finish: "" };
-const ACCUSE = "Point at an action to see what it requires. Click the one that is wrong. Keys: arrows, Enter.";
 
 /**
  * A board on which to make a schedule by hand.
@@ -46,7 +37,7 @@ const ACCUSE = "Point at an action to see what it requires. Click the one that i
  * @param {Send} send
  * @returns {Widget}
  */
-function puzzle(root, look, send) {
+export function puzzle(root, look, send) {
   const levels = element("select", { "aria-label": "level", onchange: () => send({ level: levels.value }) });
   const commands = Object.entries(COMMANDS).map(([name, key]) => command(name, key));
   const best = element("span", { class: "ppedu-best" });
@@ -121,15 +112,15 @@ function puzzle(root, look, send) {
   /** @param {PuzzleState} state */
   function update(state) {
     placing = "";
-    levels.replaceChildren(...state.levels.map(([name, title]) => element("option", { value: name }, title)));
+    levels.replaceChildren(...options(state.levels));
     levels.value = state.level;
     for (const each of commands) each.disabled = !state.can.includes(each.dataset.do ?? "");
     goal.textContent = state.goal;
     Object.assign(best, { textContent: state.best, title: state.rules });
     note.textContent = state.note;
     note.className = `ppedu-note ppedu-${state.tone}`;
-    const page = /** @type {Document | ShadowRoot} */ (trays.getRootNode());
-    const focused = page.activeElement instanceof HTMLElement ? page.activeElement.dataset.place : undefined;
+    const active = focusedBeside(trays);
+    const focused = active instanceof HTMLElement ? active.dataset.place : undefined;
     trays.replaceChildren(...state.trays.map(trayOf));
     if (focused) {
       // The keyboard's focus stays on its action, or moves to an action that is left on the same rank.
@@ -144,6 +135,12 @@ function puzzle(root, look, send) {
   return { figure, update };
 }
 
+/**
+ * The element with the keyboard's focus; the page may be a shadow tree.
+ * @param {HTMLElement} node
+ */
+const focusedBeside = (node) => /** @type {Document | ShadowRoot} */ (node.getRootNode()).activeElement;
+
 /** @param {HTMLElement} trays */
 const enabled = (trays) => [...trays.querySelectorAll("button")].filter(({ disabled }) => !disabled);
 
@@ -153,8 +150,7 @@ const enabled = (trays) => [...trays.querySelectorAll("button")].filter(({ disab
  * @param {string} key
  */
 function nextButton(trays, key) {
-  const page = /** @type {Document | ShadowRoot} */ (trays.getRootNode());
-  const here = page.activeElement?.getBoundingClientRect();
+  const here = focusedBeside(trays)?.getBoundingClientRect();
   const [across, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key] ?? [0, 0];
   if (!here || (!across && !down)) return null;
   /** @type {{ far: number, each: HTMLButtonElement | null }} */
@@ -168,105 +164,3 @@ function nextButton(trays, key) {
   }
   return nearest.each;
 }
-
-/** Timelines that a learner judges: a click on an action accuses it. */
-class Lineup extends Figure {
-  /**
-   * @param {HTMLElement} root
-   * @param {Look} look
-   * @param {Send} send
-   */
-  constructor(root, look, send) {
-    super(root, look);
-    this.send = send;
-    root.classList.add("ppedu-lineup");
-  }
-
-  /**
-   * Show other verdicts. The timelines stay, and so does the focused box.
-   * @param {Stack} state
-   */
-  update(state) {
-    const { current } = this;
-    super.update(state);
-    this.set({ current });
-  }
-
-  /** @param {number} n */
-  layout(n) {
-    const layout = super.layout(n);
-    layout.top = 6; // the name of the timeline is in the line above it
-    layout.rowHeight = 30;
-    layout.bottom = layout.top + layout.rowHeight * this.timelines[n].data.ranks;
-    layout.height = layout.bottom + 26;
-    return layout;
-  }
-
-  explain() {
-    super.explain();
-    if (!this.current) this.line.textContent = ACCUSE;
-  }
-
-  choose() {
-    const { panel, i } = this.current ?? {};
-    if (i !== undefined) this.send({ case: panel, box: i });
-  }
-}
-
-/**
- * Let a menu show the verdict, once the arrow keys do not move through it anymore.
- * @param {HTMLSelectElement} menu
- */
-function settle(menu) {
-  if (!menu.matches(":focus")) menu.value = menu.dataset.said ?? "";
-}
-
-/**
- * Timelines with a verdict on each: "runs as drawn", an action that is wrong, or an action that is missing.
- * @param {HTMLElement} root
- * @param {Look} look
- * @param {Send} send
- * @returns {Widget}
- */
-function lineup(root, look, send) {
-  const figure = new Lineup(root, look, send);
-  const note = element("p", { class: "ppedu-note ppedu-ok", role: "status" });
-  root.append(note);
-  /** @type {{ row: HTMLElement, legal: HTMLButtonElement, missing: HTMLSelectElement, verdict: HTMLElement }[]} */
-  const rows = [];
-
-  /**
-   * @param {Case} described
-   * @param {number} n
-   */
-  function create({ name, about, actions }, n) {
-    const legal = button("runs as drawn", `${name} runs as drawn`, () => send({ case: n, legal: true }));
-    const change = () => send({ case: n, missing: missing.value });
-    const missing = element("select", { "aria-label": `missing in ${name}`, onchange: change, onblur: () => settle(missing) });
-    missing.append(element("option", { value: "" }, "missing: …"));
-    missing.append(...actions.map((each) => element("option", { value: each }, `${each} missing`)));
-    const verdict = element("span", { "aria-live": "polite" });
-    const heading = element("span", {}, element("b", {}, name), ` ${about}`);
-    const row = element("div", { class: "ppedu-case" }, heading, element("span", {}, verdict, legal, missing));
-    figure.stack.insertBefore(row, figure.panels[n].holder);
-    return { row, legal, missing, verdict };
-  }
-
-  /** @param {LineupState} state */
-  function update(state) {
-    figure.update(state);
-    state.cases.forEach((each, n) => {
-      const { legal, missing, verdict } = (rows[n] ??= create(each, n));
-      legal.setAttribute("aria-pressed", `${each.legal}`);
-      missing.dataset.said = each.missing;
-      settle(missing);
-      verdict.textContent = each.verdict || "no verdict yet";
-      if (each.verdict) verdict.className = each.legal ? "ppedu-legal" : "ppedu-accused";
-      else verdict.removeAttribute("class");
-    });
-    note.textContent = state.note;
-  }
-  return { figure, update };
-}
-
-Object.assign(KINDS, { puzzle, lineup });

@@ -1,0 +1,156 @@
+// @ts-check
+// What the mouse and the keyboard do in the timelines.
+
+import { element } from "./elements.js";
+import { placeTip } from "./words.js";
+
+/**
+ * @typedef {import("./figure.js").Figure} Figure
+ * @typedef {import("./model.js").Gap} Gap
+ * @typedef {import("./model.js").View} View
+ * @typedef {{ panel: number, lane: number, i?: number, gap?: Gap }} Focus the box or gap under the pointer or the keyboard;
+ *   lane 1 is that of an outline
+ * @typedef {{ holder: HTMLElement, base: HTMLCanvasElement, over: HTMLCanvasElement, painted: unknown[] }} Place
+ */
+
+/**
+ * Create the place of a timeline, with what the mouse and the keyboard do there.
+ * @param {Figure} figure
+ * @param {number} n
+ * @returns {Place}
+ */
+export function createPlace(figure, n) {
+  const [base, over] = [element("canvas"), element("canvas")];
+  const attributes = { class: "ppedu-panel", tabindex: "0", role: "application", "aria-roledescription": "timeline" };
+  const holder = element("div", attributes, base, over);
+  /** @param {MouseEvent} event */
+  const at = (event) => {
+    const { left, top } = holder.getBoundingClientRect();
+    return { x: event.clientX - left, y: event.clientY - top };
+  };
+  /** @type {{ x: number, view: View, moved: boolean } | null} */
+  let grabbed = null;
+  holder.addEventListener("pointerdown", (event) => {
+    grabbed = { x: event.clientX, view: { ...figure.view }, moved: false };
+  });
+  holder.addEventListener("pointermove", (event) => {
+    figure.pointer = { x: event.clientX, y: event.clientY };
+    if (!grabbed || !event.buttons) {
+      point(figure, n, at(event));
+      return placeTip(figure);
+    }
+    const { x, view, moved } = grabbed;
+    const far = event.clientX - x;
+    if (Math.abs(far) > 3 && !moved) {
+      grabbed.moved = true;
+      holder.setPointerCapture(event.pointerId);
+    }
+    if (grabbed.moved) figure.lookAt(view.left - far / figure.layout(n).scale, view.right - view.left);
+  });
+  holder.addEventListener("pointerup", (event) => {
+    const click = grabbed && !grabbed.moved;
+    grabbed = null;
+    figure.pointer = { x: event.clientX, y: event.clientY };
+    if (!click) return;
+    point(figure, n, at(event));
+    figure.choose();
+  });
+  holder.addEventListener("pointerleave", () => {
+    if (!grabbed?.moved) figure.set({ current: null });
+  });
+  /** @param {WheelEvent} event */
+  const turn = (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey) return; // the page scrolls
+    event.preventDefault();
+    if (event.shiftKey) figure.lookAt(figure.view.left + (event.deltaY + event.deltaX) / figure.layout(n).scale);
+    else figure.zoom(Math.exp(event.deltaY / 300), figure.layout(n).time(at(event).x));
+  };
+  holder.addEventListener("wheel", turn, { passive: false });
+  holder.addEventListener("keydown", (event) => press(figure, event, n));
+  holder.addEventListener("focus", () => figure.explain());
+  holder.addEventListener("blur", () => (figure.tip.hidden = true));
+  figure.stack.append(holder);
+  return { holder, base, over, painted: [] };
+}
+
+/**
+ * Focus the box or gap at a position of a panel.
+ * @param {Figure} figure
+ * @param {number} n
+ * @param {{ x: number, y: number }} position
+ */
+function point(figure, n, { x, y }) {
+  const [layout, lower] = figure.lanesOf(n);
+  const row = (y - layout.top) / layout.rowHeight;
+  const [rank, time] = [Math.floor(row), layout.time(x)];
+  const part = row - rank;
+  const lane = lower && part > (layout.row.bottom + lower.lane) / 2 && part <= lower.row.bottom ? 1 : 0;
+  const { timeline, middle } = lane ? lower : layout;
+  /** @type {Focus | null} */
+  let current = null;
+  if (rank >= 0 && rank < timeline.data.ranks && x >= layout.left && x <= layout.right) {
+    const i = timeline.at(rank, time, part < middle);
+    const gap = timeline.gaps.find((each) => each.rank === rank && each.start <= time && time < each.end);
+    if (i >= 0) current = { panel: n, lane, i };
+    else if (gap) current = { panel: n, lane, gap };
+  }
+  const { panel, lane: before, i, gap } = figure.current ?? {};
+  const same = current?.i === i && current?.gap === gap && current?.panel === panel && current?.lane === before;
+  if (!same) figure.set({ current });
+}
+
+/**
+ * @param {Figure} figure
+ * @param {KeyboardEvent} event
+ * @param {number} n
+ */
+function press(figure, event, n) {
+  const { key } = event;
+  const { lane = 0, i } = figure.current?.panel === n ? figure.current : {};
+  const { boxes } = figure.drawn({ panel: n, lane }) ?? figure.timelines[n];
+  figure.pointer = null;
+  if (key.startsWith("Arrow")) move(figure, key, n, lane, i);
+  else if (["+", "=", "-"].includes(key))
+    figure.zoom(key === "-" ? 2 : 0.5, i === undefined ? undefined : (boxes.start[i] + boxes.end[i]) / 2);
+  else if (key === "Home") figure.whole();
+  else if (key === " ") figure.toggle();
+  else if (key === "Enter") figure.choose();
+  else if (key === "Escape") figure.set({ chosen: null, current: null, time: null });
+  else return;
+  event.preventDefault();
+}
+
+/**
+ * Move the focus from box `i` of a lane to the next box in the direction of an arrow key, or to the first one. From one
+ * lane of a rank to the other, it stays on the same action.
+ * @param {Figure} figure
+ * @param {string} arrow
+ * @param {number} n
+ * @param {number} from
+ * @param {number} [i]
+ */
+function move(figure, arrow, n, from, i) {
+  const lanes = figure.lanesOf(n).map(({ timeline }) => timeline);
+  const { rank, start } = lanes[from].boxes;
+  let [lane, next] = [from, 0];
+  if (i !== undefined && ["ArrowUp", "ArrowDown"].includes(arrow)) {
+    const row = rank[i] * lanes.length + from + (arrow === "ArrowUp" ? -1 : 1);
+    if (row < 0 || row >= lanes[from].data.ranks * lanes.length) next = i;
+    else {
+      const other = Math.floor(row / lanes.length);
+      lane = row % lanes.length;
+      const { rows, boxes } = lanes[lane];
+      const same = other === rank[i] ? lanes[lane].find(lanes[from].label(i)) : undefined;
+      const near = Math.min(lanes[lane].after(other, start[i]), rows[other + 1] - 1);
+      next = same !== undefined && boxes.rank[same] === other ? same : near;
+    }
+  } else if (i !== undefined) {
+    next = i + (arrow === "ArrowLeft" ? -1 : 1);
+    if (rank[next] !== rank[i]) next = i;
+  }
+  if (next < 0 || next >= lanes[lane].count) return;
+  figure.set({ current: { panel: n, lane, i: next }, chosen: null });
+  const { boxes } = lanes[lane];
+  const width = figure.view.right - figure.view.left;
+  if (boxes.start[next] < figure.view.left || boxes.end[next] > figure.view.right) figure.lookAt(boxes.start[next] - width / 2, width);
+}
