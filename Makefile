@@ -17,8 +17,8 @@ TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
-.PHONY: atlas lab check test test-unit test-ranks test-browser test-lessons test-all test-pythons test-torches gpu lint \
-  $(LINTERS) bench lessons pictures hooks dist chromium clean recordings site site-serve
+.PHONY: atlas lab check test test-unit test-widgets test-ranks test-browser test-lessons test-all test-pythons test-torches \
+  gpu lint $(LINTERS) bench lessons pictures hooks dist chromium clean recordings site site-serve
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
@@ -35,8 +35,13 @@ test-all: chromium .venv/.test
 	$(TWO_FILES) --hypothesis-profile=full -m "slow or $(PROCESSES)" tests $(PYTEST)
 	$(MAKE) test-lessons test-pythons test-torches
 
-test-unit: .venv/.test
+test-unit: .venv/.test test-widgets
 	$(EACH_CORE) -m "$(UNIT)" --ignore=tests/browser tests $(PYTEST)
+
+# Test the parts of the widgets' script that need no browser.
+test-widgets:
+	@if command -v node >/dev/null; then node --test tests/view/*.test.mjs; \
+	  else echo "Not tested: tests/view/*.test.mjs. Testing them needs Node: apt-get install nodejs"; fi
 
 test-ranks: .venv/.test
 	$(TWO_FILES) -m "not slow and not browser and ($(PROCESSES))" tests $(PYTEST)

@@ -1,0 +1,69 @@
+// The pure parts of the widgets' model: numbers as text, ticks, and looking up boxes. Run with `make test-widgets`.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Timeline, largest, pretty, ticks } from "../../ppedu/view/js/model.js";
+
+/** GPipe on two ranks with two microbatches: rank 1 waits for 1 at the start, rank 0 for 2 in the middle. */
+const gpipe = () =>
+  new Timeline({
+    ranks: 2,
+    boxes: {
+      rank: [0, 0, 0, 0, 1, 1, 1, 1],
+      start: [0, 1, 5, 7, 1, 2, 3, 5],
+      end: [1, 2, 7, 9, 2, 3, 5, 7],
+      op: ["F", "F", "B", "B", "F", "F", "B", "B"],
+      stage: [0, 0, 0, 0, 1, 1, 1, 1],
+      microbatch: [0, 1, 0, 1, 0, 1, 0, 1],
+      part: [0, 0, 0, 0, 0, 0, 0, 0],
+    },
+    sources: [[], [], [0, 6], [1, 7], [0], [1], [4], [5]],
+    gaps: [[0, 2, 5, "rank 0 waits"]],
+    memory: [[[0, 0, 1, 7, 9], [0, 1, 2, 1, 0]], [[0, 1], [0, 1]]],
+    outline: null,
+  });
+
+test("numbers have four digits, and thousands are separated", () => {
+  assert.deepEqual([33, 0.012345, 9999.6, 12345.6].map(pretty), ["33", "0.01235", "10000", "12,346"]);
+});
+
+test("the largest of no numbers is 0", () => {
+  assert.equal(largest([]), 0);
+  assert.equal(largest([1, 3, 2]), 3);
+});
+
+test("ticks are multiples of 1, 2 or 5", () => {
+  assert.deepEqual(ticks(0, 33, 10), [0, 5, 10, 15, 20, 25, 30]);
+  assert.deepEqual(ticks(0.1, 0.3, 2), [0.1, 0.2, 0.3]);
+});
+
+test("a rank's box at a time begins then or before, and ends later", () => {
+  const timeline = gpipe();
+  const label = (i) => (i < 0 ? null : timeline.label(i));
+  assert.deepEqual([0, 1, 2, 5, 9].map((time) => label(timeline.at(0, time))), ["0F0", "0F1", null, "0B0", null]);
+  assert.equal(label(timeline.after(1, 0)), "1F0");
+});
+
+test("an action is found by its name", () => {
+  assert.equal(gpipe().find("1B1"), 7);
+  assert.equal(gpipe().find("2F0"), undefined);
+});
+
+test("a gap ends with the result of another rank", () => {
+  const timeline = gpipe();
+  assert.equal(timeline.awaited(timeline.gaps[0]), 1);
+});
+
+test("a journey follows a microbatch through the stages", () => {
+  const timeline = gpipe();
+  assert.deepEqual(timeline.journey(1).map((i) => timeline.label(i)), ["0F1", "1F1", "1B1", "0B1"]);
+});
+
+test("the boxes in view overlap it", () => {
+  assert.deepEqual(gpipe().visible({ left: 1, right: 3 }), [1, 4, 5]);
+});
+
+test("what is held changes at the curve's times", () => {
+  assert.deepEqual([-1, 0, 1, 6.9, 9].map((time) => gpipe().held(0, time)), [0, 1, 2, 2, 0]);
+});
