@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import fields
 from fractions import Fraction
-from itertools import chain, count, pairwise
+from itertools import count
 from math import ceil
 from typing import Any
 
@@ -51,7 +51,7 @@ class Explore(Interactive):
         super().__init__()
         self.settings = settings
         self.shown = settings  # the last that were valid
-        self.timeline = simulate(*_schedule_and_costs(settings))
+        self.timeline = _simulated(settings)
         self._turns = count()
         self.wrong = ""  # why `settings` are invalid
         self.offers: list[tuple[str, Settings]] = []
@@ -84,7 +84,7 @@ class Explore(Interactive):
         """
         settings = {**self.settings, **{name: _value(name, value) for name, value in changes.items()}}
         try:
-            self.timeline = simulate(*_schedule_and_costs(settings))
+            self.timeline = _simulated(settings)
             self.shown, self.wrong, self.offers = settings, "", []
         except PipelineError as error:
             self.wrong, self.offers = str(error), list(_nearest(settings))
@@ -129,11 +129,13 @@ class Explore(Interactive):
 
     def code(self) -> str:
         """Return Python code that reproduces the timeline."""
-        sizes = "".join(f", {key}={value!r}" for key, value in _sizes(self.shown).items())
-        if isinstance(self.shown["costs"], Pieces):
-            return f"s = pp.schedule({self.shown['schedule']!r}{sizes})\npp.compare(s, model=model)"
-        costs = ", ".join(f"{key}={_literal(value)}" for key, value in _cost_settings(self.shown).items())
-        return f"s = pp.schedule({self.shown['schedule']!r}{sizes})\nt = pp.simulate(s, pp.Costs({costs}))\nt.show()"
+        shown = self.shown
+        sizes = "".join(f", {key}={value!r}" for key, value in _sizes(shown).items())
+        made = f"s = pp.schedule({shown['schedule']!r}{sizes})"
+        if isinstance(shown["costs"], Pieces):
+            return f"{made}\npp.compare(s, model=model)"
+        costs = changed(shown["costs"]) if shown["costs"] else _cost_settings(shown)
+        return f"{made}\nt = pp.simulate(s, pp.Costs({in_code(costs)}))\nt.show()"
 
 
 def explore(
@@ -206,9 +208,7 @@ def _sizes(settings: Settings) -> dict[str, int]:
 
 
 def _cost_settings(settings: Settings) -> dict[str, Any]:
-    """Return keyword arguments of `Costs` for these settings, without optional ones that have no effect."""
-    if own := settings["costs"]:
-        return {each.name: value for each in fields(Costs) if (value := getattr(own, each.name)) != each.default}
+    """Return keyword arguments of `Costs` for the sliders, without optional ones that have no effect."""
     forward, backward = settings["forward"], settings["backward"]
     costs = {"forward": forward, "backward": backward}
     if settings["weight"] != Fraction(1, 2):
@@ -221,26 +221,21 @@ def _cost_settings(settings: Settings) -> dict[str, Any]:
     return {name: int(cost) if cost == int(cost) else float(cost) for name, cost in costs.items()}
 
 
-def _schedule_and_costs(settings: Settings) -> tuple[Schedule, Costs]:
-    """Return the schedule and the costs that these settings describe.
+def _simulated(settings: Settings) -> Timeline:
+    """Return the timeline that these settings describe.
 
     Raises:
         PipelineError: the schedule does not exist in this size, or the costs do not fit its stages.
     """
-    made = schedule(settings["schedule"], **_sizes(settings))
-    if isinstance(settings["costs"], Pieces):
-        made.validate()
-        return made, fitted(made, settings["costs"])
-    costs = Costs(**_cost_settings(settings))
-    costs = costs.tabulated(made.stages, made.microbatches)
-    costs.durations(made.stages, made.ranks, made.microbatches)
-    for cost in (costs.overlap, costs.activation):
-        if cost is not None:
-            costs.per_stage(cost, made.stages, made.ranks, made.microbatches)
-    for source, target in chain(*map(pairwise, made.placement.holders)):
-        costs.delay(source, target)
-        costs.delay(target, source)
-    return made, costs
+    made, costs = schedule(settings["schedule"], **_sizes(settings)), settings["costs"]
+    if isinstance(costs, Pieces):
+        made.validate()  # the time of a partition is not defined for a schedule that deadlocks
+        costs = fitted(made, costs)
+    costs = (costs or Costs(**_cost_settings(settings))).tabulated(made.stages, made.microbatches)
+    costs.durations(made.stages, made.ranks, made.microbatches)  # raises before the slower check of the schedule
+    timeline = simulate(made, costs)
+    timeline.peak_activations  # noqa: B018  # raises if the activations do not fit the stages
+    return timeline
 
 
 def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
@@ -254,7 +249,7 @@ def _nearest(settings: Settings) -> Iterator[tuple[str, Settings]]:
         for values in (range(settings[name] - 1, least - 1, -1), range(settings[name] + 1, most + 1)):
             for value in values:
                 with suppress(PipelineError):
-                    _schedule_and_costs({**settings, name: value})
+                    _simulated({**settings, name: value})
                     yield f"{value} {label}", {name: value}
                     break
 
@@ -296,12 +291,22 @@ def _written(value: Any) -> str:
     return f"{float(value):.10g}"
 
 
-def _literal(cost: Any) -> str:
-    """Return the value of a field of Costs as Python code."""
-    if isinstance(cost, str):
-        return repr(cost)
-    if callable(cost):
-        return getattr(cost, "__name__", "<lambda>").replace("<lambda>", "...")
-    if isinstance(cost, Mapping):
-        return f"{{{', '.join(f'{link}: {_written(time)}' for link, time in cost.items())}}}"
-    return f"[{', '.join(map(_literal, cost))}]" if isinstance(cost, Sequence) else _written(cost)
+def changed(costs: Costs) -> dict[str, Any]:
+    """Return the fields of costs that differ from the defaults."""
+    return {each.name: value for each in fields(Costs) if (value := getattr(costs, each.name)) != each.default}
+
+
+def in_code(costs: Mapping[str, Any]) -> str:
+    """Return fields of Costs as the arguments of a call in Python: "forward=1, backward=[2, 2, 3, 2]"."""
+    return ", ".join(f"{name}={_literal(value)}" for name, value in costs.items())
+
+
+def _literal(value: Any) -> str:
+    """Return the value of a field of Costs as Python code; a function as its name."""
+    if callable(value):
+        return getattr(value, "__name__", "<lambda>").replace("<lambda>", "...")
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{link}: {_literal(time)}' for link, time in value.items())}}}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    return repr(float(value) if isinstance(value, Fraction) else value)

@@ -8,13 +8,12 @@ import json
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from numbers import Real
 from typing import Any
 
 from ppedu.core import ParseError, PipelineError, Placement, SettingError
-from ppedu.core.numeric import plain
-from ppedu.sim import Costs, Timeline, simulate
-from ppedu.view.explore import explore
+from ppedu.sim import Timeline, simulate
+from ppedu.view.explore import changed, explore, in_code
 
 PLAYGROUND = "https://ppedu.github.io/ppedu/"
 LARGEST = 1 << 20  # bytes that a link can hold
@@ -23,26 +22,22 @@ LARGEST = 1 << 20  # bytes that a link can hold
 def link(timeline: Timeline, base: str | None = None) -> str:
     """Return the address of the playground with a timeline; see `Timeline.link`."""
     schedule, costs = timeline.schedule, timeline.costs
-    given = {each.name: getattr(costs, each.name) for each in fields(costs)}
-    changed = {name: value for name, value in given.items() if value != getattr(Costs(), name)}
-    if callable(costs.forward) or any(map(callable, changed.values())):
+    given = changed(costs)
+    if any(map(callable, given.values())):
         raise SettingError("a link cannot hold costs that are functions; take costs.tabulated(stages, microbatches)")
     address = PLAYGROUND if base is None else base.partition("#")[0]
-    if changed.keys() <= {"forward", "backward", "latency"}:
+    if given.keys() <= {"forward", "backward", "latency"} and all(isinstance(each, Real) for each in given.values()):
         sizes = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "chunks": schedule.chunks}
+        numbers = {**sizes, **given}.items()
+        inputs: dict[str, Any] = {name: str(each if isinstance(each, int) else float(each)) for name, each in numbers}
         with suppress(PipelineError):
-            inputs: dict[str, Any] = {name: _number(each) for name, each in {**sizes, **changed}.items()}
             if explore(schedule.name, **inputs).timeline.rows == simulate(schedule, costs).rows:
                 return f"{address}#{encode('explore', {'schedule': schedule.name, **inputs})}"
     place = schedule.placement
     written = place.name if place == _made(place, schedule.microbatches) else str(list(place.holders[0]))
     if place.copies > 1 and written != place.name:
         raise SettingError("a link cannot hold a placement of one's own with two copies of the model")
-    inputs = {
-        "text": schedule.to_csv(),
-        "placement": written,
-        "costs": ", ".join(f"{name}={_literal(value)}" for name, value in changed.items()),
-    }
+    inputs = {"text": schedule.to_csv(), "placement": written, "costs": in_code(given)}
     return f"{address}#{encode('write', inputs)}"
 
 
@@ -51,23 +46,6 @@ def _made(place: Placement, microbatches: int) -> Placement | None:
     with suppress(PipelineError):
         return Placement.make(place.name, place.ranks, place.chunks if place.copies == 1 else 1, microbatches)
     return None
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, (Mapping, tuple)):
-        raise SettingError("not a number")
-    return str(plain(value) if isinstance(value, int) else float(value))
-
-
-def _literal(value: Any) -> str:
-    """Return the value of a field of Costs as a Python literal."""
-    if isinstance(value, (str, bool, int)) or value is None:
-        return repr(value)
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_literal(each)}' for key, each in value.items())}}}"
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_literal, value))}]"
-    return repr(float(value))
 
 
 def encode(view: str, inputs: Mapping[str, str]) -> str:
