@@ -11,8 +11,8 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
+from difflib import SequenceMatcher
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,6 @@ from ppedu.planning.machine import Machine
 from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, require_costs, simulate, simulate_partial
-from ppedu.view.differences import differences as find_differences
 from ppedu.view.model import Data, Panel, Stack, require_lanes
 from ppedu.view.script import script, style
 from ppedu.zoo import schedule
@@ -84,6 +83,19 @@ class Interactive:
         timelines = self.stack.timelines if self.lanes else [panel.timeline for panel in self.panels()]
         return "\n\n".join(each.text() for each in timelines)
 
+    def static(self) -> Data:
+        """Return a MIME bundle for pages without a kernel: the text and a PNG picture.
+
+        There is no picture if drawing it would take seconds or matplotlib is missing.
+        """
+        data, stack = {"text/plain": self.text()}, self.stack
+        if sum(len(row) for panel in stack.panels for row in panel.timeline.rows) <= MOST_DRAWN:
+            with suppress(SettingError):
+                from ppedu.view.plot import png
+
+                data["image/png"] = base64.b64encode(png(stack)).decode()
+        return data
+
     def handle(self, message: dict[str, Any]) -> Data | None:
         """Act on a message from the browser, and return the answer, or None if the message needs none."""
         return None
@@ -110,15 +122,14 @@ class Interactive:
         hooks.call("save widget", self, path)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
-        static = {"text/plain": self.text(), **static_picture(self.stack)}
         if not in_notebook():
-            return static, {}
+            return self.static(), {}
         widget = _widget_class()(state=json.dumps(self.state()), lanes=self.lanes)
         widget.on_msg(self._receive)
         widget.observe(self._switch, "lanes")
         self._widgets.append(widget)
         data, metadata = widget._repr_mimebundle_()
-        return {**data, **static}, metadata
+        return {**data, **self.static()}, metadata
 
     def _switch(self, change: Any) -> None:
         """Remember what a reader chose, for what is displayed or saved next."""
@@ -138,20 +149,6 @@ class Interactive:
 
     def __repr__(self) -> str:
         return self.text()
-
-
-def static_picture(stack: Stack) -> Data:
-    """Return a MIME bundle with a PNG picture, for pages without a kernel.
-
-    It is empty if drawing would take seconds or matplotlib is missing.
-    """
-    if sum(len(row) for panel in stack.panels for row in panel.timeline.rows) > MOST_DRAWN:
-        return {}
-    try:
-        from ppedu.view.plot import png
-    except SettingError:
-        return {}
-    return {"image/png": base64.b64encode(png(stack)).decode()}
 
 
 def in_notebook() -> bool:
@@ -235,33 +232,42 @@ def compare(
     if machine is not None and model is None:
         raise SettingError("machine is for the messages of a model; give compare a model, too, or leave out machine")
 
-    def costs_of(each: Schedule) -> Costs:
-        return require_costs(costs) if model is None else fitted(each, model, machine)
+    def timeline(compared: str | Schedule | Timeline) -> Timeline:
+        wanted = "the name of a schedule, a Schedule or a Timeline"
+        require_instance("each argument of compare", compared, (str, Schedule, Timeline), wanted)
+        if isinstance(compared, Timeline):
+            return compared
+        made = schedule(compared, ranks, microbatches) if isinstance(compared, str) else compared
+        try:
+            return simulate(made, require_costs(costs) if model is None else fitted(made, model, machine))
+        except SettingError as error:
+            raise SettingError(
+                f"{made.name}: {error}; or compare timelines, simulated with costs of their own"
+            ) from None
 
-    return Comparison(*(Panel(_timeline(each, ranks, microbatches, costs_of)) for each in schedules))
-
-
-def _timeline(compared: Any, ranks: int, microbatches: int, costs_of: Callable[[Schedule], Costs]) -> Timeline:
-    """Return the timeline of an argument of `compare`; names and schedules are simulated."""
-    wanted = "the name of a schedule, a Schedule or a Timeline"
-    require_instance("each argument of compare", compared, (str, Schedule, Timeline), wanted)
-    if isinstance(compared, Timeline):
-        return compared
-    made = schedule(compared, ranks, microbatches) if isinstance(compared, str) else compared
-    try:
-        return simulate(made, costs_of(made))
-    except SettingError as error:
-        raise SettingError(f"{made.name}: {error}; or compare timelines, simulated with costs of their own") from None
+    return Comparison(*(Panel(timeline(each)) for each in schedules))
 
 
 class Difference(Interactive):
-    """Two schedules with the actions marked that differ.
+    """Two schedules with the actions marked that differ; without these, the orders of both are equal.
 
-    `first` and `second` name these actions, each as a rank and a position in its order.
+    `difflib` looks for few such actions, not for the fewest. `first` and `second` name those of each schedule, as a
+    rank and a position in its order.
+
+    Raises:
+        SettingError: the schedules differ in their number of ranks.
     """
 
     def __init__(self, one: Timeline, other: Timeline):
-        self.first, self.second = find_differences(one.schedule, other.schedule)
+        if one.schedule.ranks != other.schedule.ranks:
+            raise SettingError(f"{one.schedule!r} and {other.schedule!r} must have the same number of ranks")
+        self.first: list[tuple[int, int]] = []
+        self.second: list[tuple[int, int]] = []
+        for rank, orders in enumerate(zip(one.schedule.orders, other.schedule.orders, strict=True)):
+            for kind, start, end, begin, stop in SequenceMatcher(None, *orders, autojunk=False).get_opcodes():
+                if kind != "equal":
+                    self.first += [(rank, place) for place in range(start, end)]
+                    self.second += [(rank, place) for place in range(begin, stop)]
         super().__init__(Panel(one, marks=self.first), Panel(other, marks=self.second))
 
 
@@ -286,10 +292,10 @@ def differences(one: Schedule | Timeline, other: Schedule | Timeline, costs: Cos
 def mime_bundle(shown: Schedule | Timeline) -> tuple[Data, Data]:
     """Return what Jupyter displays for a timeline, or for a schedule simulated with the default costs."""
     try:
-        timeline = simulate(shown) if isinstance(shown, Schedule) else shown
+        widget = display(simulate(shown) if isinstance(shown, Schedule) else shown)
     except ScheduleError as error:
         return {"text/plain": str(error)}, {}
     try:
-        return display(timeline)._repr_mimebundle_()
+        return widget._repr_mimebundle_()
     except SettingError:  # anywidget is not installed
-        return {"text/plain": timeline.text(), **static_picture(Stack([Panel(timeline)]))}, {}
+        return widget.static(), {}

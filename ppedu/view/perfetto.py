@@ -38,7 +38,9 @@ def chrome_trace(*timelines: Timeline) -> str:
     for pid, timeline in enumerate(timelines, 1):
         events += _ranks(timeline, pid, f"{timeline.source} rank" if len(timelines) > 1 else "rank")
         events += _messages(Panel(timeline), pid, arrows)
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "ppedu": list(map(_about, timelines))})
+    return json.dumps(
+        {"traceEvents": events, "displayTimeUnit": "ms", "ppedu": list(map(_about, timelines))}, default=float
+    )
 
 
 def _ranks(timeline: Timeline, pid: int, label: str) -> Iterator[Data]:
@@ -101,28 +103,16 @@ def _microseconds(time: Any) -> float:
     return round(float(time) * MICROSECONDS / TICK) * TICK
 
 
-def _of_links(cost: Any) -> Any:
-    """Return a cost of messages as a number, or [from_rank, to_rank, time] for each link."""
-    return [[*link, float(time)] for link, time in cost.items()] if isinstance(cost, PerLink) else float(cost)
-
-
-def _number(cost: Any) -> Any:
-    """Return a cost as JSON has it: whole numbers stay whole, so that sums of them do."""
-    return cost if isinstance(cost, int) else float(cost)
-
-
 def _about(timeline: Timeline) -> Data:
-    """Return the schedule's name and size, the costs and the source: the part of a timeline that events lack."""
+    """Return the schedule's name and size, the costs and the source: the part of a timeline that events lack.
+
+    Fractions among the costs are written as floats. Whole numbers stay whole, so that sums of them do.
+    """
     schedule = timeline.schedule
     costs = timeline.costs.tabulated(schedule.stages, schedule.microbatches)
-
-    def floats(cost: Any) -> list[Any] | None:
-        """Return a cost for each stage, or for each stage and microbatch."""
-        if cost is None:
-            return None
-        stages = costs.per_stage(cost, schedule.stages, schedule.ranks, schedule.microbatches)
-        return [[*map(_number, each)] if isinstance(each, tuple) else _number(each) for each in stages]
-
+    size = schedule.stages, schedule.ranks, schedule.microbatches
+    of_stages = {name: getattr(costs, name) for name in PER_STAGE}
+    of_links = {name: getattr(costs, name) for name in PER_LINK}
     return {
         "schedule": schedule.name,
         "placement": schedule.placement.name,
@@ -132,12 +122,15 @@ def _about(timeline: Timeline) -> Data:
         "microbatches": schedule.microbatches,
         "forward_only": schedule.forward_only,
         "steps": len(timeline.steps),
-        **{name: floats(getattr(costs, name)) for name in PER_STAGE},
-        **{name: _of_links(getattr(costs, name)) for name in PER_LINK},
+        **{name: None if cost is None else costs.per_stage(cost, *size) for name, cost in of_stages.items()},
+        **{
+            name: [[*link, time] for link, time in cost.items()] if isinstance(cost, PerLink) else cost
+            for name, cost in of_links.items()
+        },
         "links": costs.links,
-        "weight_memory": float(costs.weight_memory),
+        "weight_memory": costs.weight_memory,
         "recompute": costs.recompute,
-        "stage_input": [*map(float, costs.per_stage(costs.stage_input, schedule.stages, schedule.stages))],
+        "stage_input": costs.per_stage(costs.stage_input, schedule.stages, schedule.stages),
         "unit": costs.unit,
         "memory_unit": costs.memory_unit,
         "source": timeline.source,

@@ -23,7 +23,7 @@ NOTEBOOK: dict[str, Any] = {
 
 def use_notebook_colors() -> None:
     """Set the colors for pictures in a notebook, except those that differ from matplotlib's defaults."""
-    rcParams.update({key: color for key, color in NOTEBOOK.items() if rcParams[key] == rcParamsDefault[key]})
+    rcParams.update(still_colors())
 
 
 def without_white_behind(message: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from matplotlib import pyplot
 
 import ppedu as pp
 from ppedu import Costs, PipelineError, SettingError, simulate
-from ppedu.view.interactive import static_picture
+from ppedu.view.interactive import Interactive
 from ppedu.view.label import encodable, label
-from ppedu.view.model import Panel, Stack
+from ppedu.view.model import Panel
 
 TIMELINE = simulate(pp.schedule("1f1b", 4, 8))
 STARTS = {".svg": b"<?xml", ".png": b"\x89PNG\r\n", ".pdf": b"%PDF-"}
@@ -119,7 +119,7 @@ def test_no_characters_in_names_units_titles_or_sources_break_a_picture(tmp_path
         for name in "xy":
             ElementTree.parse(tmp_path / f"{name}.svg")
     elif not ending:
-        assert static_picture(Stack([Panel(timeline, FORBIDDEN)]))["image/png"]
+        assert Interactive(Panel(timeline, FORBIDDEN)).static()["image/png"]
 
 
 @given(st.text(st.characters(exclude_categories=[])))
