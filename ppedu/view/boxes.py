@@ -25,7 +25,10 @@ class Boxes:
     def __init__(self, ax: Axes, panel: Panel, ends: Ends):
         self.ax, self.panel, self.ends = ax, panel, ends
         self.boxes = sorted(panel.boxes, key=lambda box: box.copy)  # so that edges of the second copy stay visible
-        self.wide, self.high = _points(ax)
+        extent, (left, right), (bottom, top) = ax.get_window_extent(), ax.get_xlim(), ax.get_ylim()
+        per_point = ax.figure.dpi / 72
+        # About how many points on the page a unit of time and a rank's row take, before the final layout.
+        self.wide, self.high = extent.width / per_point / (right - left), extent.height / per_point / (bottom - top)
         mean = sum(box.end - box.start for box in self.boxes) / max(1, len(self.boxes))
         self.gap = 0.8 if mean * self.wide > 5 else 0.2  # points between neighbors
 
@@ -114,11 +117,3 @@ class Boxes:
         upper, lower = self._edges(box)
         across = (box.end - box.start) * self.wide / (0.62 * letters + 0.35)
         return min(LARGEST, across, (lower - upper) * self.high / 1.25)
-
-
-def _points(ax: Axes) -> tuple[float, float]:
-    """Return about how many points on the page a unit of time and a rank's row take, before the final layout."""
-    extent = ax.get_window_extent()
-    per_point = ax.figure.dpi / 72
-    (left, right), (bottom, top) = ax.get_xlim(), ax.get_ylim()
-    return extent.width / per_point / (right - left), extent.height / per_point / (bottom - top)

@@ -90,17 +90,15 @@ def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
     if ax is None:
         _, ax = pyplot.subplots(figsize=(8, 4), layout="constrained")
     instance = frontier.found[0].instance
-    memories = [float(memory) for _, memory, _, _ in frontier.points[: len(frontier.found)]]
-    values, bounds = ([float(each.value) for each in frontier.found], [float(each.bound) for each in frontier.found])
+    own = frontier.points[: len(frontier.found)]
+    found = [(status, float(memory), float(value)) for status, memory, value, _ in own]
+    _, memories, values = zip(*found, strict=True)
+    bounds = [float(each.bound) for each in frontier.found]
     ax.step(memories, bounds, where="post", color=PROVEN, linewidth=1, linestyle=":", label="no schedule is below")
     ax.step(memories, values, where="post", color=PROVEN, linewidth=1)
-    for status, color in (("optimal", PROVEN), ("feasible", OPEN)):
-        chosen = [at for at, each in enumerate(frontier.found) if each.status == status]
-        if chosen:
-            label = "proven best" if status == "optimal" else "best found"
-            ax.scatter(
-                [memories[at] for at in chosen], [values[at] for at in chosen], color=color, zorder=3, label=label
-            )
+    for wanted, color, label in (("optimal", PROVEN, "proven best"), ("feasible", OPEN, "best found")):
+        if chosen := [(memory, value) for status, memory, value in found if status == wanted]:
+            ax.scatter(*zip(*chosen, strict=True), color=color, zorder=3, label=label)
     names: defaultdict[tuple[float, float], list[str]] = defaultdict(list)
     for name, memory, value, _ in frontier.points[len(frontier.found) :]:
         names[float(memory), float(value)].append(name)

@@ -108,12 +108,9 @@ class Interactive:
                 widget.state = state
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the timelines to a file, in the format of its ending.
+        """Write the timelines to a file, in the format of its ending, as `Timeline.save` does for one of them.
 
-        .html: a page with the timelines, their numbers and orders. It needs neither a kernel nor a network, and leaves
-            out controls that need a kernel.
-        .svg .png .pdf: a picture of the timelines under each other. Needs matplotlib.
-        .json: a trace of the timelines, as `Timeline.save` writes it.
+        A page (.html) leaves out controls that need a kernel. A picture has the timelines under each other.
 
         Raises:
             SettingError: the ending is none of these, or a picture needs matplotlib, which is not installed.
@@ -215,11 +212,14 @@ def compare(
 
         compare("gpipe", "1f1b", "zb-h1", ranks=4, microbatches=8, costs=Costs(latency=0.1))
 
-    schedules: registered names, Schedules or Timelines. `ranks` and `microbatches` apply to the names.
-    costs: apply to everything that is not a Timeline yet. Costs per stage fit only schedules with that number of
-        stages; to compare other schedules, simulate each with its own costs.
-    model: `Model.measured(…)`, in place of `costs`: each schedule gets its best partition of this model, whatever its
-        number of stages. Times are in the model's unit, memory in GB. machine: for the time of messages.
+    Args:
+        schedules: Registered names, Schedules or Timelines.
+        ranks, microbatches: The size of the schedules that are given by name.
+        costs: The costs of everything that is not a Timeline yet. Costs per stage fit only schedules with that number
+            of stages; to compare other schedules, simulate each with its own costs.
+        model: `Model.measured(…)`, in place of `costs`: each schedule gets its best partition of this model, whatever
+            its number of stages. Times are in the model's unit, memory in GB.
+        machine: The machine, or its name, for the time of a model's messages.
 
     Raises:
         SettingError: there is nothing to compare, an argument has the wrong type, or sizes or costs do not fit.

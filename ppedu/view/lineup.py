@@ -30,15 +30,13 @@ class Lineup(Interactive):
         self.verdicts: dict[str, Verdict] = {}
 
     def panels(self) -> list[Panel]:
-        return [Panel(each, f"{name}: {self.about[name]}", marks=self._marks(name)) for name, each in self._items]
+        return [
+            Panel(each, f"{name}: {self.about[name]}", marks=self._marks(name)) for name, each in self.timelines.items()
+        ]
 
     @property
     def stack(self) -> Stack:
         return Stack(self.panels(), bare=True)
-
-    @property
-    def _items(self) -> list[tuple[str, Timeline]]:
-        return list(self.timelines.items())
 
     def _marks(self, name: str) -> set[tuple[int, int]]:
         """Return the rank and the position of the accused action of a timeline, if it is drawn there."""
@@ -52,7 +50,7 @@ class Lineup(Interactive):
         """Change a verdict. A click on what is already the verdict takes it back."""
         match message:
             case {"case": int(number), **rest} if 0 <= number < len(self.timelines):
-                name, timeline = self._items[number]
+                name, timeline = list(self.timelines.items())[number]
             case _:
                 return
         verdict: Verdict | None = None
@@ -87,7 +85,7 @@ class Lineup(Interactive):
             panel["gaps"] = []  # the reasons for waits assume a timeline that is possible
         return {
             **state,
-            "cases": [self._case(name, timeline) for name, timeline in self._items],
+            "cases": [self._case(name, timeline) for name, timeline in self.timelines.items()],
             "note": f"{left} Click an action that is wrong; a second click takes the verdict back.",
         }
 

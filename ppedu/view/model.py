@@ -21,7 +21,6 @@ from ppedu.view.label import encodable
 from ppedu.view.look import BARE_ROW, COLORS, LOOK, NAMES, shade
 
 Data = dict[str, Any]  # what `json.dumps` can write
-NO_NUMBERS: Data = {"numbers": "", "peaks": []}
 
 
 class Box(NamedTuple):
@@ -304,7 +303,7 @@ class Stack:
             "legend": list(self.legend.items()),
             "fills": {op: [_bytes(fill) for fill in fills] for op, fills in self.fills.items()},
             "panels": [
-                panel.state(factor, unit) | {"tall": self.tall} | (NO_NUMBERS if self.bare else {})
+                panel.state(factor, unit) | {"tall": self.tall} | ({"numbers": "", "peaks": []} if self.bare else {})
                 for panel in self.panels
             ],
         }
