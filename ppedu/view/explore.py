@@ -151,13 +151,15 @@ def explore(
 
         explore("zb-h1", ranks=4, microbatches=8, latency=0.2)
 
-    costs: replace the controls for costs, for example with one cost per stage. They stay the same while schedule and
-        sizes change; if they do not fit the number of stages, the widget offers the nearest sizes that they fit.
-    model: `Model.measured(…)`, in place of costs: each schedule gets its best partition of this model. Times are in the
-        model's unit, memory in GB.
-    settings: the start values of the other controls: chunks, forward, backward, weight (W's part of the backward, 0 to
-        1), latency, overlap (the part of its time that an overlapped pair saves, 0 to 0.5) and memory (the most
-        activations that a rank may hold; 0 for no limit).
+    Args:
+        name, ranks, microbatches: The start values of the controls of these names.
+        costs: Costs in place of the controls for them, for example with one cost per stage. They stay the same while
+            schedule and sizes change; if they do not fit the number of stages, the widget offers the nearest sizes.
+        model: `Model.measured(…)`, in place of costs: each schedule gets its best partition of this model. Times are in
+            the model's unit, memory in GB.
+        settings: The start values of the other controls: chunks, forward, backward, weight (W's part of the backward,
+            0 to 1), latency, overlap (the part of its time that an overlapped pair saves, 0 to 0.5) and memory (the
+            most activations that a rank may hold; 0 for no limit).
 
     Raises:
         SettingError: there is no such schedule or control, or the settings exclude each other.

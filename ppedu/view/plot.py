@@ -51,20 +51,21 @@ def plot(
 ) -> Axes:
     """Draw a timeline and return its Axes.
 
-    ax: where to draw; a new figure by default.
-    outline: another timeline with the same number of ranks, drawn as outlines above this one's boxes: the simulation
-        of a measured run.
-    lanes: whether `outline` has a lane of its own, below this timeline's, in which its actions are named, too. Both
-        count from their own start, and the numbers of both are shown.
-    critical_path: whether the actions on the critical path have an edge of its color; with lanes, in both.
-    memory: whether a strip under each rank shows its activations, with the scale at its left and the peak at its
-        right. All ranks share one scale, on which the highest peak fills the strip. Pass a number to let that number
-        fill the strip instead, so that pictures can be compared.
-    title: replaces the schedule's name and size. Makespan, bubble and peak activations are always shown beside it, and
-        "emulated" after it if the times were emulated.
-    legend: whether to draw a legend below the timeline. In a figure of several timelines, one is enough.
-    marks: actions to mark with a red edge, each as a rank and a position in its order.
-    until: a time that the axis must reach.
+    Args:
+        ax: Where to draw; a new figure by default.
+        outline: Another timeline with the same number of ranks, drawn as outlines above this one's boxes: the
+            simulation of a measured run.
+        lanes: Whether `outline` has a lane of its own, below this timeline's, in which its actions are named, too. Both
+            count from their own start, and the numbers of both are shown.
+        critical_path: Whether the actions on the critical path have an edge of its color; with lanes, in both.
+        memory: Whether a strip under each rank shows its activations, with the scale at its left and the peak at its
+            right. All ranks share one scale, on which the highest peak fills the strip. Pass a number to let that
+            number fill the strip instead, so that pictures can be compared.
+        title: Text in place of the schedule's name and size. Makespan, bubble and peak activations are always shown
+            beside it, and "emulated" after it if the times were emulated.
+        legend: Whether to draw a legend below the timeline. In a figure of several timelines, one is enough.
+        marks: Actions to mark with a red edge, each as a rank and a position in its order.
+        until: A time that the axis must reach.
 
     Raises:
         SettingError: an option has the wrong type, `outline` has another number of ranks, or `lanes` lacks an outline.
