@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -11,28 +12,43 @@ from operator import attrgetter
 from pathlib import Path
 
 import ppedu as pp
-from ppedu.search.atlas import (
-    FILE,
-    MOST_MICROBATCHES,
-    MOST_RANKS,
-    PLACEMENTS,
-    Entry,
-    costs_of,
-    parse,
-    placement_of,
-    rows_of,
-    written,
-)
-from ppedu.search.instance import Instance
+from ppedu.search.atlas import FILE, MOST_MICROBATCHES, MOST_RANKS, PLACEMENTS, Entry, parse, placement_of
+from ppedu.search.instance import Instance, held
 from ppedu.search.optimal import FORMULATIONS, race, search
 
 ATLAS = Path(__file__).parents[1] / "ppedu" / "search" / FILE
+HEADER = """\
+# The best schedules for small sizes; written by `make atlas`, checked by tests/search/test_atlas.py.
+# placement, ranks, microbatches, memory (activations of a stage); makespan, least possible makespan, proofs; then for
+# each rank its actions: F I W are those of its first stage, f i w of its second. The n-th F is that of microbatch n.
+"""
 
 
 def instance_of(name: str, ranks: int, microbatches: int, memory: int | None) -> Instance:
     placement = placement_of(name, ranks, microbatches)
     limit = None if memory is None else Fraction(memory)
-    return Instance.of(placement, microbatches, costs_of(name), True, False, limit, "makespan")
+    costs = Entry(name, ranks, microbatches, 0, 0, 0, (), ()).costs
+    return Instance.of(placement, microbatches, costs, memory=limit)
+
+
+def rows_of(schedule: pp.Schedule) -> tuple[str, ...]:
+    """Return the letters of a schedule with split backwards."""
+    found = []
+    for rank, order in enumerate(schedule.orders):
+        stages = held(schedule.placement, rank)
+        letters = []
+        for stage, op, microbatch, _ in order:
+            second = stages.index((schedule.placement.copy(microbatch), stage))
+            letters.append(op.lower() if second else op.value)
+        found.append("".join(letters))
+    return tuple(found)
+
+
+def written(found: Iterable[Entry]) -> str:
+    """Return the text of a file with these entries."""
+    order = [*PLACEMENTS]
+    lines = sorted(found, key=lambda each: (order.index(each.placement), *each.key[1:]))
+    return HEADER + "".join(f"{each}\n" for each in lines)
 
 
 def joined(first: Entry, second: Entry, memory: int) -> Entry:

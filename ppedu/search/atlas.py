@@ -7,8 +7,8 @@ counted in activations of a stage, up to the one from which on more memory does 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,17 +16,13 @@ from importlib.resources import files
 from ppedu.core import Action, Op, Placement, Schedule, SettingError
 from ppedu.core.numeric import Number, exact
 from ppedu.core.validate import require_count, require_number
+from ppedu.search.instance import held
 from ppedu.sim import Costs
 
 # By name: the placement and the stages of each copy on a rank.
 PLACEMENTS = {"line": ("loop", 1), "loop": ("loop", 2), "v": ("v", 2), "bidirectional": ("bidirectional", 1)}
 MOST_RANKS, MOST_MICROBATCHES = 4, 12
 FILE = "atlas.txt"
-HEADER = """\
-# The best schedules for small sizes; written by `make atlas`, checked by tests/search/test_atlas.py.
-# placement, ranks, microbatches, memory (activations of a stage); makespan, least possible makespan, proofs; then for
-# each rank its actions: F I W are those of its first stage, f i w of its second. The n-th F is that of microbatch n.
-"""
 
 
 @dataclass(frozen=True)
@@ -59,15 +55,16 @@ class Entry:
 
     @property
     def costs(self) -> Costs:
-        """One unit for each forward and each half of a backward."""
-        return costs_of(self.placement)
+        """One unit for each forward and each half of a backward of a stage."""
+        chunks = PLACEMENTS[self.placement][1]
+        return Costs(forward=chunks, input=chunks, weight=chunks, activation=chunks)
 
     @property
     def schedule(self) -> Schedule:
         place = placement_of(self.placement, self.ranks, self.microbatches)
         orders = []
         for rank, letters in enumerate(self.rows):
-            stages = [*_stages(place, rank)]
+            stages = held(place, rank)
             counted: Counter[str] = Counter()
             order = []
             for letter in letters:
@@ -89,31 +86,6 @@ def placement_of(name: str, ranks: int, microbatches: int) -> Placement:
     return Placement.make(kind, ranks, chunks, microbatches)
 
 
-def costs_of(name: str) -> Costs:
-    """Return the costs of the atlas, for which each stage takes one unit."""
-    chunks = PLACEMENTS[name][1]
-    return Costs(forward=chunks, input=chunks, weight=chunks, activation=chunks)
-
-
-def rows_of(schedule: Schedule) -> tuple[str, ...]:
-    """Return the letters of a schedule with split backwards."""
-    found = []
-    for rank, order in enumerate(schedule.orders):
-        stages = [*_stages(schedule.placement, rank)]
-        letters = []
-        for stage, op, microbatch, _ in order:
-            second = stages.index((schedule.placement.copy(microbatch), stage))
-            letters.append(op.lower() if second else op.value)
-        found.append("".join(letters))
-    return tuple(found)
-
-
-def _stages(placement: Placement, rank: int) -> Iterator[tuple[int, int]]:
-    """Yield the copy and number of each stage of a rank."""
-    for copy, holders in enumerate(placement.holders):
-        yield from ((copy, stage) for stage, holder in enumerate(holders) if holder == rank)
-
-
 def parse(text: str) -> Iterator[Entry]:
     """Yield the entries in a file's text."""
     for line in text.splitlines():
@@ -129,34 +101,21 @@ def entries() -> tuple[Entry, ...]:
     return tuple(parse(files("ppedu.search").joinpath(FILE).read_text(encoding="utf-8")))
 
 
-def written(found: Iterable[Entry]) -> str:
-    """Return the text of a file with these entries."""
-    order = [*PLACEMENTS]
-    lines = sorted(found, key=lambda each: (order.index(each.placement), *each.key[1:]))
-    return HEADER + "".join(f"{each}\n" for each in lines)
-
-
-@cache
-def _by_size() -> dict[tuple[str, int, int], dict[int, Entry]]:
-    found: defaultdict[tuple[str, int, int], dict[int, Entry]] = defaultdict(dict)
-    for each in entries():
-        found[each.key[:3]][each.memory] = each
-    return dict(found)
-
-
 def atlas(ranks: int, microbatches: int, memory: Number | None = None, placement: str = "line") -> Entry:
     """Return the best known schedule of a small size, for F = I = W = 1 in every stage and free messages.
 
-    ranks, microbatches: Up to 4 and 12; at least 2 ranks.
-    memory: The activations of stages that a rank may hold; None for any number.
-    placement: "line" (one stage on each rank), "loop" or "v" (two), or "bidirectional" (one of each copy).
+    Args:
+        ranks, microbatches: Up to 4 and 12; at least 2 of each.
+        memory: The activations of stages that a rank may hold; None for any number.
+        placement: "line" (one stage on each rank), "loop" or "v" (two), or "bidirectional" (one of each copy).
 
     Raises:
         SettingError: The atlas has no such entry.
     """
     if not isinstance(placement, str) or placement not in PLACEMENTS:
         raise SettingError(f"placement must be one of {', '.join(map(repr, PLACEMENTS))}; got {placement!r}")
-    of_size = _by_size().get((placement, require_count("ranks", ranks), require_count("microbatches", microbatches)))
+    size = placement, require_count("ranks", ranks), require_count("microbatches", microbatches)
+    of_size = {entry.memory: entry for entry in entries() if entry.key[:3] == size}
     if not of_size:
         raise SettingError(
             f"the atlas has up to {MOST_RANKS} ranks and {MOST_MICROBATCHES} microbatches, at least 2 of each; got "
@@ -166,7 +125,7 @@ def atlas(ranks: int, microbatches: int, memory: Number | None = None, placement
     if memory is None:
         return of_size[most]
     require_number("memory", memory, lambda each: 0 < each < math.inf, "a number above 0")
-    held = int(exact(memory))
-    if held < min(of_size):
+    count = int(exact(memory))
+    if count < min(of_size):
         raise SettingError(f"a rank holds at least {min(of_size)} activations for a microbatch; got {memory}")
-    return of_size[min(held, most)]
+    return of_size[min(count, most)]

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ppedu.core import Placement, hooks
 from ppedu.core.numeric import Number, plain, pretty
 from ppedu.core.tables import LINE, in_text
-from ppedu.core.validate import require_count, require_number
-from ppedu.search.instance import Instance
-from ppedu.search.optimal import Found, named, search
-from ppedu.search.solve import require_solver
+from ppedu.search.instance import Instance, named
+from ppedu.search.optimal import Found, require_limits, search
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule, schedules
 
@@ -35,20 +33,24 @@ class Frontier:
 
     @property
     def points(self) -> list[tuple[str, Number, Number, Timeline]]:
-        """The name, memory, makespan (or span) and timeline of all schedules, those that were found first.
+        """The name, memory, makespan and timeline of all schedules, those that were found first.
 
         Published schedules that are slower than all of these are left out.
         """
-        value, slowest = self.found[0].instance.value, max(each.value for each in self.found)
-        own = [(each.status, instance_memory(each), each.value, each.timeline) for each in self.found]
-        others = [(each.schedule.name, max(each.peak_activations), value(each), each) for each in self.published]
-        others = [point for point in others if point[2] <= slowest]
-        return own + others
+        slowest = max(each.makespan for each in self.found)
+        rows = [(each.status, _memory_of(each), each.timeline) for each in self.found]
+        rows += [
+            (each.schedule.name, max(each.peak_activations), each)
+            for each in self.published
+            if each.makespan <= slowest
+        ]
+        return [(name, memory, timeline.makespan, timeline) for name, memory, timeline in rows]
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the frontier, its bounds and the published schedules with matplotlib.
 
-        ax: Axes to draw into; by default those of a new figure.
+        Args:
+            ax: Axes to draw into; by default those of a new figure.
         """
         return hooks.call("plot frontier", self, ax)
 
@@ -56,21 +58,21 @@ class Frontier:
         return hooks.call("display frontier", self)
 
     def __str__(self) -> str:
-        instance = self.found[0].instance
-        rows = [["memory", instance.objective, "at least", "shown by", "published, at most this memory"]]
+        rows = [["memory", "makespan", "at least", "shown by", "published, at most this memory"]]
+        unit = self.found[0].instance.costs.unit
         for each in self.found:
-            limit, unit = instance_memory(each), instance.costs.unit
+            limit = _memory_of(each)
             fitting = [timeline for timeline in self.published if max(timeline.peak_activations) <= limit]
-            best = min(fitting, key=instance.value, default=None)
-            beside = f"{best.schedule.name}: {pretty(instance.value(best), unit)}" if best else ""
+            best = min(fitting, key=lambda timeline: timeline.makespan, default=None)
+            beside = f"{best.schedule.name}: {pretty(best.makespan, unit)}" if best else ""
             proofs = " and ".join(each.proofs)
-            rows.append([pretty(limit), pretty(each.value, unit), pretty(each.bound, unit), proofs, beside])
+            rows.append([pretty(limit), pretty(each.makespan, unit), pretty(each.bound, unit), proofs, beside])
         return "\n".join(chain.from_iterable(in_text(rows, 40, LINE)))
 
     __repr__ = __str__
 
 
-def instance_memory(found: Found) -> Any:
+def _memory_of(found: Found) -> Any:
     """Return the memory that a search was given, or if it was given none, what its schedule needs."""
     memory = found.instance.memory
     return max(found.timeline.peak_activations) if memory is None else memory
@@ -83,9 +85,8 @@ def frontier(
     *,
     placement: Placement | str = "loop",
     chunks: int | None = None,
-    split: bool | None = True,
+    split: bool = True,
     pairs: bool = False,
-    objective: str = "makespan",
     time_limit: float = 10,
     workers: int = 2,
     progress: Callable[[Found], object] | None = None,
@@ -98,36 +99,30 @@ def frontier(
     Raises:
         SettingError, PipelineError: As `optimal`.
     """
-    require_count("workers", workers)
-    require_number("time_limit", time_limit, lambda each: each >= 0, "a number of seconds, at least 0")
-    place = named(placement, ranks, chunks, microbatches)
-
-    def instance(memory: Number | None) -> Instance:
-        return Instance.of(place, microbatches, costs, split, pairs, memory, objective)
-
-    require_solver()
-    free = search(instance(None), time_limit, workers)
+    require_limits(time_limit, workers)
+    instance = Instance.of(named(placement, ranks, chunks, microbatches), microbatches, costs, split, pairs)
+    free = search(instance, time_limit, workers)
     found: list[Found] = []
-    for memory in () if free.interrupted else _memories(free.instance):
+    for memory in () if free.interrupted else _memories(instance):
         starts = [each.schedule for each in found[-1:]]
-        found.append(search(instance(memory), time_limit, workers, None, starts, free.ticks))
+        found.append(search(replace(instance, memory=memory), time_limit, workers, None, starts, free.ticks))
         if progress:
             progress(found[-1])
-        if found[-1].interrupted or found[-1].value <= free.value:
+        if found[-1].interrupted or found[-1].makespan <= free.makespan:
             break
-    return Frontier(tuple(_with_bounds(found or [free])), tuple(_published(free.instance)))
+    return Frontier(tuple(_with_bounds(found or [free])), tuple(_published(instance)))
 
 
 def _with_bounds(found: list[Found]) -> list[Found]:
-    """Return what was found with the bounds for more memory, which hold for less memory, too."""
-    better: list[Found] = []
-    for each in reversed(found):
-        if better and better[-1].bound > each.bound:
-            bound, proofs = better[-1].bound, better[-1].proofs
-            status = "optimal" if bound == each.value else each.status
-            each = replace(each, bound=bound, proofs=proofs, ticks=better[-1].ticks, status=status)
-        better.append(each)
-    return better[::-1]
+    """Return the findings with the bounds for more memory, which hold for less memory, too."""
+    better = found[-1:]
+    for each in reversed(found[:-1]):
+        more = better[0]
+        if more.bound > each.bound:
+            status = "optimal" if more.bound == each.makespan else each.status
+            each = replace(each, bound=more.bound, proofs=more.proofs, ticks=more.ticks, status=status)
+        better.insert(0, each)
+    return better
 
 
 def _memories(instance: Instance) -> Iterator[Number]:

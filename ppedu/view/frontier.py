@@ -44,8 +44,7 @@ class Chart(Interactive):
             found = index < len(frontier.found)
             kind = f"{name if found else 'published'}{' chosen' if index == self.chosen else ''}"
             points.append(["" if found else name, float(memory), float(value), kind])
-        axis = frontier.found[0].instance.objective
-        return {**super().state(), "points": points, "axis": axis, "note": f"{self._note()}. {COLORS}"}
+        return {**super().state(), "points": points, "axis": "makespan", "note": f"{self._note()}. {COLORS}"}
 
     def _note(self) -> str:
         frontier = self.frontier
@@ -53,7 +52,7 @@ class Chart(Interactive):
             return str(frontier.found[self.chosen])
         name, memory, value, _ = frontier.points[self.chosen]
         better = [each for each in frontier.found if max(each.timeline.peak_activations) <= memory]
-        best = min((each.value for each in better), default=None)
+        best = min((each.makespan for each in better), default=None)
         beside = "" if best is None else f"; the best in this memory takes {pretty(best)}"
         return f"{name}: {pretty(value)} in a memory of {pretty(memory)}{beside}"
 
@@ -89,7 +88,6 @@ def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
 
     if ax is None:
         _, ax = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    instance = frontier.found[0].instance
     own = frontier.points[: len(frontier.found)]
     found = [(status, float(memory), float(value)) for status, memory, value, _ in own]
     _, memories, values = zip(*found, strict=True)
@@ -104,9 +102,9 @@ def plot(frontier: Frontier, ax: Axes | None = None) -> Axes:
         names[float(memory), float(value)].append(name)
     ax.scatter([x for x, _ in names], [y for _, y in names], color=PUBLISHED, s=16, zorder=2)
     _label(ax, {place: ", ".join(each) for place, each in names.items()})
-    unit = f" ({instance.costs.unit})" if instance.costs.unit else ""
+    unit = frontier.found[0].instance.costs.unit
     ax.set_xlabel("peak activations of a rank")
-    ax.set_ylabel(f"{instance.objective}{unit}")
+    ax.set_ylabel(f"makespan ({unit})" if unit else "makespan")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False)
     return ax

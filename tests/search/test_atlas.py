@@ -1,11 +1,13 @@
 """The atlas: each entry is replayed; known optima are in it; its proofs fit together."""
 
+import runpy
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 import ppedu as pp
-from ppedu.search.atlas import MOST_MICROBATCHES, MOST_RANKS, PLACEMENTS, entries, parse, placement_of, written
+from ppedu.search.atlas import MOST_MICROBATCHES, MOST_RANKS, PLACEMENTS, entries, placement_of
 
 
 def test_each_entry_is_legal_fits_and_takes_as_long_as_it_says():
@@ -73,10 +75,10 @@ def test_known_optima(size):
 
 
 def test_the_file_is_what_its_entries_write():
-    from importlib.resources import files
-
-    text = files("ppedu.search").joinpath("atlas.txt").read_text()
-    assert written(parse(text)) == text
+    root = Path(__file__).parents[2]
+    tool = runpy.run_path(str(root / "tools/atlas.py"))
+    assert tool["written"](reversed(entries())) == (root / "ppedu/search/atlas.txt").read_text()
+    assert all(tool["rows_of"](entry.schedule) == entry.rows for entry in entries())
 
 
 def test_more_memory_than_helps_gives_the_last_entry():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import ppedu as pp
 from ppedu.core import Action, Op, Placement
-from ppedu.search.instance import OBJECTIVES, Instance
+from ppedu.search.instance import Instance
 from ppedu.search.optimal import race, search
 
 UNIT, CHUNKS = pp.Costs(1, 2), pp.Costs(2, 4)  # F = I = W = 1 for stages of one and of two a rank
@@ -24,29 +24,20 @@ def require_good(found):
     timeline = pp.simulate(found.schedule, found.instance.costs)
     assert timeline.makespan == found.makespan
     assert found.instance.memory is None or max(timeline.peak_activations) <= found.instance.memory
-    assert found.bound <= found.value
+    assert found.bound <= found.makespan
 
 
 # 4 ranks with one stage each and 8 microbatches, by memory; found and proven in other programs, too.
-@pytest.mark.parametrize(("memory", "makespan", "span"), [(1, 72, 72), (2, 41, 41), (3, 31, 31), (4, 27, 27)])
-def test_one_stage_on_each_rank(memory, makespan, span):
-    for objective, least in (("makespan", makespan), ("span", span)):
-        found = pp.search.optimal(4, 8, UNIT, memory=memory, objective=objective, time_limit=60)
-        require_good(found)
-        assert (found.status, found.value, found.bound) == ("optimal", least, least)
-
-
-@pytest.mark.parametrize(("memory", "span"), [(5, 26), (6, 25), (7, 24), (8, 24)])
-def test_more_memory_shortens_the_span_alone(memory, span):
-    found = pp.search.optimal(4, 8, UNIT, memory=memory, objective="span", time_limit=60)
-    assert (found.status, found.value) == ("optimal", span)
-    assert pp.search.optimal(4, 8, UNIT, memory=memory).value == 27
+@pytest.mark.parametrize(("memory", "least"), [(1, 72), (2, 41), (3, 31), (4, 27), (5, 27), (8, 27)])
+def test_one_stage_on_each_rank(memory, least):
+    found = pp.search.optimal(4, 8, UNIT, memory=memory, time_limit=60)
+    require_good(found)
+    assert (found.status, found.makespan, found.bound) == ("optimal", least, least)
 
 
 def test_whole_backwards_make_1f1b_the_best():
-    for objective in ("makespan", "span"):
-        found = pp.search.optimal(4, 8, UNIT, memory=4, split=False, objective=objective, time_limit=60)
-        assert (found.status, found.value) == ("optimal", 33)
+    found = pp.search.optimal(4, 8, UNIT, memory=4, split=False, time_limit=60)
+    assert (found.status, found.makespan) == ("optimal", 33)
     assert pp.simulate(pp.schedule("1f1b", 4, 8)).makespan == 33
 
 
@@ -60,7 +51,7 @@ def test_whole_backwards_make_1f1b_the_best():
 def test_two_chunks_in_a_v(microbatches, memory, least):
     found = pp.search.optimal(4, microbatches, CHUNKS, memory=Fraction(memory, 2), placement="v", time_limit=60)
     require_good(found)
-    assert (found.status, found.value) == ("optimal", least)
+    assert (found.status, found.makespan) == ("optimal", least)
 
 
 def test_v_adaptive_is_not_the_best():
@@ -68,14 +59,6 @@ def test_v_adaptive_is_not_the_best():
         adaptive = pp.simulate(pp.schedule("v-adaptive", 4, microbatches, memory=Fraction(5, 2)), CHUNKS)
         found = pp.search.optimal(4, microbatches, CHUNKS, memory=Fraction(5, 2), placement="v", time_limit=60)
         assert adaptive.makespan == found.makespan + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("microbatches", "span"), [(16, 55), (32, 103)])
-def test_eight_ranks(microbatches, span):
-    found = pp.search.optimal(8, microbatches, UNIT, memory=8, objective="span", time_limit=300)
-    require_good(found)
-    assert (found.status, found.value) == ("optimal", span)
 
 
 # --- all orders ---------------------------------------------------------------------------------------------------
@@ -104,21 +87,10 @@ def with_pairs(order):
             yield (Action(-1, Op.OVERLAP_F_B, -1, parts), *more)
 
 
-def in_order(order):
-    """Return whether microbatches pass each stage in order."""
-    seen = {}
-    for stage, op, microbatch, _ in order:
-        if microbatch < seen.get((stage, op), 0):
-            return False
-        seen[stage, op] = microbatch
-    return True
-
-
-def best_of_all(instance, split, pairs=False):
-    """Return the least objective of all schedules: for the makespan, in any order of the microbatches."""
+def best_of_all(instance):
+    """Return the least makespan of all schedules, in any order of the microbatches."""
     placement, microbatches = instance.placement, instance.microbatches
-    halves, whole = (Op.F, Op.I, Op.W), (Op.F, Op.B)
-    kinds = [halves, whole] if split is None else [halves if split else whole]
+    ops = (Op.F, Op.I, Op.W) if instance.split else (Op.F, Op.B)
     orders = []
     for rank in range(placement.ranks):
         held = [
@@ -127,11 +99,8 @@ def best_of_all(instance, split, pairs=False):
             for microbatch in range(microbatches)
             if placement.rank(stage, microbatch) == rank
         ]
-        mine = []
-        for chosen in product(kinds, repeat=len(held)):
-            chains = [[Action(s, op, m) for op in kind] for kind, (s, m) in zip(chosen, held, strict=True)]
-            mine += [order for order in merged(chains) if instance.objective == "makespan" or in_order(order)]
-        orders.append({each for order in mine for each in with_pairs(order)} if pairs else mine)
+        mine = [*merged([[Action(stage, op, m) for op in ops] for stage, m in held])]
+        orders.append({each for order in mine for each in with_pairs(order)} if instance.pairs else mine)
     best = None
     for rows in product(*orders):
         schedule = pp.Schedule("any", placement, microbatches, rows)
@@ -139,8 +108,7 @@ def best_of_all(instance, split, pairs=False):
             continue
         timeline = pp.simulate(schedule, instance.costs)
         if instance.memory is None or max(timeline.peak_activations) <= instance.memory:
-            value = instance.value(timeline)
-            best = value if best is None else min(best, value)
+            best = timeline.makespan if best is None else min(best, timeline.makespan)
     return best
 
 
@@ -148,52 +116,35 @@ times = st.integers(1, 4)
 
 
 @given(st.lists(times, min_size=2, max_size=2), times, times, times, st.integers(0, 2), st.sampled_from([1, 2, None]))
-@example([3, 1], 1, 1, 4, 0, 2)  # a rank that waited before its first forward would have a shorter span
 def test_nothing_is_better_than_what_is_called_optimal(forward, first, second, last, latency, memory):
     costs = pp.Costs(forward=forward, input=[first, second], weight=[second, last], latency=latency)
-    for objective in ("makespan", "span"):
-        instance = Instance.of(Placement.make("loop", 2), 2, costs, True, False, memory, objective)
-        found = search(instance, 60)
-        require_good(found)
-        assert (found.status, found.value) == ("optimal", best_of_all(instance, True))
+    instance = Instance.of(Placement.make("loop", 2), 2, costs, memory=memory)
+    found = search(instance, 60)
+    require_good(found)
+    assert (found.status, found.makespan) == ("optimal", best_of_all(instance))
 
 
 or_none = st.lists(st.sampled_from([0, 0, 1]), min_size=2, max_size=2)  # a time, or none
 
 
-@given(or_none, or_none, or_none, st.integers(0, 1), st.sampled_from([True, False, None]), st.sampled_from(OBJECTIVES))
-@example([0, 1], [0, 0], [0, 1], 1, None, "makespan")
-@example([0, 0], [1, 0], [0, 1], 0, None, "span")
-def test_actions_that_take_no_time_hold_memory_too(forward, first, second, latency, split, objective):
+@given(or_none, or_none, or_none, st.integers(0, 1), st.booleans())
+@example([0, 1], [0, 0], [0, 1], 1, True)
+@example([0, 0], [1, 0], [0, 1], 0, False)
+def test_actions_that_take_no_time_hold_memory_too(forward, first, second, latency, split):
     whole = [sum(both) for both in zip(first, second, strict=True)]
     costs = pp.Costs(forward, whole, input=first, weight=second, latency=latency)
-    found = search(Instance.of(Placement.make("loop", 2), 2, costs, split, False, 1, objective), 60)
+    found = search(Instance.of(Placement.make("loop", 2), 2, costs, split, memory=1), 60)
     require_good(found)
-    assert (found.status, found.value) == ("optimal", best_of_all(found.instance, split))
+    assert (found.status, found.makespan) == ("optimal", best_of_all(found.instance))
 
 
 @given(times, times, times, st.integers(0, 2), st.integers(2, 8))
 def test_pairs_and_whole_backwards(forward, first, second, latency, overlap):
     costs = pp.Costs(forward, input=first, weight=second, latency=latency, overlap=overlap)
     place = Placement.make("bidirectional", 2, 1, 2)
-    instance = Instance.of(place, 2, costs, False, True, None, "makespan")
+    instance = Instance.of(place, 2, costs, split=False, pairs=True)
     found = search(instance, 60)
-    assert (found.status, found.value) == ("optimal", best_of_all(instance, False, pairs=True))
-
-
-@given(times, times, times, st.integers(0, 1))
-def test_free_backwards_are_as_good_as_the_better_kind(forward, first, second, more):
-    """A whole backward may be faster than both halves; the best mix is at least as good as either."""
-    whole = max(first, second, first + second - more)
-    costs = pp.Costs(forward, backward=whole, input=first, weight=second)
-    place = Placement.make("loop", 2)
-    values = {}
-    for split in (True, False, None):
-        found = search(Instance.of(place, 3, costs, split, False, 2, "makespan"), 60)
-        require_good(found)
-        assert found.status == "optimal"
-        values[split] = found.value
-    assert values[None] <= min(values[True], values[False])
+    assert (found.status, found.makespan) == ("optimal", best_of_all(instance))
 
 
 def test_the_time_of_a_pair_is_for_searches_with_pairs():
@@ -219,18 +170,18 @@ def test_both_formulations_agree(place, microbatches, lengths, latency, split, m
     forward, first, second = (chunks * length for length in lengths)
     costs = pp.Costs(forward, input=first, weight=second, latency=latency)
     memory = 1 + Fraction(more, chunks)
-    instance = Instance.of(placement, microbatches, costs, split, False, memory, "makespan")
+    instance = Instance.of(placement, microbatches, costs, split, memory=memory)
     found = search(instance, 60)
     require_good(found)
     assert found.status == "optimal"
-    least = int(found.value / instance.tick)
+    least = int(found.makespan / instance.tick)
     for name in ("intervals", "counters"):
         if least > instance.bound:
             assert race(instance, least - 1, 60, 1, [name]) == (None, name)
         schedule, how = race(instance, least, 60, 1, [name])
         assert how == name and pp.check(schedule) == []
         timeline = pp.simulate(schedule, costs)
-        assert timeline.makespan <= found.value and max(timeline.peak_activations) <= memory
+        assert timeline.makespan <= found.makespan and max(timeline.peak_activations) <= memory
 
 
 # --- what else is promised ----------------------------------------------------------------------------------------
@@ -243,8 +194,8 @@ def test_times_in_too_many_ticks_are_rounded_and_the_bound_stays_a_bound():
     found = pp.search.optimal(3, 4, odd, memory=2, time_limit=60)
     require_good(found)
     assert 0 < found.instance.error < 0.01 and found.status == "optimal"
-    assert found.bound < found.value and 0 < found.gap < 0.01
-    assert found.bound <= exact.value * 1.0000013 and found.value == pytest.approx(exact.value, rel=1e-4)
+    assert found.bound < found.makespan and 0 < found.gap < 0.01
+    assert found.bound <= exact.makespan * 1.0000013 and found.makespan == pytest.approx(exact.makespan, rel=1e-4)
 
 
 def test_stages_of_unlike_times():
@@ -264,15 +215,15 @@ def test_progress_is_reported_and_an_interrupt_keeps_the_best():
     told = []
     size = {"memory": 2, "placement": "loop", "chunks": 2, "time_limit": 60}
     found = pp.search.optimal(3, 4, CHUNKS, **size, progress=told.append)
-    values = [each.value for each in told]
-    assert found.status == "optimal" and values == sorted(values, reverse=True) and values[-1] == found.value
+    values = [each.makespan for each in told]
+    assert found.status == "optimal" and values == sorted(values, reverse=True) and values[-1] == found.makespan
 
     def interrupt(found):
         raise KeyboardInterrupt
 
     stopped = pp.search.optimal(3, 4, CHUNKS, **size, progress=interrupt)
     require_good(stopped)
-    assert stopped.status == "feasible" and stopped.value == values[0] and "at most" in str(stopped)
+    assert stopped.status == "feasible" and stopped.makespan == values[0] and "at most" in str(stopped)
 
 
 @pytest.mark.parametrize(
@@ -328,9 +279,9 @@ REFUSED = {
     "a placement": ({"placement": "ring"}, "unknown placement 'ring'; available: loop, v, bidirectional"),
     "no placement": ({"placement": 3}, 'placement must be a Placement, or "loop", "v" or "bidirectional"; got 3'),
     "other ranks": ({"placement": Placement.make("loop", 3)}, "the placement is for 3 ranks; got ranks=2"),
-    "an objective": ({"objective": "bubble"}, 'objective must be "makespan" or "span"; got \'bubble\''),
-    "pairs of halves": ({"pairs": True}, "with pairs, take split=None"),
+    "pairs of halves": ({"pairs": True}, "with pairs, take split=False"),
     "time": ({"time_limit": -1}, "time_limit must be a number of seconds, at least 0; got -1"),
+    "halves or not": ({"split": None}, "split must be True or False; got None"),
     "workers": ({"workers": 0}, "workers must be at least 1"),
     "links": ({"costs": pp.Costs(links="pair")}, "a search knows no occupied links and no recomputation"),
     "recomputation": ({"costs": pp.Costs(recompute=True)}, "a search knows no occupied links and no recomputation"),

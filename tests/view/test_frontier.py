@@ -17,9 +17,11 @@ def frontier():
 
 def test_the_best_for_each_memory(frontier):
     assert [each.instance.memory for each in frontier.found] == [1, 1.5, 2]
-    assert [each.value for each in frontier.found] == [25, 21, 19]
+    assert [each.makespan for each in frontier.found] == [25, 21, 19]
     for each in frontier.found:
-        assert each.status == "optimal" and each.value == pp.search.atlas(2, 3, 2 * each.instance.memory, "v").makespan
+        assert (
+            each.status == "optimal" and each.makespan == pp.search.atlas(2, 3, 2 * each.instance.memory, "v").makespan
+        )
     names = {timeline.schedule.name for timeline in frontier.published}
     assert {"1f1b", "zb-v", "v-min"} <= names
 
