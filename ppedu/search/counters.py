@@ -35,8 +35,8 @@ class Counters:
         for copy, stage, op in product(range(len(instance.copies)), range(instance.placement.stages), instance.ops):
             self._count(copy, stage, op)
         for tick, copy in product(range(horizon), range(len(instance.copies))):
-            for before, after, delay in instance.dependencies(copy):
-                self.model.add(self.begun[(copy, *after)][tick] <= self._ended(copy, before, tick - delay))
+            for before, (stage, op), delay in instance.dependencies(copy):
+                self.model.add(self.begun[copy, stage, op][tick] <= self._ended(copy, before, tick - delay))
         for tick, rank in product(range(horizon), range(instance.placement.ranks)):
             self._rank(rank, tick)
         if instance.placement.copies == 1:

@@ -77,7 +77,7 @@ class Instance:
             )
         stages, ranks = placement.stages, placement.ranks
         times = {op: [*map(exact, each)] for op, each in costs.durations(stages, ranks).items()}
-        whole = [sum(both) for both in zip(times[Op.F], times[Op.B], strict=True)]
+        whole = [first + second for first, second in zip(times[Op.F], times[Op.B], strict=True)]
         if costs.overlap is not None:
             whole = [*map(exact, costs.per_stage(costs.overlap, stages, ranks))]
         overlap = [each / 2 for each in whole]

@@ -158,6 +158,8 @@ def search(
     # The makespan is at least `least` and at most `most`. Ask for one in the middle, and move one of them to the
     # answer. Where a slice of time brings no answer, ask only for longer makespans from then on, with more time.
     slice_, easier = FIRST_SLICE, 0
+    # Before that, try once whether bounds for fewer microbatches help.
+    helps = not fewer and instance.memory is not None and instance.placement.copies == 1 and instance.microbatches > 2
     try:
         for seed in count():  # a solver that is unlucky for long may find it at once in another order
             left = begin + seconds - time.monotonic()
@@ -171,8 +173,8 @@ def search(
                     progress(found())
             elif how:
                 least, proofs = horizon + 1, (how,)
-            elif not fewer and left > FIRST_SLICE and _counts(instance):
-                fewer = _fewer(instance, left / 2, workers)
+            elif helps and left > FIRST_SLICE:
+                helps, fewer = False, _fewer(instance, left / 2, workers)
             else:
                 easier, slice_ = horizon + 1, 2 * slice_
     except KeyboardInterrupt:
@@ -180,17 +182,11 @@ def search(
     return found()
 
 
-def _counts(instance: Instance) -> range:
-    """Return the smaller numbers of microbatches whose bounds help a search."""
-    helps = instance.memory is not None and instance.placement.copies == 1
-    return range(2, instance.microbatches if helps else 2)
-
-
 def _fewer(instance: Instance, seconds: float, workers: int) -> dict[int, int]:
     """Return bounds for fewer microbatches, from two on, each found with the help of those before."""
     found: dict[int, int] = {}
     end = time.monotonic() + seconds
-    for number in _counts(instance):
+    for number in range(2, instance.microbatches):
         share = (end - time.monotonic()) / (instance.microbatches - number)
         result = search(replace(instance, microbatches=number), max(0, share), workers, fewer=found)
         if result.interrupted:

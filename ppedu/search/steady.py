@@ -109,7 +109,7 @@ def steady(
     proven = True
     while True:
         model = PatternModel(instance, ticks)
-        status = model.least_memory(left(), workers)
+        status = model.solve(left(), workers)
         if status == "OPTIMAL" or (status == "FEASIBLE" and memory is None):
             break
         proven = proven and status == "INFEASIBLE"
@@ -158,6 +158,7 @@ class PatternModel:
             self.model.add(self.most <= min(instance.limit, max(self.most.proto.domain)))
         for rank in range(instance.placement.ranks):
             self._rank([stage for _, stage in held(instance.placement, rank)])
+        self.model.minimize(self.most)
 
     def _rank(self, stages: list[int]) -> None:
         """Let a rank run one action at a time, and count what it holds when a forward begins."""
@@ -190,10 +191,13 @@ class PatternModel:
             passed.append(after)
         return self.lap[freed] + over - self.lap[taken] + passed[0] - passed[1]
 
-    def least_memory(self, seconds: float, workers: int) -> str:
+    def solve(self, seconds: float, workers: int) -> str:
         """Find a pattern whose fullest rank holds the least, and return the solver's status."""
-        self.model.minimize(self.most)
-        return self._solve(seconds, workers)
+        ((_, solver, status),) = answers({"pattern": self.model}, seconds, workers)
+        if status in ("OPTIMAL", "FEASIBLE"):
+            self.found = {key: int(solver.value(start)) for key, start in self.start.items()}
+            self.memory = int(solver.value(self.most))
+        return status
 
     def shorten(self, seconds: float, workers: int) -> None:
         """Find a pattern that needs no more memory than the last one, with a short way there and back."""
@@ -205,11 +209,4 @@ class PatternModel:
         first = self.start[back] + self.length[back]
         tails = [start for (_, op), start in self.start.items() if op == "W"]
         self.model.minimize((len(tails) + 1) * first + sum(tails))
-        self._solve(seconds, workers)
-
-    def _solve(self, seconds: float, workers: int) -> str:
-        ((_, solver, status),) = answers({"pattern": self.model}, seconds, workers)
-        if status in ("OPTIMAL", "FEASIBLE"):
-            self.found = {key: int(solver.value(start)) for key, start in self.start.items()}
-            self.memory = int(solver.value(self.most))
-        return status
+        self.solve(seconds, workers)
