@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, pairwise
+from typing import Any
 
-from ppedu.core import Schedule
+from ppedu.core import ParseError, PipelineError, Schedule, SettingError
+from ppedu.core.files import named, write_text
 from ppedu.core.numeric import Number
-from ppedu.planning.handover import megatron, save, torchtitan
 from ppedu.planning.machine import Machine
 from ppedu.planning.partition import Cutting
 from ppedu.planning.pieces import SECONDS, Pieces
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.sim.per_link import Link
+from ppedu.zoo.registry import options_of
 
 
 @dataclass(frozen=True)
@@ -80,19 +84,64 @@ class Choice:
         Raises:
             PipelineError: The file cannot be written.
         """
-        save(path, self.schedule, self.partition, self.recompute)
+        schedule = self.schedule
+        saved = {
+            "schedule": schedule.name,
+            "options": {"chunks": schedule.chunks} if "chunks" in options_of(schedule.name) else {},
+            "ranks": schedule.ranks,
+            "microbatches": schedule.microbatches,
+            "recompute": self.recompute,
+            "cut": [len(each) for each in self.partition],
+        }
+        write_text(path, json.dumps(saved) + "\n")
 
     def torchtitan(self) -> list[list[str]]:
         """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part` has them."""
-        return torchtitan(self.partition)
+        layers = max(pieces.stop for pieces in self.partition) - 2
+        names = [["tok_embeddings"], *([f"layers.{layer}"] for layer in range(layers)), ["norm", "output"]]
+        return [[name for piece in pieces for name in names[piece]] for pieces in self.partition]
 
     def megatron(self) -> str:
-        """Return the layout for Megatron's `--pipeline-model-parallel-layout`: E, t, L; stages between bars (`|`).
+        """Return the layout of the stages for Megatron's `--pipeline-model-parallel-layout`.
+
+        E is the embedding, t a layer, L the loss with the head; | separates stages.
 
         Raises:
-            SettingError: The schedule does not place its stages in a loop.
+            SettingError: The schedule does not place its stages in a loop, which is all that Megatron does.
         """
-        return megatron(self.schedule, self.partition)
+        schedule = self.schedule
+        if schedule.placement.name != "loop":
+            raise SettingError(
+                f"Megatron places stages in a loop, and {schedule.name} in the placement {schedule.placement.name!r}; "
+                'plan with schedules=["1f1b", "interleaved"]'
+            )
+        letters = "E" + "t" * (max(pieces.stop for pieces in self.partition) - 2) + "L"
+        stages = []
+        for pieces in self.partition:
+            runs = [(letter, len([*run])) for letter, run in groupby(letters[pieces.start : pieces.stop])]
+            stages.append("".join(letter if count == 1 else f"{letter}*{count}" for letter, count in runs))
+        return "|".join(stages)
+
+
+SAVED = {"schedule": str, "options": dict, "ranks": int, "microbatches": int, "recompute": bool, "cut": list}
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the settings that `Choice.save` wrote.
+
+    Raises:
+        PipelineError: The file cannot be read.
+        ParseError: It is not such a file.
+    """
+    try:
+        found = json.loads(named(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or {key: type(value) for key, value in found.items()} != SAVED:
+        raise ParseError(f"{str(path)!r} is not a plan that `ppedu plan QUESTION.toml --save FILE` has written")
+    return found
 
 
 @dataclass(frozen=True)
@@ -123,24 +172,26 @@ class Workload:
         step_time, busy = found.time(cuts), found.busy(cuts)
         after = self.after(kinds, schedule.placement.copies)
         seconds = float(step_time + (after or 0)) * SECONDS[pieces.unit]
-        tokens = pieces.tokens and pieces.tokens * schedule.microbatches * self.replicas
-        flops, peak = pieces.flops, self.machine.peak
+        tokens = mfu = None
+        if pieces.tokens and seconds:
+            tokens = pieces.tokens * schedule.microbatches * self.replicas / seconds
+        if pieces.flops and self.machine.peak:
+            gpus = self.ranks * pieces.tensor
+            mfu = float(pieces.flops * schedule.microbatches / (seconds * self.machine.peak * gpus))
         return Choice(
             schedule,
-            tuple(found.ranges(cuts)),
+            tuple(range(begin, end) for begin, end in pairwise(cuts)),
             found.recompute,
             found.costs(cuts),
             step_time,
             after,
-            tokens / seconds if tokens and seconds else None,
-            float(flops * schedule.microbatches / (seconds * peak * self.ranks * pieces.tensor))
-            if flops and peak
-            else None,
-            max(busy),
-            float(1 - sum(busy) / (self.ranks * step_time)) if step_time else 0.0,
-            kinds,
-            max(0, *(size - self.machine.memory for size in found.memory(cuts))),
-            found.proven,
+            tokens,
+            mfu,
+            busiest=max(busy),
+            bubble=float(1 - sum(busy) / (self.ranks * step_time)) if step_time else 0.0,
+            kinds=kinds,
+            excess=max(0, *(size - self.machine.memory for size in found.memory(cuts))),
+            proven=found.proven,
         )
 
     def after(self, kinds: Sequence[dict[str, Number]], copies: int) -> Number | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import mul
 from typing import Any, NamedTuple
 
 from ppedu.core import Op, Schedule
@@ -22,14 +23,10 @@ class InFlight(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, weight_memory: Any = 1, recompute: bool = False) -> InFlight:
-        """Return it for a schedule. `weight_memory` and `recompute` are those of `ppedu.Costs`."""
-        stages = tuple(tuple(sorted(schedule.placement.stages_of(rank))) for rank in range(schedule.ranks))
-        started = {
-            Op.F: (0, 1) if recompute else (1, 0),
-            Op.B: (1, -1) if recompute else (0, 0),
-            Op.I: (1, -1) if recompute else (0, 0),
-            Op.W: (0, 0),
-        }
+        """Return the activations of a schedule. `weight_memory` and `recompute` are those of `ppedu.Costs`."""
+        stages = tuple(schedule.placement.stages_of(rank) for rank in range(schedule.ranks))
+        restored = (1, -1) if recompute else (0, 0)  # a backward computes the activations again, from the input
+        started = {Op.F: (0, 1) if recompute else (1, 0), Op.B: restored, Op.I: restored, Op.W: (0, 0)}
         ended = {Op.F: 0, Op.B: -1, Op.I: weight_memory - 1, Op.W: -weight_memory}
         peaks = []
         for mine, order in zip(stages, schedule.orders, strict=True):
@@ -39,8 +36,9 @@ class InFlight(NamedTuple):
             for action in order:
                 singles = [single for single in action.singles if single.op in started]
                 for stage, op, _, _ in singles:
-                    for part, more in enumerate(started[op]):
-                        held[place[stage] + part] += more
+                    whole, inputs = started[op]
+                    held[place[stage]] += whole
+                    held[place[stage] + 1] += inputs
                 seen.add(tuple(held))
                 for stage, op, _, _ in singles:
                     held[place[stage]] += ended[op]
@@ -53,11 +51,7 @@ class InFlight(NamedTuple):
         whole, inputs: By stage, the bytes of a microbatch's activations, and of the input that recomputation keeps.
         """
         each = [size for stage in self.stages[rank] for size in (whole[stage], inputs[stage])]
-        return max((sum(map(_times, held, each)), held) for held in self.peaks[rank])
-
-
-def _times(count: Any, size: Any) -> Any:
-    return count * size
+        return max((sum(map(mul, held, each)), held) for held in self.peaks[rank])
 
 
 def _largest(held: Iterable[Held]) -> list[Held]:

@@ -14,17 +14,18 @@ from math import comb
 from random import Random
 from typing import Any
 
-from ppedu.core import Op, Schedule
+from ppedu.core import Action, Op, Schedule
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.memory import InFlight
-from ppedu.planning.pieces import Pieces
+from ppedu.planning.pieces import TIMES, Pieces
 from ppedu.planning.presets import machine_named
-from ppedu.sim import Costs, Timeline, simulate
+from ppedu.sim import Costs, simulate
 from ppedu.sim.partition import by_cost
 
 Cuts = tuple[int, ...]  # stage s holds the pieces from cuts[s] to cuts[s + 1]; a stage may be empty
+NAMES = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}  # of the times of pieces
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "messages")
 SHAKEN = 2, 3  # random moves between two climbs, at least and at most
 MOST_TRIED = 4000  # all partitions are tried if they are no more than these
@@ -57,14 +58,18 @@ class Cutting:
     @cached_property
     def sums(self) -> dict[str, list[Any]]:
         """For each number of a piece, its sums over the pieces before each cut."""
-        names = ("forward", "backward", "input", "weight", "weights", "activation", "logits")
-        return {
-            name: [*accumulate((getattr(piece, name) for piece in self.pieces.pieces), initial=0)] for name in names
-        }
+        pieces = self.pieces.pieces
+        names = (*TIMES, "weights", "activation", "logits")
+        return {name: [*accumulate((getattr(piece, name) for piece in pieces), initial=0)] for name in names}
 
     @cached_property
     def in_flight(self) -> InFlight:
         return InFlight.of(self.schedule, self.pieces.weight_memory, self.recompute)
+
+    @cached_property
+    def inputs(self) -> list[Number]:
+        """The bytes of each stage's input, as large as a message."""
+        return [self.pieces.message] * self.schedule.stages
 
     def of_stages(self, name: str, cuts: Cuts) -> list[Any]:
         """Return a number of the pieces, summed for each stage."""
@@ -73,69 +78,54 @@ class Cutting:
 
     def costs(self, cuts: Cuts) -> Costs:
         """Return the costs of the stages."""
+        of_stages: dict[str, Any] = {name: self.of_stages(name, cuts) for name in (*TIMES, "activation")}
         return Costs(
-            forward=self.of_stages("forward", cuts),
-            backward=self.of_stages("backward", cuts),
-            input=self.of_stages("input", cuts),
-            weight=self.of_stages("weight", cuts),
-            activation=self.of_stages("activation", cuts),
+            **of_stages,
             latency=self.delay,
             weight_memory=self.pieces.weight_memory,
             recompute=self.recompute,
-            stage_input=[self.pieces.message if self.recompute else 0] * (len(cuts) - 1),
+            stage_input=self.inputs if self.recompute else [0] * self.schedule.stages,
             unit=self.pieces.unit,
         )
-
-    def timeline(self, cuts: Cuts) -> Timeline:
-        """Return the simulation of the schedule with this partition."""
-        return simulate(self.schedule, self.costs(cuts))
 
     def time(self, cuts: Cuts) -> Any:
         """Return how long the step takes."""
         if cuts not in self.times:
             self.spent += 3 * self.schedule.stages * self.schedule.microbatches
-            self.times[cuts] = self.timeline(cuts).makespan
+            self.times[cuts] = simulate(self.schedule, self.costs(cuts)).makespan
         return self.times[cuts]
 
     def kinds(self, rank: int, cuts: Cuts) -> dict[str, Number]:
         """Return the bytes of a rank at its peak, by what they are for."""
         whole, logits = self.of_stages("activation", cuts), self.of_stages("logits", cuts)
-        _, held = self.in_flight.peak(rank, whole, self._inputs(cuts))
-        mine = self.in_flight.stages[rank]
+        size, held = self.in_flight.peak(rank, whole, self.inputs)
+        stages = self.in_flight.stages[rank]
+        of_logits = sum(count * logits[stage] for stage, count in zip(stages, held[::2], strict=True))
         parameters = self._parameters(cuts)[rank]
-        kept = sum(count * whole[stage] for stage, count in zip(mine, held[::2], strict=True))
-        kept += sum(count * self.pieces.message for count in held[1::2])
-        of_logits = sum(count * logits[stage] for stage, count in zip(mine, held[::2], strict=True))
-        static = [parameters * size for size in self.pieces.bytes_per_weight]
-        sizes = (*static, kept - of_logits, of_logits, self._buffers[rank])
+        static = [parameters * each for each in self.pieces.bytes_per_weight]
+        sizes = (*static, size - of_logits, of_logits, self._buffers[rank])
         return dict(zip(KINDS, sizes, strict=True))
 
     def memory(self, cuts: Cuts) -> list[Number]:
-        """Return the bytes of each rank at its peak."""
-        whole, inputs = self.of_stages("activation", cuts), self._inputs(cuts)
-        each = sum(self.pieces.bytes_per_weight)
+        """Return the bytes of each rank at its peak: the sums of `kinds`, sooner."""
+        whole, each = self.of_stages("activation", cuts), sum(self.pieces.bytes_per_weight)
         return [
-            each * parameters + self.in_flight.peak(rank, whole, inputs)[0] + buffers
+            each * parameters + self.in_flight.peak(rank, whole, self.inputs)[0] + buffers
             for rank, (parameters, buffers) in enumerate(zip(self._parameters(cuts), self._buffers, strict=True))
         ]
 
     def _parameters(self, cuts: Cuts) -> list[int]:
         """Return the number of parameters on each rank; tied ones count once on a rank with both ends of the model."""
         of_stages = self.of_stages("weights", cuts)
-        found = [sum(of_stages[stage] for stage in mine) for mine in self.in_flight.stages]
-        if self.pieces.tied:
-            ends = {bisect_right(cuts, 0) - 1, bisect_right(cuts, len(self.pieces) - 1) - 1}
-            both = (rank for rank, mine in enumerate(self.in_flight.stages) if ends.issubset(mine))
-            for rank in both:
-                found[rank] -= self.pieces.tied
-        return found
+        ends = {bisect_right(cuts, 0) - 1, bisect_right(cuts, len(self.pieces) - 1) - 1}
+        return [
+            sum(of_stages[stage] for stage in stages) - (self.pieces.tied if ends.issubset(stages) else 0)
+            for stages in self.in_flight.stages
+        ]
 
     def excess(self, cuts: Cuts) -> Number:
         """Return by how many bytes the ranks exceed the limit, together."""
         return sum(max(0, size - self.limit) for size in self.memory(cuts))
-
-    def _inputs(self, cuts: Cuts) -> list[Number]:
-        return [self.pieces.message] * (len(cuts) - 1)
 
     @cached_property
     def _buffers(self) -> list[Number]:
@@ -149,19 +139,27 @@ class Cutting:
         return found
 
     @cached_property
-    def _work(self) -> list[tuple[list[tuple[str, int, int]], int, tuple[str, int] | None]]:
-        """For each rank: how often it runs which op of which stage; its first stage; and its last backward."""
-        names = {Op.F: "forward", Op.B: "backward", Op.I: "input", Op.W: "weight"}
+    def _orders(self) -> list[list[Action]]:
+        """The actions of each rank, pairs as their parts."""
+        return [[single for action in order for single in action.singles] for order in self.schedule.orders]
+
+    @cached_property
+    def _work(self) -> list[list[tuple[str, int, int]]]:
+        """For each rank: how often it runs which op of which stage."""
         found = []
-        for order in self.schedule.orders:
-            singles = [single for action in order for single in action.singles]
-            counts = Counter((names[single.op], single.stage) for single in singles)
+        for singles in self._orders:
+            counts = Counter((NAMES[single.op], single.stage) for single in singles)
             if self.recompute:
                 counts.update(("forward", single.stage) for single in singles if single.op in (Op.B, Op.I))
-            last = singles[-1] if singles else None
-            ends = (names[last.op], last.stage) if last and last.op in (Op.B, Op.I) else None
-            first = singles[0].stage if singles else 0
-            found.append(([(name, stage, count) for (name, stage), count in counts.items()], first, ends))
+            found.append([(name, stage, count) for (name, stage), count in counts.items()])
+        return found
+
+    def busy(self, cuts: Cuts) -> list[Any]:
+        """Return how long each rank works."""
+        found = []
+        for work in self._work:
+            times = ((self.sums[name], stage, count) for name, stage, count in work)
+            found.append(sum(count * (sums[cuts[stage + 1]] - sums[cuts[stage]]) for sums, stage, count in times))
         return found
 
     def loads(self, cuts: Cuts) -> list[Any]:
@@ -170,30 +168,31 @@ class Cutting:
         It works for so long; before, the first microbatch has to come to it; after it, a gradient has to go on.
         """
         sums, found = self.sums, []
-        for busy, (_, first, ends) in zip(self.busy(cuts), self._work, strict=True):
-            after = min(sums["backward"][cuts[ends[1]]], sums["input"][cuts[ends[1]]]) if ends else 0
+        for busy, (first, last) in zip(self.busy(cuts), self._ends_of_ranks, strict=True):
+            after = 0 if last is None else min(sums["backward"][cuts[last]], sums["input"][cuts[last]])
             found.append(sums["forward"][cuts[first]] + busy + after)
+        return found
+
+    @cached_property
+    def _ends_of_ranks(self) -> list[tuple[int, int | None]]:
+        """For each rank: the stage of its first action; and that of its last one if this sends a gradient on."""
+        found: list[tuple[int, int | None]] = []
+        for singles in self._orders:
+            last = singles[-1].stage if singles and singles[-1].op in (Op.B, Op.I) else None
+            found.append((singles[0].stage if singles else 0, last))
         return found
 
     @cached_property
     def bound(self) -> Any:
         """A time that no partition falls below: that of equal ranks, or of the heaviest piece."""
-        fused = not any(single.op is Op.I for order in self.schedule.orders for a in order for single in a.singles)
+        whole = not any(single.op is Op.I for singles in self._orders for single in singles)
         each = [
             piece.forward * (2 if self.recompute and not self.schedule.forward_only else 1)
-            + (0 if self.schedule.forward_only else piece.backward if fused else piece.input + piece.weight)
+            + (0 if self.schedule.forward_only else piece.backward if whole else piece.input + piece.weight)
             for piece in self.pieces.pieces
         ]
         microbatches = self.schedule.microbatches
         return max(sum(each) / self.schedule.ranks, max(each) / self.schedule.placement.copies) * microbatches
-
-    def busy(self, cuts: Cuts) -> list[Any]:
-        """Return how long each rank works."""
-        found = []
-        for work, _, _ in self._work:
-            times = ((self.sums[name], stage, count) for name, stage, count in work)
-            found.append(sum(count * (sums[cuts[stage + 1]] - sums[cuts[stage]]) for sums, stage, count in times))
-        return found
 
     def worth(self, cuts: Cuts) -> tuple[Any, Any]:
         """Return what a partition is judged by, the less the better: the excess of memory, then the time of the step.
@@ -316,10 +315,6 @@ class Cutting:
                 self.best, now = cuts, value
         self.proven = True
 
-    def ranges(self, cuts: Sequence[int]) -> list[range]:
-        """Return the pieces of each stage."""
-        return [range(begin, end) for begin, end in pairwise(cuts)]
-
 
 def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None) -> Costs:
     """Return the costs of a schedule's stages with the best partition found quickly; activations in GB.
@@ -330,9 +325,7 @@ def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None)
         SettingError: `model` is not measured and has no speed.
     """
     require_instance("model", model, Pieces, "pieces: Model.measured(…), or model.pieces(sequence=…) of a Model")
-    machine = machine_named(machine) if isinstance(machine, str) else machine
-    if machine is not None:
-        require_instance("machine", machine, Machine, "a Machine, such as Machine(memory=80e9)")
+    machine = None if machine is None else machine_named(machine)
     pieces = model.timed(machine.flops if machine else None)
     delay = machine.delays(schedule.ranks, pieces.message, pieces.unit, pieces.tensor) if machine else 0
     search = Cutting(schedule, pieces, math.inf, delay)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import Any
 
 from ppedu.core import SettingError
@@ -12,6 +13,7 @@ from ppedu.core.validate import require_count, require_number, shown
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}  # in a unit of time
 FLOP = "FLOP"
+TIMES = ("forward", "backward", "input", "weight")  # of a piece
 MOST_LAYERS = 10_000
 MOST = 10**9  # of everything else that is counted, such as tokens and GPUs
 LARGEST = 1e50  # of every amount: sums and products of a plan's amounts still fit a float
@@ -70,7 +72,7 @@ class Pieces:
         require_amount("message", self.message, "bytes of at least 0")
         require_number("weight_memory", self.weight_memory, lambda part: 0 <= part <= 1, "a part, 0 to 1")
         require_count("tied", self.tied, least=0)
-        object.__setattr__(self, "tensor", require_count("tensor", self.tensor, most=MOST))  # frozen
+        require_count("tensor", self.tensor, most=MOST)
         if self.tokens is not None:
             require_count("tokens", self.tokens)
         if self.flops is not None:
@@ -98,17 +100,8 @@ class Pieces:
                 "Machine(flops=400e12), or measured times: Model.measured"
             )
         require_amount("the speed", speed, "FLOP/s, such as 400e12", 1)
-        pieces = tuple(
-            replace(
-                piece,
-                forward=piece.forward / speed,
-                backward=piece.backward / speed,
-                input=piece.input / speed,
-                weight=piece.weight / speed,
-            )
-            for piece in self.pieces
-        )
-        return replace(self, pieces=pieces, unit="s")
+        pieces = (replace(piece, **{name: getattr(piece, name) / speed for name in TIMES}) for piece in self.pieces)
+        return replace(self, pieces=tuple(pieces), unit="s")
 
 
 def measured(
@@ -127,37 +120,36 @@ def measured(
 ) -> Pieces:
     """Return a model by measured times. Each list has an entry for each piece: embedding, layers, head with loss.
 
-    forward: The times of a microbatch's forward in `unit`: "s", "ms" or "us".
-    backward: By default twice the forward.
-    input, weight: Its halves, I and W. By default half of the backward each.
-    activation: Bytes of a microbatch that a piece keeps for the backward.
-    weights: The numbers of parameters.
-    bytes_per_weight: Of the weights, the gradients and the optimizer; a number is their sum, with 2 bytes for a
-        weight and 2 for its gradient: 16 for Adam in mixed precision (arXiv 1910.02054, section 3.1).
-    message: Bytes that a stage sends to the next for a microbatch.
-    weight_memory: The part of the activations that is kept until W.
-    logits: The bytes of the head's activation that are logits.
-    tensor: GPUs that split each piece; times, bytes and parameters are those of one of them.
+    Args:
+        forward: The times of a microbatch's forward in `unit`: "s", "ms" or "us".
+        backward: By default the sum of its halves, or twice the forward.
+        input, weight: Its halves, I and W. By default half of the backward each.
+        activation: Bytes of a microbatch that a piece keeps for the backward.
+        weights: The numbers of parameters.
+        bytes_per_weight: Of the weights, the gradients and the optimizer; a number is their sum, with 2 bytes for a
+            weight and 2 for its gradient: 16 for Adam in mixed precision (arXiv 1910.02054, section 3.1).
+        message: Bytes that a stage sends to the next for a microbatch.
+        weight_memory: The part of the activations that is kept until W.
+        logits: The bytes of the head's activation that are logits.
+        tensor: GPUs that split each piece; times, bytes and parameters are those of one of them.
 
     Raises:
         SettingError: The lists do not fit each other, or a number is not possible.
     """
     require_unit(unit)
-    times = _row("forward", forward, None)
+    times = _row("forward", forward)
     count = len(times)
     if count < 1:
         raise SettingError("forward must have a time for each piece: the embedding, each layer, the head with the loss")
-    if input is not None or weight is not None:
-        if input is None or weight is None:
-            raise SettingError("give both input and weight, or neither: the two halves of a split backward")
+    if (input is None) != (weight is None):
+        raise SettingError("give both input and weight, or neither: the two halves of a split backward")
+    whole = [2 * time for time in times]
+    if input is not None:
         first, second = _row("input", input, count), _row("weight", weight, count)
-        whole = (
-            [a + b for a, b in zip(first, second, strict=True)]
-            if backward is None
-            else _row("backward", backward, count)
-        )
-    else:
-        whole = [2 * time for time in times] if backward is None else _row("backward", backward, count)
+        whole = [*map(add, first, second)]
+    if backward is not None:
+        whole = _row("backward", backward, count)
+    if input is None:
         first = second = [time / 2 for time in whole]
     kept, parameters = _row("activation", activation, count), _row("weights", weights, count)
     for number in parameters:
@@ -183,15 +175,15 @@ def per_weight(given: Any) -> tuple[Number, Number, Number]:
     Raises:
         SettingError: It is neither a number of at least 4 nor three numbers.
     """
-    if _is_list(given):
-        if len(given) == 3:
-            for size in given:
-                require_amount("bytes_per_weight", size, "numbers of at least 0")
-            return given[0], given[1], given[2]
+    if not _is_list(given):
+        wanted = "a number of at least 4, such as 16, or three: (weights, gradients, optimizer)"
+        require_amount("bytes_per_weight", given, wanted, 4)
+        return 2, 2, given - 4
+    if len(given) != 3:
         raise SettingError(f"bytes_per_weight has three parts: weights, gradients, optimizer; got {given!r}")
-    wanted = "a number of at least 4, such as 16, or three: (weights, gradients, optimizer)"
-    require_amount("bytes_per_weight", given, wanted, 4)
-    return 2, 2, given - 4
+    for size in given:
+        require_amount("bytes_per_weight", size, "numbers of at least 0")
+    return given[0], given[1], given[2]
 
 
 def require_amount(name: str, value: Any, wanted: str, least: float = 0) -> None:
@@ -212,8 +204,8 @@ def _is_list(given: Any) -> bool:
     return isinstance(given, Sequence) and not isinstance(given, (str, bytes))
 
 
-def _row(name: str, given: Any, count: int | None) -> list[Any]:
-    """Return one number for each of `count` pieces; of as many as are given, for None."""
+def _row(name: str, given: Any, count: int | None = None) -> list[Any]:
+    """Return one number for each of `count` pieces, by default of any number of pieces."""
     if hasattr(given, "tolist"):  # from NumPy or torch
         given = given.tolist()
     if count is not None and not isinstance(given, Sequence):

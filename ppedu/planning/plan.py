@@ -86,14 +86,13 @@ class Plan:
                 "other then takes longer, and the times leave it out"
             )
         if imbalance > WORTH_A_WORD:
-            times = sorted(piece.forward + piece.backward for piece in pieces)
-            usual = times[len(times) // 2]
-            heavy = max(pieces, key=lambda piece: piece.forward + piece.backward)
+            times = [piece.forward + piece.backward for piece in pieces]
+            usual, longest = sorted(times)[len(times) // 2], max(times)
             found = f"stages of equal length would save {imbalance * 100:.1f} points of the {best.bubble:.1%} bubble"
-            weight = heavy.forward + heavy.backward
-            if usual and weight >= HEAVY * usual and imbalance > best.bubble / 4:
-                advice = "shard the vocabulary first (arXiv 2411.05288)" if heavy.name == "head" else "split it first"
-                found += f": the {heavy.name} takes as long as {weight / usual:.1f} layers; {advice}"
+            if usual and longest >= HEAVY * usual and imbalance > best.bubble / 4:
+                name = pieces[times.index(longest)].name
+                advice = "shard the vocabulary first (arXiv 2411.05288)" if name == "head" else "split it first"
+                found += f": the {name} takes as long as {longest / usual:.1f} layers; {advice}"
             yield found
         sizes = best.memory
         rank = max(range(len(sizes)), key=sizes.__getitem__)
@@ -140,13 +139,14 @@ class Plan:
     def partition(self, choice: Choice | None = None, most: int | None = None) -> str:
         """Return a choice's partition in a line for each rank: which layers it holds, in which stages.
 
-        choice: One of `choices`; by default the best. most: Of more ranks than this, only the first and the last are
-        listed.
+        Args:
+            choice: One of `choices`; by default the best.
+            most: Of more ranks than this, only the first and the last are listed.
         """
-        chosen, last = self.best if choice is None else choice, len(self.job.pieces) - 1
+        chosen, last = choice or self.best, len(self.job.pieces) - 1
         lines = []
         for rank in range(chosen.schedule.ranks):
-            stages = sorted(chosen.schedule.placement.stages_of(rank))
+            stages = chosen.schedule.placement.stages_of(rank)
             held = "; ".join(f"stage {stage}: {_held(chosen.partition[stage], last)}" for stage in stages)
             lines.append(f"rank {rank}: {held}")
         if most and len(lines) > most:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from ppedu.core import Schedule, SettingError
@@ -15,7 +16,7 @@ from ppedu.planning.choice import Workload
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.partition import Cuts, Cutting
-from ppedu.planning.pieces import FLOP, MOST, SECONDS, Pieces, per_weight, require_amount
+from ppedu.planning.pieces import MOST, SECONDS, Pieces, per_weight, require_amount
 from ppedu.planning.plan import Plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.planning.reasons import explained, shortage
@@ -49,27 +50,27 @@ def plan(
 ) -> Plan:
     """Return a `Plan`: schedules with their best partitions for a model on `ranks` GPUs in a row, fastest first.
 
-    model: Sizes (`Model`), times (`Model.measured`), or the name of a published model; see `ppedu.planning.presets`.
-    machine: A `Machine`, or the name of one.
-    microbatches: Of a step and replica; several numbers to compare.
-    sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
-    replicas: Pipelines that train side by side.
-    tensor: GPUs that split each stage; a rank of the pipeline is then `tensor` GPUs, and memory and FLOPs are those of
-        one. By default 1 for a model by sizes. Pieces know theirs; another number than that is refused.
-    schedules: Names to try; by default all, with two and more chunks where that is possible.
-    recompute: Recompute activations in the backward; by default where a schedule does not fit without.
-    bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of the
-        model: 16 in all. With optimizer states that `n` replicas share (arXiv 1910.02054, section 5): (2, 2, 12 / n).
-    seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
-    progress: Is called with the schedule that is tried, and with the part of the search that is done.
+    Args:
+        model: Sizes (`Model`), times (`Model.measured`), or the name of a published model; see
+            `ppedu.planning.presets`.
+        machine: A `Machine`, or the name of one.
+        microbatches: Of a step and replica; several numbers to compare.
+        sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
+        replicas: Pipelines that train side by side.
+        tensor: GPUs that split each stage; a rank of the pipeline is then `tensor` GPUs, and memory and FLOPs are those
+            of one. By default 1 for a model by sizes. Pieces know theirs; another number than that is refused.
+        schedules: Names to try; by default all, with two and more chunks where that is possible.
+        recompute: Recompute activations in the backward; by default where a schedule does not fit without.
+        bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of
+            the model: 16 in all. With optimizer states that `n` replicas share (arXiv 1910.02054, section 5):
+            (2, 2, 12 / n).
+        seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
+        progress: Is called with the schedule that is tried, and with the part of the search that is done.
 
     Raises:
         SettingError: An argument is not possible, or nothing fits in the machine's memory; it says how much is missing.
     """
-    model = model_named(model) if isinstance(model, str) else model
-    machine = machine_named(machine) if isinstance(machine, str) else machine
-    require_instance("model", model, (Model, Pieces), "a Model, Model.measured(…), or the name of a published model")
-    require_instance("machine", machine, Machine, 'a Machine, such as Machine(memory=80e9), or a name, such as "h100"')
+    model, machine = model_named(model), machine_named(machine)
     ranks, replicas = require_count("ranks", ranks, most=MOST_RANKS), require_count("replicas", replicas, most=MOST)
     if progress is not None and not callable(progress):
         raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
@@ -84,27 +85,26 @@ def plan(
         pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
     _require_below_peak(pieces, machine.peak)
     job = Workload(pieces, machine, ranks, replicas)
-    if ranks > len(job.pieces):
+    if ranks > len(pieces):
         raise SettingError(
-            f"{ranks} ranks are more than the {plural(len(job.pieces), 'piece')} of the model: the embedding, each "
-            f"layer and the head; take at most {plural(len(job.pieces), 'rank')}, or give a number for each piece"
+            f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "
+            f"and the head; take at most {plural(len(pieces), 'rank')}, or give a number for each piece"
         )
     tried = [job.cutting(each, bool(recompute), until) for each in _candidates(job, microbatches, schedules)]
     if not tried:
         raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches")
     interrupted = False
     try:
-        _search(tried, recompute is None, progress or (lambda what, part: None))
+        _search(job, tried, recompute is None, progress or (lambda what, part: None))
     except KeyboardInterrupt:
         interrupted = True
-    done = [job.choice(each) for each in tried if each.best]
-    done.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
-    if not done:
+    choices = [job.choice(each) for each in tried if each.best]
+    if not choices:
         raise SettingError("the search was interrupted before it found anything")
-    if done[0].excess > 0:
-        raise SettingError(shortage(job, done[0], recompute))
-    interrupted = interrupted or time.monotonic() > until
-    return Plan(job, tuple(explained(done, job.pieces.unit)), interrupted)
+    choices.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
+    if choices[0].excess > 0:
+        raise SettingError(shortage(job, choices[0], recompute))
+    return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until)
 
 
 def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
@@ -147,37 +147,40 @@ def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch
             f"the pieces are for microbatches of {model.tokens} tokens, not {sequence * batch}; leave out sequence and "
             "batch, or make them with model.pieces(sequence=…, batch=…)"
         )
-    if model.unit == FLOP:
-        model = model.timed(machine.flops)
+    model = model.timed(machine.flops)
     return model if sequence is None else replace(model, tokens=sequence * batch)
 
 
 def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None) -> Iterator[Schedule]:
     """Yield the schedules to try. A name that was given must be possible, others are left out if they are not."""
-    options = {name: _options(job, name) for name in _names(names)}
-    chunks = sum(each.get("chunks", require_registered(name).chunks) for name in options for each in options[name])
+    most = min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks))
+    options: dict[str, list[dict[str, int]]] = {}
+    stages = 0  # of all schedules, on each rank
+    for name in _names(names):
+        chunks = range(2, most + 1) if "chunks" in options_of(name) else ()
+        options[name] = [{"chunks": number} for number in chunks] or [{}]
+        stages += sum(chunks) or require_registered(name).chunks
     counts, forwards = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches], 0
     for count in counts:
-        forwards += job.ranks * chunks * require_count("microbatches", count)
+        forwards += job.ranks * stages * require_count("microbatches", count)
         if forwards > MOST_FORWARDS:
             raise SettingError(
                 f"{plural(len(options), 'schedule')} with {shown(microbatches)} microbatches on {job.ranks} ranks are "
                 f"more than {MOST_FORWARDS:,} forwards, too many to plan; take fewer microbatches, or name fewer "
                 'schedules, such as schedules=["1f1b"]'
             )
-    for count in counts:
-        for name in options:
-            built, error = [], None
-            for option in options[name]:
-                try:
-                    made = registered(name, job.ranks, count, **option)
-                    made.validate()
-                    built.append(made)
-                except Exception as caught:  # a generator that was registered may raise anything
-                    error = error or caught
-            if names is not None and error and not built:
-                raise error
-            yield from built
+    for count, name in product(counts, options):
+        built, error = [], None
+        for option in options[name]:
+            try:
+                schedule = registered(name, job.ranks, count, **option)
+                schedule.validate()
+                built.append(schedule)
+            except Exception as caught:  # a generator that was registered may raise anything
+                error = error or caught
+        if names is not None and error and not built:
+            raise error
+        yield from built
 
 
 def _names(given: Any) -> list[str]:
@@ -193,15 +196,7 @@ def _names(given: Any) -> list[str]:
     return [*chosen]
 
 
-def _options(job: Workload, name: str) -> list[dict[str, Any]]:
-    """Return the options with which a schedule is tried."""
-    if "chunks" not in options_of(name):
-        return [{}]
-    most = min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks))
-    return [{"chunks": chunks} for chunks in range(2, most + 1)]
-
-
-def _search(tried: list[Cutting], may_recompute: bool, progress: Progress) -> None:
+def _search(job: Workload, tried: list[Cutting], may_recompute: bool, progress: Progress) -> None:
     """Search for the best partition of each schedule, first quickly for all, then for the most promising first.
 
     What does not fit is tried with recomputation, too; it joins `tried`.
@@ -210,7 +205,7 @@ def _search(tried: list[Cutting], may_recompute: bool, progress: Progress) -> No
         progress(each.schedule.name, index / len(tried) / 2)
         each.start()
         if may_recompute and each.excess(each.best):
-            tried.append(replace(each, recompute=True, best=(), times={}))
+            tried.append(job.cutting(each.schedule, True, each.until))
             tried[-1].start()
 
     def promise(each: Cutting) -> tuple[Any, Any]:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppedu.core import SettingError
+from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
+from ppedu.planning.pieces import Pieces
 
 _GPT: dict[str, Any] = {"gated": False, "norm": "layer", "biases": "all"}
 
@@ -59,17 +61,24 @@ MACHINES: Mapping[str, Machine] = {
 }
 
 
-def model_named(name: str) -> Model:
-    """Return a published model; raise SettingError if the name is unknown."""
-    return _named("model", name, MODELS)
+def model_named(given: Model | Pieces | str) -> Model | Pieces:
+    """Return a model, or the published one of this name; raise SettingError if it is neither."""
+    return _named(
+        "model", given, MODELS, (Model, Pieces), "a Model, Model.measured(…), or the name of a published model"
+    )
 
 
-def machine_named(name: str) -> Machine:
-    """Return a machine; raise SettingError if the name is unknown."""
-    return _named("machine", name, MACHINES)
+def machine_named(given: Machine | str) -> Machine:
+    """Return a machine, or the one of this name; raise SettingError if it is neither."""
+    return _named(
+        "machine", given, MACHINES, Machine, 'a Machine, such as Machine(memory=80e9), or a name, such as "h100"'
+    )
 
 
-def _named(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    if name.lower() not in known:
-        raise SettingError(f"unknown {what} {name!r}; known: {', '.join(known)}; or give its sizes")
-    return known[name.lower()]
+def _named(what: str, given: Any, known: Mapping[str, Any], kind: Any, such_as: str) -> Any:
+    if not isinstance(given, str):
+        require_instance(what, given, kind, such_as)
+        return given
+    if given.lower() not in known:
+        raise SettingError(f"unknown {what} {given!r}; known: {', '.join(known)}; or give its sizes")
+    return known[given.lower()]

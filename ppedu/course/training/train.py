@@ -26,7 +26,7 @@ from ppedu.engine.pipeline import Pipeline
 from ppedu.engine.precision import LossScale, MasterWeights
 from ppedu.engine.ranks.comm import PipelineGroup, place, side_by_side
 from ppedu.engine.stages.stage import Stage, local_stages
-from ppedu.planning.handover import load
+from ppedu.planning.choice import load
 from ppedu.sim import Timeline
 from ppedu.sim.partition import by_cost
 from ppedu.view.saving import require_savable
