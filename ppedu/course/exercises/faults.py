@@ -8,37 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 from statistics import fmean
 from typing import Any
 
 from ppedu.core import Action, Schedule, SettingError, check, lower
-from ppedu.course.exercises.setups import Setup, spread
+from ppedu.course.exercises.setups import REPLICAS, Setup, spread
 from ppedu.zoo import schedule
 
 RANKS, SEQUENCES, LAYERS = 4, 16, 32
 EVERYWHERE = "everywhere"
 CLEAR = 1.12  # a fault makes a step at least this many times as long
-FIXES = {
-    "loss not divided": "divide each loss by the number of microbatches",
-    "norm per stage": "clip by the norm of all ranks",
-    "tied copies drift apart": "add up the gradients of both copies",
-    "gradients newest first": "receive in the order in which the peer sends",
-    "one receive buffer": "receive into a new tensor",
-}
 
 Change = dict[str, Any]  # arguments of `changed`
+Planted = tuple[Setup, Any]  # a job with a fault, and the fault's place
+Where = tuple[str, Callable[[Setup], Sequence[Any]]]
 
 
 @dataclass(frozen=True)
 class Fault:
     """A fault of a job.
 
-    breaks: the goals of `Setup.failing` that it may break.
-    where: what to name as its place, and `places(setup)` lists all of them.
-    plant: `plant(random)` returns a job with the fault, without its goal and room, and the fault's place.
-    cure: `cure(setup, place)` returns the change that would cure this fault; {} if it would not change anything.
+    Args:
+        text: What it means, after "would mean that".
+        breaks: The goals of `Setup.failing` that it may break.
+        where: What to name as its place; `places(setup)` lists all of them.
+        plant: `plant(random)` returns a job with the fault, without its goal and room, and the fault's place.
+        cure: `cure(setup, place)` returns the change that would cure this fault; {} if it would not change anything.
     """
 
     name: str
@@ -46,7 +43,7 @@ class Fault:
     breaks: tuple[str, ...]
     where: str
     places: Callable[[Setup], Sequence[Any]]
-    plant: Callable[[Random], tuple[Setup, Any]]
+    plant: Callable[[Random], Planted]
     cure: Callable[[Setup, Any], Change]
 
 
@@ -64,15 +61,18 @@ def changed(
 ) -> Setup:
     """Return the job with some settings changed.
 
-    schedule: another order, number of microbatches or placement. The sequences stay, and so do the layers on a rank.
-    layers: the layers in each stage; as many as before.
-    node: a replica and a rank, whose node is replaced. link: two ranks, whose cable is replaced.
-    quiet: a rank on which nothing else runs during a step: no garbage collection, no other process.
-    repack: a microbatch that is cut to the usual length; the others get the rest of it.
-    code: one of FIXES, which is applied to the training program. at: the rank or the two ranks that it is for, if any.
+    Args:
+        schedule: Another order, number of microbatches or placement. The sequences and the layers on a rank stay.
+        layers: The layers in each stage; as many as before.
+        node: A replica and a rank, whose node is replaced.
+        link: Two ranks, whose cable is replaced.
+        quiet: A rank on which nothing else runs during a step: no garbage collection, no other process.
+        repack: A microbatch that is cut to the usual length; the others get the rest of it.
+        code: One of FIXES, which is applied to the training program.
+        at: The rank or the two ranks that `code` is for, if any.
 
     Raises:
-        SettingError: a value is not possible for this job.
+        SettingError: A value is not possible for this job.
     """
     if schedule is not None:
         if not isinstance(schedule, Schedule) or schedule.ranks != setup.ranks or schedule.forward_only:
@@ -119,35 +119,15 @@ def _evened(parts: Sequence[float], index: int) -> tuple[float, ...]:
     return tuple(mean if each == index else part + rest for each, part in enumerate(parts))
 
 
-# Where a fault may be
+# Where a fault may be: what to name as its place, and a function that lists all such places of a job.
 
-
-def _ranks(setup: Setup) -> Sequence[Any]:
-    return range(setup.ranks)
-
-
-def _links(setup: Setup) -> Sequence[Any]:
-    return [*pairwise(range(setup.ranks))]
-
-
-def _nodes(setup: Setup) -> Sequence[Any]:
-    return [(replica, rank) for replica in range(2) for rank in range(setup.ranks)]
-
-
-def _stages(setup: Setup) -> Sequence[Any]:
-    return range(setup.schedule.stages)
-
-
-def _microbatches(setup: Setup) -> Sequence[Any]:
-    return range(setup.schedule.microbatches)
-
-
-def _everywhere(setup: Setup) -> Sequence[Any]:
-    return [EVERYWHERE]
-
-
-def _ends(setup: Setup) -> Sequence[Any]:
-    return [(0, setup.ranks - 1)]
+RANK = ("a rank", lambda setup: range(setup.ranks))
+LINK = ("two neighboring ranks", lambda setup: [*pairwise(range(setup.ranks))])
+NODE = ("a replica and a rank", lambda setup: [*product(range(REPLICAS), range(setup.ranks))])
+STAGE = ("a stage", lambda setup: range(setup.schedule.stages))
+MICROBATCH = ("a microbatch", lambda setup: range(setup.schedule.microbatches))
+ANYWHERE = (EVERYWHERE, lambda _: [EVERYWHERE])
+ENDS = ("two ranks", lambda setup: [(0, setup.ranks - 1)])
 
 
 # Sound jobs, and schedules
@@ -182,7 +162,18 @@ def _as_published(setup: Setup, rank: int) -> Change:
 # The faults: planting them, and curing them
 
 
-def _plant_order(random: Random) -> tuple[Setup, Any]:
+def _plant(where: Where, spoil: Callable[[Setup, Any, Random], Setup], *names: str) -> Callable[[Random], Planted]:
+    """Return the `plant` of a fault: `spoil(job, place, random)` returns the job with the fault."""
+
+    def plant(random: Random) -> Planted:
+        job = _job(random, names)
+        place = random.choice(where[1](job))
+        return spoil(job, place, random), place
+
+    return plant
+
+
+def _plant_order(random: Random) -> Planted:
     job = _job(random, ["1f1b", "zb-h1"])
     rank, microbatch = random.randrange(1, RANKS), random.randrange(SEQUENCES)
     order = [*job.schedule.orders[rank]]
@@ -193,25 +184,24 @@ def _plant_order(random: Random) -> tuple[Setup, Any]:
     return replace(job, schedule=_with_order(job.schedule, rank, order)), rank
 
 
-def _plant_messages(random: Random) -> tuple[Setup, Any]:
+def _plant_messages(random: Random) -> Planted:
     job = _job(random, ["1f1b"])
     sound = lower(job.schedule, receive="late")
     found = [
-        (link, crossed)
-        for link in _links(job)
+        (replace(job, schedule=crossed), link)
+        for link in pairwise(range(RANKS))
         for crossed in _crossed(sound, link)
         if not check(crossed) and check(crossed, rendezvous=True)
     ]
-    link, crossed = random.choice(found)
-    return replace(job, schedule=crossed), link
+    return random.choice(found)
 
 
 def _crossed(sound: Schedule, link: tuple[int, int]) -> Iterator[Schedule]:
     """Yield the schedule with two neighboring messages of the second rank swapped: a receive, and a send."""
     order = sound.orders[link[1]]
-    for index, pair in enumerate(pairwise(order)):
-        if tuple(action.op for action in pair) == ("RECV_F", "SEND_B"):
-            yield _with_order(sound, link[1], [*order[:index], pair[1], pair[0], *order[index + 2 :]])
+    for index, (first, second) in enumerate(pairwise(order)):
+        if (first.op, second.op) == ("RECV_F", "SEND_B"):
+            yield _with_order(sound, link[1], [*order[:index], second, first, *order[index + 2 :]])
 
 
 def _cure_messages(setup: Setup, link: tuple[int, int]) -> Change:
@@ -227,222 +217,182 @@ def _cure_messages(setup: Setup, link: tuple[int, int]) -> Change:
     return {"schedule": ours}
 
 
-def _plant_imbalance(random: Random) -> tuple[Setup, Any]:
-    job = _job(random, ["1f1b", "zb-h1"])
-    stage, fewer = random.randrange(RANKS), random.choice([1, 2])
+def _imbalance(job: Setup, stage: int, random: Random) -> Setup:
+    fewer = random.choice([1, 2])
     layers = tuple(each + 3 * fewer if s == stage else each - fewer for s, each in enumerate(job.layers))
-    return replace(job, layers=layers), stage
+    return replace(job, layers=layers)
 
 
-def _plant_node(random: Random) -> tuple[Setup, Any]:
-    job = _job(random, ["1f1b", "zb-h1"])
-    where = random.choice(_nodes(job))
-    return replace(job, slow={where: random.uniform(1.4, 1.8)}), where
+def _long_sequence(job: Setup, microbatch: int, random: Random) -> Setup:
+    length = random.uniform(4, 6)
+    lengths = [(SEQUENCES - length) / (SEQUENCES - 1)] * SEQUENCES
+    lengths[microbatch] = length
+    return replace(job, lengths=tuple(lengths))
 
 
-def _plant_link(random: Random) -> tuple[Setup, Any]:
-    job = _job(random, ["1f1b"])
-    link = random.choice(_links(job))
-    return replace(job, cables={link: random.uniform(15, 25) * job.hop}), link
-
-
-def _plant_interruptions(random: Random) -> tuple[Setup, Any]:
-    job = _job(random, ["1f1b", "zb-h1"])
-    rank = random.randrange(RANKS)
-    return replace(job, stalls={rank: random.uniform(90, 130)}), rank
-
-
-def _plant_variation(random: Random) -> tuple[Setup, Any]:
-    job = _job(random, ["1f1b", "zb-h1"])
-    long = random.randrange(SEQUENCES)
-    rest = (SEQUENCES - (length := random.uniform(4, 6))) / (SEQUENCES - 1)
-    return replace(job, lengths=tuple(length if each == long else rest for each in range(SEQUENCES))), long
-
-
-def _plant_few(random: Random) -> tuple[Setup, Any]:
-    return _job(random, ["1f1b", "zb-h1"], microbatches=RANKS), EVERYWHERE
-
-
-def _plant_memory(random: Random) -> tuple[Setup, Any]:
-    return _job(random, ["gpipe"]), EVERYWHERE
-
-
-def _plant_chunks(random: Random) -> tuple[Setup, Any]:
-    return _job(random, ["interleaved"], hop=random.uniform(0.45, 0.7), chunks=4), EVERYWHERE
-
-
-def _plant_weights(random: Random) -> tuple[Setup, Any]:
-    job = _job(random, ["zb-h1"])
-    rank = random.randrange(RANKS)
+def _late_weights(job: Setup, rank: int, random: Random) -> Setup:
     order = job.schedule.orders[rank]
     waiting = random.choice([SEQUENCES // 2, SEQUENCES])  # the Ws that wait for the end
     late = [action for action in order if action.op == "W"][-waiting:]
-    order = (*(action for action in order if action not in late), *late)
-    return replace(job, schedule=_with_order(job.schedule, rank, order)), rank
+    return replace(job, schedule=_with_order(job.schedule, rank, [*(a for a in order if a not in late), *late]))
 
 
-def _plant_copies(random: Random) -> tuple[Setup, Any]:
+def _plant_copies(random: Random) -> Planted:
     job = _job(random, ["dualpipe"], hop=0.02)
     return replace(job, exchange=random.uniform(0.25, 0.5) * job.step), EVERYWHERE
 
 
-def _bug(name: str, places: Callable[[Setup], Sequence[Any]], placed: bool) -> Callable[[Random], tuple[Setup, Any]]:
-    def plant(random: Random) -> tuple[Setup, Any]:
-        job = _job(random, ["1f1b"])
-        where = random.choice(places(job))
-        return replace(job, bug=name, bug_at=where if placed else None), where
+# Bugs of the training program, with their names in the museum: what each means, where it may be, and its fix.
+_BUGS = {
+    "loss not divided": (
+        "a loss counts as much as the whole batch",
+        ANYWHERE,
+        "divide each loss by the number of microbatches",
+    ),
+    "norm per stage": ("each rank clips by a norm of its own", ANYWHERE, "clip by the norm of all ranks"),
+    "tied copies drift apart": (
+        "each copy of a weight gets its own gradient alone",
+        ENDS,
+        "add up the gradients of both copies",
+    ),
+    "gradients newest first": (
+        "gradients are received in another order than sent",
+        ("two ranks", LINK[1]),
+        "receive in the order in which the peer sends",
+    ),
+    "one receive buffer": (
+        "a rank receives all activations into the same memory",
+        RANK,
+        "receive into a new tensor",
+    ),
+}
+FIXES = {bug: fix for bug, (_, _, fix) in _BUGS.items()}
 
-    return plant
+
+def _bug(name: str, text: str, where: Where, fix: str) -> Fault:
+    def spoil(job: Setup, place: Any, random: Random) -> Setup:
+        return replace(job, bug=name, bug_at=None if where in (ANYWHERE, ENDS) else place)
+
+    def cure(setup: Setup, place: Any) -> Change:
+        return {"code": fix, "at": place}
+
+    return Fault(name, text, ("gradients",), *where, _plant(where, spoil, "1f1b"), cure)
 
 
-def _fix(name: str) -> Callable[[Setup, Any], Change]:
-    return lambda setup, where: {"code": FIXES[name], "at": where}
-
-
-def _faults() -> Iterator[Fault]:
-    yield Fault(
+_FAULTS = [
+    Fault(
         "illegal order",
         "a rank's order lacks an action, or has one before what it depends on",
         ("order",),
-        "a rank",
-        _ranks,
+        *RANK,
         _plant_order,
         _as_published,
-    )
-    yield Fault(
+    ),
+    Fault(
         "crossed messages",
         "two ranks send to each other, and each waits until the other receives",
         ("messages",),
-        "two neighboring ranks",
-        _links,
+        *LINK,
         _plant_messages,
         _cure_messages,
-    )
-    yield Fault(
+    ),
+    Fault(
         "imbalance",
         "a stage has more layers than the others",
         ("time",),
-        "a stage",
-        _stages,
-        _plant_imbalance,
+        *STAGE,
+        _plant(STAGE, _imbalance, "1f1b", "zb-h1"),
         lambda setup, stage: {"layers": _evened(setup.layers, stage)},
-    )
-    yield Fault(
+    ),
+    Fault(
         "slow node",
         "a node computes more slowly than the same rank of another replica",
         ("time",),
-        "a replica and a rank",
-        _nodes,
-        _plant_node,
+        *NODE,
+        _plant(NODE, lambda job, node, random: replace(job, slow={node: random.uniform(1.4, 1.8)}), "1f1b", "zb-h1"),
         lambda setup, node: {"node": node},
-    )
-    yield Fault(
+    ),
+    Fault(
         "slow link",
         "messages between two ranks take longer than between the others",
         ("time",),
-        "two neighboring ranks",
-        _links,
-        _plant_link,
+        *LINK,
+        _plant(LINK, lambda job, link, random: replace(job, cables={link: random.uniform(15, 25) * job.hop}), "1f1b"),
         lambda setup, link: {"link": link},
-    )
-    yield Fault(
+    ),
+    Fault(
         "interruptions",
         "a rank stops in every step for something that is not training",
         ("time",),
-        "a rank",
-        _ranks,
-        _plant_interruptions,
+        *RANK,
+        _plant(RANK, lambda job, rank, random: replace(job, stalls={rank: random.uniform(90, 130)}), "1f1b", "zb-h1"),
         lambda setup, rank: {"quiet": rank},
-    )
-    yield Fault(
+    ),
+    Fault(
         "long sequence",
         "a microbatch is longer than the others, on every rank",
         ("time",),
-        "a microbatch",
-        _microbatches,
-        _plant_variation,
+        *MICROBATCH,
+        _plant(MICROBATCH, _long_sequence, "1f1b", "zb-h1"),
         lambda setup, m: {"repack": m} if setup.schedule.microbatches == SEQUENCES else {},
-    )
-    yield Fault(
+    ),
+    Fault(
         "too few microbatches",
         "warm-up and cooldown are long beside the rest",
         ("time",),
-        EVERYWHERE,
-        _everywhere,
-        _plant_few,
+        *ANYWHERE,
+        lambda random: (_job(random, ["1f1b", "zb-h1"], microbatches=RANKS), EVERYWHERE),
         lambda setup, _: (
             {"schedule": _published(setup.schedule, SEQUENCES)} if setup.schedule.microbatches < SEQUENCES else {}
         ),
-    )
-    yield Fault(
+    ),
+    Fault(
         "too many activations",
         "the schedule begins its backwards too late",
         ("memory",),
-        EVERYWHERE,
-        _everywhere,
-        _plant_memory,
+        *ANYWHERE,
+        lambda random: (_job(random, ["gpipe"]), EVERYWHERE),
         lambda setup, _: {"schedule": schedule("1f1b", setup.ranks, setup.schedule.microbatches)},
-    )
-    yield Fault(
+    ),
+    Fault(
         "too many chunks",
         "every microbatch crosses every link more often than the network allows",
         ("time",),
-        EVERYWHERE,
-        _everywhere,
-        _plant_chunks,
+        *ANYWHERE,
+        lambda random: (_job(random, ["interleaved"], hop=random.uniform(0.45, 0.7), chunks=4), EVERYWHERE),
         lambda setup, _: {"schedule": _published(setup.schedule, chunks=2)} if setup.schedule.chunks > 2 else {},
-    )
-    yield Fault(
+    ),
+    Fault(
         "late weight gradients",
         "a rank leaves its Ws for the end",
         ("memory", "time"),
-        "a rank",
-        _ranks,
-        _plant_weights,
+        *RANK,
+        _plant(RANK, _late_weights, "zb-h1"),
         lambda setup, rank: _as_published(setup, rank) if "W" in {a.op for a in setup.schedule.orders[rank]} else {},
-    )
-    yield Fault(
+    ),
+    Fault(
         "two copies",
         "two copies of the model exchange their gradients for longer than they save",
         ("time",),
-        EVERYWHERE,
-        _everywhere,
+        *ANYWHERE,
         _plant_copies,
         lambda setup, _: (
             {"schedule": schedule("dualpipev", setup.ranks, setup.schedule.microbatches)}
             if setup.schedule.placement.copies > 1
             else {}
         ),
-    )
-    bugs = (
-        ("loss not divided", "a loss counts as much as the whole batch", _everywhere, EVERYWHERE),
-        ("norm per stage", "each rank clips by a norm of its own", _everywhere, EVERYWHERE),
-        ("tied copies drift apart", "each copy of a weight gets its own gradient alone", _ends, "two ranks"),
-        (
-            "gradients newest first",
-            "gradients are received in another order than sent",
-            _links,
-            "two ranks",
-        ),
-        ("one receive buffer", "a rank receives all activations into the same memory", _ranks, "a rank"),
-    )
-    for name, text, places, where in bugs:
-        placed = places in (_links, _ranks)
-        yield Fault(name, text, ("gradients",), where, places, _bug(name, places, placed), _fix(name))
+    ),
+    *(_bug(name, *bug) for name, bug in _BUGS.items()),
+]
+FAULTS = {fault.name: fault for fault in _FAULTS}
 
 
-FAULTS = {fault.name: fault for fault in _faults()}
-
-
-def planted(fault: Fault, random: Random) -> tuple[Setup, Any]:
+def planted(fault: Fault, random: Random) -> Planted:
     """Return a job with this fault, and the fault's place. Its goal and room are those of the cured job."""
     while True:
         job, where = fault.plant(random)
         cured = changed(job, **fault.cure(job, where))
-        room = 1.1 * max(cured.peaks)
-        if "memory" not in fault.breaks and not job.hangs:
-            room = max(room, 1.1 * max(job.peaks))
-        goal = cured.step
-        job = replace(job, goal=goal, room=room)
-        if job.hangs or job.bug or job.step > CLEAR * goal or max(job.peaks) > room:
+        fitting = [cured] if "memory" in fault.breaks or job.hangs else [cured, job]
+        job = replace(job, goal=cured.step, room=1.1 * max(max(each.peaks) for each in fitting))
+        if job.hangs or job.bug or job.step > CLEAR * job.goal or job.overflows:
             return job, where

@@ -13,7 +13,7 @@ from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import pretty
 from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.core.validate import require_count
-from ppedu.course.exercises.faults import EVERYWHERE, FAULTS, Change, Fault, changed, place, planted
+from ppedu.course.exercises.faults import EVERYWHERE, FAULTS, Fault, changed, place, planted
 from ppedu.course.exercises.prediction import forget
 from ppedu.course.exercises.progress_file import record, recorded
 from ppedu.course.exercises.setups import EXACT, Setup
@@ -59,35 +59,24 @@ def cases() -> list[int]:
 class Case:
     """A job with one fault. It prints as what is known about it. The same seed gives the same case.
 
-    schedule: the orders of its ranks. layers: the number in each stage. room: a rank's GB for activations.
+    Attributes:
+        schedule: The orders of its ranks.
+        layers: The number of layers in each stage.
+        room: A rank's GB for activations.
+        hangs: Whether the job never finishes a step.
     """
 
     def __init__(self, seed: int):
         self.seed = require_count("the seed", seed, least=0)
         self._fault = self.fault(self.seed)
         self._job, self._where = planted(self._fault, Random(self.seed))
+        self.schedule, self.layers = self._job.schedule, self._job.layers
+        self.room, self.hangs = round(self._job.room, 6), self._job.hangs
 
     @staticmethod
     def fault(seed: int) -> Fault:
         """Return the fault of the case with this seed."""
         return Random(f"fault of {seed}").choice([*FAULTS.values()])
-
-    @property
-    def schedule(self) -> Schedule:
-        return self._job.schedule
-
-    @property
-    def layers(self) -> tuple[float, ...]:
-        return self._job.layers
-
-    @property
-    def room(self) -> float:
-        return round(self._job.room, 6)
-
-    @property
-    def hangs(self) -> bool:
-        """Whether the job never finishes a step."""
-        return self._job.hangs
 
     @property
     def symptom(self) -> str:
@@ -121,7 +110,7 @@ class Case:
         return simulate(self.schedule, self._job.plan.costs())
 
     def _require_step(self, lacks: str) -> None:
-        if self._job.hangs:
+        if self.hangs:
             raise SettingError(f"this job hangs, so {lacks}; see what its ranks are waiting for: print(case)")
 
     @property
@@ -156,7 +145,7 @@ class Case:
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw a typical step of the slower replica; of a job that hangs, what its ranks had done."""
-        if self._job.hangs:
+        if self.hangs:
             drawn = self._job.stuck().plot(ax, title="until nothing happened any more")
             drawn.set_title("", loc="right")  # its makespan and bubble mean nothing
             return drawn
@@ -188,7 +177,7 @@ class Case:
     def __str__(self) -> str:
         job, schedule = self._job, self.schedule
         lines = [f"Case {self.seed}: {schedule.name}, {schedule.size}, {len(job.lengths)} sequences, 2 replicas"]
-        if job.hangs:
+        if self.hangs:
             return "\n".join([*lines, "It starts, and never finishes its first step.", *job.waiting()])
         lines.append(f"GB for activations on a rank: {pretty(job.room)}; peaks: {', '.join(map(pretty, job.peaks))}")
         possible = f"On these machines, {pretty(job.goal, 's')} or less are possible."
@@ -224,24 +213,22 @@ class Table:
 
 def choices() -> Table:
     """Return the faults to choose from, each with its place, and with an example of a setting that cures it."""
-    rows = [(name, fault.text, fault.where, _example(fault)) for name, fault in FAULTS.items()]
-    return Table([("what", "which means", "where", "cure, such as"), *rows])
-
-
-def _example(fault: Fault) -> str:
-    job, where = planted(fault, Random(0))
-    return described(fault.cure(job, where))
+    rows = [("what", "which means", "where", "cure, such as")]
+    for name, fault in FAULTS.items():
+        cure = fault.cure(*planted(fault, Random(0)))
+        rows.append((name, fault.text, fault.where, described(cure)))
+    return Table(rows)
 
 
 def described(cure: Mapping[str, Any]) -> str:
     """Return a cure as it is written in Python."""
-    return ", ".join(f"{name}={_written(value)}" for name, value in cure.items())
-
-
-def _written(value: Any) -> str:
-    if not isinstance(value, Schedule):
-        return repr(value)
-    return f'pp.schedule("{value.name}", {value.ranks}, {value.microbatches})'
+    settings = []
+    for name, value in cure.items():
+        if isinstance(value, Schedule):
+            settings.append(f'{name}=pp.schedule("{value.name}", {value.ranks}, {value.microbatches})')
+        else:
+            settings.append(f"{name}={value!r}")
+    return ", ".join(settings)
 
 
 class Parity(NamedTuple):
@@ -279,15 +266,16 @@ def not_the_fault(answer: Any) -> str | None:
         wanted = repr(EVERYWHERE) if fault.where == EVERYWHERE else f"{fault.where}, such as {places[-1]!r}"
         return f"that is what happens. Where? Its place is {wanted}; yours is {where!r}"
     if where != case._where:
-        return f"that is what happens, but not there: cured at {where!r}, {_remains(job, fault.cure(job, where))}"
+        remains = _remains(changed(job, **fault.cure(job, where)))
+        return f"that is what happens, but not there: cured at {where!r}, {remains}"
     if not answer.cure:
         return "what and where are right. Now cure it: name a setting, and it is computed"
     try:
-        still = changed(job, **answer.cure).failing()
+        still = _remains(changed(job, **answer.cure))
     except TypeError:
         return f"settings are schedule, layers, node, link, quiet, repack, code and at; got {', '.join(answer.cure)}"
     if still:
-        return f"what and where are right; with your cure, {'; '.join(still.values())}"
+        return f"what and where are right; with your cure, {still}"
     if what == "too few microbatches" and answer.cure["schedule"].microbatches <= job.schedule.microbatches:
         return (
             "what and where are right; with your cure there are as few microbatches as before, and that is only hidden"
@@ -295,8 +283,8 @@ def not_the_fault(answer: Any) -> str | None:
     return None
 
 
-def _remains(job: Setup, cure: Change) -> str:
-    return "; ".join(changed(job, **cure).failing().values())
+def _remains(job: Setup) -> str:
+    return "; ".join(job.failing().values())
 
 
 def _speaks_against(fault: Fault, job: Setup) -> str:
@@ -310,7 +298,7 @@ def _speaks_against(fault: Fault, job: Setup) -> str:
     best = min([job, *(each for each in cured if each != job)], key=_distance)
     return (
         f"if it were “{fault.name}”, its cure would help. It was tried at every possible place. At best, "
-        f"{'; '.join(best.failing().values())}"
+        f"{_remains(best)}"
     )
 
 

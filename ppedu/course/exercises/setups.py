@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import product
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppedu.core import Schedule, check, replay
 from ppedu.core.numeric import pretty
-from ppedu.course.exercises.silent import Trained, train
 from ppedu.sim import Costs, Timeline, simulate, simulate_partial
 from ppedu.trace.records import Other, Recorded
 from ppedu.trace.run import Run
+
+if TYPE_CHECKING:  # the package must import without torch
+    from ppedu.course.exercises.silent import Trained
 
 REPLICAS, STEPS = 2, 3
 NOISE = 0.01  # times vary by this part
@@ -27,14 +30,18 @@ GB_PER_LAYER = 0.2  # the activations of one sequence
 class Setup:
     """A job of REPLICAS pipelines. Times are in seconds, memory in GB.
 
-    layers: the number of layers in each stage.
-    lengths: the length of each sequence of a replica's batch, 1 on average. A microbatch has equally many of them.
-    layer_time: the forward of one layer for a sequence of length 1; each half of the backward takes as long.
-    hop: the time of a message. exchange: that of adding up the gradients of two copies of the model.
-    goal: the time of a step that these machines allow. room: the memory of a rank for activations.
-    slow: by (replica, rank), how many times as long a node takes. cables: by two ranks, the time of a message.
-    stalls: by rank, how many layer times it stops once in each step.
-    bug, bug_at: an exhibit of the bug museum, and its ranks; see `silent.train`.
+    Args:
+        layers: The number of layers in each stage.
+        lengths: The length of each sequence of a replica's batch, 1 on average. A microbatch has equally many of them.
+        layer_time: The forward of one layer for a sequence of length 1; each half of the backward takes as long.
+        hop: The time of a message.
+        exchange: The time of adding up the gradients of two copies of the model.
+        goal: The time of a step that these machines allow.
+        room: The memory of a rank for activations.
+        slow: By (replica, rank), how many times as long a node takes.
+        cables: By two ranks, the time of a message.
+        stalls: By rank, how many layer times it stops once in each step.
+        bug, bug_at: An exhibit of the bug museum, and its ranks; see `silent.train`.
     """
 
     schedule: Schedule
@@ -123,46 +130,39 @@ class Setup:
     def measured(self, seed: int) -> Run:
         """Return STEPS steps of this job, as if they had been recorded."""
         recorded = {}
-        for step in range(STEPS):
-            for replica in range(REPLICAS):
-                timeline = self._recorded(replica, Random(f"{seed} {step} {replica}"))
-                others = [
-                    Other(rank, "gradients of both copies", timeline.end, timeline.end + self.tail)
-                    for rank in range(self.ranks)
-                    if self.tail
-                ]
-                recorded[step, replica] = Recorded(timeline, tuple(others))
+        for step, replica in product(range(STEPS), range(REPLICAS)):
+            costs = self.costs(replica, Random(f"{seed} {step} {replica}"))
+            timeline = _without_costs(simulate(self.schedule, costs))
+            end = timeline.end
+            ranks = range(self.ranks) if self.tail else ()
+            others = (Other(rank, "gradients of both copies", end, end + self.tail) for rank in ranks)
+            recorded[step, replica] = Recorded(timeline, tuple(others))
         return Run(recorded)
 
-    def _recorded(self, replica: int, random: Random) -> Timeline:
-        costs = self.costs(replica, random)
-        timeline = simulate(self.schedule, costs)
-        return replace(
-            timeline, costs=Costs(activation=costs.activation, unit="s", memory_unit="GB"), source="measured"
-        )
+    @cached_property
+    def halted(self) -> list[int]:
+        """By rank, how many actions it has run when nothing happens any more."""
+        blocked = replay(self.schedule.numbered, rendezvous=bool(self.crossed)).blocked
+        return [blocked[rank][0] if rank in blocked else len(row) for rank, row in enumerate(self.schedule.orders)]
 
     def stuck(self) -> Timeline:
         """Return what the ranks have done when nothing happens any more."""
-        orders = self.schedule.orders
-        if self.crossed:
-            blocked = replay(self.schedule.numbered, rendezvous=True).blocked
-            orders = tuple(order[: blocked[r][0]] if r in blocked else order for r, order in enumerate(orders))
-        costs = self.costs()
-        done = simulate_partial(replace(self.schedule, orders=orders), costs)
-        return replace(done, costs=Costs(activation=costs.activation, unit="s", memory_unit="GB"), source="measured")
+        orders = tuple(order[:end] for order, end in zip(self.schedule.orders, self.halted, strict=True))
+        return _without_costs(simulate_partial(replace(self.schedule, orders=orders), self.costs()))
 
     def waiting(self) -> list[str]:
         """Describe what each rank does when nothing happens any more."""
-        blocked = replay(self.schedule.numbered, rendezvous=bool(self.crossed)).blocked
         return [
-            f"rank {rank} is at {order[blocked[rank][0]]}" if rank in blocked else f"rank {rank} has finished"
-            for rank, order in enumerate(self.schedule.orders)
+            f"rank {rank} is at {order[end]}" if end < len(order) else f"rank {rank} has finished"
+            for rank, (order, end) in enumerate(zip(self.schedule.orders, self.halted, strict=True))
         ]
 
     @property
     def trained(self) -> Trained:
         """The losses and gradients of this job's training program."""
-        return _trained(self.ranks, self.bug, self.bug_at)
+        from ppedu.course.exercises.silent import train
+
+        return train(self.ranks, self.bug, self.bug_at)
 
     def failing(self) -> dict[str, str]:
         """Return what is not as it should be, by goal, each with a sentence: order, messages, memory, time, gradients.
@@ -192,9 +192,10 @@ class Setup:
         return failing
 
 
-@cache
-def _trained(ranks: int, bug: str, where: Any) -> Trained:
-    return train(ranks, bug, where)
+def _without_costs(timeline: Timeline) -> Timeline:
+    """Return a simulation as if it had been recorded: its costs, which tell the fault, are not known."""
+    costs = Costs(activation=timeline.costs.activation, unit="s", memory_unit="GB")
+    return replace(timeline, costs=costs, source="measured")
 
 
 def spread(layers: Sequence[float], old: Schedule, new: Schedule) -> tuple[float, ...]:

@@ -8,10 +8,13 @@ bugs as programs for real processes.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:  # the package must import without torch
-    from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 WORDS, WIDTH, SAMPLES, PIECES = 12, 8, 16, 4  # PIECES: microbatches
 MAX_NORM = 0.1
@@ -19,25 +22,27 @@ STEPS = 20
 
 
 class Trained(NamedTuple):
-    """losses: of each step. off: by rank, how far its gradients of the first step are off, before and after clipping.
+    """The result of `train`.
 
-    Both are the norm of the difference from the whole model's gradients, over the norm of these.
+    Args:
+        losses: The loss of each step.
+        off: By rank, how far its gradients of the first step are off, before and after clipping: the norm of the
+            difference from the whole model's gradients, over the norm of these.
     """
 
     losses: list[float]
     off: list[tuple[float, float]]
 
 
+@cache
 def train(ranks: int, bug: str = "", where: Any = None) -> Trained:
     """Train a small model on `ranks` ranks with a bug of `pp.run.MUSEUM`, such as "loss not divided".
 
     The first rank has an embedding, and the last a copy of it as its head.
 
-    where: the rank with "one receive buffer", or the two ranks with "gradients newest first".
+    Args:
+        where: The rank with "one receive buffer", or the two ranks with "gradients newest first".
     """
-    import torch
-    from torch import nn
-
     random, threads = torch.random.get_rng_state(), torch.get_num_threads()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # several take longer for tensors of this size
@@ -50,7 +55,8 @@ def train(ranks: int, bug: str = "", where: Any = None) -> Trained:
     head: Any = nn.Parameter(embedding.detach().clone())
     held: list[list[Any]] = [[*stage.parameters()] for stage in stages]
     held[-1].append(head)
-    optimizer = torch.optim.AdamW([weight for weights in held for weight in weights], lr=1e-2)
+    every = [weight for weights in held for weight in weights]
+    optimizer = torch.optim.AdamW(every, lr=1e-2)
 
     losses: list[float] = []
     off: list[tuple[float, float]] = []
@@ -59,13 +65,18 @@ def train(ranks: int, bug: str = "", where: Any = None) -> Trained:
         if bug != "tied copies drift apart":
             embedding.grad, head.grad = (embedding.grad + head.grad for _ in range(2))
         before = [[weight.grad.clone() for weight in weights] for weights in held]
-        _clip(held, head, bug == "norm per stage")
+        if bug == "norm per stage":
+            for weights in held:
+                clip_grad_norm_(weights, MAX_NORM)
+        else:  # of the two copies of a weight, one counts
+            norm = get_total_norm([weight.grad for weight in every if weight is not head])
+            clip_grads_with_norm_(every, MAX_NORM, norm)
         if step == 0:
-            nn.functional.cross_entropy(whole(inputs) @ whole[0][0].weight, targets).backward()
+            cross_entropy(whole(inputs) @ whole[0][0].weight, targets).backward()
             same = [[weight.grad for weight in stage.parameters()] for stage in whole]
             same[-1].append(whole[0][0].weight.grad)
             apart = [_apart(*each) for each in zip(before, same, strict=True)]
-            nn.utils.clip_grad_norm_(whole.parameters(), MAX_NORM)
+            clip_grad_norm_(whole.parameters(), MAX_NORM)
             after = [[weight.grad for weight in weights] for weights in held]
             off = [*zip(apart, [_apart(*each) for each in zip(after, same, strict=True)], strict=True)]
         optimizer.step()
@@ -76,8 +87,6 @@ def train(ranks: int, bug: str = "", where: Any = None) -> Trained:
 
 def _run(stages: Any, head: Tensor, inputs: Tensor, targets: Tensor, bug: str, where: Any) -> float:
     """Run the forwards and backwards of all microbatches, and return the loss."""
-    from torch.nn.functional import cross_entropy
-
     received, sent = [], []
     ys = list(inputs.chunk(PIECES))
     for rank, stage in enumerate(stages):
@@ -102,18 +111,6 @@ def _run(stages: Any, head: Tensor, inputs: Tensor, targets: Tensor, bug: str, w
     return float(sum(loss.detach() for loss in losses) / PIECES)
 
 
-def _clip(held: list[list[Any]], head: Tensor, by_stage: bool) -> None:
-    """Scale gradients down to the norm MAX_NORM. Of two copies of a weight, one counts."""
-    import torch
-
-    for group in held if by_stage else [[weight for weights in held for weight in weights]]:
-        norm = torch.cat([weight.grad.flatten() for weight in group if by_stage or weight is not head]).norm()
-        for weight in group:
-            weight.grad *= min(1.0, MAX_NORM / float(norm))
-
-
 def _apart(ours: list[Any], theirs: list[Any]) -> float:
-    import torch
-
     one, other = (torch.cat([each.flatten() for each in column]) for column in (ours, theirs))
     return float((one - other).norm() / other.norm())
