@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ppedu.core.numeric import pretty
 from ppedu.course.board.results import MOST_STARS, Keeper, Result
 from ppedu.course.exercises.progress_file import record, recorded
@@ -16,20 +18,13 @@ class FileKeeper(Keeper):
             events = recorded()
         except OSError:
             return super().best(level)
-        named = f"board {level}"
-        times = [time for event in events if (time := _time(event.removeprefix(f"{named} in "))) is not None]
-        return Result(min(events[named], MOST_STARS), min(times)) if events.get(named) and times else None
+        name, times = f"board {level}", []
+        for event in events:
+            with suppress(ValueError):  # another event, or an edited one
+                times.append(float(event.removeprefix(f"{name} in ").replace(",", "")))
+        return Result(min(events[name], MOST_STARS), min(times)) if events.get(name) and times else None
 
     def add(self, level: str, result: Result) -> None:
-        """Record the stars, and the time."""
         super().add(level, result)
         record(f"board {level}", stars=result.stars)
         record(f"board {level} in {pretty(result.makespan)}")
-
-
-def _time(text: str) -> float | None:
-    """Return a time that `pretty` has written; None for other text."""
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return None

@@ -35,8 +35,8 @@ from ppedu.course.exercises.finale import cases
 from ppedu.course.exercises.progress_file import KEPT, NO_STAR, STAR, kept, recorded
 
 FORMAT = 1
-PARTS = {"format": int, "name": str, "date": str, "version": str, "exercises": dict, "predictions": dict, "seal": str}
-FINALE = max(EXERCISES)  # the exercise with the finale's diagnosis
+PARTS: dict[str, type] = {**dict.fromkeys(("name", "date", "version", "seal"), str), "format": int}
+PARTS |= dict.fromkeys(("exercises", "predictions", "finale"), dict)
 
 # Run in a fresh process. The answer's own output goes nowhere, and the verdict carries a word that is drawn for it.
 CHECK = """
@@ -90,15 +90,11 @@ def certificate(name: str, path: str | os.PathLike[str] = "certificate.json") ->
 
 def _content(name: str) -> dict[str, Any]:
     known, events = kept(), recorded()
-    solved = stars_by_exercise(events)
-    exercises: dict[str, Any] = {}
-    for exercise in EXERCISES:
-        entry: dict[str, Any] = {"stars": solved.get(exercise, 0)}
-        if entry["stars"]:
-            entry["hints"] = sum(event.startswith(f"{exercise} hint") for event in events)
-            lost = {"not verifiable": f"its answer is not in {KEPT}; run its cell again"}
-            entry |= known["answers"].get(exercise, lost)
-        exercises[exercise] = entry
+    exercises: dict[str, Any] = {exercise: {"stars": 0} for exercise in EXERCISES}
+    for exercise, stars in stars_by_exercise(events).items():
+        hints = sum(event.startswith(f"{exercise} hint") for event in events)
+        lost = {"not verifiable": f"its answer is not in {KEPT}; run its cell again"}
+        exercises[exercise] = {"stars": stars, "hints": hints, **known["answers"].get(exercise, lost)}
     content: dict[str, Any] = {
         "format": FORMAT,
         "name": name,
@@ -106,7 +102,7 @@ def _content(name: str) -> dict[str, Any]:
         "version": version("ppedu"),
         "exercises": exercises,
         "predictions": known["predictions"],
-        "finale": {"cases": cases(), "stars": exercises[FINALE]["stars"]},
+        "finale": {"cases": cases()},
     }
     return {**content, "seal": _seal(content)}
 
@@ -161,7 +157,8 @@ def check_certificate(path: str | os.PathLike[str], seconds: float = 60) -> Iter
     Answers are programs that learners wrote. Each runs as this user, in an empty folder; read them first if you do not
     know the learner.
 
-    seconds: the time limit for an answer.
+    Args:
+        seconds: The time limit for an answer.
 
     Raises:
         PipelineError: The file cannot be read.
@@ -182,9 +179,6 @@ def check_certificate(path: str | os.PathLike[str], seconds: float = 60) -> Iter
             yield Line(False, f"{exercise}: it has no number of stars")
     if missing := [exercise for exercise in EXERCISES if exercise not in content["exercises"]]:
         yield Line(False, f"missing: {', '.join(missing)}")
-    stars = content["exercises"].get(FINALE, {}).get("stars")
-    if content["finale"].get("stars") != stars:
-        yield Line(False, f"finale: {content['finale'].get('stars')} stars, but exercise {FINALE} has {stars}")
     right = sum(bool(isinstance(each, dict) and each.get("right")) for each in content["predictions"].values())
     made = plural(len(content["predictions"]), "prediction")
     yield Line(None, f"{made}, {right} of them right, and the hints: the learner's word")
@@ -197,7 +191,7 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(text)
     except ValueError:
         raise ParseError(f"{str(path)!r} is not a certificate: it is not JSON") from None
-    for part, kind in {**PARTS, "finale": dict}.items():
+    for part, kind in PARTS.items():
         if not isinstance(content, dict) or not isinstance(content.get(part), kind):
             raise ParseError(f"{str(path)!r} is not a whole certificate: {part!r} is missing or damaged")
     if content["format"] != FORMAT:

@@ -21,7 +21,7 @@ from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, require_instance, require_rank
 from ppedu.course import stepper
 
-# By operation of `ppedu.run.communicate` and `bidirectional_communicate`: the peer, relative to the rank.
+# By operation of `ppedu.run.communicate` and `bidirectional_communicate`: the peer's rank minus this rank's.
 ONE_WAY = {"recv_forward": -1, "send_forward": +1, "recv_backward": +1, "send_backward": -1}
 BOTH_WAYS = {"send_fwd_recv_bwd": +1, "send_bwd_recv_fwd": -1}
 MATCHING = {"send", "receive"}, {"swap"}  # the kinds of call at the two ends of a message
@@ -35,8 +35,9 @@ MAX_ATTEMPTS = 100  # to end a thread by an exception, which its program may cat
 class HeldCall(NamedTuple):
     """A call of a rank that waits for other ranks, and its line in the program.
 
-    kind: "send", "receive" or "swap" for a message with the only rank in `peers`; "all" for a call that every rank must
-        make, where `peers` are the ranks that have not made it.
+    Args:
+        kind: "send", "receive" or "swap" for a message with the only rank in `peers`; "all" for a call that every rank
+            must make, where `peers` are the ranks that have not made it.
     """
 
     rank: int
@@ -51,8 +52,9 @@ class HeldCall(NamedTuple):
 class Moment(NamedTuple):
     """A rank has run to its next wait or to its end.
 
-    wait: the call in which it waits; None at its end.
-    matched: the calls that are complete now, if this was the last of them: those of a sender and a receiver, say.
+    Args:
+        wait: The call in which it waits; None at its end.
+        matched: The calls that are complete now, if this was the last of them: those of a sender and a receiver, say.
     """
 
     rank: int
@@ -106,15 +108,15 @@ class Rank:
 
     def send(self, value: Any, rank: int) -> None:
         """Send a value to a rank."""
-        self._exchange(f"send({rank})", "send", (require_rank(rank, self.ranks),), value)
+        self._exchange(f"send({rank})", "send", rank, value)
 
     def recv(self, rank: int) -> Any:
         """Receive a value from a rank."""
-        return self._exchange(f"recv({rank})", "receive", (require_rank(rank, self.ranks),))
+        return self._exchange(f"recv({rank})", "receive", rank)
 
     def swap(self, value: Any, rank: int) -> Any:
         """Send a value to a rank and receive one from it at the same time."""
-        return self._exchange(f"swap({rank})", "swap", (require_rank(rank, self.ranks),), value)
+        return self._exchange(f"swap({rank})", "swap", rank, value)
 
     def communicate(self, operation: str, value: Any = None) -> Any:
         """Send `value` to a neighbor or receive from it, and return what was received; None for a send.
@@ -131,7 +133,7 @@ class Rank:
         """Return the sum of the values of all ranks, all of which must call this."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise SettingError(f"{_at()}: all_reduce on rank {self.rank} needs a number; got {value!r}")
-        self.sums.append(self._exchange("all_reduce", "all", (), value))
+        self.sums.append(self._exchange("all_reduce", "all", None, value))
         return self.sums[-1]
 
     def forward(self, microbatch: int, x: Any = None) -> Tensor:
@@ -180,7 +182,6 @@ class Rank:
             self._thread.join(0.01)
 
     def _live(self, program: Callable[[Rank], Any]) -> None:
-        """Run the program in this rank's thread, and record its error."""
         try:
             program(self)
         except BaseException as error:
@@ -188,32 +189,24 @@ class Rank:
         self._back.release()
 
     def _neighbour(self, operations: dict[str, int], operation: str, value: Any) -> Any:
-        """Exchange a message with a neighbor and return what was received; None at the end of the pipeline.
-
-        operations: by operation, the neighbor's rank minus this rank's.
-        """
+        """Exchange a message with a neighbor and return what was received; None at the end of the pipeline."""
         if operation not in operations:
             raise SettingError(f"{_at()}: unknown operation {operation!r}; available: {', '.join(operations)}")
         peer = self.rank + operations[operation]
         if not 0 <= peer < self.ranks:
             return None
         if "send" in operation and value is None:
-            raise SettingError(f"{_at()}, rank {self.rank} sends None; {self._instead(operation)}")
+            forward = "send_f" in operation
+            way, received, result = ("forward", "x", "y") if forward else ("backward", "dy", "dx")  # as in the lesson
+            reason = f"it receives no {received}: " if self.rank == (0 if forward else self.ranks - 1) else ""
+            instead = f"{reason}send the result of its {way}, {result}"
+            raise SettingError(f"{_at()}, rank {self.rank} sends None; {instead}")
         kind = "swap" if operations is BOTH_WAYS else "send" if "send" in operation else "receive"
-        return self._exchange(operation, kind, (peer,), value)
+        return self._exchange(operation, kind, peer, value)
 
-    def _instead(self, operation: str) -> str:
-        """Return advice on what to send in place of None, with the names x, y, dx and dy of the lesson."""
-        forward = "send_f" in operation
-        way, received, result = ("forward", "x", "y") if forward else ("backward", "dy", "dx")
-        reason = f"it receives no {received}: " if self.rank == (0 if forward else self.ranks - 1) else ""
-        return f"{reason}send the result of its {way}, {result}"
-
-    def _exchange(self, doing: str, kind: str, peers: tuple[int, ...], value: Any = None) -> Any:
-        """Wait until `rehearse` has matched this call with those of the peers; return its result.
-
-        doing, kind, peers, value: see `HeldCall`.
-        """
+    def _exchange(self, doing: str, kind: str, peer: int | None, value: Any = None) -> Any:
+        """Wait until `rehearse` has matched this call with those of its peers; return its result. See `HeldCall`."""
+        peers = () if peer is None else (require_rank(peer, self.ranks),)
         self._count()
         self.wait = HeldCall(self.rank, doing, peers, kind, value, *_line(sys._getframe()))
         if not self._stopped:
@@ -242,7 +235,9 @@ class Rank:
 class Rehearsal(NamedTuple):
     """The result of `rehearse`. A notebook displays it as steps, with the program and the line of each rank.
 
-    waits: the waits of the ranks that cannot continue. moments: the first 1000, in order.
+    Attributes:
+        waits: The waits of the ranks that cannot continue.
+        moments: The first 1000, in order.
     """
 
     ranks: list[Rank]
@@ -260,9 +255,10 @@ class Rehearsal(NamedTuple):
 def rehearse(program: Callable[[Rank], Any], ranks: int, losses: Sequence[float] = ()) -> Rehearsal:
     """Run `program(me)` on simulated ranks until all have ended or no rank can make progress.
 
-    losses: the results of successive calls of `me.step()` on the last rank.
-
     If the program raises an exception, so does this. No thread keeps running afterwards.
+
+    Args:
+        losses: The results of successive calls of `me.step()` on the last rank.
 
     Raises:
         SettingError: `program` is not a function, `ranks` is not from 1 to 1000, or the loop of a rank is endless: it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,18 +77,14 @@ def _waits(wait: HeldCall) -> str:
 
 
 def _whom(wait: HeldCall) -> str:
-    return f" for {_listed(wait.peers)}" if wait.peers else " for the other ranks"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return " and ".join(f"rank {rank}" for rank in ranks)
+    return " for " + (" and ".join(f"rank {rank}" for rank in wait.peers) or "the other ranks")
 
 
 def _verdict(at: dict[int, HeldCall], cycle: list[int]) -> str:
     if not at:
         return "All ranks have ended."
     if cycle:
-        return "Deadlock: " + ", and ".join(f"rank {rank} waits for {_listed(at[rank].peers)}" for rank in cycle) + "."
+        return "Deadlock: " + ", and ".join(f"rank {rank} waits{_whom(at[rank])}" for rank in cycle) + "."
     waits = ", and ".join(f"rank {rank} waits{_whom(wait)}" for rank, wait in at.items())
     return f"Stuck: {waits}, which will not answer anymore."
 

@@ -28,35 +28,35 @@ from ppedu.core import (
     W,
     overlap,
     produces,
-    require_schedule,
     requires,
 )
 from ppedu.core.numeric import Number, exact, plural, pretty
-from ppedu.core.validate import require_count, require_instance, require_number, require_rank
-from ppedu.course.board.completion import activations, can_end, remaining, require_completable, undo_advice
+from ppedu.course.board.completion import activations, remaining, undo_advice
 from ppedu.sim import Costs, Gap, Span, Timeline, require_costs, simulate, simulate_partial
 
 
 class Board:
     """A schedule under construction: each move places an action at the end of its rank's order, and can be undone.
 
-    placement, microbatches: those of the schedule. The board is complete once every microbatch has passed every stage.
-    costs: the times of the actions, and the activations that they hold, as in `simulate`.
-    memory: the most activations that a rank may hold; None for no limit. The unit is that of `costs.activation`: by
-        default 1 is one microbatch's activations in one rank's share of the model.
-    split: True for backwards in two halves, I and W; False for full backwards, B; None for either.
-    pairs: whether a forward and a full backward may be placed as an overlapped pair, such as (0F1;3B0)OVERLAP_F_B.
-    start: actions that are placed from the beginning and cannot be undone, in an order in which they can be placed.
-    par: the complete schedule to compare with; the attribute `par` is its timeline.
-    name: the name of the schedule.
-
     An action can only be placed once its dependencies have been placed. So the order of the moves is a global order in
     which every rank can make progress, and no board deadlocks. With a limit on memory a board can reach a position from
     which it cannot be completed (`stuck`, `finish`).
 
+    Args:
+        placement, microbatches: Those of the schedule. The board is complete once every microbatch has passed every
+            stage.
+        costs: The times of the actions, and the activations that they hold, as in `simulate`.
+        memory: The most activations that a rank may hold, enough for one microbatch; None for no limit. The unit is
+            that of `costs.activation`: by default 1 is one microbatch's activations in one rank's share of the model.
+        split: True for backwards in two halves, I and W; False for full backwards, B; None for either.
+        pairs: Whether a forward and a full backward may be placed as an overlapped pair, (0F1;3B0)OVERLAP_F_B.
+        start: Actions that are placed from the beginning and cannot be undone, in an order in which they can be placed.
+        par: A complete schedule of this board to compare with; the attribute `par` is its timeline.
+        name: The name of the schedule.
+
     Raises:
-        SettingError: a setting is invalid, memory is too small for one microbatch, or par does not fit the board.
-        ScheduleError: `start` cannot be placed, or leaves no way to complete the board.
+        SettingError: The costs recompute activations or occupy links.
+        ScheduleError: `start` cannot be placed.
     """
 
     def __init__(
@@ -71,17 +71,12 @@ class Board:
         par: Schedule | None = None,
         name: str = "mine",
     ):
-        require_instance("placement", placement, Placement, "a Placement, such as Placement.make('loop', 4)")
-        if memory is not None:
-            require_number("memory", memory, lambda memory: memory < math.inf, "a number of activations, or None")
-        if require_costs(costs).recompute:
+        self.placement, self.microbatches, self.name, self.costs = placement, microbatches, name, require_costs(costs)
+        self.memory, self.split, self.pairs = memory, split, pairs
+        if self.costs.recompute:
             raise SettingError("a board does not recompute activations; leave out recompute")
-        if require_costs(costs).links != "free":
+        if self.costs.links != "free":
             raise SettingError("a board has no messages that occupy their links; leave out links")
-        if split not in (False, True, None):
-            raise SettingError(f"split must be True, False, or None for either; got {split!r}")
-        self.placement, self.microbatches = placement, require_count("microbatches", microbatches)
-        self.costs, self.memory, self.split, self.pairs, self.name = require_costs(costs), memory, split, pairs, name
         self.ops = {False: "FB", True: "FIW", None: "FBIW"}[split]
         self.limit = math.inf if memory is None else exact(memory)
         weights = self.costs.per_stage(self.costs.activation, placement.stages, placement.ranks)
@@ -95,25 +90,10 @@ class Board:
         self._steps: list[tuple[Action, ...]] = []  # the units of `undo`: an action, or all that `finish` placed
         self._undone: list[tuple[Action, ...]] = []
         self._replay()
-        if not can_end(self, ()):
-            raise SettingError(f"memory for {activations(memory)} is not enough for one microbatch; allow more")
         for action in start:
             self.extend([self._require_placeable(action)])
         self._start, self._steps = self.moves, []
-        require_completable(self)
-        self.par = None if par is None else self._timeline_of_par(par)
-
-    def _timeline_of_par(self, par: Schedule) -> Timeline:
-        """Return the timeline of par. Raise SettingError unless it can be placed on this board."""
-        require_schedule("par", par)
-        if (par.placement, par.microbatches) != (self.placement, self.microbatches):
-            raise SettingError(f"par must have the placement and the microbatches of the board; got {par!r}")
-        timeline = simulate(par, self.costs)
-        try:
-            self.with_start(par.orders[rank][index] for rank, index in par.replay.steps)
-        except ScheduleError as error:
-            raise SettingError(f"par cannot be placed on this board: {error}") from None
-        return timeline
+        self.par = simulate(par, self.costs) if par else None
 
     def with_start(self, start: Iterable[Action]) -> Board:
         """Return a board with the same rules but without par, on which the actions in `start` are placed."""
@@ -143,11 +123,8 @@ class Board:
         """Return all actions that `rank` could run, placed or not, without pairs.
 
         Where a backward may be full or split, B, I and W of each microbatch are listed.
-
-        Raises:
-            SettingError: there is no such rank.
         """
-        return tuple(self._alphabet[require_rank(rank, self.ranks)])
+        return tuple(self._alphabet[rank])
 
     def is_left(self, action: Action) -> bool:
         """Return whether neither `action`, not a pair, nor one that does all or half of its work has been placed."""
@@ -157,9 +134,6 @@ class Board:
         """Return the actions that still have to be placed on `rank`, without pairs.
 
         A backward that may be split counts as one B until its I is placed, and then as its W.
-
-        Raises:
-            SettingError: there is no such rank.
         """
         left = list(filter(self.is_left, self.actions(rank)))
         return tuple(each for each in left if self.split is not None or each.op in "FB" or self._is_half_done(each))
@@ -170,13 +144,8 @@ class Board:
         return not any(map(self.left, range(self.ranks)))
 
     def choices(self, rank: int) -> tuple[Action, ...]:
-        """Return all actions that can be placed next on `rank`: forwards, backwards, then pairs, each by microbatch.
-
-        Raises:
-            SettingError: there is no such rank.
-        """
-        alphabet = self._alphabet[require_rank(rank, self.ranks)]
-        singles = [action for action in alphabet if not any(self._refusals(action))]
+        """Return all actions that can be placed next on `rank`: forwards, backwards, then pairs, each by microbatch."""
+        singles = [action for action in self._alphabet[rank] if not any(self._refusals(action))]
         forwards = [action for action in singles if action.op == Op.F]
         backwards = [action for action in singles if action.op == Op.B]
         return (*singles, *(overlap(*both) for both in product(forwards, backwards) if self.pairs))
@@ -202,7 +171,7 @@ class Board:
         """Return the time at which `action` would start if it were placed next.
 
         Raises:
-            ScheduleError: the action cannot be next; the message is that of `why_not`.
+            ScheduleError: The action cannot be next; the message is that of `why_not`.
         """
         action = self._require_placeable(action)
         rows, rank = self.timeline.rows, self._rank(action)
@@ -283,7 +252,6 @@ class Board:
             yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
 
     def _rank(self, action: Action) -> int:
-        """Return the rank that runs an action or a pair."""
         single = action.singles[0]
         return self.placement.rank(single.stage, single.microbatch)
 
@@ -292,7 +260,6 @@ class Board:
         return I(backward.stage, backward.microbatch) in self._placed
 
     def _position(self, single: Action) -> str:
-        """Return where a placed action stands: "rank 0, position 1"."""
         rank, index = self._placed[single]
         return f"rank {rank}, position {index}"
 
@@ -359,12 +326,11 @@ class Board:
     def finish(self) -> tuple[Action, ...]:
         """Complete the board, and return the placed actions, which are one step of `undo`.
 
-        If every rank's order so far is the beginning of its order in par, the rest of par is placed. Otherwise a few
-        simple policies are tried, and the one with the smallest makespan is taken; of equal ones, the one with the
-        lowest peak of activations. The result need not be optimal.
+        If every rank's order so far is the beginning of its order in par, the rest of par is placed. Otherwise, of the
+        actions that can be placed, the one that par runs first comes next. The result need not be optimal.
 
         Raises:
-            ScheduleError: the board cannot be completed from here within the memory.
+            ScheduleError: The board cannot be completed from here within the memory.
         """
         rest = remaining(self)
         if rest:

@@ -14,10 +14,6 @@ from ppedu.core.numeric import plural, pretty
 if TYPE_CHECKING:
     from ppedu.course.board.board import Board
 
-# The policies that are tried. The action that can start first is placed first; of several, the one whose op comes first
-# here, where P is a pair. The last two split every backward that may be split.
-POLICIES = ("PBIFW", "PFBIW", "PIWFB", "PIFWB")
-
 
 def can_end(board: Board, moves: Sequence[Action]) -> bool:
     """Return whether the memory suffices to complete the board after `moves`, which replace those on the board.
@@ -49,13 +45,6 @@ def can_end(board: Board, moves: Sequence[Action]) -> bool:
     return True
 
 
-def require_completable(board: Board) -> None:
-    """Raise ScheduleError if the memory does not suffice to complete the board."""
-    if not can_end(board, board.moves):
-        limit = activations(board.memory)
-        raise ScheduleError(f"no order can be completed from here within {limit}; {undo_advice(board)}")
-
-
 def activations(number: Any) -> str:
     """Return a number of activations as text: "1 activation" or "2.5 activations"."""
     return f"{pretty(number)} activation{'' if number == 1 else 's'}"
@@ -69,36 +58,29 @@ def undo_advice(board: Board) -> str:
 
 
 def remaining(board: Board) -> tuple[Action, ...]:
-    """Return actions that complete the board: the rest of par if the board follows par, else those of the best policy.
+    """Return actions that complete the board: the rest of par if the board follows it, else by the times of par.
 
     Raises:
-        ScheduleError: the board cannot be completed from here within the memory.
+        ScheduleError: The board cannot be completed from here within the memory.
     """
-    require_completable(board)
-    par = board.par.schedule if board.par else None
-    orders = board.schedule.orders
-    if par and all(wanted[: len(order)] == order for wanted, order in zip(par.orders, orders, strict=True)):
-        return tuple(par.orders[rank][index] for rank, index in par.replay.steps if index >= len(orders[rank]))
-    policies = dict.fromkeys("".join(op for op in policy if op in "P" + board.ops) for policy in POLICIES)
-    ends = [_completed(board, policy) for policy in (*policies, *([None] if par else []))]
-    best = min(ends, key=lambda end: (end.timeline.makespan, max(end.timeline.peak_activations)))
-    return best.moves[len(board.moves) :]
-
-
-def _completed(board: Board, policy: str | None) -> Board:
-    """Return a copy of the board, completed by a policy; without a policy, in the order of par as far as possible."""
+    if not can_end(board, board.moves):
+        limit = activations(board.memory)
+        raise ScheduleError(f"no order can be completed from here within {limit}; {undo_advice(board)}")
+    starts_in_par: dict[Action, Any] = {}
+    if board.par:
+        par, orders = board.par.schedule, board.schedule.orders
+        if all(wanted[: len(order)] == order for wanted, order in zip(par.orders, orders, strict=True)):
+            return tuple(par.orders[rank][index] for rank, index in par.replay.steps if index >= len(orders[rank]))
+        spans = [span for row in board.par.rows for span in row]
+        starts_in_par = {done: start for action, start, _ in spans for done in (action, *action.singles)}
     copy = board.with_start(board.moves)
-    rows = board.par.rows if board.par else ()
-    starts_in_par = {done: span.start for row in rows for span in row for done in (span.action, *span.action.singles)}
 
     def urgency(action: Action) -> tuple[Any, ...]:
-        if policy is None:
-            return starts_in_par.get(action, math.inf), not action.parts
         first = action.singles[0]
-        op = policy.index("P" if action.parts else action.op)
-        return copy.could_start(action), op, first.microbatch, first.stage
+        then = copy.could_start(action), "BIFW".index(first.op), first.microbatch, first.stage
+        return starts_in_par.get(action, math.inf), not action.parts, *then
 
     while choices := [action for rank in range(copy.ranks) for action in copy.choices(rank)]:
         safe = (action for action in sorted(choices, key=urgency) if can_end(copy, (*copy.moves, action)))
         copy.extend([next(safe)])
-    return copy
+    return copy.moves[len(board.moves) :]

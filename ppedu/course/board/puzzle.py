@@ -133,7 +133,7 @@ class Puzzle(Interactive):
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
 
     def state(self) -> Data:
-        board = self.board
+        board, best = self.board, keeper().best(self.level.name)
         can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
         limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
         return {
@@ -141,7 +141,7 @@ class Puzzle(Interactive):
             "level": self.level.name,
             "levels": [[each.name, _entry(number, each)] for number, each in enumerate(LEVELS.values(), 1)],
             "goal": f"{self.level.goal}{limit} Par, the time to reach, is {pretty(self.level.par.makespan)}.",
-            "best": _best(self.level),
+            "best": f"{stars(best.stars)} your best: {pretty(best.makespan)}" if best else stars(0),
             "rules": RULES,
             "note": self._note,
             "tone": self._tone,
@@ -209,12 +209,6 @@ def _entry(number: int, level: Level) -> str:
     return f"{number}. {level.title}" + (f"  {stars(best.stars)}" if best else "")
 
 
-def _best(level: Level) -> str:
-    """Return the best result on a level in words."""
-    best = keeper().best(level.name)
-    return f"{stars(best.stars)} your best: {pretty(best.makespan)}" if best else stars(0)
-
-
 def _list(actions: tuple[Action, ...]) -> str:
     return ", ".join(map(str, actions)) or "nothing"
 
@@ -230,9 +224,10 @@ def puzzle(name: str = "first") -> Puzzle:
         board = puzzle("1f1b")
         board.schedule
 
-    name: the level to start with, one of `ppedu.course.board.levels.LEVELS`.
+    Args:
+        name: The level to start with, one of `ppedu.course.board.levels.LEVELS`.
 
     Raises:
-        SettingError: there is no such level.
+        SettingError: There is no such level.
     """
     return Puzzle(level(name))

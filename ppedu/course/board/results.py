@@ -30,13 +30,9 @@ class Keeper:
         return self._best.get(level)
 
     def add(self, level: str, result: Result) -> None:
-        """Keep a result if it is better than the best so far."""
-        self._best[level] = better(self._best.get(level), result)
-
-
-def better(one: Result | None, other: Result) -> Result:
-    """Return the most stars and the smallest makespan of two results; `one` may be missing."""
-    return other if one is None else Result(max(one.stars, other.stars), min(one.makespan, other.makespan))
+        """Keep a result if it is better than the best so far: its stars, and its makespan."""
+        best = self._best.get(level, result)
+        self._best[level] = Result(max(best.stars, result.stars), min(best.makespan, result.makespan))
 
 
 def stars(number: int) -> str:
@@ -48,7 +44,6 @@ _keepers = [Keeper()]
 
 
 def keeper() -> Keeper:
-    """Return the keeper of the results."""
     return _keepers[-1]
 
 

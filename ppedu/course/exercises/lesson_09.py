@@ -122,19 +122,17 @@ def _makespans(ranks: int, microbatches: int, latency: float) -> dict[int, Any]:
     return {chunks: _interleaved(ranks, microbatches, latency, chunks).makespan for chunks in CHUNKS}
 
 
-def _best(ranks: int, microbatches: int, latency: float) -> int:
+def _best(*sizes: Any) -> int:
     """Return the number of chunks with the least makespan."""
-    takes = _makespans(ranks, microbatches, latency)
-    return min(takes, key=lambda each: takes[each])
+    return min(CHUNKS, key=lambda chunks: _makespans(*sizes)[chunks])
 
 
 def _not_the_best_chunks(function: Any) -> str | None:
     require_function(function, "ranks", "microbatches", "latency")
     cases = [with_sizes(ranks, microbatches, f"a latency of {latency}") for ranks, microbatches, latency in DELAYED]
     answers = [ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
-    for case, (ranks, microbatches, latency), chunks in zip(cases, DELAYED, answers, strict=True):
-        takes = _makespans(ranks, microbatches, latency)
-        best = _best(ranks, microbatches, latency)
+    for case, sizes, chunks in zip(cases, DELAYED, answers, strict=True):
+        takes, best = _makespans(*sizes), _best(*sizes)
         if chunks not in takes:
             makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
             return f"{case} your function returns {pretty(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
@@ -160,7 +158,7 @@ def _not_interleaved(generator: Any) -> str | None:
         if fault := not_legal(yours, case):
             if any(action.microbatch >= microbatches for order in yours.orders for action in order):
                 return f"{fault}; {FIXED}"
-            return fault + (_first_backward(yours) or _short_warmup(yours))
+            return fault + _why_stuck(yours)
         timeline = simulate(yours)
         best = simulate(schedule("interleaved", ranks, microbatches, chunks=chunks))
         held, allowed = max(timeline.peak_activations), max(best.peak_activations)
@@ -179,24 +177,17 @@ def _not_interleaved(generator: Any) -> str | None:
     return None
 
 
-def _first_backward(yours: Schedule) -> str:
-    """Explain why a schedule whose backwards begin with the wrong chunk cannot run, as a new sentence; else ""."""
-    for rank, order in enumerate(yours.orders):
-        first = next((action for action in order if action.op == "B"), None)
-        last = yours.placement.stages_of(rank)[-1]
-        if first and first.stage != last:
-            return (
-                f". Rank {rank} begins its backwards with stage {first.stage}, but gradients reach stage {last} first"
-            )
-    return ""
-
-
-def _short_warmup(yours: Schedule) -> str:
-    """Explain why a schedule with a shorter warm-up than `shorter_warmup` cannot run, as a new sentence; else ""."""
+def _why_stuck(yours: Schedule) -> str:
+    """Explain by a rank's first backward why a schedule cannot run, as a new sentence; else ""."""
+    backwards = [[k for k, action in enumerate(order) if action.op == "B"] for order in yours.orders]
+    firsts = {rank: places[0] for rank, places in enumerate(backwards) if places}
+    for rank, first in firsts.items():
+        stage, last = yours.orders[rank][first].stage, yours.placement.stages_of(rank)[-1]
+        if stage != last:
+            return f". Rank {rank} begins its backwards with stage {stage}, but gradients reach stage {last} first"
     enough = shorter_warmup(yours.ranks, yours.microbatches, yours.chunks)
-    for rank, (order, long) in enumerate(zip(yours.orders, enough.orders, strict=True)):
-        first, least = (next((k for k, each in enumerate(row) if each.op == "B"), None) for row in (order, long))
-        if first is not None and least is not None and first < least:
+    for rank, first in firsts.items():
+        if first < warmup(enough.orders[rank]):
             return (
                 f". Rank {rank} runs {plural(first, 'forward')} before its first backward, too short a warm-up: a "
                 "group must pass all chunks before its gradients can come back"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,8 +38,8 @@ def _not_filled(generator: Any) -> str | None:
         if max(timeline.peak_activations) > room:
             return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
         if timeline.makespan > best:
-            order = _early_start(timeline) or _whole(yours) or _late_start(yours)
-            why = order or _nothing_delayed(timeline) or _needless(timeline, room) or longest_wait(timeline)
+            order = _wrong_order(timeline) or _nothing_delayed(timeline) or _needless(timeline, room)
+            why = order or longest_wait(timeline)
             return (
                 f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is "
                 f"possible. {why}"
@@ -69,15 +69,23 @@ def _delay(order: Sequence[Action]) -> int:
     return ops[: ops.index(Op.W)].count(Op.I) - 1 if Op.W in ops else 0
 
 
-def _early_start(timeline: Timeline) -> str | None:
-    """Describe the first rank with fewer warm-up forwards than in 1F1B, which leaves the later ranks without work."""
-    schedule = timeline.schedule
+def _wrong_order(timeline: Timeline) -> str | None:
+    """Describe the first rank with a shorter warm-up than in 1F1B, else an undivided backward, else a longer warm-up.
+
+    A shorter warm-up leaves the later ranks without work.
+    """
+    yours = timeline.schedule
     alone = "Only one rank works at a time, as in naive. " if timeline.makespan == sum(timeline.busy) else ""
-    for rank, order in enumerate(schedule.orders):
-        first, enough = warmup(order), min(schedule.ranks - rank, schedule.microbatches)
+    warmups = [(warmup(order), min(yours.ranks - rank, yours.microbatches)) for rank, order in enumerate(yours.orders)]
+    for rank, (first, enough) in enumerate(warmups):
         if first < enough:
             runs = f"Rank {rank} runs {plural(first, 'forward')} before its first backward"
             return f"{alone}{runs}, where 1F1B runs {enough}"
+    if whole := _whole(yours):
+        return whole
+    for rank, (first, enough) in enumerate(warmups):
+        if first > enough:
+            return f"Rank {rank} runs {first} forwards before its first backward, where {enough} would be enough"
     return None
 
 
@@ -87,15 +95,6 @@ def _whole(yours: Schedule) -> str | None:
         for action in order:
             if action.op == "B":
                 return f"Rank {rank + 1} runs {action} in one piece, so rank {rank} waits for all of it, not just for I"
-    return None
-
-
-def _late_start(yours: Schedule) -> str | None:
-    """Describe the first rank with more warm-up forwards than in 1F1B."""
-    for rank, order in enumerate(yours.orders):
-        first, enough = warmup(order), min(yours.ranks - rank, yours.microbatches)
-        if first > enough:
-            return f"Rank {rank} runs {first} forwards before its first backward, where {enough} would be enough"
     return None
 
 
@@ -222,19 +221,14 @@ def _waits_in_between(generator: Any) -> str | None:
             return re.sub(r"(\d+)B(\d+) is never run", r"\1I\2 and \1W\2 are never run", fault)
         timeline, most = simulate(yours), 2 * ranks - 1
         if max(timeline.peak_activations) > most:
-            rank = max(range(ranks), key=lambda rank: timeline.peak_activations[rank])
-            held = pretty(timeline.peak_activations[rank])
-            return f"{case} rank {rank} holds {held} activations at its peak; at most {most} are allowed"
-        if microbatches >= most and any(_waits(timeline)):
+            held = max(timeline.peak_activations)
+            rank = timeline.peak_activations.index(held)
+            return f"{case} rank {rank} holds {pretty(held)} activations at its peak; at most {most} are allowed"
+        waits = any(after.start > before.end for row in timeline.rows for before, after in pairwise(row))
+        if waits and microbatches >= most:
             why = _whole(yours) or _short_of_work(timeline, most) or _early_weights(timeline, most)
             return f"{case} a rank waits between its own first and last action. {why}"
     return None
-
-
-def _waits(timeline: Timeline) -> Iterator[bool]:
-    """Yield for each pair of consecutive actions if there is a gap between them."""
-    for row in timeline.rows:
-        yield from (after.start > before.end for before, after in pairwise(row))
 
 
 def _short_of_work(timeline: Timeline, most: int) -> str | None:

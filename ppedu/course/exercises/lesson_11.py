@@ -21,8 +21,20 @@ from ppedu.course.exercises.common import (
     missing_return,
     require_function,
 )
-from ppedu.course.exercises.replays import is_number, longer_runs, replayed, simulated, worked_longer
-from ppedu.course.exercises.synthetic import IN_SECONDS, drawn, in_seconds, named, slowed, synthetic_run
+from ppedu.course.exercises.synthetic import (
+    IN_SECONDS,
+    drawn,
+    in_seconds,
+    is_number,
+    lengths,
+    longer_runs,
+    named,
+    planned,
+    replayed,
+    simulated,
+    slowed,
+    worked_longer,
+)
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.trace.run import Run
 from ppedu.zoo import schedule
@@ -47,8 +59,8 @@ def _not_the_blame(function: Any) -> str | None:
             f"{named(measured)} the replay would be {in_seconds(right[rank])} shorter if rank {rank} alone had run at "
             f"its costs; your function returns {in_seconds(given[rank])}"
         )
-        for other, why in WRONG_BLAME:
-            if all(map(equal, given, other(measured, costs))):
+        for wrong, why in WRONG_BLAME:
+            if all(map(equal, given, wrong(measured, costs))):
                 return f"{fault}. {why}"
         return fault
     return None
@@ -73,37 +85,30 @@ def _with_costs(function: Any, measured: Timeline, costs: Costs) -> Any:
 def _blame(measured: Timeline, costs: Costs, ops: str = "FB") -> list[float]:
     """Return by rank how much shorter the replay is if that rank's actions last as long as in the simulation.
 
-    ops: the kinds of the actions that do.
+    Args:
+        ops: The kinds of the actions that do.
     """
-    times = costs.durations(measured.schedule.stages, measured.schedule.ranks)
-    own = {span.action: span.end - span.start for row in measured.rows for span in row}
-    longest = replayed(measured, float(costs.delay(0, 1)))
-    found = []
-    for row in measured.rows:
-        planned = {
-            span.action: float(times[span.action.op][span.action.stage]) for span in row if span.action.op in ops
-        }
-        lasted = own | planned
-        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.delay(0, 1)))
-        found.append(longest - float(run.makespan))
+    case, latency, lasted = measured.schedule, float(costs.delay(0, 1)), lengths(measured)
+    plan, found = planned(case, costs), []
+    for order in case.orders:
+        repaired = lasted | {action: plan[action] for action in order if action.op in ops}
+        found.append(replayed(case, lasted, latency) - replayed(case, repaired, latency))
     return found
 
 
 def _blame_of_the_rest(measured: Timeline, costs: Costs) -> list[float]:
     """Return by rank how much longer the simulation takes if that rank's actions last as long as they did."""
-    times = costs.durations(measured.schedule.stages, measured.schedule.ranks)
-    planned = {action: float(times[action.op][action.stage]) for row in measured.rows for action, *_ in row}
-    found = []
-    for row in measured.rows:
-        lasted = planned | {span.action: span.end - span.start for span in row}
-        run = synthetic_run(measured.schedule, lasted.__getitem__, lambda: float(costs.delay(0, 1)))
-        found.append(float(run.makespan) - simulated(measured, costs))
+    case, latency, lasted = measured.schedule, float(costs.delay(0, 1)), lengths(measured)
+    plan, found = planned(case, costs), []
+    for order in case.orders:
+        slowed_down = plan | {action: lasted[action] for action in order}
+        found.append(replayed(case, slowed_down, latency) - simulated(measured, costs))
     return found
 
 
 def _from_the_run(measured: Timeline, costs: Costs) -> list[float]:
     """Return the blame, with the makespan of the run in place of that of its replay."""
-    more = float(measured.makespan) - replayed(measured, float(costs.delay(0, 1)))
+    more = float(measured.makespan) - replayed(measured.schedule, lengths(measured), float(costs.delay(0, 1)))
     return [one + more for one in _blame(measured, costs)]
 
 
@@ -137,7 +142,10 @@ Cures = dict[str, tuple[Schedule, Any]]  # by name, a schedule, and the layers o
 @cache
 def _treated() -> list[tuple[Run, Cures]]:
     """Return runs, each with its cures; the lesson's own case first."""
-    heavy, even = drawn(replace(CLUSTER, steps=6)), drawn(DrawnJob(schedule("1f1b", 2, 4), replicas=1, steps=4))
+    heavy, even = (
+        drawn(replace(CLUSTER, steps=6)),
+        drawn(DrawnJob(schedule("1f1b", 2, 4), replicas=1, steps=4)),
+    )
     return [
         (heavy, cures(heavy)),
         (even, {"zb-h1": (schedule("zb-h1", 2, 4), None), "16 microbatches": (schedule("1f1b", 2, 16), None)}),
@@ -183,8 +191,8 @@ def _not_the_best_cure(function: Any) -> str | None:
                 f"{case} your function chooses {name!r}, with which a microbatch takes {seconds[0]} of a step; with "
                 f"{best!r} it takes {seconds[1]}"
             )
-            for choice, why in WRONG_CHOICES:
-                if all(own == choice(place, others) for place, _, own, others in answers):
+            for choose, why in WRONG_CHOICES:
+                if all(own == choose(place, others) for place, _, own, others in answers):
                     return f"{fault}. {why}"
             return fault
     return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from threading import Event, Thread
+from threading import Event
 from typing import Any, NamedTuple
 
 from ppedu.core import Op, Schedule
@@ -37,6 +38,11 @@ def _counted() -> list[Schedule]:
     ]
 
 
+def _all_held(schedule: Schedule) -> list[int]:
+    """Return the stages that all ranks hold, counted with repetition."""
+    return [stage for rank in range(schedule.ranks) for stage in schedule.placement.stages_of(rank)]
+
+
 # Common wrong answers for the number of copies.
 WRONG_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
     (
@@ -48,19 +54,13 @@ WRONG_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
         "chunks is the number of stages of one copy on a rank: it says how finely a copy is cut, not how many copies "
         "there are",
     ),
-    (
-        lambda schedule: sum(len(schedule.placement.stages_of(rank)) for rank in range(schedule.ranks)),
-        "You count all stages on all ranks; how many make one model?",
-    ),
+    (lambda schedule: len(_all_held(schedule)), "You count all stages on all ranks; how many make one model?"),
     (
         lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
         "That is the fraction of the model that one rank holds; add up all ranks",
     ),
     (
-        lambda schedule: (
-            len({stage for rank in range(schedule.ranks) for stage in schedule.placement.stages_of(rank)})
-            / schedule.stages
-        ),
+        lambda schedule: len({*_all_held(schedule)}) / schedule.stages,
         "Do you count each stage once? Count a stage twice if two ranks hold it",
     ),
 ]
@@ -71,7 +71,7 @@ def _not_the_copies(function: Any) -> str | None:
     cases = _counted()
     answers = [ask(function, _named(each), each) for each in cases]
     for each, value in zip(cases, answers, strict=True):
-        held = sum(len(each.placement.stages_of(rank)) for rank in range(each.ranks))
+        held = len(_all_held(each))
         if equal(value, held / each.stages):
             continue
         fault = (
@@ -201,7 +201,8 @@ def simulate_streams(orders: Orders, known: Mapping[str, Half]) -> Spans:
 def emulate_streams(orders: Orders, known: Mapping[str, Half], unit: float = 0.2) -> Spans:
     """Run the parts in one thread for each stream, which sleeps as long as they take; return the measured spans.
 
-    unit: the seconds of one unit of time. The spans are in units.
+    Args:
+        unit: The seconds of one unit of time. The spans are in units.
     """
     done = {name: Event() for name in known}
     spans: Spans = []
@@ -217,11 +218,8 @@ def emulate_streams(orders: Orders, known: Mapping[str, Half], unit: float = 0.2
             spans.append((stream, name, (start - begin) / unit, (time.monotonic() - begin) / unit))
             done[name].set()
 
-    threads = [Thread(target=run, args=(stream,)) for stream in orders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(orders)) as pool:
+        list(pool.map(run, orders))
     return spans
 
 

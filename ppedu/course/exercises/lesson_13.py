@@ -46,7 +46,12 @@ def _not_better(generator: Any) -> str | None:
             return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
         par = _fastest_known(ranks, microbatches, room)
         if timeline.makespan >= par.makespan:
-            return f"{case} your schedule is legal and fits, but {_slower(timeline, par)}. {_advice(timeline, room)}"
+            more = timeline.makespan - par.makespan
+            than = f"{pretty(more)} more than {par.schedule.name}" if more else f"as much as {par.schedule.name}"
+            return (
+                f"{case} your schedule is legal and fits, but takes {pretty(timeline.makespan)}, {than}. "
+                f"{_lost(timeline)}. {_advice(timeline, room)}"
+            )
     return None
 
 
@@ -81,22 +86,12 @@ def _too_much(timeline: Timeline, room: int) -> str:
     return f"{fault}, and there is memory for only {room}: {why}"
 
 
-def _slower(timeline: Timeline, par: Timeline) -> str:
-    """Describe by how much a schedule is too slow, and where it loses time."""
-    more = timeline.makespan - par.makespan
-    than = f"{pretty(more)} more than {par.schedule.name}" if more else f"as much as {par.schedule.name}"
-    return f"takes {pretty(timeline.makespan)}, {than}. {_lost(timeline)}"
-
-
 def _lost(timeline: Timeline) -> str:
     return f"Time is lost here: {timeline.why_idle(*_loss(timeline))}"
 
 
 def _over_the_least(generator: Any) -> dict[str, float | None]:
-    """Return the makespan divided by the least possible one for each size, or None.
-
-    None: for this size, the schedule fails, is not legal, or needs too much memory.
-    """
+    """Return for each size the makespan over the least one, or None if the schedule fails, is illegal or too large."""
     found: dict[str, float | None] = {}
     for size, least in LEAST_TIMES.items():
         name = "{} × {}".format(*size)

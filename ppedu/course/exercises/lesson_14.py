@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise, product
 from typing import Any
 
 from ppedu.core.numeric import plural, pretty
@@ -62,16 +62,8 @@ def least_busiest(times: Sequence[float], ranks: int) -> float:
             most = after
         return any(held + end >= count for held, end in most.items())
 
-    sums = {a + b for a in _parts(front) for b in _parts(back)} if count <= 12 else _parts_of_both(front, back)
-    return min(each for each in sums if fits(each + 1e-9))
-
-
-def _parts(before: Sequence[float]) -> set[float]:
-    return {after - first for index, first in enumerate(before) for after in before[index:]}
-
-
-def _parts_of_both(front: Sequence[float], back: Sequence[float]) -> set[float]:
-    return {round(a + b, 6) for a in _parts(front) for b in _parts(back)}
+    pieces, others = ({end - begin for begin, end in combinations([0, *sums], 2)} for sums in (front, back))
+    return min(each for each in {round(a + b, 6) for a, b in product(pieces, others)} if fits(each + 1e-6))
 
 
 def _not_even_ranks(cut: Any) -> str | None:
@@ -97,14 +89,10 @@ def _not_even_ranks(cut: Any) -> str | None:
                 f"{case} rank {rank} works {pretty(loads[rank])} on each microbatch, with {plural(first, 'piece')} in "
                 f"stage {rank} and {last} in stage {2 * ranks - 1 - rank}; the busiest rank can do with {pretty(least)}"
             )
-            return f"{fault}. {BALANCED}" if _as_even_as_stages_can_be(lengths, times) else fault
+            best = [len(cut) for cut in by_cost(times, len(lengths))]  # makes the longest stage as short as possible
+            balanced = max(_stages(lengths, times)) <= max(_stages(best, times)) + 1e-6
+            return f"{fault}. {BALANCED}" if balanced else fault
     return None
-
-
-def _as_even_as_stages_can_be(lengths: Sequence[int], times: Sequence[float]) -> bool:
-    """Return whether the longest stage is as short as possible, though the busiest rank is not."""
-    best = [len(cut) for cut in by_cost(times, len(lengths))]
-    return max(_stages(lengths, times)) <= max(_stages(best, times)) + 1e-6
 
 
 def _not_your_plan(plan: Any) -> str | None:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ppedu.course.exercises.common import Exercise
 from ppedu.course.exercises.faults import FAULTS
 from ppedu.course.exercises.finale import Answer, not_the_fault
-from ppedu.sim import Timeline
 
 
 def _praise(answer: Answer) -> str:
-    return f"It was “{answer.what}”, {_at(answer.what, answer.where)}, and your cure makes the job what it should be."
-
-
-def _at(fault: str, where: Any) -> str:
-    """Return a place in words, such as "on rank 1"."""
-    kind = FAULTS[fault].where
+    kind, where = FAULTS[answer.what].where, answer.where
     if isinstance(where, str):
-        return where
-    if kind == "a replica and a rank":
-        return f"on rank {where[1]} of replica {where[0]}"
-    if isinstance(where, tuple):
-        return f"between ranks {where[0]} and {where[1]}"
-    return f"{'on' if kind == 'a rank' else 'in'} {kind.removeprefix('a ')} {where}"
-
-
-def _cured(answer: Answer) -> Timeline:
-    return answer.case.after(**answer.cure)
+        at = where
+    elif kind == "a replica and a rank":
+        at = f"on rank {where[1]} of replica {where[0]}"
+    elif isinstance(where, tuple):
+        at = f"between ranks {where[0]} and {where[1]}"
+    else:
+        at = f"{'on' if kind == 'a rank' else 'in'} {kind.removeprefix('a ')} {where}"
+    return f"It was “{answer.what}”, {at}, and your cure makes the job what it should be."
 
 
 EXERCISES = {
     "15.1": Exercise(
         not_the_fault,
         _praise,
-        _cured,
+        lambda answer: answer.case.after(**answer.cure),
         hints=(
             "First ask which goal fails: does it hang, run out of memory, take too long, or learn the wrong thing? "
             "That leaves a few faults.",

@@ -128,16 +128,13 @@ def expression(value: Any) -> str:
     if isinstance(value, Mapping):  # also the latencies of links
         return f"{{{', '.join(f'{expression(key)}: {expression(each)}' for key, each in value.items())}}}"
     if isinstance(value, Answer):
-        return f"Case({value.case.seed}).answer({', '.join(_arguments(value))})"
+        given = [expression(value.what), expression(value.where)]
+        given += [f"{name}={expression(each)}" for name, each in value.cure.items()]
+        return f"Case({value.case.seed}).answer({', '.join(given)})"
     if isinstance(value, Schedule | Costs | Placement) and is_dataclass(value):
-        given = (f"{each.name}={_field(getattr(value, each.name))}" for each in fields(value))
+        given = [f"{each.name}={_field(getattr(value, each.name))}" for each in fields(value)]
         return f"{type(value).__name__}({', '.join(given)})"
     raise UnwritableError(f"`{type(value).__name__}` cannot be written as text")
-
-
-def _arguments(answer: Answer) -> Iterator[str]:
-    yield from (expression(answer.what), expression(answer.where))
-    yield from (f"{name}={expression(value)}" for name, value in answer.cure.items())
 
 
 def _field(value: Any) -> str:
