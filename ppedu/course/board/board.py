@@ -14,7 +14,6 @@ from itertools import chain, product
 from typing import Any
 
 from ppedu.core import (
-    COMPUTE,
     Action,
     B,
     I,
@@ -25,7 +24,6 @@ from ppedu.core import (
     Schedule,
     ScheduleError,
     SettingError,
-    W,
     overlap,
     produces,
     requires,
@@ -83,9 +81,8 @@ class Board:
         self.weights = list(map(exact, weights))  # a microbatch's activations in each stage
         kept = exact(self.costs.weight_memory)
         self._allocates = {Op.F: Fraction(1), Op.B: Fraction(-1), Op.I: kept - 1, Op.W: -kept}
-        self._alphabet: list[list[Action]] = [[] for _ in range(placement.ranks)]  # all that a rank could run but pairs
-        for op, microbatch, stage in product(self.ops, range(self.microbatches), range(placement.stages)):
-            self._alphabet[placement.rank(stage, microbatch)].append(Action(stage, Op(op), microbatch))
+        work = product(self.ops, range(microbatches), range(placement.stages))
+        self._holders = {Action(stage, Op(op), m): placement.rank(stage, m) for op, m, stage in work}  # without pairs
         self._start: tuple[Action, ...] = ()
         self._steps: list[tuple[Action, ...]] = []  # the units of `undo`: an action, or all that `finish` placed
         self._undone: list[tuple[Action, ...]] = []
@@ -124,7 +121,7 @@ class Board:
 
         Where a backward may be full or split, B, I and W of each microbatch are listed.
         """
-        return tuple(self._alphabet[rank])
+        return tuple(action for action, holder in self._holders.items() if holder == rank)
 
     def is_left(self, action: Action) -> bool:
         """Return whether neither `action`, not a pair, nor one that does all or half of its work has been placed."""
@@ -145,7 +142,7 @@ class Board:
 
     def choices(self, rank: int) -> tuple[Action, ...]:
         """Return all actions that can be placed next on `rank`: forwards, backwards, then pairs, each by microbatch."""
-        singles = [action for action in self._alphabet[rank] if not any(self._refusals(action))]
+        singles = [action for action in self.actions(rank) if not any(self._refusals(action))]
         forwards = [action for action in singles if action.op == Op.F]
         backwards = [action for action in singles if action.op == Op.B]
         return (*singles, *(overlap(*both) for both in product(forwards, backwards) if self.pairs))
@@ -189,28 +186,21 @@ class Board:
 
     def _refusals(self, action: Action) -> Iterator[str]:
         """Yield the reasons why `action` cannot be next. Only the first counts: each check assumes the earlier ones."""
+        if not self._exists(action):
+            yield f"{action} is not an action of this board"
+            return
         for single in action.singles:
-            yield from self._foreign(single)
             yield from self._duplicates(single)
-        if action.parts:
-            yield from self._bad_pair(action)
         for single in action.singles:
             yield from self._missing_dependencies(single, action.singles)
         yield from self._excess_memory(action)
 
-    def _foreign(self, single: Action) -> Iterator[str]:
-        """Yield the reason why an action, not a pair, does not exist on this board, if there is one."""
-        stage, op, microbatch, _ = single
-        if op not in COMPUTE:
-            yield f"{single} cannot be placed: lowering adds messages and sharding actions"
-        elif stage >= self.placement.stages:
-            yield f"{single}: there is no stage {stage}; the stages are 0 to {self.placement.stages - 1}"
-        elif microbatch >= self.microbatches:
-            yield f"{single}: there is no microbatch {microbatch}; the microbatches are 0 to {self.microbatches - 1}"
-        elif op not in self.ops:
-            halves = f"{I(stage, microbatch)} and {W(stage, microbatch)}"
-            are, instead = ("are", halves) if op == Op.B else ("are not", B(stage, microbatch))
-            yield f"{single}: backwards {are} split on this board; place {instead}"
+    def _exists(self, action: Action) -> bool:
+        """Return whether the board has this action at all; the buttons of the puzzle offer no other."""
+        holders = {self._holders.get(single) for single in action.singles}
+        ops = [single.op for single in action.singles]
+        pair = not action.parts or (self.pairs and ops == [Op.F, Op.B] and action.op == Op.OVERLAP_F_B)
+        return pair and len(holders) == 1 and None not in holders
 
     def _duplicates(self, single: Action) -> Iterator[str]:
         """Yield a sentence about the placed action that already does all or half of `single`, if there is one."""
@@ -222,17 +212,6 @@ class Board:
             yield f"half of {single}, {half}, has already been placed ({self._position(half)})"
         elif op in (Op.I, Op.W) and full in self._placed:
             yield f"{single} is half of {full}, which has already been placed ({self._position(full)})"
-
-    def _bad_pair(self, action: Action) -> Iterator[str]:
-        """Yield the reason why a pair cannot exist on this board, if there is one."""
-        first, second = action.parts
-        one, other = self._rank(first), self._rank(second)
-        if not self.pairs:
-            yield f"{action}: there are no pairs on this board; place {first} and {second} one after the other"
-        elif (first.op, second.op, action.op) != (Op.F, Op.B, Op.OVERLAP_F_B):
-            yield f"{action}: a pair is a forward and then a full backward, such as (0F1;3B0)OVERLAP_F_B"
-        elif one != other:
-            yield f"{action}: stage {first.stage} is held by rank {one}, and stage {second.stage} by rank {other}"
 
     def _missing_dependencies(self, single: Action, together: Collection[Action]) -> Iterator[str]:
         """Yield a sentence for each dependency of `single` that is not placed. `together` are the parts of its pair."""
@@ -252,8 +231,7 @@ class Board:
             yield f"with {action}, rank {rank} would hold {activations(held)}; the limit is {pretty(self.memory)}"
 
     def _rank(self, action: Action) -> int:
-        single = action.singles[0]
-        return self.placement.rank(single.stage, single.microbatch)
+        return self._holders[action.singles[0]]
 
     def _is_half_done(self, backward: Action) -> bool:
         """Return whether the I of a B, an I or a W has been placed."""

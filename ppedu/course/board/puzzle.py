@@ -134,7 +134,7 @@ class Puzzle(Interactive):
 
     def state(self) -> Data:
         board, best = self.board, keeper().best(self.level.name)
-        can = ["undo", "redo", "reset", *([] if board.complete else ["hint", "finish"])]
+        can = ["undo", "redo", "reset"] + ["hint", "finish"] * (not board.complete)
         limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
         return {
             **super().state(),
@@ -204,7 +204,6 @@ class Puzzle(Interactive):
 
 
 def _entry(number: int, level: Level) -> str:
-    """Return a level's entry in the menu: its number, its title and the stars it has earned."""
     best = keeper().best(level.name)
     return f"{number}. {level.title}" + (f"  {stars(best.stars)}" if best else "")
 
