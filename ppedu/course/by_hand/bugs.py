@@ -10,8 +10,11 @@ schedule as in `ppedu.zoo`, one makes the layers of a stage, and two run torch's
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from html import escape
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -19,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ppedu.core import Action, B, F
+from ppedu.core import Action, B, F, SettingError
 from ppedu.core.export import to_torch
+from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.course.by_hand.loops import Microbatches, gpipe_step, one_f_one_b_step
-from ppedu.course.by_hand.museum import Museum
 from ppedu.engine.batch import Batching
 from ppedu.engine.pipeline import Pipeline
 from ppedu.engine.ranks.comm import PipelineGroup, communicate
@@ -30,6 +33,62 @@ from ppedu.engine.ranks.versions import DEFERRED, TORCHS_CHUNKS, require
 from ppedu.engine.stages.stage import Loss, Stage
 from ppedu.zoo import schedule
 from ppedu.zoo.one_f_one_b import one_f_one_b
+
+Program = Callable[..., Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Bug:
+    """An exhibit. Its repr is the symptom, then the program, then the detector and the cure.
+
+    Args:
+        wrong: The program with the bug; its docstring says what the mistake is.
+        right: A correct program that takes the same arguments.
+        symptom, detector, cure: What you see, what finds the bug, and how to fix it.
+        source: Where the bug was found; "" for a common mistake.
+    """
+
+    wrong: Program
+    right: Program
+    symptom: str
+    detector: str
+    cure: str
+    source: str = ""
+
+    def __repr__(self) -> str:
+        program = inspect.getsource(self.wrong)
+        facts = {"Found by": self.detector, "Cure": self.cure, "Seen in": self.source}
+        lines = [f"{name}: {text}" for name, text in facts.items() if text]
+        return "\n".join([f"You see: {self.symptom}", "", program[program.index("def ") :].rstrip(), "", *lines])
+
+
+class Museum(dict[str, Bug]):
+    """A dictionary of the exhibits: bugs of pipeline programs, by name. In a notebook it is shown as a table."""
+
+    def __getitem__(self, name: str) -> Bug:
+        if not isinstance(name, str) or name not in self:
+            raise SettingError(f"unknown exhibit {name!r}; available: {', '.join(self)}")
+        return super().__getitem__(name)
+
+    def exhibit(self, right: Program, **texts: str) -> Callable[[Program], Program]:
+        """Add the decorated program as a `Bug` with these texts. `right` is its correct counterpart."""
+
+        def add(wrong: Program) -> Program:
+            self[wrong.__name__.replace("_", " ")] = Bug(wrong, right, **texts)
+            return wrong
+
+        return add
+
+    def __repr__(self) -> str:
+        return "\n\n".join("\n".join(row) for row in in_text(self._rows(), 27, LINE))
+
+    def _repr_html_(self) -> str:
+        return in_html([escape(cell) for cell in row] for row in self._rows())
+
+    def _rows(self) -> list[Sequence[str]]:
+        bugs = ((name, bug.symptom, bug.detector, bug.cure) for name, bug in self.items())
+        return [("bug", "you see", "found by", "cure"), *bugs]
+
 
 MUSEUM = Museum()
 
@@ -320,9 +379,8 @@ def torchs_step(
     return runtime
 
 
-def zb_v_step(modules: Mapping[int, nn.Module], loss_fn: Loss, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-    """Run the step of `torchs_step` with `Pipeline`, as the correct counterpart of two exhibits."""
-    Pipeline(schedule("zb-v", dist.get_world_size(), MICROBATCHES), modules, loss_fn).step(inputs, targets)
+def zb_v_step(modules: Mapping[int, nn.Module], loss_fn: Loss, *batch: torch.Tensor) -> None:
+    Pipeline(schedule("zb-v", dist.get_world_size(), MICROBATCHES), modules, loss_fn).step(*batch)
 
 
 @MUSEUM.exhibit(
