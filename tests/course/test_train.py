@@ -122,7 +122,6 @@ ALIKE = {
     "uneven microbatches": (2, LONGER | {"microbatches": 5}),
     "recompute": (2, LONGER | {"schedule": "zb-v", "recompute": True}),
     "chunks": (2, LONGER | {"schedule": "interleaved", "options": {"chunks": 1}}),
-    "cut by cost": (2, LONGER | {"cut": "cost"}),
     "the embedding alone": (2, LONGER | {"cut": [1, 5]}),
     "an empty first stage": (2, LONGER | {"cut": [0, 3, 2, 1], "schedule": "zb-v"}),
 }
@@ -282,7 +281,7 @@ REFUSED = {
     "a cut for more layers": ({"cut": [3, 4]}, "the stages hold 7 pieces, .* are 6; take 5 layers, or another cut"),
     "a cut with a negative stage": ({"cut": [7, -1]}, "the pieces of a stage must be at least 0; got -1"),
     "a cut between tied weights": ({"cut": [3, 3], "tied": True}, "tied weights need the embedding in the first"),
-    "a cut as a number": ({"cut": 3}, 'cut must be "even" or "cost"; got 3'),
+    "a cut as a number": ({"cut": 3}, "cut must be the number of pieces in each stage, .*; got 3"),
     "dtype list": ({"dtype": ["float32"]}, r"dtype must be float32 or bfloat16 or float16; got \['float32'\]"),
     "options": ({"options": "chunks=2"}, "options must be a dict .* got 'chunks=2'"),
     "text": ({"text": []}, r"a file name must be text or a Path; got \[\]"),

@@ -153,7 +153,8 @@ def test_the_help_lists_every_setting(capfd):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["train", "--help"])
     told = capfd.readouterr().out
-    for setting in ["-n", "--out", *(f"--{field.name}" for field in dataclasses.fields(TrainConfig))]:
+    names = [field.name for field in dataclasses.fields(TrainConfig) if field.name != "cut"]  # a plan's alone
+    for setting in ["-n", "--out", *(f"--{name}" for name in names)]:
         assert f"\n  {setting.replace('--options', '-o')} " in told
     assert "pickle" in told  # the warning to load only trusted checkpoints
 
@@ -182,7 +183,6 @@ REFUSED = {
     "Slurm for another scheduler": (["--job", "x.yaml", "--on", "slurm: -p gpu"], "leave it out, or end --job in"),
     "a plan for other ranks": (["--plan", "plan.json", "--replicas", "2"], "is a plan for 4 ranks, replicas included"),
     "a plan for more layers": (["--plan", "plan.json", "--layers", "3"], "the stages hold 6 pieces, and 3 layers"),
-    "an unknown cut": (["--cut", "thin"], 'cut must be "even" or "cost"'),
     "few sequences": (["--batch", "7"], "7 sequences per pipeline cannot be cut into 8 microbatches"),
     "half": (["--dtype", "float8"], "dtype must be float32 or bfloat16 or float16"),
     "a file to save in": (["--save", "short.txt"], "cannot save in 'short.txt': File exists"),
@@ -228,7 +228,6 @@ SETTINGS = {
     "lr": [3e-3, 0.1],
     "seed": [0, 1],
     "text": [__file__],
-    "cut": ["even", "cost"],
     "clip": [1.0],
     "dtype": ["float32", "bfloat16"],
     "weights": ["float32", "bfloat16"],
@@ -241,7 +240,7 @@ SETTINGS = {
 @pytest.mark.parametrize("plan", [[], ["--plan", "plan.json"]], ids=["alone", "with a plan"])
 def test_what_is_given_is_used_or_refused(plan, folder):
     """Also if it is what is usual."""
-    assert {*SETTINGS, "options", "tied", "recompute"} == {each.name for each in dataclasses.fields(TrainConfig)}
+    assert {*SETTINGS, "cut", "options", "tied", "recompute"} == {each.name for each in dataclasses.fields(TrainConfig)}
     for name, values in SETTINGS.items():
         for value in values:
             with contextlib.suppress(pp.SettingError):

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
 from ppedu.core import SettingError
 from ppedu.core.validate import require_count, require_instance
 from ppedu.engine.gradients import Tie
-from ppedu.engine.ranks.comm import PipelineGroup
-from ppedu.engine.ranks.device import synchronize
 from ppedu.engine.stages.cut import with_ends
 from ppedu.sim.partition import evenly
 
@@ -25,15 +21,16 @@ from ppedu.sim.partition import evenly
 class GPTConfig:
     """The size of a GPT.
 
-    vocabulary: the number of different tokens.
-    context: the length of the longest sequence, in tokens.
-    layers: the number of transformer blocks.
-    heads: the number of attention heads in each block.
-    width: of the residual stream, a multiple of `heads`.
-    tied: the head uses the weights of the token embedding (arXiv 1608.05859).
+    Args:
+        vocabulary: The number of different tokens.
+        context: The length of the longest sequence, in tokens.
+        layers: The number of transformer blocks.
+        heads: The number of attention heads in each block.
+        width: Of the residual stream, a multiple of `heads`.
+        tied: Whether the head uses the weights of the token embedding (arXiv 1608.05859).
 
     Raises:
-        SettingError: a number is below 1, or `width` is not a multiple of `heads`.
+        SettingError: A number is below 1, or `width` is not a multiple of `heads`.
     """
 
     vocabulary: int
@@ -95,7 +92,8 @@ class GPT(nn.Module):
     ) -> GPT:
         """Return stage number `stage` of a GPT that is divided among `stages` stages.
 
-        pieces: Of each stage; by default, the blocks are divided evenly.
+        Args:
+            pieces: Of each stage; by default, the blocks are divided evenly.
 
         Raises:
             SettingError: `stages` exceeds the number of blocks, or `stage` is not below `stages`.
@@ -165,29 +163,3 @@ class Head(nn.Module):
 def next_token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean cross-entropy of logits (batch, length, vocabulary) for target tokens (batch, length)."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def costs_of_gpt(config: GPTConfig, sequences: int, group: PipelineGroup, device: torch.device) -> list[float]:
-    """Return the seconds of each piece of a GPT for a microbatch, as measured on the first rank of `group`."""
-    times: list[Any] = [None]
-    if group.is_first:
-        tokens = torch.zeros(sequences, config.context, dtype=torch.long, device=device)
-        x = torch.randn(sequences, config.context, config.width, device=device, requires_grad=True)
-        parts = ((Embedding(config), tokens), (Block(config), x), (Head(config), x))
-        times = [[_time(part.to(device), given) for part, given in parts]]
-    if group.size > 1:
-        dist.broadcast_object_list(times, group.peer(0), group.process_group)
-    first, layer, last = times[0]
-    return [first, *[layer] * config.layers, last]
-
-
-def _time(part: nn.Module, x: torch.Tensor, repeats: int = 5) -> float:
-    """Return the least time of several forwards and backwards, in seconds."""
-    found = []
-    for _ in range(repeats):
-        synchronize(x.device)
-        begin = perf_counter()
-        part(x).sum().backward()
-        synchronize(x.device)
-        found.append(perf_counter() - begin)
-    return min(found)

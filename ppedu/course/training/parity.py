@@ -46,8 +46,9 @@ def difference(module: nn.Module, whole: nn.Module, part: str, group: PipelineGr
     It is the norm of the difference of all weights or gradients of the stage, divided by the norm of the whole model's.
     All ranks must call it.
 
-    module: this rank's stage, whose weights have the names that they have in `whole`.
-    part: "weights" or "gradients".
+    Args:
+        module: This rank's stage, whose weights have the names that they have in `whole`.
+        part: "weights" or "gradients".
 
     Raises:
         SettingError: `part` is neither, or a weight has no gradient yet.
@@ -57,13 +58,11 @@ def difference(module: nn.Module, whole: nn.Module, part: str, group: PipelineGr
     same = dict(whole.named_parameters(remove_duplicate=False))
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, weight in module.named_parameters():
-        ours, theirs = weight, same[name]
-        if part == "gradients":
-            if ours.grad is None or theirs.grad is None:
-                raise SettingError(f"{name} has no gradient; run a backward of the pipeline and of the whole model")
-            pairs.append((ours.grad, theirs.grad))
-        else:
-            pairs.append((ours.detach(), theirs.detach()))
+        ours: torch.Tensor | None = weight.grad if part == "gradients" else weight
+        theirs: torch.Tensor | None = same[name].grad if part == "gradients" else same[name]
+        if ours is None or theirs is None:
+            raise SettingError(f"{name} has no gradient; run a backward of the pipeline and of the whole model")
+        pairs.append((ours.detach(), theirs.detach()))
     one, other = (torch.cat([each.flatten() for each in column]) for column in zip(*pairs, strict=True))
     return max(_gathered(float((one - other).norm() / other.norm()), group))
 

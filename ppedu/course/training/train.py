@@ -18,9 +18,9 @@ import torch.distributed as dist
 from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.files import named
 from ppedu.core.numeric import plural
-from ppedu.core.validate import require_count, require_instance
+from ppedu.core.validate import require_count, require_instance, require_number
 from ppedu.course.training.data import Text
-from ppedu.course.training.gpt import GPT, GPTConfig, costs_of_gpt, next_token_loss
+from ppedu.course.training.gpt import GPT, GPTConfig, next_token_loss
 from ppedu.course.training.report import Report
 from ppedu.engine.pipeline import Pipeline
 from ppedu.engine.precision import LossScale, MasterWeights
@@ -28,7 +28,6 @@ from ppedu.engine.ranks.comm import PipelineGroup, place, side_by_side
 from ppedu.engine.stages.stage import Stage, local_stages
 from ppedu.planning.choice import load
 from ppedu.sim import Timeline
-from ppedu.sim.partition import by_cost
 from ppedu.view.saving import require_savable
 from ppedu.zoo import schedule
 from ppedu.zoo.options import option
@@ -46,31 +45,24 @@ def setting(default: Any, group: str, metavar: str, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The settings of a training run.
+    """The settings of a training run. `ppedu train --help` describes those that are not listed here.
 
-    schedule, options: a name in `pp.schedules()`, and options of that schedule, such as {"chunks": 3}.
-    steps: the number of optimizer steps.
-    batch: the number of sequences in a step, over all replicas.
-    microbatches: into how many microbatches each pipeline cuts its part of the batch.
-    context, layers, heads, width, tied: of the model; see `GPTConfig`.
-    cut: "even" divides the blocks evenly among the stages; "cost" so that the slowest stage is as fast as possible, by
-        the times of a block, the embedding and the head that the first rank measures. Or the number of pieces in each
-        stage, as in `Choice.partition` of a plan: embedding and head are pieces, too.
-    recompute: keep only the stages' inputs, and compute activations again for the backwards.
-    lr: the learning rate of AdamW.
-    clip: the maximum norm of all gradients; None for no clipping.
-    dtype: "float32", or "bfloat16" or "float16" for forwards in mixed precision; float16 with a scale for the loss.
-    weights: "float32", or "bfloat16" to store the weights and compute in it, accumulate gradients in fp32 and step the
-        optimizer on fp32 copies.
-    seed: of the weights and the batches, which do not depend on the number of ranks.
-    text: a file to train on; by default Python's documentation.
-    replicas: the number of pipelines side by side, among which the ranks and the batch are divided.
-    save: a folder for checkpoints. Training resumes from the checkpoint in it, if that was made with the same model,
-        seed and alphabet.
-    every: the number of steps between two checkpoints.
+    Args:
+        schedule, options: A name in `pp.schedules()`, and options of that schedule, such as {"chunks": 3}.
+        context, layers, heads, width, tied: Of the model; see `GPTConfig`.
+        cut: The number of pieces in each stage, as in `Choice.partition` of a plan: embedding and head are pieces, too.
+            By default, the blocks are divided evenly.
+        recompute: Keep only the stages' inputs, and compute activations again for the backwards.
+        clip: The maximum norm of all gradients; None for no clipping.
+        dtype: "float32", or "bfloat16" or "float16" for forwards in mixed precision; float16 with a scale for the loss.
+        weights: "float32", or "bfloat16" to store the weights and compute in it, accumulate gradients in fp32 and step
+            the optimizer on fp32 copies.
+        seed: Of the weights and the batches, which do not depend on the number of ranks.
+        save: A folder for checkpoints. Training resumes from the checkpoint in it, if that was made with the same
+            model, seed and alphabet.
 
     Raises:
-        SettingError: a setting is invalid, or two do not fit together.
+        SettingError: A setting is invalid, or two do not fit together.
     """
 
     schedule: str = setting("1f1b", PIPELINE, "NAME", "a schedule that `ppedu list` shows")
@@ -86,9 +78,7 @@ class TrainConfig:
     text: str | None = setting(None, FILES, "FILE", "train on this text instead of Python's documentation")
     options: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = False
-    cut: str | Sequence[int] = setting(
-        "even", PIPELINE, "HOW", "even, or cost: by the measured times of blocks, embedding and head"
-    )
+    cut: Sequence[int] | None = None
     recompute: bool = False
     clip: float | None = setting(None, TRAINING, "NORM", "maximum norm of all gradients")
     dtype: str = setting("float32", TRAINING, "NAME", "float32, or bfloat16 or float16 for mixed precision")
@@ -114,13 +104,13 @@ class TrainConfig:
                 f"{self.batch // self.replicas} sequences per pipeline cannot be cut into {self.microbatches} "
                 f"microbatches; take a batch of at least {self.replicas * self.microbatches}, or fewer microbatches"
             )
-        for name in ("lr", "clip"):
-            value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and value > 0) and (name, value) != ("clip", None):
-                raise SettingError(f"{name} must be a number above 0; got {value!r}")
+        for name, value in {"lr": self.lr, "clip": self.clip}.items():
+            if (name, value) != ("clip", None):
+                require_number(name, value, lambda number: number > 0, "a number above 0")
         if self.dtype not in list(DTYPES):  # a list, because `in` would raise TypeError for an unhashable value
             raise SettingError(f"dtype must be {' or '.join(DTYPES)}; got {self.dtype!r}")
-        self._require_cut()
+        if self.cut is not None:
+            self._require_cut(self.cut)
         if self.weights not in ["float32", "bfloat16"]:
             raise SettingError(f"weights must be float32 or bfloat16; got {self.weights!r}")
         if self.weights != "float32" and (self.dtype != "float32" or self.save is not None):
@@ -134,17 +124,16 @@ class TrainConfig:
                 named(file)
         self.gpt(vocabulary=1)
 
-    def _require_cut(self) -> None:
-        if isinstance(self.cut, list | tuple):
-            if self.tied:
-                raise SettingError("tied weights need the embedding in the first stage; leave out tied or the cut")
-            if sum(require_count("the pieces of a stage", each, least=0) for each in self.cut) != self.layers + 2:
-                raise SettingError(
-                    f"the stages hold {sum(self.cut)} pieces, and {plural(self.layers, 'layer')}, the embedding and "
-                    f"the head are {self.layers + 2}; take {sum(self.cut) - 2} layers, or another cut"
-                )
-        elif self.cut not in ("even", "cost"):
-            raise SettingError(f'cut must be "even" or "cost"; got {self.cut!r}')
+    def _require_cut(self, cut: Sequence[int]) -> None:
+        require_instance("cut", cut, (list, tuple), "the number of pieces in each stage, such as [1, 5]")
+        if self.tied:
+            raise SettingError("tied weights need the embedding in the first stage; leave out tied or the cut")
+        pieces = sum(require_count("the pieces of a stage", each, least=0) for each in cut)
+        if pieces != self.layers + 2:
+            raise SettingError(
+                f"the stages hold {pieces} pieces, and {plural(self.layers, 'layer')}, the embedding and "
+                f"the head are {self.layers + 2}; take {pieces - 2} layers, or another cut"
+            )
 
     def _require_divisible(self, number: int, in_words: str) -> None:
         if number % self.replicas:
@@ -171,7 +160,7 @@ class TrainConfig:
         """
         self._require_divisible(ranks, f"{ranks} ranks")
         made = schedule(self.schedule, ranks // self.replicas, self.microbatches, **self.options)
-        if isinstance(self.cut, list | tuple):
+        if self.cut is not None:
             if len(self.cut) != made.stages:
                 raise SettingError(
                     f"the cut is for {plural(len(self.cut), 'stage')}; {made.name} has {made.stages} on "
@@ -211,14 +200,15 @@ def train_gpt(
 ) -> TrainResult:
     """Train the toy GPT on the ranks of `group`. Every rank must call it with the same `config`.
 
-    group: all ranks that train, replicas included; by default all ranks of the program.
-    progress: show a progress bar on the first rank's stderr.
-    device: of this rank's stages; by default `group.device`.
-    each: called after every step with the result so far.
+    Args:
+        group: All ranks that train, replicas included; by default all ranks of the program.
+        progress: Show a progress bar on the first rank's stderr.
+        device: Of this rank's stages; by default `group.device`.
+        each: Called after every step with the result so far.
 
     Raises:
-        SettingError: the settings do not fit the number of ranks, or the text is too short.
-        PipelineError: a checkpoint cannot be written or read, has another model, seed or alphabet, or another run is
+        SettingError: The settings do not fit the number of ranks, or the text is too short.
+        PipelineError: A checkpoint cannot be written or read, has another model, seed or alphabet, or another run is
             saving in the folder.
     """
     config, group = TrainConfig() if config is None else config, PipelineGroup.of(group)
@@ -228,13 +218,8 @@ def train_gpt(
     model = config.gpt(len(text.characters))
     device = torch.device(device or group.device)
     own, beside = side_by_side(group, config.replicas)
-    pieces = None
-    if config.cut == "cost":
-        sequences = config.batch // config.replicas // config.microbatches
-        pieces = by_cost(costs_of_gpt(model, sequences, group, device), made.stages)
-    elif isinstance(config.cut, list | tuple):
-        ends = [*accumulate(config.cut, initial=0)]
-        pieces = [range(begin, end) for begin, end in pairwise(ends)]
+    ends = accumulate(config.cut or (), initial=0)
+    pieces = [range(begin, end) for begin, end in pairwise(ends)] or None
     modules = {
         stage: GPT.stage(model, stage, made.stages, config.seed, pieces).to(device, getattr(torch, config.weights))
         for stage in local_stages(made, own.rank)
@@ -299,18 +284,16 @@ def parser(**options: Any) -> argparse.ArgumentParser:
                 f"--{each.name}", type=kind, metavar=each.metadata["metavar"], help=text
             )
     text = "an option of the schedule, as `list` shows them: -o chunks=3; may be repeated"
-    groups[PIPELINE].add_argument(
-        "-o", "--option", type=option, action="append", dest="options", metavar="NAME=VALUE", help=text
-    )
+    how: dict[str, Any] = {"type": option, "action": "append", "dest": "options", "metavar": "NAME=VALUE"}
+    groups[PIPELINE].add_argument("-o", "--option", help=text, **how)
     text = "use the token embedding's weights in the head"
     groups[MODEL].add_argument("--tied", action="store_true", help=text)
     text = "keep only the stages' inputs, and compute activations again for the backwards"
     groups[TRAINING].add_argument("--recompute", action="store_true", help=text)
     text = "train with the schedule, partition, microbatches and ranks of a plan: a file of `ppedu plan --save`"
     groups[PIPELINE].add_argument("--plan", metavar="FILE", default=None, help=text)
-    groups[FILES].add_argument(
-        "--out", metavar="FILE", default="timeline.json", help="for the timeline (default: timeline.json)"
-    )
+    text = "for the timeline (default: timeline.json)"
+    groups[FILES].add_argument("--out", metavar="FILE", default="timeline.json", help=text)
     return made
 
 
@@ -381,9 +364,7 @@ def main() -> None:
                 print(f"{result.timeline.summary()}; saved to {options.out}")
     finally:
         failed = sys.exc_info()[0] is not None
-        if dist.is_initialized() and not (
-            failed and backend == "nccl"
-        ):  # which would wait for messages that never come
+        if dist.is_initialized() and not (failed and backend == "nccl"):  # it would wait for messages that never come
             dist.destroy_process_group()
 
 
