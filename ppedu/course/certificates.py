@@ -35,7 +35,7 @@ from ppedu.course.exercises.finale import cases
 from ppedu.course.exercises.progress_file import KEPT, NO_STAR, STAR, kept, recorded
 
 FORMAT = 1
-PARTS: dict[str, type] = {**dict.fromkeys(("name", "date", "version", "seal"), str), "format": int}
+PARTS: dict[str, type] = {"format": int, **dict.fromkeys(("name", "date", "version", "seal"), str)}
 PARTS |= dict.fromkeys(("exercises", "predictions", "finale"), dict)
 
 # Run in a fresh process. The answer's own output goes nowhere, and the verdict carries a word that is drawn for it.

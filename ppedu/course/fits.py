@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 from io import BytesIO
 from typing import Any
@@ -25,14 +27,17 @@ FITS, OVER = COLORS[Op.F], MARK
 WIDEST = 1.65  # a bar ends at this multiple of a GPU's memory; longer ones are cut off
 
 
+@dataclass(repr=False)
 class WhatFits:
     """The memory that a model takes on each GPU: with the whole model on each, and with an equal share on each.
 
     Without a kernel it is a picture of its first state.
     """
 
-    def __init__(self, billions: float, gpus: int, bytes_each: float, memory: float):
-        self.billions, self.gpus, self.bytes_each, self.memory = billions, gpus, bytes_each, memory
+    billions: float
+    gpus: int
+    bytes_each: float
+    memory: float
 
     def rows(self) -> list[tuple[str, float]]:
         """Return what each GPU holds and its GB: for data parallel, and for a model that is cut."""
@@ -48,8 +53,14 @@ class WhatFits:
 
     def verdict(self, amount: float) -> str:
         """Return an amount in GB, and whether it fits on a GPU."""
-        fits = "fits" if amount <= self.memory else "over the limit"
-        return f"{_gb(amount)} · {fits}"
+        digits = ",.0f" if amount >= 100 else ".3g"
+        return f"{amount:{digits}} GB · {'fits' if amount <= self.memory else 'over the limit'}"
+
+    def _bars(self) -> Iterator[tuple[str, str, str, float, str]]:
+        """Yield for each bar its label, its verdict, its color, its length in GPUs, and an arrow if it is cut off."""
+        for held, amount in self.rows():
+            color, length = (FITS if amount <= self.memory else OVER), amount / self.memory
+            yield held, self.verdict(amount), color, min(length, WIDEST), "→ " * (length > WIDEST)
 
     def __repr__(self) -> str:
         rows = (f"  each GPU holds {held}: {self.verdict(amount)}" for held, amount in self.rows())
@@ -60,15 +71,14 @@ class WhatFits:
         whole = f"{100 / WIDEST:.4g}%"
         line = "position:absolute;top:0;bottom:-5px;border-left:2px dashed currentColor"
         bars = []
-        for held, amount in self.rows():
-            color = FITS if amount <= self.memory else OVER
+        for held, verdict, color, length, arrow in self._bars():
             ink = f"color-mix(in srgb, {color} 60%, currentColor)"  # legible on light and on dark pages
-            wide = f"{100 * _length(amount, self.memory) / WIDEST:.4g}%"
+            wide = f"{100 * length / WIDEST:.4g}%"
             bar = f"width:{wide};height:22px;background:{color};color:white;text-align:right"
             bars.append(
                 f'<div style="margin-top:10px">Each GPU holds <b>{escape(held)}</b>: '
-                f'<span style="color:{ink};font-weight:bold">{self.verdict(amount)}</span></div>'
-                f'<div style="position:relative"><div style="{bar}">{"→ " * (amount > WIDEST * self.memory)}</div>'
+                f'<span style="color:{ink};font-weight:bold">{verdict}</span></div>'
+                f'<div style="position:relative"><div style="{bar}">{arrow}</div>'
                 f'<div style="{line};left:{whole}"></div></div>'
             )
         below = f'<div style="margin-left:{whole}">{pretty(self.memory)} GB</div>'
@@ -82,12 +92,10 @@ class WhatFits:
 
         figure = Figure(figsize=(9, 2.4), layout="constrained")
         ax = figure.subplots()
-        for place, (held, amount) in enumerate(self.rows()):
-            color = FITS if amount <= self.memory else OVER
-            ax.barh(place, _length(amount, self.memory), height=0.4, color=color)
-            if amount > WIDEST * self.memory:
-                ax.text(WIDEST - 0.01, place, "→", color="white", fontsize=14, va="center", ha="right")
-            ax.text(0, place - 0.3, f"Each GPU holds {held}:  {self.verdict(amount)}", fontsize=11, color=color)
+        for place, (held, verdict, color, length, arrow) in enumerate(self._bars()):
+            ax.barh(place, length, height=0.4, color=color)
+            ax.text(WIDEST - 0.01, place, arrow.strip(), color="white", fontsize=14, va="center", ha="right")
+            ax.text(0, place - 0.3, f"Each GPU holds {held}:  {verdict}", fontsize=11, color=color)
         ax.axvline(1, color=rcParams["text.color"], linestyle="--", linewidth=1.2)
         ax.text(1.01, 1.52, f"{pretty(self.memory)} GB", fontsize=11)
         ax.set(xlim=(0, WIDEST), ylim=(1.55, -0.6))
@@ -136,28 +144,20 @@ class WhatFits:
         return named([billions, gpus, bytes_each, bars], names)
 
 
-def _length(amount: float, memory: float) -> float:
-    return min(amount / memory, WIDEST)
-
-
-def _gb(amount: float) -> str:
-    return f"{amount:,.0f} GB" if amount >= 100 else f"{amount:.3g} GB"
-
-
 def what_fits(billions: float = 7, gpus: int = 1, bytes_each: float = 16, memory: float = 80) -> WhatFits:
     """Show whether a model fits on some GPUs, with controls for its size, their number and the bytes of each weight.
 
     Counted are weights, gradients and the optimizer, not activations. The numbers are the controls' first values.
 
-    billions: the billions of weights of the model.
-    gpus: the number of GPUs.
-    bytes_each: the bytes of memory for each weight.
-    memory: the GB of a GPU.
+    Args:
+        billions: The billions of weights of the model.
+        gpus: The number of GPUs.
+        bytes_each: The bytes of memory for each weight.
+        memory: The GB of a GPU.
 
     Raises:
-        SettingError: a number is not positive, or `gpus` is not a whole number.
+        SettingError: A number is not positive, or `gpus` is not a whole number.
     """
-    numbers = {"billions": billions, "bytes_each": bytes_each, "memory": memory}
-    for name, value in numbers.items():
+    for name, value in {"billions": billions, "bytes_each": bytes_each, "memory": memory}.items():
         require_number(name, value, lambda number: number > 0, "a positive number")
     return WhatFits(billions, require_count("gpus", gpus), bytes_each, memory)

@@ -15,7 +15,7 @@ from ppedu.course.board.results import keep_with
 from ppedu.course.boards import FileKeeper
 from ppedu.course.exercises import judge
 from ppedu.course.exercises.feedback import has_page, publish, say, show
-from ppedu.course.exercises.parts import FILE, Part, filled, gap, join, own, part_of, with_part
+from ppedu.course.exercises.parts import FILE, filled, gap, join, own, part_of, with_part
 
 
 def run_part(line: str, cell: str | None = None) -> None:
@@ -31,7 +31,12 @@ def run_part(line: str, cell: str | None = None) -> None:
     number, *options = line.split() or [""]
     part = part_of(number)
     if cell is None and options == ["--solution"]:
-        _show_code(part)
+        solution = part.text.strip()
+        say(f"Solution {number}, a part of {FILE}:", "right")
+        if has_page():
+            publish({"text/markdown": f"```python\n{solution}\n```", "text/plain": solution})
+        else:
+            print(solution)
         return
     if cell is None or options:
         raise SettingError(f"write %%my_pipeline {number} above your part; %my_pipeline {number} --solution shows ours")
@@ -57,15 +62,6 @@ def run_part(line: str, cell: str | None = None) -> None:
         replace_bytes(FILE, join(parts).encode())
     except OSError as error:
         raise SettingError(f"{FILE} cannot be written: {error.strerror}") from None
-
-
-def _show_code(part: Part) -> None:
-    """Show the course's version of a part as code."""
-    say(f"Solution {part.number}, a part of {FILE}:", "right")
-    if has_page():
-        publish({"text/markdown": f"```python\n{part.text.strip()}\n```", "text/plain": part.text.strip()})
-    else:
-        print(part.text.strip())
 
 
 def _show_difference(before: str, after: str) -> None:

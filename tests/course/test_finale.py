@@ -124,7 +124,7 @@ def test_a_case_shows_as_much_as_its_diagnosis_needs(name):
             _ = case.run
         return
     costs = case.run.costs()
-    times = {row[0]: max(float(each.removesuffix(" ms")) for each in row[1:]) for row in case.times().rows[1:]}
+    times = {row[0]: max(float(each.removesuffix(" ms")) for each in row[1:]) for row in case.times()[1:]}
     said = " ".join(map(str, case.run.autopsy().findings))
     if name == "imbalance":
         assert f"stage {where} takes" in said

@@ -243,7 +243,7 @@ def _plant_copies(random: Random) -> Planted:
 
 
 # Bugs of the training program, with their names in the museum: what each means, where it may be, and its fix.
-_BUGS = {
+_BUGS: dict[str, tuple[str, Where, str]] = {
     "loss not divided": (
         "a loss counts as much as the whole batch",
         ANYWHERE,

@@ -198,26 +198,23 @@ class Case:
         return hash(self.seed)
 
 
-class Table:
+class Table(list[Sequence[str]]):
     """Rows of text, the first of which is the head. It shows as a table."""
 
-    def __init__(self, rows: Sequence[Sequence[str]]):
-        self.rows = rows
-
     def __repr__(self) -> str:
-        return "\n".join(line for row in in_text(self.rows, 40, LINE) for line in row)
+        return "\n".join(line for row in in_text(self, 40, LINE) for line in row)
 
     def _repr_html_(self) -> str:
-        return in_html(self.rows)
+        return in_html(self)
 
 
 def choices() -> Table:
     """Return the faults to choose from, each with its place, and with an example of a setting that cures it."""
-    rows = [("what", "which means", "where", "cure, such as")]
+    rows = Table([("what", "which means", "where", "cure, such as")])
     for name, fault in FAULTS.items():
         cure = fault.cure(*planted(fault, Random(0)))
         rows.append((name, fault.text, fault.where, described(cure)))
-    return Table(rows)
+    return rows
 
 
 def described(cure: Mapping[str, Any]) -> str:

@@ -144,14 +144,14 @@ class Half(NamedTuple):
     after: str | None
 
 
-def parts(layers: int = 1, forward: float = 1, backward: float = 2) -> dict[str, Half]:
-    """Return the parts of a forward and a backward through layers of experts, by name.
+def parts(layers: int = 1) -> dict[str, Half]:
+    """Return the parts of a forward, which takes 1, and a backward, 2, through layers of experts, by name.
 
     A quarter of the time goes to each: attention, dispatch (the tokens travel to their experts), experts, combine (the
     results travel back). A backward passes them in reverse.
     """
     found = {}
-    for letter, total, passed in (("F", forward, 1), ("B", backward, -1)):
+    for letter, total, passed in (("F", 1, 1), ("B", 2, -1)):
         chain = [f"{letter} {kind} {layer}" for layer in range(layers) for kind in STREAMS][::passed]
         for before, name in pairwise([None, *chain]):
             if name:

@@ -159,6 +159,7 @@ def _advice(timeline: Timeline, room: int) -> str:
     if any(action.op == "B" for order in orders[1:] for action in order):
         return "And with an undivided B, the previous rank also has to wait for the W in it"
     leads = [next(place for place, action in enumerate(order) if action.op != "F") for order in orders]
+    before = f"Before their first I the ranks run {listed(leads)} forwards"
     if leads[-1] > 1:
         return (
             f"All ranks wait for the last rank's first I, and it runs {leads[-1]} forwards before that, where 1 would "
@@ -166,10 +167,8 @@ def _advice(timeline: Timeline, room: int) -> str:
         )
     for rank, (lead, after) in enumerate(pairwise(leads)):
         if after == lead:
-            return (
-                f"Before their first I the ranks run {listed(leads)} forwards. Rank {rank + 1} runs as many as rank "
-                f"{rank}, so it never has one queued; let it run at least one fewer"
-            )
+            few = f"Rank {rank + 1} runs as many as rank {rank}, so it never has one queued"
+            return f"{before}. {few}; let it run at least one fewer"
     if lying := _left_lying(timeline):
         return lying
     least = min(timeline.peak_activations)
@@ -183,16 +182,16 @@ def _advice(timeline: Timeline, room: int) -> str:
     if fewer[-1] < 2 <= max(fewer):
         last = len(leads) - 1
         return (
-            f"Before their first I the ranks run {listed(leads)} forwards. You have the large steps at the top, but "
+            f"{before}. You have the large steps at the top, but "
             f"rank {last} runs only 1 fewer than rank {last - 1}. Start the steps of 2 from the last rank up"
         )
     if leads[0] < room or fewer != sorted(fewer):
         return (
-            f"Before their first I the ranks run {listed(leads)} forwards. If a rank runs 2 more than the next one, a "
+            f"{before}. If a rank runs 2 more than the next one, a "
             "microbatch is always in flight between them. Where is that needed most?"
         )
     return (
-        f"Before their first I the ranks run {listed(leads)} forwards, so the forwards are fine. Look at the Ws: which "
+        f"{before}, so the forwards are fine. Look at the Ws: which "
         "of them run where no rank would have waited, and are missing where time is lost?"
     )
 

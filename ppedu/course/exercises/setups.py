@@ -207,7 +207,8 @@ def spread(layers: Sequence[float], old: Schedule, new: Schedule) -> tuple[float
         return tuple(layers)
     share = old.stages / old.ranks
     held = [fmean(layers[stage] for stage in old.placement.stages_of(rank)) * share for rank in range(old.ranks)]
-    ranks_of = [
-        [rank for rank in range(new.ranks) if stage in new.placement.stages_of(rank)] for stage in range(new.stages)
-    ]
-    return tuple(fmean(held[rank] for rank in ranks) * new.ranks / new.stages for ranks in ranks_of)
+    placed: list[list[float]] = [[] for _ in range(new.stages)]  # by stage, the layers of each rank that holds it
+    for rank, layers_of_rank in enumerate(held):
+        for stage in new.placement.stages_of(rank):
+            placed[stage].append(layers_of_rank)
+    return tuple(fmean(each) * new.ranks / new.stages for each in placed)

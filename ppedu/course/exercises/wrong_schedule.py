@@ -43,14 +43,18 @@ def wrong_schedule(
     It draws the case in which the answer is wrong, and outlines what the sentence names: an action, a wait such as
     "rank 3 waits 9–10", or else memory above the limit, or the first wait in which the target has a rank work more.
 
-    cases: the arguments for which the answer is checked: ranks, microbatches and, if any, chunks.
-    best: `best(*case)` returns the target, whose makespan is drawn as a line.
-    room: `room(*case)` returns the activations that a rank may hold; by default, as many as in `best`.
-    made: `made(answer, *case)` returns the learner's schedule.
+    Args:
+        cases: The arguments for which the answer is checked: ranks, microbatches and, if any, chunks.
+        best: `best(*case)` returns the target, whose makespan is drawn as a line.
+        room: `room(*case)` returns the activations that a rank may hold; by default, as many as in `best`.
+        made: `made(answer, *case)` returns the learner's schedule.
     """
 
+    def is_named(sentence: str, ranks: int, microbatches: int, *chunks: int) -> bool:
+        return with_sizes(ranks, microbatches, *(plural(each, "chunk") for each in chunks)) in sentence
+
     def draw(answer: Any, wrong: str) -> None:
-        case = next((case for case in cases if _sizes(*case) in wrong), None)
+        case = next((case for case in cases if is_named(wrong, *case)), None)
         if case is None:
             return
         try:
@@ -64,10 +68,6 @@ def wrong_schedule(
             _plot(yours, faults, target)
 
     return draw
-
-
-def _sizes(ranks: int, microbatches: int, *chunks: int) -> str:
-    return with_sizes(ranks, microbatches, *(plural(each, "chunk") for each in chunks))
 
 
 def _faults(wrong: str, yours: Timeline, target: Timeline | None, limits: Sequence[Any] | None) -> Iterator[Outline]:
