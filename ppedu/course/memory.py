@@ -46,12 +46,12 @@ def draw_memory(*timelines: Timeline, rank: int = 0, state: float = 0, limit: fl
             text.set(color=ON_FILL)  # it lies on a larger area
     ax.fill_between((0, end), state, color=STATE, linewidth=0)
     if state:
-        text = f"weights, gradients, Adam: {state:.1f} GB"
-        ax.text(end / 2, state / 2, text, ha="center", va="center", color=ON_FILL)
+        words = f"weights, gradients, Adam: {state:.1f} GB"
+        ax.text(end / 2, state / 2, words, ha="center", va="center", color=ON_FILL)
     if limit is not None:
         ax.axhline(limit, color=MARK, linewidth=1.5)
-        text = f"{limit:g} GB: all that a GPU has"
-        ax.annotate(text, (end, limit), (0, 5), textcoords="offset points", ha="right", color=MARK)
+        words = f"{limit:g} GB: all that a GPU has"
+        ax.annotate(words, (end, limit), (0, 5), textcoords="offset points", ha="right", color=MARK)
     ax.set(xlabel="seconds", ylabel="GB", xlim=(0, end), ylim=(0, 1.12 * ax.get_ylim()[1]))
     ax.spines[["top", "right"]].set_visible(False)
     return ax
