@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature, unwrap
@@ -22,13 +23,14 @@ Mistakes = Sequence[tuple[Callable[..., Any], str]]  # common wrong answers, eac
 class Exercise:
     """An exercise of a lesson.
 
-    wrong: `wrong(answer)` explains what is wrong with an answer, or returns None if it is right.
-    praise: printed after "Right."; or `praise(answer)` returns it.
-    reward: `reward(answer)` returns the timeline to draw for a right answer.
-    hints: further hints for learners who are stuck, from a nudge to almost the answer; `hint` shows them one by one.
-    draw_wrong: `draw_wrong(answer, reason)` draws a wrong answer with its fault outlined, if it can be drawn; see
-        `wrong_schedule`. `reason` is what `wrong` returned.
-    score: `score(answer)` compares a right answer with the best possible one, by case; 1 is the best. For leaderboards.
+    Args:
+        wrong: `wrong(answer)` explains what is wrong with an answer, or returns None if it is right.
+        praise: printed after "Right."; or `praise(answer)` returns it.
+        reward: `reward(answer)` returns the timeline to draw for a right answer.
+        hints: further hints for learners who are stuck, from a nudge to almost the answer; `hint` shows them in turn.
+        draw_wrong: `draw_wrong(answer, reason)` draws a wrong answer with its fault outlined, if it can be drawn; see
+            `wrong_schedule`. `reason` is what `wrong` returned.
+        score: `score(answer)` compares a right answer with the best one, by case; 1 is the best. For leaderboards.
     """
 
     wrong: Callable[[Any], str | None]
@@ -45,9 +47,7 @@ CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 3), (5, 4), (8, 20)]
 
 def require_function(answer: Any, *parameters: str) -> None:
     """Raise SettingError unless `answer` is a function that can be called with these parameters."""
-    *first, last = parameters
-    before = f"{', '.join(first)} and " if first else ""
-    wanted = f"give a function of {before}{last}"
+    wanted = f"give a function of {enumerated(parameters)}"
     if not callable(answer):
         raise SettingError(f"{wanted}, not {answer!r}")
     try:
@@ -60,10 +60,15 @@ def require_function(answer: Any, *parameters: str) -> None:
         raise SettingError(f"{wanted}; yours takes {' and '.join(takes.parameters) or 'nothing'}") from None
 
 
+def enumerated(words: Iterable[str]) -> str:
+    """Join words for reading: "1, 2 and 3"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
     """Describe a case: "with 4 ranks and 8 microbatches"."""
-    *first, last = plural(ranks, "rank"), plural(microbatches, "microbatch"), *others
-    return f"with {', '.join(first)} and {last}"
+    return f"with {enumerated([plural(ranks, 'rank'), plural(microbatches, 'microbatch'), *others])}"
 
 
 @contextmanager
@@ -164,6 +169,16 @@ def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
     return None
 
 
+def formulas(letters: str, mistakes: Mapping[str, str]) -> Mistakes:
+    """Turn common wrong formulas, written as text, into functions: `formulas("p, m", {"(p - 1) / m": "That is …"})`.
+
+    Args:
+        letters: the parameters of the formulas.
+        mistakes: the formulas, which may use the module `math`, each with its explanation.
+    """
+    return [(eval(f"lambda {letters}: {formula}", dict(vars(math))), why) for formula, why in mistakes.items()]
+
+
 def explain_mistake(
     answers: Sequence[Any], cases: Sequence[Sequence[Any]], mistakes: Mistakes, same: Callable[[Any, Any], bool] = equal
 ) -> str:
@@ -172,6 +187,37 @@ def explain_mistake(
         if all(same(yours, mistake(*case)) for yours, case in zip(answers, cases, strict=True)):
             return f". {why}"
     return ""
+
+
+def first_difference(
+    function: Any,
+    parameters: Sequence[str],
+    cases: Sequence[Sequence[Any]],
+    named: Callable[..., str],
+    fault_of: Callable[..., str | None],
+    mistakes: Mistakes = (),
+    answer_of: Callable[..., Any] = ask,
+    same: Callable[[Any, Any], bool] = equal,
+) -> str | None:
+    """Try the learner's function on all cases, and explain the first wrong answer; return None if all are right.
+
+    Args:
+        function: the learner's function, which takes `parameters`.
+        cases: the arguments to try.
+        named: `named(*case)` describes a case, such as "with 4 ranks and 8 microbatches".
+        fault_of: `fault_of(name, answer, *case)` explains what is wrong with an answer, or returns None if it is right.
+        mistakes: explained if one of them gives the same answers in all cases, compared with `same`.
+        answer_of: `answer_of(function, name, *case)` calls the function and returns its answer.
+
+    Raises:
+        SettingError: it is not such a function, or raises an error.
+    """
+    require_function(function, *parameters)
+    answers = [answer_of(function, named(*case), *case) for case in cases]
+    for answer, case in zip(answers, cases, strict=True):
+        if fault := fault_of(named(*case), answer, *case):
+            return fault + explain_mistake(answers, cases, mistakes, same)
+    return None
 
 
 def not_the_idle_time(
@@ -183,19 +229,20 @@ def not_the_idle_time(
 ) -> str | None:
     """Explain what is wrong with a formula for the idle time of each rank; return None if it is right.
 
-    letters: the formula's arguments after the ranks, and their symbols in the lesson.
-    times: the arguments with which it is checked.
-    right: returns the idle time for these arguments.
+    Args:
+        letters: the formula's arguments after the ranks, and their symbols in the lesson.
+        times: the arguments with which it is checked.
+        right: returns the idle time for these arguments.
     """
-    require_function(formula, "ranks", *letters)
-    cases = []
-    for ranks, *given in times:
-        *first, last = (f"{letter} = {size}" for letter, size in zip(letters.values(), given, strict=True))
-        cases.append(f"with {plural(ranks, 'rank')}, {', '.join(first)} and {last}")
-    answers = [ask(formula, case, *sizes) for case, sizes in zip(cases, times, strict=True)]
-    for case, value, sizes in zip(cases, answers, times, strict=True):
+
+    def named(ranks: int, *sizes: int) -> str:
+        pairs = [f"{letter} = {size}" for letter, size in zip(letters.values(), sizes, strict=True)]
+        return f"with {enumerated([plural(ranks, 'rank'), *pairs])}"
+
+    def fault_of(case: str, answer: Any, *sizes: int) -> str | None:
         idle = right(*sizes)
-        if not equal(value, idle):
-            fault = f"{case} each rank is idle for {pretty(idle)}; your formula gives {unlike(value, idle)}"
-            return fault + explain_mistake(answers, times, mistakes)
-    return None
+        if equal(answer, idle):
+            return None
+        return f"{case} each rank is idle for {pretty(idle)}; your formula gives {unlike(answer, idle)}"
+
+    return first_difference(formula, ["ranks", *letters], times, named, fault_of, mistakes)

@@ -2,46 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import ceil
+from collections.abc import Callable
+from math import ceil, prod
 from typing import Any
 
 from ppedu.core.numeric import plural, pretty
-from ppedu.course.exercises.common import Exercise, Mistakes, ask, equal, explain_mistake, require_function, unlike
+from ppedu.course.exercises.common import (
+    Exercise,
+    Mistakes,
+    enumerated,
+    equal,
+    first_difference,
+    formulas,
+    unlike,
+)
 from ppedu.course.project import GB, Project, heron
 from ppedu.sim.partition import evenly
 
 PER_WEIGHT = 16  # bytes, in mixed precision: weight 2, gradient 2, Adam 12
 
 
-def _not_the_fewest(fewest: Any) -> str | None:
-    require_function(fewest, "model", "budget")
-    answers = [ask(fewest, _within(*case), *case) for case in BUDGETS]
-    for ranks, case in zip(answers, BUDGETS, strict=True):
-        if fault := _too_small(ranks, *case):
-            return fault + explain_mistake(answers, BUDGETS, WRONG_COUNTS)
-    return None
+def _held(model: Project, ranks: int, kept: float = 0, gpus: int = 1, each: float = PER_WEIGHT) -> list[float]:
+    """Return the bytes that each rank of a pipeline holds; with `gpus`, those on each of a rank's GPUs.
+
+    Args:
+        kept: the number of microbatches whose activations are kept.
+        each: the bytes per weight.
+    """
+    layers = [len(piece) for piece in evenly(model.layers, ranks)]
+    weights = [count * model.layer_weights for count in layers]
+    weights[0] += model.vocabulary * model.width
+    weights[-1] += model.vocabulary * model.width
+    return [
+        each * number / gpus + count * kept * model.layer_activation
+        for number, count in zip(weights, layers, strict=True)
+    ]
 
 
-def _within(model: Project, budget: float) -> str:
-    return f"with {plural(model.layers, 'layer')} of width {model.width} and a budget of {_gb(budget)}"
+def _on_a_gpu(model: Project, ranks: int, kept: float, each: float = PER_WEIGHT) -> list[float]:
+    return _held(model, ranks, kept, model.node, each)
+
+
+def _first(model: Project, fits: Callable[[int], bool]) -> int:
+    """Return the smallest number of ranks for which `fits(ranks)` is true."""
+    return next((ranks for ranks in range(1, model.layers) if fits(ranks)), model.layers)
 
 
 def _gb(number: float) -> str:
     return pretty(number / GB, "GB")
 
 
-def _weights(model: Project, ranks: int) -> list[int]:
-    """Count the weights on each rank of a pipeline."""
-    weights = [len(piece) * model.layer_weights for piece in evenly(model.layers, ranks)]
-    weights[0] += model.vocabulary * model.width
-    weights[-1] += model.vocabulary * model.width
-    return weights
+def _not_enough(
+    case: str, ranks: Any, model: Project, held: Callable[[int], list[float]], limit: float, too_much: str
+) -> str | None:
+    """Explain why an answer is not the fewest ranks; return None if it is.
+
+    Args:
+        held: returns the bytes on each rank, for a number of ranks.
+        limit: the bytes that a rank may hold.
+        too_much: a sentence with {on}, the number of ranks, {who}, the fullest rank with its parts, and its bytes.
+    """
+    if ranks not in range(1, model.layers + 1):
+        return f"{case} your function returns {pretty(ranks)} instead of a whole number from 1 to {model.layers}"
+    on, bytes_ = plural(int(ranks), "rank"), held(int(ranks))
+    most = max(bytes_)
+    if most > limit:
+        return f"{case} {too_much.format(on=on, who=_fullest(model, bytes_), bytes=_gb(most))}"
+    enough = _first(model, lambda n: max(held(n)) <= limit)
+    return f"{case} it fits on {on}, but {enough} would be enough" if ranks > enough else None
 
 
-def _held(model: Project, ranks: int) -> list[int]:
-    """Return the bytes that each rank of a pipeline holds, without activations."""
-    return [PER_WEIGHT * number for number in _weights(model, ranks)]
+def _fullest(model: Project, held: list[float]) -> str:
+    """Describe the rank that holds most: "rank 0 holds 7 layers and the embedding"."""
+    fullest = held.index(max(held))
+    parts = [plural(len(evenly(model.layers, len(held))[fullest]), "layer")]
+    parts += ["the embedding"] * (fullest == 0) + ["the head"] * (fullest == len(held) - 1)
+    return f"rank {fullest} holds {enumerated(parts)}"
 
 
 LARGE = Project(layers=32, width=4096, vocabulary=50_257)
@@ -54,42 +90,6 @@ BUDGETS: list[tuple[Project, float]] = [
     *[(heron, 120e9), (heron, 640e9), (LARGE, 24e9), (LARGE, 120e9), (SMALL, 1e9), (NARROW, 1e6)],
     *[(SMALL, max(_held(SMALL, 4))), (SMALL, max(_held(SMALL, 4)) - 1)],
 ]
-
-
-def _first(model: Project, fits: Callable[[list[int]], bool]) -> int:
-    """Return the smallest number of ranks for which `fits(weights on each rank)` is true."""
-    return next((ranks for ranks in range(1, model.layers) if fits(_weights(model, ranks))), model.layers)
-
-
-def _fewest(model: Project, budget: float, each: float = PER_WEIGHT) -> int:
-    return _first(model, lambda weights: each * max(weights) <= budget)
-
-
-def _too_small(ranks: Any, model: Project, budget: float) -> str | None:
-    """Explain why an answer is not the fewest ranks for a budget; return None if it is."""
-    case = _within(model, budget)
-    if fault := _not_a_count(ranks, case, model):
-        return fault
-    held = _held(model, int(ranks))
-    if (most := max(held)) > budget:
-        return f"{case} the model does not fit on {plural(len(held), 'rank')}: {_fullest(model, held)}, {_gb(most)}"
-    if ranks > (enough := _fewest(model, budget)):
-        return f"{case} it fits on {plural(len(held), 'rank')}, but {enough} would be enough"
-    return None
-
-
-def _not_a_count(ranks: Any, case: str, model: Project) -> str | None:
-    if ranks in range(1, model.layers + 1):
-        return None
-    return f"{case} your function returns {pretty(ranks)} instead of a whole number from 1 to {model.layers}"
-
-
-def _fullest(model: Project, held: Sequence[float]) -> str:
-    """Describe the rank that holds most: "rank 0 holds 7 layers and the embedding"."""
-    fullest = held.index(max(held))
-    parts = [plural(len(evenly(model.layers, len(held))[fullest]), "layer")]
-    parts += ["the embedding"] * (fullest == 0) + ["the head"] * (fullest == len(held) - 1)
-    return f"rank {fullest} holds {', '.join(parts[:-1])} and {parts[-1]}"  # the fullest is at an end
 
 
 def _doubled(model: Project, budget: float) -> int:
@@ -123,150 +123,99 @@ WRONG_COUNTS: Mistakes = [
         "That is the size of all layers divided by the budget, as if they could be cut anywhere, and without the "
         "embedding and the head. Look at the fullest rank",
     ),
-    *[(lambda model, budget, each=each: _fewest(model, budget, each), why) for each, why in TOO_FEW_BYTES.items()],
+    *[
+        (lambda model, budget, each=each: _first(model, lambda n: max(_held(model, n, each=each)) <= budget), why)
+        for each, why in TOO_FEW_BYTES.items()
+    ],
     (
-        lambda model, budget: _first(model, lambda weights: 16 * min(weights) <= budget),
+        lambda model, budget: _first(model, lambda n: min(_held(model, n)) <= budget),
         "That is enough for the rank that holds least; look at the fullest",
     ),
     (
-        lambda model, budget: _first(model, lambda weights: 16 * weights[-1] <= budget),
+        lambda model, budget: _first(model, lambda n: _held(model, n)[-1] <= budget),
         "That is enough for the last rank; look at the fullest",
     ),
     (
-        lambda model, budget: next(
-            (n for n in range(1, model.layers) if 16 * ceil(model.layers / n) * model.layer_weights <= budget),
-            model.layers,
+        lambda model, budget: _first(
+            model, lambda n: PER_WEIGHT * ceil(model.layers / n) * model.layer_weights <= budget
         ),
         "That counts the layers only; the first rank also holds the embedding, and the last one the head",
     ),
     (
-        lambda model, budget: _first(model, lambda weights: 16 * max(weights) < budget),
+        lambda model, budget: _first(model, lambda n: max(_held(model, n)) < budget),
         "A rank that uses its budget up to the last byte still fits",
     ),
     (_doubled, "The number of ranks does not have to be a power of two"),
 ]
 
 
-def _not_the_bytes(formula: Any) -> str | None:
-    require_function(formula, "ranks", "sequences", "length", "width", "bytes_each")
-    answers = [ask(formula, _batch(*sizes), *sizes) for sizes in BATCHES]
-    for value, sizes in zip(answers, BATCHES, strict=True):
-        right = _over_the_cuts(*sizes)
-        if not equal(value, right):
-            fault = f"{_batch(*sizes)} {right:,} bytes cross the cuts; your formula gives {_digits(value, right)}"
-            return fault + explain_mistake(answers, BATCHES, WRONG_BYTES)
-    return None
+def _not_the_fewest(fewest: Any) -> str | None:
+    def named(model: Project, budget: float) -> str:
+        return f"with {plural(model.layers, 'layer')} of width {model.width} and a budget of {_gb(budget)}"
+
+    def fault_of(case: str, ranks: Any, model: Project, budget: float) -> str | None:
+        too_much = "the model does not fit on {on}: {who}, {bytes}"
+        return _not_enough(case, ranks, model, lambda n: _held(model, n), budget, too_much)
+
+    return first_difference(fewest, ["model", "budget"], BUDGETS, named, fault_of, WRONG_COUNTS)
 
 
 # Ranks, sequences, their length, the width, and the bytes of a number; the lesson's own sizes first.
 BATCHES = [(8, 32, 8192, 8192, 2), (4, 1, 2048, 4096, 4), (2, 2, 64, 64, 4), (3, 3, 5, 7, 2), (1, 2, 3, 4, 2)]
 
-
-def _batch(ranks: int, sequences: int, length: int, width: int, bytes_each: int) -> str:
-    tokens = f"{plural(sequences, 'sequence')} of {plural(length, 'token')}"
-    return f"with {plural(ranks, 'rank')}, {tokens}, width {width} and {bytes_each} bytes per number"
-
-
-def _over_the_cuts(ranks: int, sequences: int, length: int, width: int, bytes_each: int) -> int:
-    return 2 * (ranks - 1) * sequences * length * width * bytes_each
-
-
-def _digits(value: Any, right: int) -> str:
-    return f"{value:,}" if isinstance(value, int) else unlike(value, right)
-
-
 # Common wrong answers for the bytes that cross the cuts.
-WRONG_BYTES: Mistakes = [
-    (
-        lambda p, s, t, w, b: (p - 1) * s * t * w * b,
-        "That is the way down. In the backward, equally many come back: the gradient of each number that was sent",
-    ),
-    (
-        lambda p, s, t, w, b: 2 * p * s * t * w * b,
-        "Count the cuts: between two ranks there is one, and nothing crosses the ends of the pipeline",
-    ),
-    (
-        lambda p, s, t, w, b: p * s * t * w * b,
-        "That counts a message down for every rank; the last one sends none. And the gradients come back",
-    ),
-    (lambda p, s, t, w, b: 2 * s * t * w * b, "That is what crosses one cut, both ways; count all cuts"),
-    (lambda p, s, t, w, b: s * t * w * b, "That is what goes down over one cut; count all cuts, both ways"),
-    (lambda p, s, t, w, b: t * w * b, "That is one sequence, over one cut, on the way down only"),
-    (lambda p, s, t, w, b: 2 * t * w * b, "That is one sequence over one cut; count them all"),
-    (lambda p, s, t, w, b: 2 * (p - 1) * t * w * b, "That is one sequence; every sequence crosses every cut"),
-    (
-        lambda p, s, t, w, b: 2 * (p - 1) * s * t * w,
-        "That counts the numbers that cross the cuts; multiply by the bytes of each",
-    ),
-    (lambda p, s, t, w, b: 4 * (p - 1) * s * t * w, "A number takes bytes_each bytes, which is not always 2"),
-    (
-        lambda p, s, t, w, b: 2 * (p - 1) * s * w * b,
-        "That is one token of each sequence; every token has an activation",
-    ),
-    (
-        lambda p, s, t, w, b: 2 * (p - 1) * s * t * b,
-        "That is one number per token. That holds only for the input; between two layers, each token is represented by "
-        "`width` numbers",
-    ),
-    (
-        lambda p, s, t, w, b: 4 * (p - 1) * s * t * w * b,
-        "That is twice too many. One rank sends the activation, the other its gradient; count each message once, not "
-        "on both ranks",
-    ),
-    (lambda p, s, t, w, b: 2 * (p - 1) * s * t * w * b / 8, "That is the share of one GPU; count the whole node"),
-    (lambda p, s, t, w, b: 2 * (p - 1) * s * t * w * b / GB, "Give it in bytes, not in GB"),
-]
+WRONG_BYTES = formulas(
+    "p, s, t, w, b",
+    {
+        "(p - 1) * s * t * w * b": "That is the way down. In the backward, equally many come back: the gradient of "
+        "each number that was sent",
+        "2 * p * s * t * w * b": "Count the cuts: between two ranks there is one, and nothing crosses the ends of the "
+        "pipeline",
+        "p * s * t * w * b": "That counts a message down for every rank; the last one sends none. And the gradients "
+        "come back",
+        "2 * s * t * w * b": "That is what crosses one cut, both ways; count all cuts",
+        "s * t * w * b": "That is what goes down over one cut; count all cuts, both ways",
+        "t * w * b": "That is one sequence, over one cut, on the way down only",
+        "2 * t * w * b": "That is one sequence over one cut; count them all",
+        "2 * (p - 1) * t * w * b": "That is one sequence; every sequence crosses every cut",
+        "2 * (p - 1) * s * t * w": "That counts the numbers that cross the cuts; multiply by the bytes of each",
+        "4 * (p - 1) * s * t * w": "A number takes bytes_each bytes, which is not always 2",
+        "2 * (p - 1) * s * w * b": "That is one token of each sequence; every token has an activation",
+        "2 * (p - 1) * s * t * b": "That is one number per token. That holds only for the input; between two layers, "
+        "each token is represented by `width` numbers",
+        "4 * (p - 1) * s * t * w * b": "That is twice too many. One rank sends the activation, the other its "
+        "gradient; count each message once, not on both ranks",
+        "2 * (p - 1) * s * t * w * b / 8": "That is the share of one GPU; count the whole node",
+        "2 * (p - 1) * s * t * w * b / 1e9": "Give it in bytes, not in GB",
+    },
+)
 
 
-def _not_the_fewest_with_activations(fewest: Any) -> str | None:
-    require_function(fewest, "model", "microbatches")
-    answers = [ask(fewest, _training(*case), *case) for case in TRAININGS]
-    for ranks, case in zip(answers, TRAININGS, strict=True):
-        if fault := _out_of_memory(ranks, *case):
-            return fault + explain_mistake(answers, TRAININGS, WRONG_TRAININGS)
-    return None
+def _not_the_bytes(formula: Any) -> str | None:
+    def named(ranks: int, sequences: int, length: int, width: int, bytes_each: int) -> str:
+        tokens = f"{plural(sequences, 'sequence')} of {plural(length, 'token')}"
+        return f"with {plural(ranks, 'rank')}, {tokens}, width {width} and {bytes_each} bytes per number"
+
+    def fault_of(case: str, value: Any, ranks: int, *sizes: int) -> str | None:
+        right = 2 * (ranks - 1) * prod(sizes)
+        if equal(value, right):
+            return None
+        gives = f"{value:,}" if isinstance(value, int) else unlike(value, right)
+        return f"{case} {right:,} bytes cross the cuts; your formula gives {gives}"
+
+    parameters = ["ranks", "sequences", "length", "width", "bytes_each"]
+    return first_difference(formula, parameters, BATCHES, named, fault_of, WRONG_BYTES)
 
 
 # Models and numbers of microbatches, the lesson's own case first.
 TRAININGS = [(heron, 32), (heron, 1), (heron, 64), (Project(layers=80, memory=40 * GB, node=4), 8), (LARGE, 100)]
 
 
-def _training(model: Project, microbatches: int) -> str:
-    gpus = f"nodes of {model.node} GPUs of {_gb(model.memory)}"
-    layers = f"{plural(model.layers, 'layer')} of width {model.width}"
-    return f"with {layers}, {plural(microbatches, 'microbatch')} and {gpus}"
-
-
-def _on_a_gpu(model: Project, ranks: int, kept: float, each: float = PER_WEIGHT) -> list[float]:
-    """Return the bytes on a GPU of each rank, with the activations of `kept` microbatches."""
-    layers = [len(piece) for piece in evenly(model.layers, ranks)]
-    return [
-        each * weights / model.node + held * kept * model.layer_activation
-        for weights, held in zip(_weights(model, ranks), layers, strict=True)
-    ]
-
-
 def _fitting(
     model: Project, kept: float, each: float = PER_WEIGHT, fullest: Callable[[list[float]], float] = max
 ) -> int:
     """Return the fewest ranks whose GPUs have memory for the activations of `kept` microbatches."""
-    for ranks in range(1, model.layers):
-        if fullest(_on_a_gpu(model, ranks, kept, each)) <= model.memory:
-            return ranks
-    return model.layers
-
-
-def _out_of_memory(ranks: Any, model: Project, microbatches: int) -> str | None:
-    case = _training(model, microbatches)
-    if fault := _not_a_count(ranks, case, model):
-        return fault
-    held = _on_a_gpu(model, int(ranks), microbatches)
-    if (most := max(held)) > model.memory:
-        on = plural(len(held), "rank")
-        return f"{case} it does not fit on {on}: {_fullest(model, held)}, with activations {_gb(most)} on each GPU"
-    if ranks > (enough := _fitting(model, microbatches)):
-        return f"{case} it fits on {plural(len(held), 'rank')}, but {enough} would be enough"
-    return None
+    return _first(model, lambda n: fullest(_on_a_gpu(model, n, kept, each)) <= model.memory)
 
 
 # Common wrong answers for the fewest ranks with activations.
@@ -293,12 +242,7 @@ WRONG_TRAININGS: Mistakes = [
         "That is enough for the rank that holds least; look at the fullest",
     ),
     (
-        lambda model, kept: min(
-            model.layers,
-            ceil(
-                (PER_WEIGHT * model.weights / model.node + model.layers * kept * model.layer_activation) / model.memory
-            ),
-        ),
+        lambda model, kept: min(model.layers, ceil(_on_a_gpu(model, 1, kept)[0] / model.memory)),
         "That divides the total by the memory, as if the model could be cut anywhere; look at the fullest rank",
     ),
     (
@@ -306,6 +250,19 @@ WRONG_TRAININGS: Mistakes = [
         "That keeps the activations of all layers on each rank; a rank keeps those of its own layers",
     ),
 ]
+
+
+def _not_the_fewest_with_activations(fewest: Any) -> str | None:
+    def named(model: Project, microbatches: int) -> str:
+        layers = f"{plural(model.layers, 'layer')} of width {model.width}"
+        gpus = f"nodes of {model.node} GPUs of {_gb(model.memory)}"
+        return f"with {layers}, {plural(microbatches, 'microbatch')} and {gpus}"
+
+    def fault_of(case: str, ranks: Any, model: Project, microbatches: int) -> str | None:
+        too_much = "it does not fit on {on}: {who}, with activations {bytes} on each GPU"
+        return _not_enough(case, ranks, model, lambda n: _on_a_gpu(model, n, microbatches), model.memory, too_much)
+
+    return first_difference(fewest, ["model", "microbatches"], TRAININGS, named, fault_of, WRONG_TRAININGS)
 
 
 EXERCISES = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ppedu.core import PipelineError, SettingError
@@ -13,8 +13,9 @@ from ppedu.course.exercises.common import (
     Exercise,
     ask,
     equal,
-    explain_mistake,
-    require_function,
+    first_difference,
+    formulas,
+    listed,
     unlike,
     with_sizes,
 )
@@ -22,61 +23,40 @@ from ppedu.sim import Costs, simulate
 from ppedu.zoo import schedule
 
 # Common wrong answers for GPipe's bubble with p ranks and m microbatches.
-WRONG_BUBBLES: list[tuple[Callable[[int, int], float], str]] = [
-    (
-        lambda p, m: (p - 1) / m,
-        "That is the overhead: the makespan divided by the time that the busiest rank works, minus 1. Megatron calls "
-        "it the bubble. The idle fraction of the makespan is smaller, because the makespan includes the idle time",
-    ),
-    (
-        lambda p, m: (p - 1) / p,
-        "That is naive's bubble, where one rank works at a time, whatever the number of microbatches",
-    ),
-    (lambda p, m: m / (m + p - 1), "That is the fraction of the time in which a rank works; the bubble is the rest"),
-    (lambda p, m: p - 1, "That is the idle time, in units of F+B; divide it by the makespan in the same units"),
-    (
-        lambda p, m: p / (m + p),
-        "The last rank waits only for the ranks before it, which are one fewer than all ranks",
-    ),
-    (
-        lambda p, m: p / (m + p - 1),
-        "The makespan is right, but the last rank waits only for the p-1 ranks before it",
-    ),
-    (
-        lambda p, m: (p - 1) / (m + p),
-        "The idle time is right; the makespan is just the sum of the idle time and the working time",
-    ),
-    (
-        lambda p, m: (p - 1) / (2 * (m - 1) + p),
-        "This formula has been published, but it is wrong: for the work it counts forwards and backwards, for the wait "
-        "only one of them",
-    ),
-    (
-        lambda p, m: (p - 1) / (2 * m + p - 1),
-        "For the work it counts forwards and backwards, for the wait only one of them",
-    ),
-    (
-        lambda p, m: 2 * (p - 1) / (m + 2 * (p - 1)),
-        "The wait is counted twice: the last rank waits for p-1 forwards, and later for p-1 backwards; together that "
-        "is p-1 times F+B",
-    ),
-    (
-        lambda p, m: (p - 1) / (3 * m + 3 * (p - 1)),
-        "That is only the wait at the start, if a backward takes twice as long as a forward; at the end the rank waits "
-        "for p-1 backwards",
-    ),
-    (lambda p, m: 3 * (p - 1) / (m + 3 * (p - 1)), "It counts the wait in forwards, but the work in units of F+B"),
-    (lambda p, m: (p - 1) // (m + p - 1), "The formula is right, but // rounds down; divide with /"),
-    (lambda p, m: (m - 1) / (m + p - 1), "Ranks and microbatches are swapped"),
-    (lambda p, m: 100 * (p - 1) / (m + p - 1), "Return a fraction between 0 and 1, not a percentage"),
-]
-
-
-HUGE = 10**5, 10**6  # ranks and microbatches: more than can be simulated
+WRONG_BUBBLES = formulas(
+    "p, m",
+    {
+        "(p - 1) / m": "That is the overhead: the makespan divided by the time that the busiest rank works, minus 1. "
+        "Megatron calls it the bubble. The idle fraction of the makespan is smaller, because the makespan includes the "
+        "idle time",
+        "(p - 1) / p": "That is naive's bubble, where one rank works at a time, whatever the number of microbatches",
+        "m / (m + p - 1)": "That is the fraction of the time in which a rank works; the bubble is the rest",
+        "p - 1": "That is the idle time, in units of F+B; divide it by the makespan in the same units",
+        "p / (m + p)": "The last rank waits only for the ranks before it, which are one fewer than all ranks",
+        "p / (m + p - 1)": "The makespan is right, but the last rank waits only for the p-1 ranks before it",
+        "(p - 1) / (m + p)": "The idle time is right; the makespan is just the sum of the idle time and the working "
+        "time",
+        "(p - 1) / (2 * (m - 1) + p)": "This formula has been published, but it is wrong: for the work it counts "
+        "forwards and backwards, for the wait only one of them",
+        "(p - 1) / (2 * m + p - 1)": "For the work it counts forwards and backwards, for the wait only one of them",
+        "2 * (p - 1) / (m + 2 * (p - 1))": "The wait is counted twice: the last rank waits for p-1 forwards, and later "
+        "for p-1 backwards; together that is p-1 times F+B",
+        "(p - 1) / (3 * m + 3 * (p - 1))": "That is only the wait at the start, if a backward takes twice as long as a "
+        "forward; at the end the rank waits for p-1 backwards",
+        "3 * (p - 1) / (m + 3 * (p - 1))": "It counts the wait in forwards, but the work in units of F+B",
+        "(p - 1) // (m + p - 1)": "The formula is right, but // rounds down; divide with /",
+        "(m - 1) / (m + p - 1)": "Ranks and microbatches are swapped",
+        "100 * (p - 1) / (m + p - 1)": "Return a fraction between 0 and 1, not a percentage",
+    },
+)
 
 
 def _not_a_formula(function: Any, sizes: Sequence[Any], case: str) -> str | None:
-    """Explain that an answer with the right numbers simulates instead of computing; return None for a formula."""
+    """Explain that an answer with the right numbers simulates instead of computing; return None for a formula.
+
+    Args:
+        sizes: arguments that are too large to be simulated.
+    """
     try:
         ask(function, case, *sizes)
     except SettingError as error:
@@ -90,22 +70,19 @@ def _not_a_formula(function: Any, sizes: Sequence[Any], case: str) -> str | None
 
 
 def _not_the_bubble(formula: Any) -> str | None:
-    require_function(formula, "ranks", "microbatches")
-    answers, right = [], []
-    for ranks, microbatches in CASES:
-        answers.append(ask(formula, with_sizes(ranks, microbatches), ranks, microbatches))
-        right.append(simulate(schedule("gpipe", ranks, microbatches)))
-    wrong = [not equal(yours, timeline.bubble) for yours, timeline in zip(answers, right, strict=True)]
-    if not any(wrong):
-        return _not_a_formula(formula, HUGE, with_sizes(*HUGE))
-    place = wrong.index(True)
-    timeline, value = right[place], answers[place]
-    fault = (
-        f"{with_sizes(*CASES[place])} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a fraction of "
-        f"{pretty(timeline.bubble)}; your formula gives {unlike(value, timeline.bubble)}"
-    )
-    holds = f", although it is right {with_sizes(*CASES[wrong.index(False)])}" if False in wrong[:place] else ""
-    return fault + (explain_mistake(answers, CASES, WRONG_BUBBLES) or holds)
+    def fault_of(case: str, value: Any, *sizes: int) -> str | None:
+        timeline = simulate(schedule("gpipe", *sizes))
+        if equal(value, timeline.bubble):
+            return None
+        holds = "" if sizes == CASES[0] else f", although it is right {with_sizes(*CASES[0])}"
+        return (
+            f"{case} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a fraction of "
+            f"{pretty(timeline.bubble)}; your formula gives {unlike(value, timeline.bubble)}{holds}"
+        )
+
+    fault = first_difference(formula, ["ranks", "microbatches"], CASES, with_sizes, fault_of, WRONG_BUBBLES)
+    huge = 10**5, 10**6
+    return fault or _not_a_formula(formula, huge, with_sizes(*huge))
 
 
 # (forward times of the stages, microbatches): the lesson's own case first.
@@ -115,62 +92,46 @@ UNEVEN = [
 ]
 
 # Common wrong answers for GPipe's makespan with uneven stages, whose backwards take twice as long as their forwards.
-WRONG_MAKESPANS: list[tuple[Callable[[Sequence[int], int], float], str]] = [
-    (
-        lambda f, m: 3 * (m + len(f) - 1) * max(f),
-        "That treats all stages as if they were as slow as the slowest. A microbatch passes the fast ones in their own "
-        "time",
-    ),
-    (
-        lambda f, m: 3 * (m + len(f) - 1) * sum(f) / len(f),
-        "That is right if every stage takes the mean time. But the fast stages cannot make up for the slow one: they "
-        "wait for it",
-    ),
-    (lambda f, m: 3 * m * sum(f), "That is one microbatch at a time, as with naive"),
-    (lambda f, m: 3 * m * max(f), "That is the time for which the slowest rank works; it also waits"),
-    (
-        lambda f, m: sum(f) + (m - 1) * max(f),
-        "That is the time of the forwards alone; the backwards follow, and take twice as long",
-    ),
-    (
-        lambda f, m: 3 * (sum(f) + m * max(f)),
-        "The slowest stage is counted once too often: one of its microbatches is in the sum already",
-    ),
-    (lambda f, m: 3 * sum(f), "That is the time of a single microbatch; how much does each further one add?"),
-    (
-        lambda f, m: 3 * (sum(f) + (m - 1) * min(f)),
-        "Each further microbatch adds more: it cannot overtake at the slowest stage",
-    ),
-    (
-        lambda f, m: 3 * (sum(f) + (m - 1) * f[0]),
-        "That is right if stage 0 is the slowest; it need not be",
-    ),
-    (
-        lambda f, m: 3 * (sum(f) + (m - 1) * f[-1]),
-        "That is right if the last stage is the slowest; it need not be",
-    ),
-]
-
-
-def _with_stages(forwards: Sequence[int], microbatches: int) -> str:
-    times = ", ".join(map(str, forwards))
-    return f"with forwards of {times} and {plural(microbatches, 'microbatch')}"
+WRONG_MAKESPANS = formulas(
+    "f, m",
+    {
+        "3 * (m + len(f) - 1) * max(f)": "That treats all stages as if they were as slow as the slowest. A microbatch "
+        "passes the fast ones in their own time",
+        "3 * (m + len(f) - 1) * sum(f) / len(f)": "That is right if every stage takes the mean time. But the fast "
+        "stages cannot make up for the slow one: they wait for it",
+        "3 * m * sum(f)": "That is one microbatch at a time, as with naive",
+        "3 * m * max(f)": "That is the time for which the slowest rank works; it also waits",
+        "sum(f) + (m - 1) * max(f)": "That is the time of the forwards alone; the backwards follow, and take twice as "
+        "long",
+        "3 * (sum(f) + m * max(f))": "The slowest stage is counted once too often: one of its microbatches is in the "
+        "sum already",
+        "3 * sum(f)": "That is the time of a single microbatch; how much does each further one add?",
+        "3 * (sum(f) + (m - 1) * min(f))": "Each further microbatch adds more: it cannot overtake at the slowest stage",
+        "3 * (sum(f) + (m - 1) * f[0])": "That is right if stage 0 is the slowest; it need not be",
+        "3 * (sum(f) + (m - 1) * f[-1])": "That is right if the last stage is the slowest; it need not be",
+    },
+)
 
 
 def _not_the_makespan(formula: Any) -> str | None:
-    require_function(formula, "forwards", "microbatches")
-    cases = [_with_stages(*case) for case in UNEVEN]
-    answers = [
-        ask(formula, case, list(forwards), microbatches)
-        for case, (forwards, microbatches) in zip(cases, UNEVEN, strict=True)
-    ]
-    for case, value, (forwards, microbatches) in zip(cases, answers, UNEVEN, strict=True):
+    def named(forwards: Sequence[int], microbatches: int) -> str:
+        return f"with forwards of {listed(forwards)} and {plural(microbatches, 'microbatch')}"
+
+    def answer_of(function: Any, case: str, forwards: Sequence[int], microbatches: int) -> Any:
+        return ask(function, case, list(forwards), microbatches)  # a copy, because the function may change it
+
+    def fault_of(case: str, value: Any, forwards: Sequence[int], microbatches: int) -> str | None:
         right = simulate(schedule("gpipe", len(forwards), microbatches), Costs(forward=forwards)).makespan
-        if not equal(value, right):
-            fault = f"{case} the makespan is {right}; your formula gives {unlike(value, right)}"
-            return fault + explain_mistake(answers, UNEVEN, WRONG_MAKESPANS)
-    many = [1] * 10, 10**6
-    return _not_a_formula(formula, many, f"with 10 stages and {plural(many[1], 'microbatch')}")
+        return (
+            None
+            if equal(value, right)
+            else f"{case} the makespan is {right}; your formula gives {unlike(value, right)}"
+        )
+
+    parameters = ["forwards", "microbatches"]
+    fault = first_difference(formula, parameters, UNEVEN, named, fault_of, WRONG_MAKESPANS, answer_of)
+    many = 10**6
+    return fault or _not_a_formula(formula, ([1] * 10, many), f"with 10 stages and {plural(many, 'microbatch')}")
 
 
 EXERCISES = {
