@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from ppedu.core import SettingError
 from ppedu.core.numeric import pretty
 from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import Exercise, missing_return, own_line, require_function, too_large
@@ -15,6 +16,11 @@ from ppedu.course.exercises.common import Exercise, missing_return, own_line, re
 if TYPE_CHECKING:  # the package must import without torch
     from torch import Tensor
     from torch.nn import Module
+
+NO_START = (
+    "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, can do "
+    "without one"
+)
 
 
 @dataclass
@@ -27,16 +33,6 @@ class Observed:
     gradients: list[Tensor] = field(default_factory=list)  # that reached the first half's output
     loss: Any = None  # the function's return value
     error: RuntimeError | None = None  # raised by autograd
-
-
-@dataclass
-class Reference:
-    """The uncut model after a backward: its halves with their `.grad`, the activation's gradient, and the loss."""
-
-    first: Module
-    second: Module
-    gradient: Tensor
-    loss: Tensor
 
 
 def _cases() -> Iterator[tuple[str, Module, Module, list[tuple[Tensor, Tensor]], Any]]:
@@ -59,35 +55,42 @@ def _cases() -> Iterator[tuple[str, Module, Module, list[tuple[Tensor, Tensor]],
 def _not_a_hand_off(function: Any) -> str | None:
     require_function(function, "first", "second", "x", "target", "loss_fn")
     for case, first, second, microbatches, loss_fn in _cases():
-        whole = deepcopy(first), deepcopy(second)
+        whole = deepcopy((first, second))
         for x, target in microbatches:
-            right = _uncut(*whole, x, target, loss_fn)
+            activation = whole[0](x)
+            activation.retain_grad()
+            loss = loss_fn(whole[1](activation), target)
+            loss.backward()
             with own_line(function, case):
                 seen = _watched(function, first, second, x, target, loss_fn)
-            fault = (
-                _not_cut(seen)
-                or _not_through_the_second(second, right)
-                or _not_back_to_the_first(seen, right)
-                or _unlike_the_uncut("first", first, right.first)
+            fault = _not_cut(seen) or _unlike_the_uncut(
+                "the second half's gradients",
+                (second, whole[1]),
+                missing="the second half's weights have no gradients; loss.backward() computes them",
+                scaled=LOSS,
+                otherwise=ADD_UP,
+            )
+            fault = fault or _not_back_to_the_first(seen, activation.grad)
+            fault = fault or _unlike_the_uncut(
+                "the first half's gradients",
+                (first, whole[0]),
+                missing="the first half's gradients differ from those of the uncut model: some are missing",
+                scaled=LOSS,
+                otherwise=ADD_UP,
             )
             if seen.error and (fault is None or not (seen.sent or seen.received)):
                 with own_line(function, case):
                     raise seen.error
-            fault = fault or _not_the_loss(seen.loss, right.loss)
-            if fault:
+            if fault := fault or _not_the_loss(seen.loss, loss.detach()):
                 return f"{case} {fault}".lstrip()
     return None
 
 
-def _uncut(first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Reference:
-    activation = first(x)
-    activation.retain_grad()
-    loss = loss_fn(second(activation), target)
-    loss.backward()
-    return Reference(first, second, activation.grad, loss.detach())
+LOSS = "Use the loss as loss_fn returns it"
+ADD_UP = "Take the loss from loss_fn, and let backward() add to the existing .grad"
 
 
-def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Tensor, loss_fn: Any) -> Observed:
+def _watched(function: Any, first: Module, second: Module, *given: Any) -> Observed:
     """Run the learner's function, and record the tensors that pass through the halves.
 
     An error from autograd is recorded as well, because the tensors explain the mistake better than its message.
@@ -108,7 +111,7 @@ def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Te
 
     hooks = first.register_forward_hook(after_first), second.register_forward_pre_hook(before_second)
     try:
-        seen.loss = function(first, second, x, target, loss_fn)
+        seen.loss = function(first, second, *given)
     except RuntimeError as error:
         if type(error) is not RuntimeError:  # such as RecursionError
             raise
@@ -117,6 +120,10 @@ def _watched(function: Any, first: Module, second: Module, x: Tensor, target: Te
         for hook in hooks:
             hook.remove()
     return seen
+
+
+def _runs(runs: Sequence[Any]) -> str:
+    return f"runs {len(runs)} times" if runs else "never runs"
 
 
 def _not_cut(seen: Observed) -> str | None:
@@ -130,7 +137,7 @@ def _not_cut(seen: Observed) -> str | None:
         )
     for half, runs in (("first", seen.sent), ("second", seen.received)):
         if len(runs) != 1:
-            return f"the {half} half {f'runs {len(runs)} times' if runs else 'never runs'}; run each half once"
+            return f"the {half} half {_runs(runs)}; run each half once"
     (sent,), (received,) = seen.sent, seen.received
     if sent.grad_fn is None:
         return (
@@ -152,20 +159,14 @@ def _not_cut(seen: Observed) -> str | None:
     return None
 
 
-def _not_through_the_second(second: Module, right: Reference) -> str | None:
-    if _none(second):
-        return "the second half's weights have no gradients; loss.backward() computes them"
-    return _unlike_the_uncut("second", second, right.second)
-
-
-def _not_back_to_the_first(seen: Observed, right: Reference) -> str | None:
+def _not_back_to_the_first(seen: Observed, right: Tensor) -> str | None:
     """Explain what is wrong with the gradient that reached the first half's output; return None if it is right."""
     import torch
 
     if not seen.gradients:
         return _why_no_gradient(seen, right)
     gradient = torch.stack(seen.gradients).sum(0)
-    if torch.equal(gradient, right.gradient):
+    if torch.equal(gradient, right):
         return None
     if torch.equal(gradient, seen.sent[0]):
         return "the first half gets the activation itself instead of the activation's gradient"
@@ -174,21 +175,17 @@ def _not_back_to_the_first(seen: Observed, right: Reference) -> str | None:
             "the first half gets the same gradient everywhere, as with sum() or mean(). It needs to know how the loss "
             "changes with each number that it sent: that is the gradient of the received activation"
         )
-    times = _times(gradient, right.gradient)
-    if times:
+    if times := _times(gradient, right):
         return f"the first half gets {times} times the gradient of the received activation; send it back as it is"
     return "the first half gets a tensor other than the gradient of the received activation"
 
 
-def _why_no_gradient(seen: Observed, right: Reference) -> str | None:
+def _why_no_gradient(seen: Observed, right: Tensor) -> str | None:
     """Explain why no gradient reached the first half's output."""
     (sent,), (received,) = seen.sent, seen.received
     message = str(seen.error)
     if "implicitly created" in message:
-        return (
-            "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, "
-            "can do without one; pass it the gradient of the received activation"
-        )
+        return f"{NO_START}; pass it the gradient of the received activation"
     if "does not require grad" in message:
         return "backward() is called on a copy without history; call it on the output of first(x)"
     if "Mismatch in shape" in message:
@@ -198,7 +195,7 @@ def _why_no_gradient(seen: Observed, right: Reference) -> str | None:
         )
     if seen.error:
         return None
-    if received.grad is not None and _times(received.grad, right.gradient) == "2":
+    if received.grad is not None and _times(received.grad, right) == "2":
         return (
             "backward() is called on the received copy. That copy has no history, so its gradient is only added to "
             "itself; call it on the output of first(x)"
@@ -209,30 +206,27 @@ def _why_no_gradient(seen: Observed, right: Reference) -> str | None:
     )
 
 
-def _unlike_the_uncut(name: str, half: Module, uncut: Module) -> str | None:
-    from torch import equal
+def _unlike_the_uncut(
+    whose: str, modules: tuple[Module, Module], missing: str, scaled: str, otherwise: str
+) -> str | None:
+    """Explain how a module's gradients differ from those of the uncut model; return None if they are equal.
 
-    fault = f"the {name} half's gradients differ from those of the uncut model"
-    if _none(half):
-        return f"{fault}: some are missing"
-    mine, others = (_gradients(each) for each in (half, uncut))
-    if equal(mine, others):
-        return None
-    times = _times(mine, others)
-    if times:
-        return f"{fault}: they are {times} times as large. Use the loss as loss_fn returns it"
-    return f"{fault}. Take the loss from loss_fn, and let backward() add to the existing .grad"
-
-
-def _gradients(half: Module) -> Tensor:
-    """Return the gradients of all weights, concatenated."""
+    Args:
+        whose: begins the explanation.
+        modules: the learner's module, and that of the uncut model.
+        missing: the explanation if weights have no gradient.
+        scaled: what to do if the gradients are a multiple of the right ones; otherwise: in all other cases.
+    """
     import torch
 
-    return torch.cat([weight.grad.flatten() for weight in half.parameters() if weight.grad is not None])
-
-
-def _none(half: Module) -> bool:
-    return any(weight.grad is None for weight in half.parameters())
+    if any(weight.grad is None for weight in modules[0].parameters()):
+        return missing
+    mine, right = (torch.cat([weight.grad.flatten() for weight in each.parameters()]) for each in modules)  # type: ignore[union-attr]
+    if torch.equal(mine, right):
+        return None
+    fault = f"{whose} differ from those of the uncut model"
+    times = _times(mine, right)
+    return f"{fault}: they are {times} times as large. {scaled}" if times else f"{fault}. {otherwise}"
 
 
 def _times(one: Tensor, other: Tensor) -> str | None:
@@ -257,32 +251,6 @@ def _not_the_loss(returned: Any, loss: Tensor) -> str | None:
     return None
 
 
-class Deadlock(Exception):
-    """The learner's stage waits for a gradient before it has sent its output."""
-
-
-@dataclass
-class Neighbors:
-    """The ranks before and after a middle stage.
-
-    gradient: what the next rank sends back.
-    sent: the tensors that it has received.
-    runs: the inputs with which the stage ran.
-    """
-
-    gradient: Tensor
-    sent: list[Tensor] = field(default_factory=list)
-    runs: list[Tensor] = field(default_factory=list)
-
-    def send_forward(self, tensor: Tensor) -> None:
-        self.sent.append(tensor.detach().clone())
-
-    def recv_backward(self) -> Tensor:
-        if not self.sent:
-            raise Deadlock
-        return self.gradient.clone()
-
-
 def _not_a_middle_stage(function: Any) -> str | None:
     import torch
     from torch.nn import Linear, Sequential, Tanh
@@ -297,68 +265,80 @@ def _not_a_middle_stage(function: Any) -> str | None:
         right = activation.clone().requires_grad_()
         output = uncut(right)
         output.backward(gradient)
-        around = Neighbors(gradient)
-        hook = stage.register_forward_pre_hook(lambda _, given, runs=around.runs: runs.append(given[0]))
+        sent: list[Tensor] = []
+        runs: list[Any] = []
+        hook = stage.register_forward_pre_hook(lambda _, given, runs=runs: runs.append(given))
         try:
             with own_line(function, case):
-                returned = _middle(function, stage, activation.clone(), around)
+                returned = _middle(function, stage, activation.clone(), sent, gradient)
+            fault = _not_sent(runs, sent, output) or _unlike_the_uncut(
+                "the gradients of the stage's weights",
+                (stage, uncut),
+                missing="the stage's weights have no gradients: no backward ran from the stage's output",
+                scaled="Run one backward, from the stage's output",
+                otherwise="Start the backward from the gradient that came back, and let it add to the existing .grad",
+            )
+            fault = fault or _not_the_input_gradient(returned, right.grad, gradient)
+        except WrongOrderError as error:
+            fault = str(error)
         finally:
             hook.remove()
-        fault = (
-            returned
-            if isinstance(returned, str)
-            else _not_sent(around, output) or _wrong_in_the_middle(stage, uncut, returned, right, gradient)
-        )
         if fault:
             return f"{case} {fault}".lstrip()
     return None
 
 
-def _middle(function: Any, stage: Module, activation: Tensor, around: Neighbors) -> Any:
-    """Run the learner's function; return its result, or what is wrong if it stops early."""
+class WrongOrderError(SettingError):
+    """The learner's stage waits for a gradient before it has sent its output, or starts a backward from nothing."""
+
+
+def _middle(function: Any, stage: Module, activation: Tensor, sent: list[Tensor], gradient: Tensor) -> Any:
+    """Run the learner's function between two ranks, which record what it has `sent`; return its result.
+
+    Raises:
+        WrongOrderError: the function stopped early, for a reason that torch does not explain.
+    """
+
+    def recv_backward() -> Tensor:
+        if not sent:
+            raise InterruptedError
+        return gradient.clone()
+
     try:
-        returned = function(stage, activation, around.send_forward, around.recv_backward)
-    except Deadlock:
-        return (
+        return function(stage, activation, lambda tensor: sent.append(tensor.detach().clone()), recv_backward)
+    except InterruptedError:
+        raise WrongOrderError(
             "your stage waits for a gradient before it has sent its output. The next rank has nothing to compute that "
             "gradient from, so both wait forever: a deadlock"
-        )
+        ) from None
     except RuntimeError as error:
         if "implicitly created" not in str(error):
             raise
-        return (
-            "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, "
-            "can do without one"
-        )
-    return returned if not isinstance(returned, str) else None
+        raise WrongOrderError(NO_START) from None
 
 
-def _not_sent(around: Neighbors, output: Tensor) -> str | None:
+def _not_sent(runs: list[Any], sent: list[Tensor], output: Tensor) -> str | None:
     from torch import equal
 
-    if len(around.runs) != 1:
-        return f"the stage {f'runs {len(around.runs)} times' if around.runs else 'never runs'}; run it once"
-    if not around.sent:
+    if len(runs) != 1:
+        return f"the stage {_runs(runs)}; run it once"
+    if not sent:
         return "the next rank never receives anything; send it the stage's output"
-    if len(around.sent) > 1:
-        return f"the next rank receives {len(around.sent)} tensors; send it one, the stage's output"
-    if around.sent[0].shape != output.shape or not equal(around.sent[0], output):
+    if len(sent) > 1:
+        return f"the next rank receives {len(sent)} tensors; send it one, the stage's output"
+    if not equal(sent[0], output):
         return "the next rank receives a tensor other than the stage's output"
     return None
 
 
-def _wrong_in_the_middle(stage: Module, uncut: Module, returned: Any, right: Tensor, gradient: Tensor) -> str | None:
+def _not_the_input_gradient(returned: Any, right: Tensor | None, gradient: Tensor) -> str | None:
+    """Explain what is wrong with the tensor that the learner's stage sends back; return None if it is `right`.
+
+    Args:
+        gradient: what the next rank has sent.
+    """
     from torch import equal, is_tensor
 
-    if _none(stage):
-        return "the stage's weights have no gradients: no backward ran from the stage's output"
-    mine, others = (_gradients(each) for each in (stage, uncut))
-    if not equal(mine, others):
-        times = _times(mine, others)
-        fault = "the gradients of the stage's weights differ from those of the uncut model"
-        if times:
-            return f"{fault}: they are {times} times as large. Run one backward, from the stage's output"
-        return f"{fault}. Start the backward from the gradient that came back, and let it add to the existing .grad"
     if returned is None:
         return (
             "the weights have their gradients, but your function returns None. If you return activation.grad, it is "
@@ -366,12 +346,12 @@ def _wrong_in_the_middle(stage: Module, uncut: Module, returned: Any, right: Ten
         )
     if not is_tensor(returned):
         return f"your function returns {returned!r}; return the tensor that goes back to the previous rank"
-    if returned.shape == gradient.shape and equal(returned, gradient):
+    if equal(returned, gradient):
         return (
             "you return the gradient of your own output. The previous rank sent you your input, so it needs the "
             "gradient of that"
         )
-    if right.grad is None or returned.shape != right.shape or not equal(returned, right.grad):
+    if right is None or not equal(returned, right):
         return "the weights have their gradients, but you return a tensor other than the gradient of the activation"
     return None
 
