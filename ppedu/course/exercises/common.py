@@ -198,6 +198,7 @@ def first_difference(
     mistakes: Mistakes = (),
     answer_of: Callable[..., Any] = ask,
     same: Callable[[Any, Any], bool] = equal,
+    otherwise: str = "",
 ) -> str | None:
     """Try the learner's function on all cases, and explain the first wrong answer; return None if all are right.
 
@@ -208,6 +209,7 @@ def first_difference(
         fault_of: `fault_of(name, answer, *case)` explains what is wrong with an answer, or returns None if it is right.
         mistakes: explained if one of them gives the same answers in all cases, compared with `same`.
         answer_of: `answer_of(function, name, *case)` calls the function and returns its answer.
+        otherwise: added to the explanation if none of the mistakes does.
 
     Raises:
         SettingError: it is not such a function, or raises an error.
@@ -216,7 +218,7 @@ def first_difference(
     answers = [answer_of(function, named(*case), *case) for case in cases]
     for answer, case in zip(answers, cases, strict=True):
         if fault := fault_of(named(*case), answer, *case):
-            return fault + explain_mistake(answers, cases, mistakes, same)
+            return fault + (explain_mistake(answers, cases, mistakes, same) or otherwise)
     return None
 
 

@@ -11,9 +11,8 @@ from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import (
     CASES,
     Exercise,
-    Mistakes,
-    ask,
-    explain_mistake,
+    first_difference,
+    formulas,
     learner_schedule,
     listed,
     not_legal,
@@ -21,18 +20,13 @@ from ppedu.course.exercises.common import (
     unlike,
     with_sizes,
 )
-from ppedu.course.exercises.reasons import longest_wait
+from ppedu.course.exercises.reasons import longest_wait, warmup
 from ppedu.course.exercises.wrong_schedule import wrong_schedule
-from ppedu.sim import Costs, simulate
+from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 
 UNIT = Costs(forward=1, backward=1)
 SLOW_MESSAGES = Costs(forward=1, backward=1, latency=0.5)
-
-
-def _before_the_first_backward(yours: Schedule, rank: int) -> int:
-    """Return how many forwards a rank runs before its first backward."""
-    return next(place for place, action in enumerate(yours.orders[rank]) if action.op != "F")
 
 
 def _not_the_oldest(yours: Schedule) -> str:
@@ -59,125 +53,104 @@ def _no_cooldown(yours: Schedule) -> str:
 
 def _not_1f1b(generator: Any) -> str | None:
     require_function(generator, "rank", "ranks", "microbatches")
-    for ranks, microbatches in CASES:
-        case = with_sizes(ranks, microbatches)
-        yours = learner_schedule(generator, ranks, microbatches)
+    for sizes in CASES:
+        case, yours = with_sizes(*sizes), learner_schedule(generator, *sizes)
         if fault := not_legal(yours, case, ". Start with the warm-up: which forwards come first?"):
             return fault + _no_cooldown(yours)
-        best = simulate(schedule("1f1b", ranks, microbatches), UNIT)
-        timeline = simulate(yours, UNIT)
-        slower = timeline.makespan > best.makespan
-        if not slower and timeline.peak_activations == best.peak_activations:
-            continue
-        fault = f"{case} your schedule is legal, "
-        fault += f"but takes {timeline.makespan} slots instead of {best.makespan}" if slower else "and not slower"
-        if all(_before_the_first_backward(yours, rank) == microbatches for rank in range(ranks)):
-            return (
-                f"{fault}, but it is GPipe: every rank runs all its forwards before its first backward, and so holds "
-                f"all {microbatches} activations at once. When could the last rank run its first backward?"
-            )
-        for rank, (held, enough) in enumerate(zip(timeline.peak_activations, best.peak_activations, strict=True)):
-            first = _before_the_first_backward(yours, rank)
-            if first > min(ranks - rank, microbatches):
-                return (
-                    f"{fault}{':' if slower else ', but'} rank {rank} runs {plural(first, 'forward')} before its first "
-                    f"backward, and holds {held} activations instead of {enough}. Its warm-up is too long"
-                    + (": it waits for microbatches that it needs only later" if slower else "")
-                )
-            if first < min(ranks - rank, microbatches):
-                return (
-                    f"{fault}{':' if slower else ', but'} rank {rank} runs only {plural(first, 'forward')} before its "
-                    "first backward, and then waits for that backward's gradient. It could run more forwards in the "
-                    "meantime"
-                )
+        best, timeline = simulate(schedule("1f1b", *sizes), UNIT), simulate(yours, UNIT)
+        if timeline.makespan > best.makespan:
+            slow = f"takes {timeline.makespan} slots instead of {best.makespan}"
+            return f"{case} your schedule is legal, but {slow}{_unlike_1f1b(timeline, best, ':', slow=True)}"
         if timeline.peak_activations != best.peak_activations:
-            fault += f", with peaks {listed(timeline.peak_activations)} instead of {listed(best.peak_activations)}"
-        return f"{fault}: the warm-up is right, so look at the order that follows it{_not_the_oldest(yours)}"
+            return f"{case} your schedule is legal, and not slower{_unlike_1f1b(timeline, best, ', but', slow=False)}"
     return None
 
 
-# Common wrong formulas for the peak of 1F1B
-WRONG_PEAKS: Mistakes = [
-    (lambda rank, ranks, m: m, "That is GPipe's peak: all microbatches. In 1F1B a rank soon gets gradients back"),
-    (
-        lambda rank, ranks, m: ranks - rank,
-        "With few microbatches, a rank holds fewer: it cannot hold more than there are",
-    ),
-    (
-        lambda rank, ranks, m: min(ranks - rank - 1, m),
-        "That is the number of ranks after this one. The steady state begins with one more forward",
-    ),
-    (
-        lambda rank, ranks, m: ranks - rank - 1,
-        "That is the number of ranks after this one. The steady state begins with one more forward, and a rank cannot "
-        "hold more than there are microbatches",
-    ),
-    (
-        lambda rank, ranks, m: min(ranks, m),
-        "That is the peak of rank 0. A later rank is closer to the last one, so its first gradient returns sooner",
-    ),
-    (
-        lambda rank, ranks, m: ranks,
-        "That is the peak of rank 0, if there are enough microbatches. A later rank is closer to the last one, so its "
-        "first gradient returns sooner",
-    ),
-    (
-        lambda rank, ranks, m: min(rank + 1, m),
-        "That is the peak in a pipeline that runs the other way: rank 0 is the farthest from the last rank, where the "
-        "gradients begin, and holds the most",
-    ),
-    (
-        lambda rank, ranks, m: min(ranks - rank + 1, m),
-        "That counts one too many: the last rank frees its only activation before its next forward",
-    ),
-    (
-        lambda rank, ranks, m: max(ranks - rank, m),
-        "There are two limits. Which one is reached first, the larger or the smaller?",
-    ),
-]
+def _unlike_1f1b(yours: Timeline, best: Timeline, link: str, slow: bool) -> str:
+    """Explain, as the end of a sentence, where a legal schedule differs from 1F1B; `link` comes before a reason."""
+    ranks, microbatches = yours.schedule.ranks, yours.schedule.microbatches
+    warmups = [warmup(order) for order in yours.schedule.orders]
+    if all(first == microbatches for first in warmups):
+        return (
+            ", but it is GPipe: every rank runs all its forwards before its first backward, and so holds all "
+            f"{microbatches} activations at once. When could the last rank run its first backward?"
+        )
+    peaks, enough = yours.peak_activations, best.peak_activations
+    for rank, first in enumerate(warmups):
+        if first > min(ranks - rank, microbatches):
+            return (
+                f"{link} rank {rank} runs {plural(first, 'forward')} before its first backward, and holds "
+                f"{peaks[rank]} activations instead of {enough[rank]}. Its warm-up is too long"
+                + (": it waits for microbatches that it needs only later" if slow else "")
+            )
+        if first < min(ranks - rank, microbatches):
+            return (
+                f"{link} rank {rank} runs only {plural(first, 'forward')} before its first backward, and then waits "
+                "for that backward's gradient. It could run more forwards in the meantime"
+            )
+    held = f", with peaks {listed(peaks)} instead of {listed(enough)}" if peaks != enough else ""
+    return f"{held}: the warm-up is right, so look at the order that follows it{_not_the_oldest(yours.schedule)}"
+
+
+# Common wrong formulas for the peak of rank r among p ranks, with m microbatches.
+WRONG_PEAKS = formulas(
+    "r, p, m",
+    {
+        "m": "That is GPipe's peak: all microbatches. In 1F1B a rank soon gets gradients back",
+        "p - r": "With few microbatches, a rank holds fewer: it cannot hold more than there are",
+        "min(p - r - 1, m)": "That is the number of ranks after this one. The steady state begins with one more "
+        "forward",
+        "p - r - 1": "That is the number of ranks after this one. The steady state begins with one more forward, and a "
+        "rank cannot hold more than there are microbatches",
+        "min(p, m)": "That is the peak of rank 0. A later rank is closer to the last one, so its first gradient "
+        "returns sooner",
+        "p": "That is the peak of rank 0, if there are enough microbatches. A later rank is closer to the last one, so "
+        "its first gradient returns sooner",
+        "min(r + 1, m)": "That is the peak in a pipeline that runs the other way: rank 0 is the farthest from the last "
+        "rank, where the gradients begin, and holds the most",
+        "min(p - r + 1, m)": "That counts one too many: the last rank frees its only activation before its next "
+        "forward",
+        "max(p - r, m)": "There are two limits. Which one is reached first, the larger or the smaller?",
+    },
+)
 
 
 def _not_the_peak(formula: Any) -> str | None:
-    require_function(formula, "rank", "ranks", "microbatches")
-    cases = [(rank, ranks, microbatches) for ranks, microbatches in CASES for rank in range(ranks)]
-    names = [with_sizes(ranks, microbatches) for _, ranks, microbatches in cases]
-    answers = [ask(formula, name, *case) for name, case in zip(names, cases, strict=True)]
-    for name, (rank, *sizes), answer in zip(names, cases, answers, strict=True):
+    def fault_of(case: str, answer: Any, rank: int, *sizes: int) -> str | None:
         peak = simulate(schedule("1f1b", *sizes)).peak_activations[rank]
-        if answer != peak:
-            fault = f"{name}, rank {rank} holds {peak} at its peak; your formula gives {unlike(answer, peak)}"
-            return fault + explain_mistake(answers, cases, WRONG_PEAKS)
-    return None
+        if answer == peak:
+            return None
+        return f"{case}, rank {rank} holds {peak} at its peak; your formula gives {unlike(answer, peak)}"
+
+    cases = [(rank, *sizes) for sizes in CASES for rank in range(sizes[0])]
+    parameters = ["rank", "ranks", "microbatches"]
+    return first_difference(formula, parameters, cases, lambda _, *sizes: with_sizes(*sizes), fault_of, WRONG_PEAKS)
 
 
 def _too_slow_or_too_large(generator: Any) -> str | None:
     require_function(generator, "rank", "ranks", "microbatches")
-    for ranks, microbatches in CASES:
-        case = with_sizes(ranks, microbatches)
-        yours = learner_schedule(generator, ranks, microbatches)
+    for sizes in CASES:
+        case, yours = with_sizes(*sizes), learner_schedule(generator, *sizes)
         if fault := not_legal(yours, case, ". Start from your 1F1B, and change its warm-up"):
             return fault
-        timeline, gpipe, lean = (
-            simulate(each, SLOW_MESSAGES)
-            for each in (yours, schedule("gpipe", ranks, microbatches), schedule("1f1b", ranks, microbatches))
-        )
+        each = [yours, schedule("gpipe", *sizes), schedule("1f1b", *sizes)]
+        timeline, gpipe, lean = (simulate(one, SLOW_MESSAGES) for one in each)
         for rank, (held, least) in enumerate(zip(timeline.peak_activations, lean.peak_activations, strict=True)):
             if held > 2 * least:
                 return (
                     f"{case}, rank {rank} holds {pretty(held)} activations at its peak; 1F1B holds {pretty(least)} "
                     f"there, so at most {pretty(2 * least)} are allowed"
                 )
-        if timeline.makespan > gpipe.makespan:
-            fault = (
-                f"{case} your schedule takes {pretty(timeline.makespan)} slots, and GPipe {pretty(gpipe.makespan)}. "
+        if timeline.makespan <= gpipe.makespan:
+            continue
+        fault = f"{case} your schedule takes {pretty(timeline.makespan)} slots, and GPipe {pretty(gpipe.makespan)}. "
+        if timeline.makespan == lean.makespan and timeline.peak_activations == lean.peak_activations:
+            return fault + (
+                "That is 1F1B: its microbatches in flight just fill the round trip to the last rank and back, and "
+                "messages make that trip longer. Which ranks have the memory to start more?"
             )
-            if timeline.makespan == lean.makespan and timeline.peak_activations == lean.peak_activations:
-                return fault + (
-                    "That is 1F1B: its microbatches in flight just fill the round trip to the last rank and back, and "
-                    "messages make that trip longer. Which ranks have the memory to start more?"
-                )
-            rank = max(range(ranks), key=lambda rank: timeline.idle[rank])
-            return f"{fault}Rank {rank} is idle for {pretty(timeline.idle[rank])} of them. {longest_wait(timeline)}"
+        rank = timeline.idle.index(max(timeline.idle))
+        return f"{fault}Rank {rank} is idle for {pretty(timeline.idle[rank])} of them. {longest_wait(timeline)}"
     return None
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import hypot
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppedu.core import SettingError
 from ppedu.core.numeric import plural, pretty
@@ -12,73 +12,61 @@ from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import (
     Exercise,
     call,
-    explain_mistake,
+    enumerated,
+    first_difference,
+    formulas,
     missing_return,
     own_line,
     require_function,
 )
 
-if TYPE_CHECKING:  # the package must import without torch
-    from torch import Tensor
-
 # The number of tokens in each microbatch; the lesson's own case first.
-COUNTS = [(6, 2), (4, 4, 4), (5,), (1, 2, 3, 10)]
+COUNTS = [((6, 2),), ((4, 4, 4),), ((5,),), ((1, 2, 3, 10),)]
 
-# Common wrong weights of a microbatch's loss, computed from its number of tokens and those of all microbatches.
-WRONG_WEIGHTS: list[tuple[Callable[[int, Sequence[int]], float], str]] = [
-    (
-        lambda count, counts: 1,
-        "You leave the losses unchanged. The gradients of all microbatches are added up, so their sum is too large, "
-        "and AdamW does not show it",
-    ),
-    (
-        lambda count, counts: 1 / len(counts),
-        "That is the mean of the microbatches' means. In it, a token counts more if its microbatch has fewer tokens",
-    ),
-    (
-        lambda count, counts: count,
-        "That is the sum over all tokens. For the mean, divide by the number of tokens in the batch",
-    ),
-    (
-        lambda count, counts: 1 / sum(counts),
-        "Dividing by all tokens is right for a sum over tokens. Each loss is a mean; turn it into a sum first",
-    ),
-    (
-        lambda count, counts: 1 / count,
-        "Each loss is a mean, so it is already divided by its own number of tokens. What fraction of all tokens does "
-        "it have?",
-    ),
-    (
-        lambda count, counts: count * len(counts) / sum(counts),
-        "The proportions are right, but the weights add up to the number of microbatches instead of 1",
-    ),
-    (
-        lambda count, counts: count / sum(counts) / len(counts),
-        "The proportions are right, but the fractions of all tokens already add up to 1: leave out the 1/m",
-    ),
-    (
-        lambda count, counts: count / max(counts),
-        "You divide by the largest count. For the mean over the batch, divide by the number of tokens in the batch",
-    ),
-    (lambda count, counts: 0, "They contribute nothing to the gradients"),
-]
+# Common wrong weights of the microbatches' losses, computed from their numbers of tokens.
+WRONG_WEIGHTS = formulas(
+    "counts",
+    {
+        "[1 for n in counts]": "You leave the losses unchanged. The gradients of all microbatches are added up, so "
+        "their sum is too large, and AdamW does not show it",
+        "[1 / len(counts) for n in counts]": "That is the mean of the microbatches' means. In it, a token counts more "
+        "if its microbatch has fewer tokens",
+        "counts": "That is the sum over all tokens. For the mean, divide by the number of tokens in the batch",
+        "[1 / sum(counts) for n in counts]": "Dividing by all tokens is right for a sum over tokens. Each loss is a "
+        "mean; turn it into a sum first",
+        "[1 / n for n in counts]": "Each loss is a mean, so it is already divided by its own number of tokens. What "
+        "fraction of all tokens does it have?",
+        "[n * len(counts) / sum(counts) for n in counts]": "The proportions are right, but the weights add up to the "
+        "number of microbatches instead of 1",
+        "[n / sum(counts) / len(counts) for n in counts]": "The proportions are right, but the fractions of all tokens "
+        "already add up to 1: leave out the 1/m",
+        "[n / max(counts) for n in counts]": "You divide by the largest count. For the mean over the batch, divide by "
+        "the number of tokens in the batch",
+        "[0 for n in counts]": "They contribute nothing to the gradients",
+    },
+)
 
 
 def _not_the_mean(function: Any) -> str | None:
-    require_function(function, "losses", "counts")
-    answers = [_weights(function, counts) for counts in COUNTS]
-    for counts, weights in zip(COUNTS, answers, strict=True):
+    def fault_of(case: str, weights: list[float], counts: Sequence[int]) -> str | None:
         if _same(weights, [count / sum(counts) for count in counts]):
-            continue
-        fault = f"{_with(counts)}, your losses have the weights {_each(weights)}"
-        for other, why in WRONG_WEIGHTS:
-            if all(_same(yours, [other(n, each) for n in each]) for yours, each in zip(answers, COUNTS, strict=True)):
-                return f"{fault}. {why}"
-        return f"{fault}. In the batch's mean, every token counts the same, and all weights add up to 1"
-    return None
+            return None
+        return f"{case}, your losses have the weights {_each(weights)}"
+
+    return first_difference(
+        function,
+        ["losses", "counts"],
+        COUNTS,
+        _with,
+        fault_of,
+        WRONG_WEIGHTS,
+        _weights,
+        _same,
+        otherwise=". In the batch's mean, every token counts the same, and all weights add up to 1",
+    )
 
 
-def _weights(function: Any, counts: Sequence[int]) -> list[float]:
+def _weights(function: Any, case: str, counts: Sequence[int]) -> list[float]:
     """Return the weight of each microbatch's loss in the losses that the learner's function returns.
 
     Raises:
@@ -88,10 +76,10 @@ def _weights(function: Any, counts: Sequence[int]) -> list[float]:
 
     leaves = [torch.tensor(2.0 + m, dtype=torch.float64, requires_grad=True) for m in range(len(counts))]
     losses = [leaf * 1 for leaf in leaves]  # with a history, as losses have
-    returned = call(function, _with(counts), losses, list(counts))
+    returned = call(function, case, losses, list(counts))
     if not isinstance(returned, (list, tuple)) or len(returned) != len(counts):
         raise SettingError(
-            f"{_with(counts)}, return a list with one loss per microbatch: each gets its own backward. "
+            f"{case}, return a list with one loss per microbatch: each gets its own backward. "
             f"Your function returns {returned!r}{missing_return(returned)}"
         )
     weights = []
@@ -106,7 +94,7 @@ def _weights(function: Any, counts: Sequence[int]) -> list[float]:
                 f"the loss that your function returns for microbatch {m} has {plural(loss.numel(), 'number')}; "
                 "backward() needs a single number"
             )
-        with own_line(function, _with(counts)):
+        with own_line(function, case):
             found = torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True)
         parts = [0.0 if gradient is None else gradient.item() for gradient in found]
         for other, part in enumerate(parts):
@@ -128,61 +116,45 @@ def _with(counts: Sequence[int]) -> str:
 NORMS = [((2, 4, 5, 6), 3), ((0.2, 0.4, 0.4), 1), ((3,), 1.5), ((0.9, 0.9), 1)]
 
 # Common wrong factors for the stages' gradients, computed from their norms and the limit.
-WRONG_FACTORS: list[tuple[Callable[[Sequence[float], float], Sequence[float]], str]] = [
-    (
-        lambda norms, most: [1] * len(norms),
-        "The gradients are unchanged; change them in place, with mul_(). (clip_grad_norm_ takes weights and scales "
-        "their .grad; these are the gradients themselves)",
-    ),
-    (
-        lambda norms, most: [min(1, most / norm) for norm in norms],
-        "Each stage is scaled by its own norm: large gradients shrink and small ones do not, so all of them together "
-        "point in a different direction than in one process",
-    ),
-    (
-        lambda norms, most: [min(1, most / sum(norms))] * len(norms),
-        "You add up the norms. As with the sides of a right triangle, you have to add up their squares",
-    ),
-    (
-        lambda norms, most: [min(1, most / (1.4 * sum(norms)))] * len(norms),  # 1.4: of the parts of each stage
-        "You add up the norms of all tensors. As with the sides of a right triangle, you have to add up their squares",
-    ),
-    (
-        lambda norms, most: [min(1, most / hypot(*norms) ** 2)] * len(norms),
-        "The sum of the squares is right; the norm is its square root",
-    ),
-    (
-        lambda norms, most: [min(1, most / max(norms))] * len(norms),
-        "You use the largest norm as the norm of all stages, but the other stages add to it",
-    ),
-    (
-        lambda norms, most: [min(1, most * len(norms) / sum(norms))] * len(norms),
-        "You use the mean of the norms. As with the sides of a right triangle, you have to add up their squares",
-    ),
-    (
-        lambda norms, most: [most / hypot(*norms)] * len(norms),
-        "Clipping never makes gradients larger; if the norm is small enough, leave them unchanged",
-    ),
-]
+WRONG_FACTORS = formulas(
+    "norms, most",
+    {
+        "[1 for norm in norms]": "The gradients are unchanged; change them in place, with mul_(). (clip_grad_norm_ "
+        "takes weights and scales their .grad; these are the gradients themselves)",
+        "[min(1, most / norm) for norm in norms]": "Each stage is scaled by its own norm: large gradients shrink and "
+        "small ones do not, so all of them together point in a different direction than in one process",
+        "[min(1, most / sum(norms)) for _ in norms]": "You add up the norms. As with the sides of a right triangle, "
+        "you have to add up their squares",
+        # 1.4 is the sum of the norms of the two tensors of a stage
+        "[min(1, most / (1.4 * sum(norms))) for _ in norms]": "You add up the norms of all tensors. As with the sides "
+        "of a right triangle, you have to add up their squares",
+        "[min(1, most / hypot(*norms) ** 2) for _ in norms]": "The sum of the squares is right; the norm is its square "
+        "root",
+        "[min(1, most / max(norms)) for _ in norms]": "You use the largest norm as the norm of all stages, but the "
+        "other stages add to it",
+        "[min(1, most * len(norms) / sum(norms)) for _ in norms]": "You use the mean of the norms. As with the sides "
+        "of a right triangle, you have to add up their squares",
+        "[most / hypot(*norms) for _ in norms]": "Clipping never makes gradients larger; if the norm is small enough, "
+        "leave them unchanged",
+    },
+)
 
 
 def _not_one_norm(function: Any) -> str | None:
-    require_function(function, "stages", "most")
-    answers = [_factors(function, *case) for case in NORMS]
-    for (norms, most), factors in zip(NORMS, answers, strict=True):
+    def fault_of(case: str, factors: list[float], norms: Sequence[float], most: float) -> str | None:
         norm = hypot(*norms)
-        right = [min(1, most / norm)] * len(norms)
-        if _same(factors, right):
-            continue
-        fault = (
-            f"{_whose(norms)}, the norm of all is {pretty(norm)}. The limit is {pretty(most)}, so the gradients should "
-            f"be multiplied by {pretty(right[0])}; you multiply them by {_each(factors)}"
+        right = min(1, most / norm)
+        if _same(factors, [right] * len(norms)):
+            return None
+        return (
+            f"{case}, the norm of all is {pretty(norm)}. The limit is {pretty(most)}, so the gradients should be "
+            f"multiplied by {pretty(right)}; you multiply them by {_each(factors)}"
         )
-        return fault + explain_mistake(answers, NORMS, WRONG_FACTORS, _same)
-    return None
+
+    return first_difference(function, ["stages", "most"], NORMS, _whose, fault_of, WRONG_FACTORS, _factors, _same)
 
 
-def _factors(function: Any, norms: Sequence[float], most: float) -> list[float]:
+def _factors(function: Any, case: str, norms: Sequence[float], most: float) -> list[float]:
     """Return the factor by which the learner's function multiplies each stage's gradients in place.
 
     Raises:
@@ -193,37 +165,29 @@ def _factors(function: Any, norms: Sequence[float], most: float) -> list[float]:
     parts = torch.tensor([0.6, 0.0], dtype=torch.float64), torch.tensor([[0.48], [-0.64]], dtype=torch.float64)
     stages = [[part * norm for part in parts] for norm in norms]
     shapes = _shapes(stages)
-    call(function, _whose(norms), stages, most)
+    call(function, case, stages, most)
     if _shapes(stages) != shapes:
         raise SettingError(
-            f"{_whose(norms)}, the stages no longer hold the same gradients as before; scale them in place, with mul_()"
+            f"{case}, the stages no longer hold the same gradients as before; scale them in place, with mul_()"
         )
     factors = []
     for number, (norm, stage) in enumerate(zip(norms, stages, strict=True)):
-        old, new = _row([part * norm for part in parts]), _row(stage)
-        factor = (new @ old / (old @ old)).item()
-        if not torch.allclose(new, old * factor):
+        old, new = (torch.cat([each.flatten() for each in tensors]) for tensors in (parts, stage))
+        factor = (new @ old).item() / norm  # the norm of the parts is 1
+        if not torch.allclose(new, old * norm * factor):
             raise SettingError(
-                f"{_whose(norms)}, the gradients of stage {number} point in a different direction than before; "
-                "multiply all of them by the same number"
+                f"{case}, the gradients of stage {number} point in a different direction than before; multiply all of "
+                "them by the same number"
             )
         factors.append(factor)
     return factors
 
 
 def _shapes(stages: Sequence[Any]) -> list[list[Any]]:
-    """Return the shapes of each stage's gradients."""
     return [[getattr(gradient, "shape", None) for gradient in stage] for stage in stages if isinstance(stage, list)]
 
 
-def _row(gradients: Sequence[Tensor]) -> Tensor:
-    """Concatenate the gradients."""
-    import torch
-
-    return torch.cat([gradient.flatten() for gradient in gradients])
-
-
-def _whose(norms: Sequence[float]) -> str:
+def _whose(norms: Sequence[float], _: float) -> str:
     return f"with {plural(len(norms), 'stage')} whose gradients have the norm{'s'[: len(norms) - 1]} {_each(norms)}"
 
 
@@ -295,9 +259,7 @@ def _not_added_up(function: Any) -> str | None:
 
 
 def _each(values: Sequence[float]) -> str:
-    """Format a list for reading: 1, 2 and 3."""
-    *first, last = map(pretty, values)
-    return f"{', '.join(first)} and {last}" if first else last
+    return enumerated(map(pretty, values))
 
 
 def _same(values: Sequence[float], others: Sequence[float]) -> bool:
