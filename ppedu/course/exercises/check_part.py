@@ -1,4 +1,4 @@
-"""PartCheck a part of `my_pipeline.py` on real ranks, beside one process: the program that each rank runs.
+"""Check a part of `my_pipeline.py` on real ranks, beside one process: the program that each rank runs.
 
 Arguments: the number of the exercise; a folder with `cell.py`, the part, and `my_pipeline.py`, all other parts; and the
 seconds that one case may take. A rank gives back {} if it has finished; {"time", "fault"} if something is wrong, where
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import PipelineError, Schedule, SettingError, lower
 from ppedu.core.numeric import plural
-from ppedu.course.exercises.common import learner_schedule, not_legal, with_sizes
+from ppedu.course.exercises.common import learner_schedule, multiple_of, not_legal, with_sizes
 from ppedu.launch.exchange import give_back
 from ppedu.launch.hang import locate
 from ppedu.zoo import schedule
@@ -38,16 +38,13 @@ _report = threading.Lock()  # held by the thread that reports, so that the first
 
 
 class Trial(NamedTuple):
-    """A model, a batch in microbatches, and the gradients and losses that one process finds.
-
-    gradients: by microbatch and by stage, of each of the stage's weights.
-    """
+    """A model, a batch in microbatches, and the gradients that one process finds."""
 
     name: str
     stages: Sequence[Module]
     inputs: Tensor
     targets: Tensor
-    gradients: list[list[list[Tensor]]]
+    gradients: list[list[list[Tensor]]]  # by microbatch and by stage, of each of the stage's weights
 
     def total(self, stage: int, weight: int, order: Sequence[int]) -> Tensor:
         """Return the gradient of a stage's weight over these microbatches, added up in this order."""
@@ -64,40 +61,37 @@ def case(ranks: int, microbatches: int, stages: int | None = None, name: str = "
     global _begun
     _begun = time.monotonic()
     torch.manual_seed(microbatches)
-    model = [Sequential(Linear(4, 4), Tanh()) for _ in range(stages or ranks)]
+    model = Sequential(*[Sequential(Linear(4, 4), Tanh()) for _ in range(stages or ranks)])
     inputs, targets = torch.randn(2, microbatches, *SHAPE)
     gradients = []
     for x, target in zip(inputs, targets, strict=True):
-        found = torch.autograd.grad(mse_loss(Sequential(*model)(x), target), list(Sequential(*model).parameters()))
+        found = torch.autograd.grad(mse_loss(model(x), target), list(model.parameters()))
         gradients.append([list(found[2 * stage : 2 * stage + 2]) for stage in range(len(model))])
-    return Trial(f"{name}{with_sizes(ranks, microbatches)}", model, inputs, targets, gradients)
+    return Trial(f"{name}{with_sizes(ranks, microbatches)}", list(model), inputs, targets, gradients)
 
 
 def require_gradients(each: Trial, stage: int, order: Sequence[int]) -> None:
     """Raise SettingError unless a stage's weights have the gradients of one process, bit for bit.
 
-    order: of the microbatches, in which the pipeline adds up their gradients.
+    Args:
+        order: of the microbatches, in which the pipeline adds up their gradients.
     """
     import torch
 
     for index, weight in enumerate(each.stages[stage].parameters()):
         right = each.total(stage, index, order)
         if weight.grad is None:
-            raise SettingError(
-                f"{each.name} the weights of stage {stage} have no gradients: no backward has reached them"
-            )
+            missing = f"the weights of stage {stage} have no gradients: no backward has reached them"
+            raise SettingError(f"{each.name} {missing}")
         if torch.equal(weight.grad, right):
             continue
+        gradients = f"{each.name} the gradients of stage {stage}"
         if torch.allclose(weight.grad, right):
             why = "only up to rounding. Run the backwards in the order of the microbatches, as one process does"
-            raise SettingError(f"{each.name} the gradients of stage {stage} equal those of one process, but {why}")
-        fault = f"{each.name} the gradients of stage {stage} differ from those of one process"
-        for n in range(2, 9):
-            if torch.allclose(weight.grad, n * right):
-                raise SettingError(f"{fault}: they are {n} times as large")
-            if torch.allclose(n * weight.grad, right):
-                raise SettingError(f"{fault}: they are 1/{n} of them. Divide nothing here, not even the loss")
-        raise SettingError(fault)
+            raise SettingError(f"{gradients} equal those of one process, but {why}")
+        times = multiple_of(weight.grad, right)
+        scaled = f": they are {times} times as large; scale nothing here, not even the loss" if times else ""
+        raise SettingError(f"{gradients} differ from those of one process{scaled}")
 
 
 def hand_off(my: Any, rank: int, ranks: int) -> None:
@@ -105,8 +99,14 @@ def hand_off(my: Any, rank: int, ranks: int) -> None:
     import torch
     from torch.nn.functional import mse_loss
 
-    each, stages = case(ranks, 2), range(ranks)
-    stage, last = each.stages[rank], ranks - 1
+    def named(value: Any) -> str:
+        return "another tensor" if torch.is_tensor(value) else f"{value!r}"
+
+    def same(value: Any, right: Tensor) -> bool:
+        return torch.is_tensor(value) and torch.equal(value, right)
+
+    each, last = case(ranks, 2), ranks - 1
+    stage = each.stages[rank]
     for m in (0, 1):
         activations: list[Any] = [each.inputs[m].clone().requires_grad_()]  # in one process
         for module in deepcopy(list(each.stages)):
@@ -116,34 +116,31 @@ def hand_off(my: Any, rank: int, ranks: int) -> None:
         arrived = my.receive(SHAPE, rank - 1)
         if rank == 0 and arrived is not None:
             raise SettingError("on rank 0, `receive(shape, -1)` should return None: no rank comes before it")
-        if rank > 0 and not (torch.is_tensor(arrived) and torch.equal(arrived, activations[rank])):
-            found = "another tensor" if torch.is_tensor(arrived) else f"{arrived!r}"
+        if rank > 0 and not same(arrived, activations[rank]):
             raise SettingError(
-                f"on rank {rank}, `receive` should return what rank {rank - 1} has sent; it returns {found}"
+                f"on rank {rank}, `receive` should return what rank {rank - 1} has sent; it returns {named(arrived)}"
                 + (". That is what dist.recv returns; the message is in the tensor" if isinstance(arrived, int) else "")
             )
         returned = my.forward(stage, each.inputs[m] if rank == 0 else arrived)
         if not (isinstance(returned, tuple) and len(returned) == 2 and all(map(torch.is_tensor, returned))):
-            raise SettingError(
-                f"`forward` should return two tensors, x and the stage's output; it returns {returned!r}"
-            )
+            wanted = "two tensors, x and the stage's output"
+            raise SettingError(f"`forward` should return {wanted}; it returns {returned!r}")
         x, y = returned
-        if not torch.equal(y, activations[rank + 1]):
+        if not same(y, activations[rank + 1]):
             raise SettingError("the second tensor that `forward` returns should be the stage's output, `stage(x)`")
         if not (x.requires_grad and x.is_leaf):
             raise SettingError(
                 "the x that `forward` returns should be a leaf that requires grad, or no gradient will arrive in "
-                "`x.grad`: "
-                "make it one before the stage runs"
+                "`x.grad`: make it one before the stage runs"
             )
         my.send(y, rank + 1)
         dy = my.receive(SHAPE, rank + 1)
         dx = my.backward(x, mse_loss(y, each.targets[m]) if rank == last else y, dy)
-        if not torch.is_tensor(dx) or not torch.equal(dx, activations[rank].grad):
-            found = "another tensor" if torch.is_tensor(dx) else f"{dx!r}"
-            raise SettingError(f"`backward` should return the gradient of x, for the previous rank; it returns {found}")
+        if not same(dx, activations[rank].grad):
+            wanted = "the gradient of x, for the previous rank"
+            raise SettingError(f"`backward` should return {wanted}; it returns {named(dx)}")
         my.send(dx, rank - 1)
-    require_gradients(each, rank, stages[:2])
+    require_gradients(each, rank, (0, 1))
     weight = torch.ones(SHAPE, requires_grad=True)
     x, y = my.forward(stage, 2 * weight)
     my.backward(x, y, torch.ones(SHAPE))
@@ -155,9 +152,11 @@ def hand_off(my: Any, rank: int, ranks: int) -> None:
 
 
 def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any, int, int], None]:
-    """Return the check of a loop. zoo, order: the schedule that it should follow, and that schedule's name in prose.
+    """Return the check of the learner's loop `name`.
 
-    eager: sends return at once, as over a network that buffers messages.
+    Args:
+        zoo: the schedule that it should follow; order: that schedule's name in prose.
+        eager: sends return at once, as over a network that buffers messages.
     """
 
     def check(my: Any, rank: int, ranks: int) -> None:
@@ -207,7 +206,7 @@ def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any,
 
 
 def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
-    """Compare the shares of four microbatches with their mean, and the clipped gradients with PyTorch's."""
+    """Compare the shares of four microbatches with their mean, and the clipped gradients with those of one process."""
     import torch
     from torch.nn.functional import mse_loss
 
@@ -224,26 +223,23 @@ def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
 
     weights: list[list[Any]] = [list(stage.parameters()) for stage in each.stages]
 
-    def set_gradients() -> float:
-        """Set the gradients on all ranks, and return the norm of this rank's."""
-        for stage, own in enumerate(weights):
-            for index, weight in enumerate(own):
-                weight.grad = each.total(stage, index, range(4))
+    def norm_here() -> float:
         return float(torch.stack([weight.grad.norm() for weight in weights[rank]]).norm())
 
     for most in (0.01, 100.0):
-        set_gradients()
-        norm = float(torch.nn.utils.clip_grad_norm_([weight for own in weights for weight in own], most))
-        before = set_gradients()
+        gradients = [[each.total(stage, index, range(4)) for index in (0, 1)] for stage in range(ranks)]
+        norm = float(torch.stack([gradient.norm() for own in gradients for gradient in own]).norm())
+        for weight, gradient in zip(weights[rank], gradients[rank], strict=True):
+            weight.grad = gradient
+        before = norm_here()
         returned = my.clip(weights[rank], most)
-        after = float(torch.stack([weight.grad.norm() for weight in weights[rank]]).norm())
-        scale = min(1, most / norm)
-        if abs(after / before - scale) > 1e-3 * scale:
+        scaled, scale = norm_here() / before, min(1, most / norm)
+        if abs(scaled - scale) > 1e-3 * scale:
             fault = (
                 f"the norm over all ranks is {norm:.4f}, and {most:g} is allowed, so every gradient should be scaled "
-                f"by {scale:.4g}; rank {rank} scales by {after / before:.4g}"
+                f"by {scale:.4g}; rank {rank} scales by {scaled:.4g}"
             )
-            alone = abs(after / before - min(1, most / before)) < 1e-3 * scale
+            alone = abs(scaled - min(1, most / before)) < 1e-3 * scale
             raise SettingError(fault + ". That would be right if its own stage were all" * alone)
         if returned is None or abs(float(returned) - norm) > 1e-3 * norm:
             raise SettingError(f"`clip` should return the norm before clipping, {norm:.4f}; it returns {returned!r}")

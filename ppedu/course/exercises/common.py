@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from inspect import signature, unwrap
 from numbers import Real
 from traceback import extract_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.sim import Timeline
 from ppedu.zoo.registry import Registered, build
+
+if TYPE_CHECKING:  # the package must import without torch
+    from torch import Tensor
 
 Mistakes = Sequence[tuple[Callable[..., Any], str]]  # common wrong answers, each with an explanation
 
@@ -147,6 +150,16 @@ def unlike(number: Any, other: Any) -> str:
 def equal(one: Any, other: Any) -> bool:
     """Return whether two numbers are equal up to rounding."""
     return bool(abs(one - other) < 1e-9)
+
+
+def multiple_of(one: Tensor, other: Tensor) -> str | None:
+    """Return the factor by which `one` is a multiple of `other`, formatted; None if it is not a multiple."""
+    from torch import allclose
+
+    if one.shape != other.shape:
+        return None
+    factor = (one * other).sum() / (other * other).sum()
+    return pretty(round(factor.item(), 4)) if allclose(one, factor * other, rtol=1e-4) else None
 
 
 def listed(values: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ppedu.core import SettingError
 from ppedu.core.numeric import pretty
 from ppedu.course.exercises import parts
-from ppedu.course.exercises.common import Exercise, missing_return, own_line, require_function, too_large
+from ppedu.course.exercises.common import Exercise, missing_return, multiple_of, own_line, require_function, too_large
 
 if TYPE_CHECKING:  # the package must import without torch
     from torch import Tensor
@@ -175,7 +175,7 @@ def _not_back_to_the_first(seen: Observed, right: Tensor) -> str | None:
             "the first half gets the same gradient everywhere, as with sum() or mean(). It needs to know how the loss "
             "changes with each number that it sent: that is the gradient of the received activation"
         )
-    if times := _times(gradient, right):
+    if times := multiple_of(gradient, right):
         return f"the first half gets {times} times the gradient of the received activation; send it back as it is"
     return "the first half gets a tensor other than the gradient of the received activation"
 
@@ -195,7 +195,7 @@ def _why_no_gradient(seen: Observed, right: Tensor) -> str | None:
         )
     if seen.error:
         return None
-    if received.grad is not None and _times(received.grad, right) == "2":
+    if received.grad is not None and multiple_of(received.grad, right) == "2":
         return (
             "backward() is called on the received copy. That copy has no history, so its gradient is only added to "
             "itself; call it on the output of first(x)"
@@ -225,18 +225,8 @@ def _unlike_the_uncut(
     if torch.equal(mine, right):
         return None
     fault = f"{whose} differ from those of the uncut model"
-    times = _times(mine, right)
+    times = multiple_of(mine, right)
     return f"{fault}: they are {times} times as large. {scaled}" if times else f"{fault}. {otherwise}"
-
-
-def _times(one: Tensor, other: Tensor) -> str | None:
-    """Return the factor by which `one` is a multiple of `other`, formatted; None if it is not a multiple."""
-    import torch
-
-    if one.shape != other.shape:
-        return None
-    factor = (one * other).sum() / (other * other).sum()
-    return pretty(round(factor.item(), 4)) if torch.allclose(one, factor * other, rtol=1e-4) else None
 
 
 def _not_the_loss(returned: Any, loss: Tensor) -> str | None:
