@@ -65,7 +65,7 @@ def require_function(answer: Any, *parameters: str) -> None:
 
 def enumerated(words: Iterable[str]) -> str:
     """Join words for reading: "1, 2 and 3"."""
-    *first, last = words
+    *first, last = list(words) or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
 

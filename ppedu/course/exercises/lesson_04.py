@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from operator import eq
 from typing import Any
 
 from ppedu.core import (
@@ -25,10 +24,11 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.core.validate import require_rank
 from ppedu.course.exercises.common import (
     Exercise,
-    Mistakes,
     call,
+    enumerated,
     equal,
-    explain_mistake,
+    first_difference,
+    formulas,
     listed,
     missing_return,
     require_function,
@@ -115,9 +115,6 @@ def lineup() -> Lineup:
     return Lineup({name: drawn(text, name) for name, text in TIMELINES.items()}, HELD)
 
 
-WANTED = "'legal', or a rank and its action, such as (2, '2F0')"
-
-
 def _misjudged(verdicts: Any) -> str | None:
     names = listed(TIMELINES)
     if not isinstance(verdicts, Mapping):
@@ -127,63 +124,68 @@ def _misjudged(verdicts: Any) -> str | None:
             raise SettingError(f"there is no timeline {name!r}; the timelines are: {names}")
     if missing := [name for name in TIMELINES if name not in verdicts]:
         raise SettingError(f"judge all five timelines first; a verdict is missing on {listed(missing)}")
-    wrong: dict[str, str] = {}  # by timeline: the reason, or "" where giving one would give away the answer
+    right, accused = 0, []  # an overlooked fault is only counted: its reason would give away the answer
     for name, text in TIMELINES.items():
+        timeline = drawn(text, name)
         try:
-            fault = _not_its_fault(drawn(text, name), verdicts[name])
+            accusation = _accusation(verdicts[name], timeline.schedule.ranks)
         except PipelineError as error:
             raise SettingError(f"for {name}: {error}") from None
-        if fault is not None:
-            wrong[name] = fault
-    if not wrong:
+        faults = _faults(timeline)
+        if accusation in faults or not (accusation or faults):
+            right += 1
+        elif accusation:
+            accused.append(_why_no_fault(timeline, *accusation))
+    if right == len(TIMELINES):
         return None
-    right = len(TIMELINES) - len(wrong)
     counted = f"{right} of your {len(TIMELINES)} verdicts {'is' if right == 1 else 'are'} right"
-    accused = [f"{reason[0].upper()}{reason[1:]}" for reason in wrong.values() if reason]
     return ". ".join([counted, *accused[:1]])
 
 
-def _not_its_fault(timeline: Timeline, verdict: Any) -> str | None:
-    """Explain why an accused action is right; return "" for an overlooked fault, and None for a right verdict."""
-    faults = _faults(timeline)
+def _accusation(verdict: Any, ranks: int) -> tuple[int, Action] | None:
+    """Return the rank and the action that a verdict accuses; None if the verdict is "legal".
+
+    Raises:
+        SettingError: the verdict is neither.
+    """
     if isinstance(verdict, str) and verdict == "legal":
-        return "" if faults else None
-    if isinstance(verdict, str) or not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
-        raise SettingError(f"give {WANTED}, not {verdict!r}")
-    if isinstance(verdict[0], str):
-        raise SettingError(f"a rank is a number, such as 0; got {verdict[0]!r}")
-    rank = require_rank(verdict[0], timeline.schedule.ranks)
+        return None
+    if not isinstance(verdict, (tuple, list)) or len(verdict) != 2:
+        raise SettingError(f"give 'legal', or a rank and its action, such as (2, '2F0'), not {verdict!r}")
+    rank, action = verdict
+    if isinstance(rank, str):
+        raise SettingError(f"a rank is a number, such as 0; got {rank!r}")
     try:
-        action = Action.parse(str(verdict[1]))
+        return require_rank(rank, ranks), Action.parse(str(action))
     except ParseError:
-        raise SettingError(
-            f"{verdict[1]!r} is not an action; write the stage, F or B, and the microbatch: '0B1'"
-        ) from None
-    return None if (rank, action) in faults else _why_no_fault(timeline, rank, action)
+        raise SettingError(f"{action!r} is not an action; write the stage, F or B, and the microbatch: '0B1'") from None
 
 
 def _faults(timeline: Timeline) -> set[tuple[int, Action]]:
     """Return the faulty actions, each with its rank: run on the wrong rank, too early, or never on the right rank."""
-    own, place = timeline.schedule, timeline.schedule.placement
+    own, early = timeline.schedule, premature(timeline)
     ran = {(rank, action) for rank, order in enumerate(own.orders) for action in order}
     wanted = {
-        (place.rank(stage), Action(stage, op, microbatch))
+        (own.placement.rank(stage), Action(stage, op, microbatch))
         for stage, op, microbatch in product(range(own.stages), (Op.F, Op.B), range(own.microbatches))
     }
-    early = premature(timeline)
     return (ran ^ wanted) | {(rank, action) for rank, action in ran if action in early}
 
 
-def premature(timeline: Timeline) -> dict[Action, Action]:
+def _needed(timeline: Timeline, action: Action) -> list[Span]:
+    """Return the actions on which an action depends, with their times."""
+    wanted = set(requires(action, timeline.schedule.placement))
+    return [span for row in timeline.rows for span in row if wanted & set(produces(span.action))]
+
+
+def premature(timeline: Timeline) -> dict[Action, Span]:
     """Return the actions that start before one that they depend on has ended, each with the one that ends last."""
-    place = timeline.schedule.placement
-    ends = {done: span for row in timeline.rows for span in row for done in produces(span.action)}
     found = {}
     for row in timeline.rows:
         for action, start, _ in row:
-            late = [ends[each] for each in requires(action, place) if each in ends and ends[each].end > start]
-            if late:
-                found[action] = max(late, key=lambda span: span.end).action
+            last = max(_needed(timeline, action), key=lambda span: span.end, default=None)
+            if last and last.end > start:
+                found[action] = last
     return found
 
 
@@ -195,29 +197,25 @@ def early_marks(timeline: Timeline) -> set[tuple[int, int]]:
 
 
 def _why_no_fault(timeline: Timeline, rank: int, action: Action) -> str:
-    """Explain why there is nothing wrong with an action on a rank."""
-    own, place = timeline.schedule, timeline.schedule.placement
-    stages, microbatches = range(own.stages), range(own.microbatches)
-    if action.op not in ("F", "B") or action.stage not in stages or action.microbatch not in microbatches:
+    """Explain, as a new sentence, why there is nothing wrong with an action on a rank."""
+    own = timeline.schedule
+    if action.op not in ("F", "B") or not (
+        0 <= action.stage < own.stages and 0 <= action.microbatch < own.microbatches
+    ):
         return (
-            f"in {own.name} there is no {action} to run: the stages are 0 to {stages[-1]}, the microbatches 0 to "
-            f"{microbatches[-1]}, and each has an F and a B"
+            f"In {own.name} there is no {action} to run: the stages are 0 to {own.stages - 1}, the microbatches 0 to "
+            f"{own.microbatches - 1}, and each has an F and a B"
         )
-    ran = {span.action: (at, span) for at, row in enumerate(timeline.rows) for span in row}
+    ran = {span.action: (at, span.start) for at, row in enumerate(timeline.rows) for span in row}
     if action not in own.orders[rank]:
+        stages = own.placement.stages_of(rank)
+        held = f"stage{'s'[: len(stages) - 1]} {enumerated(map(str, stages))}"
         where = f"; rank {ran[action][0]} runs it" if action in ran else ""
-        held = _stages(own, rank)
-        return f"in {own.name} rank {rank} does not run {action}, and does not have to: it holds {held}{where}"
-    before = sorted(cause for cause in ran.values() if set(produces(cause[1].action)) & set(requires(action, place)))
-    after = " and ".join(f"{span.action} in step {span.start}" for _, span in before)
-    ready = f"its dependencies have run before, {after}" if before else "it depends on no other action"
-    when = f"in {own.name} rank {rank} runs {action} in step {ran[action][1].start}"
+        return f"In {own.name} rank {rank} does not run {action}, and does not have to: it holds {held}{where}"
+    before = enumerated(f"{span.action} in step {span.start}" for span in _needed(timeline, action))
+    ready = f"its dependencies have run before, {before}" if before else "it depends on no other action"
+    when = f"In {own.name} rank {rank} runs {action} in step {ran[action][1]}"
     return f"{when}, and that is legal: it holds stage {action.stage}, and {ready}"
-
-
-def _stages(own: Schedule, rank: int) -> str:
-    held = own.placement.stages_of(rank)
-    return f"stage{'s' if len(held) > 1 else ''} {' and '.join(map(str, held))}"
 
 
 # (ranks, microbatches); with many microbatches, both the formula and the bubble are small.
@@ -234,41 +232,42 @@ def _bubble(ranks: int, microbatches: int) -> float:
 
 
 # Common wrong answers for where the formula is right.
-WRONG_RANGES: Mistakes = [
-    (
-        lambda p, m: False,
-        "A wrong formula can be right in some cases; that is why the error goes unnoticed. Try the smallest sizes",
-    ),
-    (lambda p, m: p == 1, "With one rank it is right, but there are more such cases"),
-    (lambda p, m: m == 1, "With one microbatch it is right, but there are more such cases"),
-    (lambda p, m: p == 1 and m == 1, "That is one such case of many: change one of the two sizes"),
-]
+WRONG_RANGES = formulas(
+    "p, m",
+    {
+        "False": "A wrong formula can be right in some cases; that is why the error goes unnoticed. Try the smallest "
+        "sizes",
+        "p == 1": "With one rank it is right, but there are more such cases",
+        "m == 1": "With one microbatch it is right, but there are more such cases",
+        "p == 1 and m == 1": "That is one such case of many: change one of the two sizes",
+    },
+)
 
 
 def _not_where_it_holds(function: Any) -> str | None:
-    require_function(function, "ranks", "microbatches")
-    answers = [_yes_or_no(function, *sizes) for sizes in SIZES]
-    for yes, sizes in zip(answers, SIZES, strict=True):
-        formula, bubble = published(*sizes), _bubble(*sizes)
+    def fault_of(case: str, yes: bool, *sizes: int) -> str | None:
+        formula, bubble = published(*sizes), simulate(schedule("1f1b", *sizes)).bubble
         if yes == equal(formula, bubble):
-            continue
-        fault = (
-            f"{with_sizes(*sizes)} the formula gives {pretty(formula)}, and the simulation "
-            f"{pretty(bubble)}{', too' if not yes else ''}; your function returns {yes}"
-        )
-        close = ". Close is not equal: with many microbatches both are small, but the bubble is still twice the formula"
-        return fault + (close if yes and bubble - formula < 0.01 else explain_mistake(answers, SIZES, WRONG_RANGES, eq))
-    return None
+            return None
+        gives = f"{case} the formula gives {pretty(formula)}, and the simulation {pretty(bubble)}"
+        if yes and bubble - formula < 0.01:
+            close = (
+                "Close is not equal: with many microbatches both are small, but the bubble is still twice the formula"
+            )
+            return f"{gives}; your function returns True. {close}"
+        return f"{gives}{'' if yes else ', too'}; your function returns {yes}"
+
+    parameters = ["ranks", "microbatches"]
+    return first_difference(function, parameters, SIZES, with_sizes, fault_of, WRONG_RANGES, _yes_or_no)
 
 
-def _yes_or_no(function: Callable[[int, int], Any], ranks: int, microbatches: int) -> bool:
+def _yes_or_no(function: Any, case: str, *sizes: int) -> bool:
     """Call the learner's function, which should return True or False; NumPy's are accepted as well.
 
     Raises:
         SettingError: it returns something else.
     """
-    case = with_sizes(ranks, microbatches)
-    answer = call(function, case, ranks, microbatches)
+    answer = call(function, case, *sizes)
     if str(answer) not in ("True", "False"):
         raise SettingError(f"{case} your function returns {answer!r}, not True or False{missing_return(answer)}")
     return str(answer) == "True"
@@ -277,58 +276,47 @@ def _yes_or_no(function: Callable[[int, int], Any], ranks: int, microbatches: in
 def _to_judge() -> dict[str, Timeline]:
     """Return complete timelines by name, for the check of 04.3."""
     uneven = Costs(forward=[1, 0.5, 1.5, 1], backward=[2, 1.25, 2.5, 2])
+    slow = (Span(F(0, 0), 0, 1), Span(B(0, 0), 4, 6)), (Span(F(1, 0), 1, 2), Span(B(1, 0), 2, 5))
     return {
         "the slide": slide(),
         "a 1F1B that is possible": simulate(schedule("1f1b", 4, 8), SLOTS),
         "E": drawn(TIMELINES["E"], "E"),
         "a backward before its own forward": drawn("0F0 ·   ·   0B0\n·   1B0 1F0 ·"),
         "a forward too early": drawn("0F0 0F1 ·   ·   0B0 0B1\n1F0 ·   1F1 1B0 1B1 ·"),
-        "a backward that starts before the next stage's has ended": _overlapping(),
+        "a backward that starts before the next stage's has ended": replace(drawn("0F0 0B0\n1F0 1B0"), rows=slow),
         "two stages on each rank": simulate(schedule("interleaved", 2, 4), SLOTS),
         "a timeline with uneven times": simulate(schedule("gpipe", 4, 5), uneven),
     }
-
-
-def _overlapping() -> Timeline:
-    """Return a timeline in which 0B0 starts after 1B0 has started, but before it has ended."""
-    orders = ((F(0, 0), B(0, 0)), (F(1, 0), B(1, 0)))
-    times = (((0, 1), (4, 6)), ((1, 2), (2, 5)))
-    rows = tuple(
-        tuple(Span(action, *when) for action, when in zip(order, row, strict=True))
-        for order, row in zip(orders, times, strict=True)
-    )
-    return Timeline(Schedule("overlapping", Placement.make("loop", 2), 1, orders), rows, SLOTS, "drawn")
 
 
 def _misses_early_actions(function: Any) -> str | None:
     require_function(function, "timeline")
     for name, timeline in _to_judge().items():
         case = f"for {name}"
-        listed_ = _actions(_call_with_stages(function, case, timeline), case)
-        early = premature(timeline)
+        early, found = premature(timeline), _found(function, case, timeline)
         spans = {span.action: span for row in timeline.rows for span in row}
         for action, span in spans.items():
-            if action in early and action not in listed_:
-                cause = spans[early[action]]
-                return (
-                    f"{case}, your function does not list {action}, which starts at {pretty(span.start)}, while "
-                    f"{cause.action}, on which it depends, ends at {pretty(cause.end)}"
-                )
-            if action not in early and action in listed_:
-                place = timeline.schedule.placement
-                before = [each for each in spans.values() if set(produces(each.action)) & set(requires(action, place))]
-                ends = " and ".join(f"{each.action} at {pretty(each.end)}" for each in before)
-                ready = f"what it depends on has ended, {ends}" if before else "it depends on no other action"
-                return f"{case}, your function lists {action}, which starts at {pretty(span.start)}; {ready}"
-        if others := listed_ - spans.keys():
+            starts = f"{action}, which starts at {pretty(span.start)}"
+            if action in early and action not in found:
+                cause = f"{early[action].action}, on which it depends, ends at {pretty(early[action].end)}"
+                return f"{case}, your function does not list {starts}, while {cause}"
+            if action in found and action not in early:
+                ends = enumerated(f"{each.action} at {pretty(each.end)}" for each in _needed(timeline, action))
+                ready = f"what it depends on has ended, {ends}" if ends else "it depends on no other action"
+                return f"{case}, your function lists {starts}; {ready}"
+        if others := found - spans.keys():
             return f"{case}, your function lists {next(iter(others))}, which does not run there"
     return None
 
 
-def _call_with_stages(function: Any, case: str, timeline: Timeline) -> Any:
-    """Call the learner's function; explain the error if it looks up an action of a stage that does not exist."""
+def _found(function: Any, case: str, timeline: Timeline) -> set[Action]:
+    """Return the actions that the learner's function finds, given as Actions or as text.
+
+    Raises:
+        SettingError: it returns something else, or looks up an action of a stage that does not exist.
+    """
     try:
-        return call(function, case, timeline)
+        found = call(function, case, timeline)
     except SettingError as error:
         key = error.__context__.args[0] if isinstance(error.__context__, KeyError) else None
         if not isinstance(key, Action) or key.stage in range(timeline.schedule.stages):
@@ -337,16 +325,11 @@ def _call_with_stages(function: Any, case: str, timeline: Timeline) -> Any:
             f"{error}. Stage {key.stage} does not exist: a forward of the first stage depends on no other action, and "
             "a backward of the last stage only on its own forward"
         ) from None
-
-
-def _actions(found: Any, case: str) -> set[Action]:
-    """Return the actions that the learner's function has found, given as Actions or as text."""
     try:
         return {Action.of(each) for each in found}
     except (TypeError, ParseError):
-        raise SettingError(
-            f"{case} your function returns {found!r}, not a list of actions{missing_return(found)}"
-        ) from None
+        wanted = f"not a list of actions{missing_return(found)}"
+        raise SettingError(f"{case} your function returns {found!r}, {wanted}") from None
 
 
 EXERCISES = {
