@@ -9,7 +9,7 @@ files with such a name are imported.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from itertools import groupby
 from pkgutil import iter_modules
@@ -40,8 +40,10 @@ def check_answer(exercise: str, answer: Any, solution: bool = False) -> None:
     A right answer is recorded for `progress`, and its picture is drawn. A wrong answer that is a schedule is drawn with
     its fault outlined.
 
-    solution: `answer` is the lesson's own solution. The result is shown, but not recorded as the learner's, and
-        without a picture: learners may run all cells before they solve the exercise, and it would give too much away.
+    Args:
+        solution: `answer` is the lesson's own solution. The result is shown, but not recorded as the learner's, and
+            without a picture: learners may run all cells before they solve the exercise, and it would give too much
+            away.
 
     Raises:
         SettingError: there is no such exercise.
@@ -55,23 +57,26 @@ def judge(exercise: str, answer: Any, solution: bool = False) -> bool:
     if solution:
         say(f"Solution {exercise} is {f'not right: {wrong}' if wrong else 'right.'}", "wrong" if wrong else "right")
     elif wrong:
-        say(f"Not yet: {_shortened(wrong)}{'' if wrong.endswith(('.', '?', '!', '.)')) else '.'}", "wrong")
+        short = wrong if len(wrong) <= MOST else f"{wrong[: MOST // 2]} … {wrong[-MOST // 2 :]}"
+        say(f"Not yet: {short}{'' if wrong.endswith(('.', '?', '!', '.)')) else '.'}", "wrong")
         if task.draw_wrong:
             task.draw_wrong(answer, wrong)
             show_pictures()
     else:
         say(f"Right. {task.praise(answer) if callable(task.praise) else task.praise}", "right")
-        hinted = any(event.startswith(f"{exercise} hint") for event in _recorded())
-        record(f"{exercise} solved", stars=1 if hinted else 2)
-        _keep(exercise, answer)
+        _record_solved(exercise, answer)
         if task.reward:
             task.reward(answer).plot()
             show_pictures()
     return wrong is None
 
 
-def _keep(exercise: str, answer: Any) -> None:
-    """Store a right answer as a program, or the reason why it cannot be one."""
+def _record_solved(exercise: str, answer: Any) -> None:
+    """Record the stars of a right answer, and the answer as a program, or the reason why it cannot be one."""
+    hinted = False
+    with suppress(OSError):  # `record` reports it
+        hinted = any(event.startswith(f"{exercise} hint") for event in recorded())
+    record(f"{exercise} solved", stars=1 if hinted else 2)
     try:
         keep("answers", exercise, {"program": program(answer)})
     except UnwritableError as error:
@@ -85,11 +90,6 @@ def is_right(exercise: str, answer: Any) -> bool:
         SettingError: there is no such exercise.
     """
     return find_fault(exercise, answer) is None
-
-
-def _shortened(wrong: str) -> str:
-    """Return the reason with its middle left out if it is long, as when it quotes a large object."""
-    return wrong if len(wrong) <= MOST else f"{wrong[: MOST // 2]} … {wrong[-MOST // 2 :]}"
 
 
 def hint(exercise: str) -> None:
@@ -167,12 +167,11 @@ def progress() -> None:
     except OSError as error:
         raise SettingError(f"{PROGRESS} cannot be read: {error.strerror}") from None
     solved = stars_by_exercise(events)
-    rows = [
-        (f"lesson {int(lesson)}", [_stars(name, solved.get(name, 0), 2) for name in names])
-        for lesson, names in groupby(EXERCISES, key=lambda name: name[:2])
-    ]
-    rows.append(("board", [_stars(level, events.get(f"board {level}", 0), MOST_STARS) for level in LEVELS]))
-    html, text = table(list(_in_columns(rows)))
+    rows = []
+    for lesson, names in groupby(EXERCISES, key=lambda name: name[:2]):
+        rows += _rows(f"lesson {int(lesson)}", [_stars(name, solved.get(name, 0), 2) for name in names])
+    rows += _rows("board", [_stars(level, events.get(f"board {level}", 0), MOST_STARS) for level in LEVELS])
+    html, text = table(rows)
     where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
     summary = (
         f"Solved: {len(solved)} of {len(EXERCISES)} exercises ({STAR * 2} without a hint, {STAR} with one). The board "
@@ -185,12 +184,10 @@ def _stars(name: str, stars: int, most: int) -> str:
     return f"{name} {STAR * min(stars, most):{NO_STAR}<{most}}"
 
 
-def _in_columns(rows: Iterable[tuple[str, list[str]]]) -> Iterator[list[str]]:
-    """Yield the rows of a table of COLUMNS columns; a longer row continues in the next."""
-    for head, items in rows:
-        for start in range(0, len(items), COLUMNS):
-            part = items[start : start + COLUMNS]
-            yield [head if start == 0 else "", *part, *[""] * (COLUMNS - len(part))]
+def _rows(head: str, items: list[str]) -> list[list[str]]:
+    """Return the rows of a table that hold these items, with `head` before the first."""
+    full = [items[start : start + COLUMNS] for start in range(0, len(items), COLUMNS)]
+    return [[head if row is full[0] else "", *row, *[""] * (COLUMNS - len(row))] for row in full]
 
 
 def stars_by_exercise(events: dict[str, int]) -> dict[str, int]:
@@ -201,13 +198,6 @@ def stars_by_exercise(events: dict[str, int]) -> dict[str, int]:
         if name in EXERCISES and not rest.startswith("hint"):
             solved[name] = max(stars or 2, solved.get(name, 0))
     return solved
-
-
-def _recorded() -> dict[str, int]:
-    try:
-        return recorded()
-    except OSError:
-        return {}
 
 
 def find_fault(exercise: str, answer: Any) -> str | None:
@@ -229,10 +219,6 @@ def _task(exercise: str) -> Exercise:
     return EXERCISES[exercise]
 
 
-def _exercises_of_all_lessons() -> dict[str, Exercise]:
-    lessons = sorted(module.name for module in iter_modules(__path__) if module.name.startswith("lesson_"))
-    found = (import_module(f"{__name__}.{lesson}").EXERCISES for lesson in lessons)
-    return {name: exercise for exercises in found for name, exercise in exercises.items()}
-
-
-EXERCISES = _exercises_of_all_lessons()
+EXERCISES: dict[str, Exercise] = {}
+for lesson in sorted(module.name for module in iter_modules(__path__) if module.name.startswith("lesson_")):
+    EXERCISES |= import_module(f"{__name__}.{lesson}").EXERCISES

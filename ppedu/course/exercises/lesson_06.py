@@ -127,11 +127,21 @@ Checks = Iterator[tuple[str | None, Rehearsal]]
 CASES = [(2, 2), (1, 1), (2, 1), (2, 4), (4, 2), (3, 3), (4, 8)]
 
 
+def _rehearsed(
+    function: Any, case: str, ranks: int, given: Callable[[int], Sequence[Any]], losses: Sequence[float] = ()
+) -> tuple[Rehearsal, list[Any]]:
+    """Rehearse the learner's function of a rank and what it is `given`; return what it returned on each rank, too."""
+    results: list[Any] = [None] * ranks
+
+    def program(me: Rank) -> None:
+        results[me.rank] = call(function, f"{case}, on rank {me.rank},", me, *given(me.rank))
+
+    return rehearse(program, ranks, losses)._replace(program=function), results
+
+
 def _ran(step: Any, ranks: int, microbatches: int) -> tuple[Rehearsal, Schedule]:
     """Rehearse the learner's training step, and return the schedule of the actions that ran as well."""
-    case = with_sizes(ranks, microbatches)
-    rehearsal = rehearse(lambda me: call(step, f"{case}, on rank {me.rank},", me, microbatches), ranks)
-    rehearsal = rehearsal._replace(program=step)
+    rehearsal, _ = _rehearsed(step, with_sizes(ranks, microbatches), ranks, lambda _: [microbatches])
     orders = tuple(tuple(rank.actions) for rank in rehearsal.ranks)
     return rehearsal, Schedule("yours", Placement.make("loop", ranks), microbatches, orders)
 
@@ -171,22 +181,10 @@ TRAININGS = [
 ]
 
 
-def _trained(train: Any, ranks: int, target: float, losses: tuple[float, ...]) -> tuple[str, Rehearsal]:
-    """Rehearse the learner's training loop; return the case in words as well."""
-    case = f"with {plural(ranks, 'rank')} and a target of {target:g}"
-
-    def program(me: Rank) -> None:
-        call(train, f"{case}, on rank {me.rank},", me, len(losses), target)
-
-    return case, rehearse(program, ranks, losses)._replace(program=train)
-
-
 def _sum_ignored(rehearsal: Rehearsal, target: float) -> str:
-    """Explain, as a new sentence, that a rank has not acted on the sum of the losses: it stopped above the target, or
-    went on below it.
-    """
-    waiting = {wait.rank for wait in rehearsal.waits}
-    if not any(rank.sums for rank in rehearsal.ranks) and "all_reduce" not in {wait.doing for wait in rehearsal.waits}:
+    """Explain, as a new sentence, that a rank stopped above the target, or went on below it."""
+    waiting = {wait.rank: wait.doing for wait in rehearsal.waits}
+    if not any(rank.sums for rank in rehearsal.ranks) and "all_reduce" not in waiting.values():
         return (
             ". No rank asks for the sum. me.step() gives every rank but the last a 0, which is below the target: only "
             "the last rank knows the loss"
@@ -213,7 +211,9 @@ def _trainings(train: Any) -> Checks:
     """Check a training loop that should end when the loss is below a target."""
     require_function(train, "me", "steps", "target")
     for ranks, target, losses, enough in TRAININGS:
-        case, rehearsal = _trained(train, ranks, target, losses)
+        case = f"with {plural(ranks, 'rank')} and a target of {target:g}"
+        given = len(losses), target
+        rehearsal, _ = _rehearsed(train, case, ranks, lambda _, given=given: given, losses)  # type: ignore[misc]
         taken = rehearsal.ranks[-1].steps
         if fault := _hang(rehearsal, case):
             fault += _sum_ignored(rehearsal, target)
@@ -238,7 +238,7 @@ def _sums(function: Any) -> Checks:
     for ranks in (2, 3, 1, 4, 7):
         values = [2**rank for rank in range(ranks)]
         case = f"with {plural(ranks, 'rank')}"
-        results, rehearsal = _added(function, case, values)
+        rehearsal, results = _rehearsed(function, case, ranks, lambda rank: [2**rank])
         yield _hang(rehearsal, case) or _not_the_sum(rehearsal, results, values, case), rehearsal
 
 
@@ -257,27 +257,14 @@ def _not_the_sum(rehearsal: Rehearsal, results: list[Any], values: list[int], ca
             if result == sum(values[: rank + 1]):
                 return f"{fault}. It knows the sum up to its own value; how does it learn the rest?"
             return fault
-    sent = Counter(
-        wait.rank for moment in rehearsal.moments for wait in moment.matched if wait.kind in ("send", "swap")
-    )
-    rank, most = max(sent.items(), key=lambda each: each[1], default=(0, 0))
+    calls = [wait for moment in rehearsal.moments for wait in moment.matched if wait.kind in ("send", "swap")]
+    [(rank, most)] = Counter(wait.rank for wait in calls).most_common(1) or [(0, 0)]
     if most > MAX_SENDS:
         return (
             f"{case} every rank gets the sum, but rank {rank} sends {most} messages, and at most {MAX_SENDS} are "
             "allowed: on 2,048 ranks, that rank would keep all the others waiting"
         )
     return None
-
-
-def _added(function: Any, case: str, values: list[int]) -> tuple[list[Any], Rehearsal]:
-    """Rehearse the learner's sum, and return the result of each rank as well."""
-    results: list[Any] = [None] * len(values)
-
-    def program(me: Rank) -> None:
-        results[me.rank] = call(function, f"{case}, on rank {me.rank},", me, values[me.rank])
-
-    rehearsal = rehearse(program, len(values))
-    return results, rehearsal._replace(program=function)
 
 
 def _exercise(
