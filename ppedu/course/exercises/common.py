@@ -182,14 +182,16 @@ def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
     return None
 
 
-def formulas(letters: str, mistakes: Mapping[str, str]) -> Mistakes:
+def formulas(letters: str, mistakes: Mapping[str, str], **functions: Callable[..., Any]) -> Mistakes:
     """Turn common wrong formulas, written as text, into functions: `formulas("p, m", {"(p - 1) / m": "That is …"})`.
 
     Args:
         letters: the parameters of the formulas.
-        mistakes: the formulas, which may use the module `math`, each with its explanation.
+        mistakes: the formulas, each with its explanation.
+        functions: what the formulas may call, in addition to the functions of the module `math`.
     """
-    return [(eval(f"lambda {letters}: {formula}", dict(vars(math))), why) for formula, why in mistakes.items()]
+    names = vars(math) | functions
+    return [(eval(f"lambda {letters}: {formula}", names), why) for formula, why in mistakes.items()]
 
 
 def explain_mistake(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, prod
+from math import prod
 from typing import Any
 
 from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises.common import (
     Exercise,
-    Mistakes,
     enumerated,
     equal,
     first_difference,
@@ -99,54 +98,38 @@ def _doubled(model: Project, budget: float) -> int:
     return ranks
 
 
-TOO_FEW_BYTES = {
-    1: "That compares bytes with a number of weights; each weight takes 16 bytes",
-    2: "That is 2 bytes per weight: the weights without gradients and Adam, or one GPU's share of the 16 bytes. A rank "
-    "is a whole node here",
-    4: "That is enough for the weights and gradients. Adam needs another 12 bytes per weight",
-    12: "That is enough for Adam. The weights and gradients need memory too",
-}
-
-# Common wrong answers for the fewest ranks.
-WRONG_COUNTS: Mistakes = [
-    (
-        lambda model, budget: ceil(sum(_held(model, 1)) / budget),
-        "That is the size of the whole model divided by the budget, as if it could be cut anywhere. A rank holds whole "
-        "layers, plus the embedding on the first rank and the head on the last: look at the fullest rank",
-    ),
-    (
-        lambda model, budget: int(sum(_held(model, 1)) // budget),
-        "That is the size of the whole model divided by the budget, rounded down; the remainder has to fit too",
-    ),
-    (
-        lambda model, budget: ceil(PER_WEIGHT * model.layers * model.layer_weights / budget),
-        "That is the size of all layers divided by the budget, as if they could be cut anywhere, and without the "
-        "embedding and the head. Look at the fullest rank",
-    ),
-    *[
-        (lambda model, budget, each=each: _first(model, lambda n: max(_held(model, n, each=each)) <= budget), why)
-        for each, why in TOO_FEW_BYTES.items()
-    ],
-    (
-        lambda model, budget: _first(model, lambda n: min(_held(model, n)) <= budget),
-        "That is enough for the rank that holds least; look at the fullest",
-    ),
-    (
-        lambda model, budget: _first(model, lambda n: _held(model, n)[-1] <= budget),
-        "That is enough for the last rank; look at the fullest",
-    ),
-    (
-        lambda model, budget: _first(
-            model, lambda n: PER_WEIGHT * ceil(model.layers / n) * model.layer_weights <= budget
-        ),
-        "That counts the layers only; the first rank also holds the embedding, and the last one the head",
-    ),
-    (
-        lambda model, budget: _first(model, lambda n: max(_held(model, n)) < budget),
-        "A rank that uses its budget up to the last byte still fits",
-    ),
-    (_doubled, "The number of ranks does not have to be a power of two"),
-]
+# Common wrong answers for the fewest ranks: `first(model, fits)` tries n = 1, 2, 3, … ranks.
+WRONG_COUNTS = formulas(
+    "model, budget",
+    {
+        "ceil(sum(held(model, 1)) / budget)": "That is the size of the whole model divided by the budget, as if it "
+        "could be cut anywhere. A rank holds whole layers, plus the embedding on the first rank and the head on the "
+        "last: look at the fullest rank",
+        "int(sum(held(model, 1)) // budget)": "That is the size of the whole model divided by the budget, rounded "
+        "down; the remainder has to fit too",
+        "ceil(16 * model.layers * model.layer_weights / budget)": "That is the size of all layers divided by the "
+        "budget, as if they could be cut anywhere, and without the embedding and the head. Look at the fullest rank",
+        "first(model, lambda n: max(held(model, n, each=1)) <= budget)": "That compares bytes with a number of "
+        "weights; each weight takes 16 bytes",
+        "first(model, lambda n: max(held(model, n, each=2)) <= budget)": "That is 2 bytes per weight: the weights "
+        "without gradients and Adam, or one GPU's share of the 16 bytes. A rank is a whole node here",
+        "first(model, lambda n: max(held(model, n, each=4)) <= budget)": "That is enough for the weights and "
+        "gradients. Adam needs another 12 bytes per weight",
+        "first(model, lambda n: max(held(model, n, each=12)) <= budget)": "That is enough for Adam. The weights and "
+        "gradients need memory too",
+        "first(model, lambda n: min(held(model, n)) <= budget)": "That is enough for the rank that holds least; look "
+        "at the fullest",
+        "first(model, lambda n: held(model, n)[-1] <= budget)": "That is enough for the last rank; look at the fullest",
+        "first(model, lambda n: 16 * ceil(model.layers / n) * model.layer_weights <= budget)": "That counts the layers "
+        "only; the first rank also holds the embedding, and the last one the head",
+        "first(model, lambda n: max(held(model, n)) < budget)": "A rank that uses its budget up to the last byte still "
+        "fits",
+        "doubled(model, budget)": "The number of ranks does not have to be a power of two",
+    },
+    first=_first,
+    held=_held,
+    doubled=_doubled,
+)
 
 
 def _not_the_fewest(fewest: Any) -> str | None:
@@ -218,38 +201,27 @@ def _fitting(
     return _first(model, lambda n: fullest(_on_a_gpu(model, n, kept, each)) <= model.memory)
 
 
-# Common wrong answers for the fewest ranks with activations.
-WRONG_TRAININGS: Mistakes = [
-    (lambda model, kept: _fitting(model, 0), "That leaves out the activations"),
-    (
-        lambda model, kept: _fitting(model, 1),
-        "That keeps the activations of one microbatch; each rank keeps those of all microbatches",
-    ),
-    (lambda model, kept: _fitting(model, kept, 0), "That leaves out weights, gradients and Adam"),
-    (lambda model, kept: _fitting(model, kept, 2), "That counts the weights, but not their gradients and Adam"),
-    (
-        lambda model, kept: _fitting(model, kept, PER_WEIGHT * model.node),
-        "That puts all weights of a rank on each of its GPUs; they share them",
-    ),
-    (
-        lambda model, kept: _fitting(model, kept / model.node),
-        "That counts only a part of the activations. `layer_activation` is already one GPU's share: do not divide it "
-        "again, nor add it to a whole node's weights. Add it to a GPU's share of the 16 bytes per weight, and compare "
-        "the sum with `model.memory`",
-    ),
-    (
-        lambda model, kept: _fitting(model, kept, fullest=min),
-        "That is enough for the rank that holds least; look at the fullest",
-    ),
-    (
-        lambda model, kept: min(model.layers, ceil(_on_a_gpu(model, 1, kept)[0] / model.memory)),
-        "That divides the total by the memory, as if the model could be cut anywhere; look at the fullest rank",
-    ),
-    (
-        lambda model, kept: _fitting(model, kept * model.layers),
-        "That keeps the activations of all layers on each rank; a rank keeps those of its own layers",
-    ),
-]
+# Common wrong answers for the fewest ranks with activations; `fitting` is the right one if all microbatches are kept.
+WRONG_TRAININGS = formulas(
+    "model, kept",
+    {
+        "fitting(model, 0)": "That leaves out the activations",
+        "fitting(model, 1)": "That keeps the activations of one microbatch; each rank keeps those of all microbatches",
+        "fitting(model, kept, 0)": "That leaves out weights, gradients and Adam",
+        "fitting(model, kept, 2)": "That counts the weights, but not their gradients and Adam",
+        "fitting(model, kept, 16 * model.node)": "That puts all weights of a rank on each of its GPUs; they share them",
+        "fitting(model, kept / model.node)": "That counts only a part of the activations. `layer_activation` is "
+        "already one GPU's share: do not divide it again, nor add it to a whole node's weights. Add it to a GPU's "
+        "share of the 16 bytes per weight, and compare the sum with `model.memory`",
+        "fitting(model, kept, fullest=min)": "That is enough for the rank that holds least; look at the fullest",
+        "min(model.layers, ceil(on_a_gpu(model, 1, kept)[0] / model.memory))": "That divides the total by the memory, "
+        "as if the model could be cut anywhere; look at the fullest rank",
+        "fitting(model, kept * model.layers)": "That keeps the activations of all layers on each rank; a rank keeps "
+        "those of its own layers",
+    },
+    fitting=_fitting,
+    on_a_gpu=_on_a_gpu,
+)
 
 
 def _not_the_fewest_with_activations(fewest: Any) -> str | None:

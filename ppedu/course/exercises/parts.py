@@ -42,11 +42,6 @@ class Part(NamedTuple):
         """Whether it is the course's version, unchanged."""
         return any(self.text.strip() == (GIVEN + each.text).strip() for each in course())
 
-    @property
-    def defines(self) -> list[str]:
-        """The functions that it defines."""
-        return [each.name for each in ast.parse(self.text).body if isinstance(each, ast.FunctionDef)]
-
 
 def split(source: str) -> list[Part]:
     """Return the parts of a file. The first has no title: it is the text before the first mark."""
@@ -78,8 +73,7 @@ def own() -> list[Part]:
     except SyntaxError as error:
         raise SettingError(
             f"{FILE} is not valid Python: line {error.lineno}: {error.msg}. Correct it in an editor; or rename the "
-            f"file, "
-            "and a new one is begun"
+            "file, and a new one is begun"
         ) from None
     except (OSError, ValueError) as error:
         raise SettingError(f"{FILE} cannot be read: {error}") from None
@@ -141,17 +135,17 @@ def _fault(number: str, answer: object) -> str | None:
 def _not_finished(part: Part, answer: str) -> str | None:
     """Explain why a part cannot run: it is not Python, a function is missing, or has `...` in it."""
     try:
-        tree = ast.parse(answer)
+        written = [function.name for function in _functions(answer)]
     except SyntaxError as error:
         source = f"`{error.text.strip()}`: " if error.text and error.text.strip() else ""
         line = (error.lineno or 0) + 1  # the first is the magic
         return f"line {line} of the cell is not valid Python: {source}{error.msg}"
     except ValueError as error:  # a null character
         return f"the cell is not valid Python: {error}"
-    functions = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
-    if missing := [name for name in part.defines if name not in functions]:
-        wanted = ", ".join(f"`{name}`" for name in part.defines)
-        return f"the function `{missing[0]}` is missing; this part defines {wanted}"
+    wanted = [function.name for function in _functions(part.text)]
+    if missing := [name for name in wanted if name not in written]:
+        names = ", ".join(f"`{name}`" for name in wanted)
+        return f"the function `{missing[0]}` is missing; this part defines {names}"
     if place := gap(answer):
         return f"`{place}` still has `...` in it; write your lines in its place"
     return None
@@ -160,7 +154,7 @@ def _not_finished(part: Part, answer: str) -> str | None:
 def gap(answer: str) -> str | None:
     """Return the first function that has `...` in place of a line or a value; None if all are complete."""
     try:
-        functions = [each for each in ast.parse(answer).body if isinstance(each, ast.FunctionDef)]
+        functions = _functions(answer)
     except (SyntaxError, ValueError):
         return None
     for function in functions:
@@ -168,6 +162,10 @@ def gap(answer: str) -> str | None:
         if any(isinstance(value, ast.Constant) and value.value is ... for value in values):
             return function.name
     return None
+
+
+def _functions(source: str) -> list[ast.FunctionDef]:
+    return [each for each in ast.parse(source).body if isinstance(each, ast.FunctionDef)]
 
 
 def _on_ranks(part: Part, others: list[Part]) -> str | None:
