@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import SettingError
 from ppedu.core.numeric import pretty
@@ -20,6 +20,34 @@ if TYPE_CHECKING:  # the package must import without torch
 NO_START = (
     "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, can do "
     "without one"
+)
+
+
+class Whose(NamedTuple):
+    """Whose gradients are compared, as words for a sentence, and what the learner should do if they are wrong.
+
+    Args:
+        missing: the fault if weights have no gradient.
+        scaled: the advice if the gradients are a multiple of the right ones; otherwise: in all other cases.
+    """
+
+    gradients: str
+    missing: str
+    scaled: str = "Use the loss as loss_fn returns it"
+    otherwise: str = "Take the loss from loss_fn, and let backward() add to the existing .grad"
+
+
+FIRST = Whose(
+    "the first half's gradients", "the first half's gradients differ from those of the uncut model: some are missing"
+)
+SECOND = Whose(
+    "the second half's gradients", "the second half's weights have no gradients; loss.backward() computes them"
+)
+MIDDLE = Whose(
+    "the gradients of the stage's weights",
+    "the stage's weights have no gradients: no backward ran from the stage's output",
+    "Run one backward, from the stage's output",
+    "Start the backward from the gradient that came back, and let it add to the existing .grad",
 )
 
 
@@ -63,20 +91,11 @@ def _not_a_hand_off(function: Any) -> str | None:
             loss.backward()
             with own_line(function, case):
                 seen = _watched(function, first, second, x, target, loss_fn)
-            fault = _not_cut(seen) or _unlike_the_uncut(
-                "the second half's gradients",
-                (second, whole[1]),
-                missing="the second half's weights have no gradients; loss.backward() computes them",
-                scaled=LOSS,
-                otherwise=ADD_UP,
-            )
-            fault = fault or _not_back_to_the_first(seen, activation.grad)
-            fault = fault or _unlike_the_uncut(
-                "the first half's gradients",
-                (first, whole[0]),
-                missing="the first half's gradients differ from those of the uncut model: some are missing",
-                scaled=LOSS,
-                otherwise=ADD_UP,
+            fault = (
+                _not_cut(seen)
+                or _unlike_the_uncut(SECOND, (second, whole[1]))
+                or _not_back_to_the_first(seen, activation.grad)
+                or _unlike_the_uncut(FIRST, (first, whole[0]))
             )
             if seen.error and (fault is None or not (seen.sent or seen.received)):
                 with own_line(function, case):
@@ -84,10 +103,6 @@ def _not_a_hand_off(function: Any) -> str | None:
             if fault := fault or _not_the_loss(seen.loss, loss.detach()):
                 return f"{case} {fault}".lstrip()
     return None
-
-
-LOSS = "Use the loss as loss_fn returns it"
-ADD_UP = "Take the loss from loss_fn, and let backward() add to the existing .grad"
 
 
 def _watched(function: Any, first: Module, second: Module, *given: Any) -> Observed:
@@ -109,16 +124,13 @@ def _watched(function: Any, first: Module, second: Module, *given: Any) -> Obser
         seen.received.append(inputs[0])
         seen.tracked = inputs[0].requires_grad
 
-    hooks = first.register_forward_hook(after_first), second.register_forward_pre_hook(before_second)
     try:
-        seen.loss = function(first, second, *given)
+        with first.register_forward_hook(after_first), second.register_forward_pre_hook(before_second):
+            seen.loss = function(first, second, *given)
     except RuntimeError as error:
         if type(error) is not RuntimeError:  # such as RecursionError
             raise
         seen.error = error
-    finally:
-        for hook in hooks:
-            hook.remove()
     return seen
 
 
@@ -206,27 +218,23 @@ def _why_no_gradient(seen: Observed, right: Tensor) -> str | None:
     )
 
 
-def _unlike_the_uncut(
-    whose: str, modules: tuple[Module, Module], missing: str, scaled: str, otherwise: str
-) -> str | None:
+def _unlike_the_uncut(whose: Whose, modules: tuple[Module, Module]) -> str | None:
     """Explain how a module's gradients differ from those of the uncut model; return None if they are equal.
 
     Args:
-        whose: begins the explanation.
         modules: the learner's module, and that of the uncut model.
-        missing: the explanation if weights have no gradient.
-        scaled: what to do if the gradients are a multiple of the right ones; otherwise: in all other cases.
     """
     import torch
 
-    if any(weight.grad is None for weight in modules[0].parameters()):
-        return missing
-    mine, right = (torch.cat([weight.grad.flatten() for weight in each.parameters()]) for each in modules)  # type: ignore[union-attr]
+    mine, right = ([weight.grad for weight in each.parameters()] for each in modules)
+    if any(gradient is None for gradient in mine):
+        return whose.missing
+    mine, right = (torch.cat([gradient.flatten() for gradient in each]) for each in (mine, right))  # type: ignore
     if torch.equal(mine, right):
         return None
-    fault = f"{whose} differ from those of the uncut model"
+    fault = f"{whose.gradients} differ from those of the uncut model"
     times = multiple_of(mine, right)
-    return f"{fault}: they are {times} times as large. {scaled}" if times else f"{fault}. {otherwise}"
+    return f"{fault}: they are {times} times as large. {whose.scaled}" if times else f"{fault}. {whose.otherwise}"
 
 
 def _not_the_loss(returned: Any, loss: Tensor) -> str | None:
@@ -255,56 +263,54 @@ def _not_a_middle_stage(function: Any) -> str | None:
         right = activation.clone().requires_grad_()
         output = uncut(right)
         output.backward(gradient)
-        sent: list[Tensor] = []
         runs: list[Any] = []
-        hook = stage.register_forward_pre_hook(lambda _, given, runs=runs: runs.append(given))
+        sent: list[Tensor] = []
         try:
-            with own_line(function, case):
+            with (
+                stage.register_forward_pre_hook(lambda *given, runs=runs: runs.append(given)),
+                own_line(function, case),
+            ):
                 returned = _middle(function, stage, activation.clone(), sent, gradient)
-            fault = _not_sent(runs, sent, output) or _unlike_the_uncut(
-                "the gradients of the stage's weights",
-                (stage, uncut),
-                missing="the stage's weights have no gradients: no backward ran from the stage's output",
-                scaled="Run one backward, from the stage's output",
-                otherwise="Start the backward from the gradient that came back, and let it add to the existing .grad",
+        except SettingError as error:
+            if not (fault := _why_it_stopped(error.__context__)):
+                raise
+        else:
+            fault = (
+                _not_sent(runs, sent, output)
+                or _unlike_the_uncut(MIDDLE, (stage, uncut))
+                or _not_the_input_gradient(returned, right.grad, gradient)
             )
-            fault = fault or _not_the_input_gradient(returned, right.grad, gradient)
-        except WrongOrderError as error:
-            fault = str(error)
-        finally:
-            hook.remove()
         if fault:
             return f"{case} {fault}".lstrip()
     return None
 
 
-class WrongOrderError(SettingError):
-    """The learner's stage waits for a gradient before it has sent its output, or starts a backward from nothing."""
+class Deadlock(Exception):
+    """The learner's stage waits for a gradient before it has sent its output."""
 
 
 def _middle(function: Any, stage: Module, activation: Tensor, sent: list[Tensor], gradient: Tensor) -> Any:
-    """Run the learner's function between two ranks, which record what it has `sent`; return its result.
+    """Run the learner's function between two ranks, of which the next one receives `sent` and sends `gradient`."""
 
-    Raises:
-        WrongOrderError: the function stopped early, for a reason that torch does not explain.
-    """
+    def send_forward(tensor: Tensor) -> None:
+        sent.append(tensor.detach().clone())
 
     def recv_backward() -> Tensor:
         if not sent:
-            raise InterruptedError
+            raise Deadlock
         return gradient.clone()
 
-    try:
-        return function(stage, activation, lambda tensor: sent.append(tensor.detach().clone()), recv_backward)
-    except InterruptedError:
-        raise WrongOrderError(
+    return function(stage, activation, send_forward, recv_backward)
+
+
+def _why_it_stopped(error: BaseException | None) -> str | None:
+    """Explain an error of the learner's function that its message does not explain; None for any other."""
+    if isinstance(error, Deadlock):
+        return (
             "your stage waits for a gradient before it has sent its output. The next rank has nothing to compute that "
             "gradient from, so both wait forever: a deadlock"
-        ) from None
-    except RuntimeError as error:
-        if "implicitly created" not in str(error):
-            raise
-        raise WrongOrderError(NO_START) from None
+        )
+    return NO_START if "implicitly created" in str(error) else None
 
 
 def _not_sent(runs: list[Any], sent: list[Tensor], output: Tensor) -> str | None:
