@@ -224,17 +224,24 @@ def _unlike_the_uncut(whose: Whose, modules: tuple[Module, Module]) -> str | Non
     Args:
         modules: the learner's module, and that of the uncut model.
     """
-    import torch
+    from torch import equal
 
-    mine, right = ([weight.grad for weight in each.parameters()] for each in modules)
-    if any(gradient is None for gradient in mine):
+    mine, right = map(_gradients, modules)
+    if mine is None or right is None:
         return whose.missing
-    mine, right = (torch.cat([gradient.flatten() for gradient in each]) for each in (mine, right))  # type: ignore
-    if torch.equal(mine, right):
+    if equal(mine, right):
         return None
     fault = f"{whose.gradients} differ from those of the uncut model"
     times = multiple_of(mine, right)
     return f"{fault}: they are {times} times as large. {whose.scaled}" if times else f"{fault}. {whose.otherwise}"
+
+
+def _gradients(module: Module) -> Tensor | None:
+    """Return the gradients of all weights, concatenated; None if some are missing."""
+    from torch import cat
+
+    found = [weight.grad.flatten() for weight in module.parameters() if weight.grad is not None]
+    return cat(found) if len(found) == len(list(module.parameters())) else None
 
 
 def _not_the_loss(returned: Any, loss: Tensor) -> str | None:

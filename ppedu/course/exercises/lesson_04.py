@@ -227,10 +227,6 @@ def published(ranks: int, microbatches: int) -> float:
     return (ranks - 1) / (2 * (microbatches - 1) + ranks)
 
 
-def _bubble(ranks: int, microbatches: int) -> float:
-    return simulate(schedule("1f1b", ranks, microbatches)).bubble
-
-
 # Common wrong answers for where the formula is right.
 WRONG_RANGES = formulas(
     "p, m",
