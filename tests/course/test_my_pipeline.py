@@ -61,6 +61,7 @@ WRONG = [
     ("02.3", ".detach().requires_grad_()", "", "should be a leaf that requires grad"),
     ("02.3", "return tensor\n", "return peer_tensor\n", "in `receive`, at `return peer_tensor`: NameError"),
     ("03.3", "kept:", "kept[::-1]:", "equal those of one process, but only up to rounding"),
+    ("03.3", "loss_fn(y, targets[m])", "loss_fn(y, targets[m]) / 4", "0.25 times as large; scale nothing here"),
     ("05.4", "min(last - rank, len(inputs))", "len(inputs)", "runs F F B B; 1F1B is F B F B"),
     ("06.6", None, None, "deadlock: rank 2 waits for rank 3, and rank 3 waits for rank 2: all send, none receives"),
     (

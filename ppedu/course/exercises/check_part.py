@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from traceback import extract_tb
@@ -35,6 +35,9 @@ SHAPE = (3, 4)  # of a microbatch, and of each message
 
 _begun = time.monotonic()  # when the current case began
 _report = threading.Lock()  # held by the thread that reports, so that the first report stays
+
+
+Check = Callable[[Any, int, int], Iterator[str]]  # of the learner's program, rank and ranks; the first fault counts
 
 
 class Trial(NamedTuple):
@@ -70,31 +73,31 @@ def case(ranks: int, microbatches: int, stages: int | None = None, name: str = "
     return Trial(f"{name}{with_sizes(ranks, microbatches)}", list(model), inputs, targets, gradients)
 
 
-def require_gradients(each: Trial, stage: int, order: Sequence[int]) -> None:
-    """Raise SettingError unless a stage's weights have the gradients of one process, bit for bit.
+def wrong_gradients(each: Trial, stage: int, order: Sequence[int]) -> Iterator[str]:
+    """Yield how the gradients of a stage's weights differ from those of one process, which they equal bit for bit.
 
     Args:
         order: of the microbatches, in which the pipeline adds up their gradients.
     """
     import torch
 
+    gradients = f"{each.name} the gradients of stage {stage}"
     for index, weight in enumerate(each.stages[stage].parameters()):
         right = each.total(stage, index, order)
         if weight.grad is None:
-            missing = f"the weights of stage {stage} have no gradients: no backward has reached them"
-            raise SettingError(f"{each.name} {missing}")
-        if torch.equal(weight.grad, right):
+            yield f"{each.name} the weights of stage {stage} have no gradients: no backward has reached them"
+        elif torch.equal(weight.grad, right):
             continue
-        gradients = f"{each.name} the gradients of stage {stage}"
-        if torch.allclose(weight.grad, right):
+        elif torch.allclose(weight.grad, right):
             why = "only up to rounding. Run the backwards in the order of the microbatches, as one process does"
-            raise SettingError(f"{gradients} equal those of one process, but {why}")
-        times = multiple_of(weight.grad, right)
-        scaled = f": they are {times} times as large; scale nothing here, not even the loss" if times else ""
-        raise SettingError(f"{gradients} differ from those of one process{scaled}")
+            yield f"{gradients} equal those of one process, but {why}"
+        else:
+            times = multiple_of(weight.grad, right)
+            scaled = f": they are {times} times as large; scale nothing here, not even the loss" if times else ""
+            yield f"{gradients} differ from those of one process{scaled}"
 
 
-def hand_off(my: Any, rank: int, ranks: int) -> None:
+def hand_off(my: Any, rank: int, ranks: int) -> Iterator[str]:
     """Take two microbatches down and back up, one after the other."""
     import torch
     from torch.nn.functional import mse_loss
@@ -115,21 +118,19 @@ def hand_off(my: Any, rank: int, ranks: int) -> None:
         mse_loss(activations[-1], each.targets[m]).backward()
         arrived = my.receive(SHAPE, rank - 1)
         if rank == 0 and arrived is not None:
-            raise SettingError("on rank 0, `receive(shape, -1)` should return None: no rank comes before it")
+            yield "on rank 0, `receive(shape, -1)` should return None: no rank comes before it"
         if rank > 0 and not same(arrived, activations[rank]):
-            raise SettingError(
-                f"on rank {rank}, `receive` should return what rank {rank - 1} has sent; it returns {named(arrived)}"
-                + (". That is what dist.recv returns; the message is in the tensor" if isinstance(arrived, int) else "")
-            )
+            hint = ". That is what dist.recv returns; the message is in the tensor" if isinstance(arrived, int) else ""
+            wanted = f"on rank {rank}, `receive` should return what rank {rank - 1} has sent"
+            yield f"{wanted}; it returns {named(arrived)}{hint}"
         returned = my.forward(stage, each.inputs[m] if rank == 0 else arrived)
         if not (isinstance(returned, tuple) and len(returned) == 2 and all(map(torch.is_tensor, returned))):
-            wanted = "two tensors, x and the stage's output"
-            raise SettingError(f"`forward` should return {wanted}; it returns {returned!r}")
+            yield f"`forward` should return two tensors, x and the stage's output; it returns {returned!r}"
         x, y = returned
         if not same(y, activations[rank + 1]):
-            raise SettingError("the second tensor that `forward` returns should be the stage's output, `stage(x)`")
+            yield "the second tensor that `forward` returns should be the stage's output, `stage(x)`"
         if not (x.requires_grad and x.is_leaf):
-            raise SettingError(
+            yield (
                 "the x that `forward` returns should be a leaf that requires grad, or no gradient will arrive in "
                 "`x.grad`: make it one before the stage runs"
             )
@@ -137,21 +138,20 @@ def hand_off(my: Any, rank: int, ranks: int) -> None:
         dy = my.receive(SHAPE, rank + 1)
         dx = my.backward(x, mse_loss(y, each.targets[m]) if rank == last else y, dy)
         if not same(dx, activations[rank].grad):
-            wanted = "the gradient of x, for the previous rank"
-            raise SettingError(f"`backward` should return {wanted}; it returns {named(dx)}")
+            yield f"`backward` should return the gradient of x, for the previous rank; it returns {named(dx)}"
         my.send(dx, rank - 1)
-    require_gradients(each, rank, (0, 1))
+    yield from wrong_gradients(each, rank, (0, 1))
     weight = torch.ones(SHAPE, requires_grad=True)
     x, y = my.forward(stage, 2 * weight)
     my.backward(x, y, torch.ones(SHAPE))
     if weight.grad is not None:
-        raise SettingError(
+        yield (
             "`forward` should cut x off from its history with `detach`: in lesson 9, a stage of the same rank may have "
             "made it"
         )
 
 
-def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any, int, int], None]:
+def loop(name: str, zoo: str, order: str, eager: bool = False) -> Check:
     """Return the check of the learner's loop `name`.
 
     Args:
@@ -159,7 +159,7 @@ def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any,
         eager: sends return at once, as over a network that buffers messages.
     """
 
-    def check(my: Any, rank: int, ranks: int) -> None:
+    def check(my: Any, rank: int, ranks: int) -> Iterator[str]:
         import torch.distributed as dist
         from torch.nn.functional import mse_loss
 
@@ -191,36 +191,35 @@ def loop(name: str, zoo: str, order: str, eager: bool = False) -> Callable[[Any,
             right = [str(action.op) for action in schedule(zoo, ranks, microbatches).orders[rank]]
             if sorted(seen) != sorted(right):
                 runs = f"{plural(seen.count('F'), 'forward')} and {plural(seen.count('B'), 'backward')}"
-                raise SettingError(f"{each.name} rank {rank} runs {runs}; every microbatch needs one of each")
-            require_gradients(each, rank, range(microbatches))
+                yield f"{each.name} rank {rank} runs {runs}; every microbatch needs one of each"
+            yield from wrong_gradients(each, rank, range(microbatches))
             if late:
-                raise SettingError(
+                yield (
                     f"{each.name} nothing hangs, but rank {rank} sends the activation of microbatch {late[0]} only "
                     f"after a backward, and rank {rank + 1} waits for that. Send it before"
                 )
             if seen != right:
                 runs = f"rank {rank} runs {' '.join(seen)}; {order} is {' '.join(right)}"
-                raise SettingError(f"{each.name} the gradients are right, but {runs}")
+                yield f"{each.name} the gradients are right, but {runs}"
 
     return check
 
 
-def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
+def loss_and_norm(my: Any, rank: int, ranks: int) -> Iterator[str]:
     """Compare the shares of four microbatches with their mean, and the clipped gradients with those of one process."""
     import torch
     from torch.nn.functional import mse_loss
 
     each = case(ranks, 4)
     shares = [my.mean_loss(x, target, 4) for x, target in zip(each.inputs, each.targets, strict=True)]
-    mean = mse_loss(each.inputs, each.targets)
     if not all(map(torch.is_tensor, shares)):
-        raise SettingError(f"`mean_loss` should return a microbatch's share, a tensor; got {shares[0]!r}")
+        yield f"`mean_loss` should return a microbatch's share, a tensor; got {shares[0]!r}"
+    mean = mse_loss(each.inputs, each.targets)
     if not torch.allclose(sum(shares), mean):
-        raise SettingError(
+        yield (
             "the shares that `mean_loss` returns for the four microbatches of a batch should add up to the mean loss "
             f"of the batch, {mean:.4f}; they add up to {sum(shares):.4f}"
         )
-
     weights: list[list[Any]] = [list(stage.parameters()) for stage in each.stages]
 
     def norm_here() -> float:
@@ -240,12 +239,12 @@ def loss_and_norm(my: Any, rank: int, ranks: int) -> None:
                 f"by {scale:.4g}; rank {rank} scales by {scaled:.4g}"
             )
             alone = abs(scaled - min(1, most / before)) < 1e-3 * scale
-            raise SettingError(fault + ". That would be right if its own stage were all" * alone)
+            yield fault + ". That would be right if its own stage were all" * alone
         if returned is None or abs(float(returned) - norm) > 1e-3 * norm:
-            raise SettingError(f"`clip` should return the norm before clipping, {norm:.4f}; it returns {returned!r}")
+            yield f"`clip` should return the norm before clipping, {norm:.4f}; it returns {returned!r}"
 
 
-def any_schedule(my: Any, rank: int, ranks: int) -> None:
+def any_schedule(my: Any, rank: int, ranks: int) -> Iterator[str]:
     """Run every published schedule that has one copy of the model, at a small size."""
     for name in published():
         for microbatches in (ranks, 2 * ranks, 4 * ranks):
@@ -254,11 +253,11 @@ def any_schedule(my: Any, rank: int, ranks: int) -> None:
             except SettingError:  # it does not exist for this size
                 continue
             if found.placement.copies == 1:
-                follow(my, found, f"{name} ")
+                yield from follow(my, found, f"{name} ")
             break
 
 
-def follow(my: Any, found: Schedule, name: str = "") -> None:
+def follow(my: Any, found: Schedule, name: str = "") -> Iterator[str]:
     """Let the learner's interpreter run a schedule."""
     import torch.distributed as dist
     from torch.nn.functional import mse_loss
@@ -269,22 +268,22 @@ def follow(my: Any, found: Schedule, name: str = "") -> None:
     my.run(lower(found, receive="late").orders, stages, each.inputs, each.targets, SHAPE, mse_loss)
     parts = [part for action in found.orders[rank] for part in action.singles]
     for stage in stages:
-        require_gradients(each, stage, [m for at, op, m, _ in parts if at == stage and op in ("B", "W")])
+        yield from wrong_gradients(each, stage, [m for at, op, m, _ in parts if at == stage and op in ("B", "W")])
 
 
-def own_schedule(my: Any, rank: int, ranks: int) -> None:
+def own_schedule(my: Any, rank: int, ranks: int) -> Iterator[str]:
     for size in ((2, 8), (ranks, 2 * ranks)):  # the lesson runs it on two ranks
         found = learner_schedule(my.mine, *size)
         if fault := not_legal(found, with_sizes(*size)):
-            raise SettingError(fault)
-    follow(my, found)
+            yield fault
+    yield from follow(my, found)
 
 
 class PartCheck(NamedTuple):
-    """The number of ranks, and the function that checks the learner's program on each of them."""
+    """The number of ranks, and the check that runs on each of them."""
 
     ranks: int
-    run: Callable[[Any, int, int], None]
+    run: Check
 
 
 CHECKS = {
@@ -311,7 +310,8 @@ def main() -> None:
         names: dict[str, Any] = {"__name__": "my_pipeline"}
         for file in files:
             exec(compile(Path(file).read_text(encoding="utf-8"), file, "exec"), names)
-        CHECKS[number].run(SimpleNamespace(**names), rank, ranks)
+        for fault in CHECKS[number].run(SimpleNamespace(**names), rank, ranks):
+            raise SettingError(fault)
     except Exception as error:
         with _report:
             whose = f"rank {rank}, the last of {ranks}," if rank == ranks - 1 else f"rank {rank}"

@@ -32,15 +32,17 @@ SLOW_MESSAGES = Costs(forward=1, backward=1, latency=0.5)
 def _not_the_oldest(yours: Schedule) -> str:
     """Explain, as a new sentence, where a rank runs the backward of a microbatch before that of an older one."""
     for rank, order in enumerate(yours.orders):
-        waiting: list[Action] = []  # backwards whose forward has run
+        waiting: list[int] = []  # microbatches whose forward has run
         for action in order:
             if action.op == "F":
-                waiting.append(B(action.stage, action.microbatch))
+                waiting.append(action.microbatch)
             elif action.op in ("B", "I"):
-                backward = B(action.stage, action.microbatch)
-                if backward != min(waiting):
-                    return f". Rank {rank} runs {action} before {min(waiting)}; run the oldest backward first"
-                waiting.remove(backward)
+                oldest = min(waiting)
+                if action.microbatch != oldest:
+                    return (
+                        f". Rank {rank} runs {action} before {B(action.stage, oldest)}; run the oldest backward first"
+                    )
+                waiting.remove(oldest)
     return ""
 
 
