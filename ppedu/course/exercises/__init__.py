@@ -108,20 +108,16 @@ def hint(exercise: str) -> None:
     elif has_page():
         print(f"{exercise} has {plural(len(hints), 'hint')}. Run this cell to read them, one at a time.")
     elif _hints[exercise] < len(hints):
-        _give_next(exercise)
+        _give(exercise, _hints[exercise] + 1)
     else:
         print(f"There are no more hints for {exercise}. Its solution is in the folded cell below the exercise.")
 
 
-def _give_next(exercise: str) -> None:
-    """Show the next hint, and record it."""
-    _hints[exercise] += 1
-    record(f"{exercise} hint {_hints[exercise]}")
-    _say_hint(exercise, _hints[exercise])
-
-
-def _say_hint(exercise: str, number: int) -> None:
+def _give(exercise: str, number: int) -> None:
+    """Show a hint, and record it."""
     hints = _task(exercise).hints
+    _hints[exercise] = max(number, _hints[exercise])
+    record(f"{exercise} hint {number}")
     say(f"Hint {number} of {len(hints)}: {hints[number - 1]}", "hint")
 
 
@@ -142,12 +138,12 @@ def _show_button(exercise: str, count: int) -> None:
 
     def press(_: Any) -> None:
         with shown:
-            _give_next(exercise)
+            _give(exercise, _hints[exercise] + 1)
         label()
 
     with shown:
         for number in range(1, _hints[exercise] + 1):
-            _say_hint(exercise, number)
+            _give(exercise, number)
     label()
     button.on_click(press)
     data, _ = displayed(named([button, shown], {}))
@@ -220,5 +216,5 @@ def _task(exercise: str) -> Exercise:
 
 
 EXERCISES: dict[str, Exercise] = {}
-for lesson in sorted(module.name for module in iter_modules(__path__) if module.name.startswith("lesson_")):
-    EXERCISES |= import_module(f"{__name__}.{lesson}").EXERCISES
+for _module in sorted(module.name for module in iter_modules(__path__) if module.name.startswith("lesson_")):
+    EXERCISES |= import_module(f"{__name__}.{_module}").EXERCISES
