@@ -10,6 +10,8 @@ from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_instance
 from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, measured, per_weight
 
+RECOMPUTED = ("none", "selective", "full")
+
 
 @dataclass(frozen=True)
 class Model:
@@ -69,13 +71,17 @@ class Model:
                 f"a width of {self.width} cannot be divided among {self.heads} heads; take a width of {near}, or give "
                 "head_size"
             )
-        defaults = {"kv_heads": self.heads, "ffn": 4 * self.width, "head_size": self.width // self.heads}
+        defaults = {
+            "kv_heads": self.heads,
+            "ffn": 4 * self.width,
+            "head_size": self.width // self.heads,
+        }
         for name, default in defaults.items():
             given = getattr(self, name)
-            vars(self)[name] = default if given is None else require_count(name, given, most=MOST)
-        if self.heads % (self.kv_heads or 1):
+            object.__setattr__(self, name, default if given is None else require_count(name, given, 1, MOST))  # frozen
+        if self.heads % self._kv_heads:
             raise SettingError(
-                f"{self.heads} heads cannot share {self.kv_heads} heads of keys and values; kv_heads must divide heads"
+                f"{self.heads} heads cannot share {self._kv_heads} heads of keys and values; kv_heads must divide heads"
             )
         if not isinstance(self.norm, str) or self.norm not in ("rms", "layer"):
             raise SettingError(f'norm must be "rms" or "layer"; got {self.norm!r}')
@@ -101,41 +107,47 @@ class Model:
         return hooks.call("count", module, example, loss_fn, bytes_per_weight)
 
     @property
-    def _widths(self) -> tuple[int, int, int]:
-        """The widths of all queries of a token, of all its keys (and of its values), and of a perceptron."""
-        size = self.head_size or 0
-        return self.heads * size, (self.kv_heads or 0) * size, self.ffn or 0
+    def _kv_heads(self) -> int:
+        return self.kv_heads or self.heads
 
     @property
-    def _perceptrons(self) -> int:
+    def _queries(self) -> int:
+        """The width of all queries of a token."""
+        return self.heads * (self.head_size or 0)
+
+    @property
+    def _keys(self) -> int:
+        """The width of all keys of a token, and of all values."""
+        return self._kv_heads * (self.head_size or 0)
+
+    @property
+    def _visited(self) -> int:
         """The perceptrons that a token visits in a layer."""
         return self.active + self.shared if self.experts else 1
 
     @property
-    def _matrices(self) -> tuple[int, int]:
-        """The weights in the matrices of attention, and in those of one perceptron."""
-        queries, keys, ffn = self._widths
-        return self.width * (2 * queries + 2 * keys), (3 if self.gated else 2) * self.width * ffn
+    def _perceptron(self) -> int:
+        """The weights in the matrices of one perceptron."""
+        return (3 if self.gated else 2) * self.width * (self.ffn or 0)
 
     @property
-    def _norm(self) -> int:
+    def norm_parameters(self) -> int:
         """The parameters of one norm of the model's width."""
         return self.width * (2 if self.norm == "layer" else 1)
 
     @property
     def layer_parameters(self) -> int:
         """The parameters of a layer."""
-        queries, keys, ffn = self._widths
-        attention, perceptron = self._matrices
-        if self.biases in ("qkv", "all"):
-            attention += queries + 2 * keys
+        width, queries, keys = self.width, self._queries, self._keys
+        inner = queries + 2 * keys
+        attention = width * inner + queries * width
+        attention += {"none": 0, "qkv": inner, "all": inner + width}[self.biases]
+        attention += 2 * (self.head_size or 0) if self.qk_norm else 0
+        one = self._perceptron
         if self.biases == "all":
-            attention += self.width
-            perceptron += (2 if self.gated else 1) * ffn + self.width
-        if self.qk_norm:
-            attention += 2 * (self.head_size or 0)
-        router = self.width * self.experts
-        return attention + (self.experts + self.shared or 1) * perceptron + router + 2 * self._norm
+            one += (2 if self.gated else 1) * (self.ffn or 0) + width
+        perceptrons = (self.experts + self.shared) * one + width * self.experts if self.experts else one
+        return attention + perceptrons + 2 * self.norm_parameters
 
     @property
     def embedding_parameters(self) -> int:
@@ -145,7 +157,7 @@ class Model:
     @property
     def head_parameters(self) -> int:
         """The parameters of the last norm and the output matrix, which may be the embedding's."""
-        return self._norm + self.vocabulary * self.width
+        return self.norm_parameters + self.vocabulary * self.width
 
     @property
     def parameters(self) -> int:
@@ -164,46 +176,49 @@ class Model:
         token and number of a query, half of the products being masked, and twice as many in I; it has no weights,
         so it adds nothing to W (arXiv 2205.05198, appendix A, which counts the masked half, too).
         """
-        attention, perceptron = self._matrices
-        matrices = 2 * (attention + self._perceptrons * perceptron + self.width * self.experts)
-        products = 2.0 * sequence * self._widths[0]
-        return sequence * (matrices + products), sequence * (matrices + 2 * products), sequence * matrices
+        matrices = self.width * (2 * self._queries + 2 * self._keys) + self._visited * self._perceptron
+        matrices += self.width * self.experts
+        attention = 2.0 * sequence * self._queries
+        per_token = 2 * matrices + attention, 2 * matrices + 2 * attention, 2 * matrices
+        return per_token[0] * sequence, per_token[1] * sequence, per_token[2] * sequence
 
     def head_flops(self, sequence: int) -> float:
         """Return the FLOPs of the head for one sequence, in each of F, I and W."""
         return 2.0 * sequence * self.width * self.vocabulary
 
     def layer_activation(
-        self, sequence: int, tensor: int = 1, sequence_parallel: bool = False, element: int = 2
+        self, sequence: int, tensor: int = 1, sequence_parallel: bool = False, recompute: str = "none", element: int = 2
     ) -> float:
         """Return the bytes on each GPU that a layer keeps for the backward of one sequence.
 
         With `dropout`, without `flash` and with a perceptron of 4 · `width` that is not gated, these are the formulas
         of arXiv 2205.05198: 34·s·h + 5·a·s² without parallelism (equation 1), s·h·(10 + 24/t) + 5·a·s²/t with tensor
-        parallelism (2), all of it divided by t with sequence parallelism (4).
+        parallelism (2), all of it divided by t with sequence parallelism (4); "selective" recomputation leaves out the
+        attention matrix (6), and "full" keeps the layer's input (table 2).
 
-        Args:
-            tensor: GPUs that split the layer.
-            sequence_parallel: They also split what lies between its matrices.
-            element: Bytes of a number.
+        tensor: GPUs that split the layer. sequence_parallel: They also split what lies between its matrices.
+        recompute: "selective" is for attention that keeps its matrix, so not for `flash`.
+        element: Bytes of a number.
         """
         for name, number in (("sequence", sequence), ("element", element)):
             require_count(name, number, most=MOST)
         require_instance("sequence_parallel", sequence_parallel, bool, "True or False")
-        self._require_divisor(tensor)
-        width, (queries, keys, ffn) = self.width, self._widths
+        self._require(recompute, tensor)
+        width, queries, keys, ffn = self.width, self._queries, self._keys, self.ffn or 0
+        part = tensor if sequence_parallel else 1
         mask = width if self.dropout else 0  # a byte for each number
+        if recompute == "full":
+            return sequence * element * width / part
         between = 4 * element * width + 2 * mask  # the inputs of both norms, of the attention and of the perceptron
         attention = element * (2 * queries + 2 * keys)  # queries, keys, values, and the input of the projection
         if self.flash:
             attention += 4 * self.heads  # the logarithm of a sum, in fp32
-        else:
+        elif recompute == "none":
             attention += self.heads * sequence * (2 * element + 1 if self.dropout else element)
         each = element * ffn * (4 if self.gated else 2)
         if self.experts:  # each expert gets a copy of its tokens, and its output is kept for the weighted sum
-            each += 2 * element * width
-        split = attention + self._perceptrons * each
-        return sequence * (between / (tensor if sequence_parallel else 1) + split / tensor)
+            each = each + 2 * element * width
+        return sequence * (between / part + (attention + self._visited * each) / tensor)
 
     def head_activation(self, sequence: int, tensor: int = 1, element: int = 2) -> tuple[float, float]:
         """Return the bytes of the head and the loss for one sequence, and how many of them are logits.
@@ -219,26 +234,32 @@ class Model:
         batch: int = 1,
         tensor: int = 1,
         sequence_parallel: bool | None = None,
+        recompute: str = "none",
         bytes_per_weight: Number | tuple[Number, Number, Number] = 16,
         element: int = 2,
     ) -> Pieces:
         """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
 
-        Args:
-            tensor: GPUs that split every piece; FLOPs and bytes are those of one of them.
-            sequence_parallel: They also split what lies between the matrices of a layer; by default if there are
-                several.
-            bytes_per_weight: As in `Model.measured`.
-            element: Bytes of a number.
+        tensor: GPUs that split every piece; FLOPs and bytes are those of one of them. `sequence_parallel` is on by
+            default if there are several.
+        recompute: "none" or "selective"; see `layer_activation`. Its FLOPs come to I. Whole stages are recomputed by
+            `plan(recompute=True)`.
 
         Raises:
             SettingError: A number is not possible.
         """
         sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
-        self._require_divisor(tensor)
+        self._require(recompute, tensor)
+        if recompute == "full":
+            raise SettingError(
+                'pieces do not count what recompute="full" computes again; take "none" or "selective", or '
+                "plan(recompute=True), which recomputes whole stages"
+            )
         parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
         forward, first, second = (batch * flops / tensor for flops in self.layer_flops(sequence))
-        kept = batch * self.layer_activation(sequence, tensor, parallel, element)
+        if recompute == "selective" and not self.flash:
+            first += batch * 2.0 * sequence**2 * self._queries / tensor
+        kept = batch * self.layer_activation(sequence, tensor, parallel, recompute, element)
         embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), batch * 8 * sequence)
         layer = Piece("", forward, first + second, first, second, -(-self.layer_parameters // tensor), kept)
         output = batch * self.head_flops(sequence) / tensor
@@ -252,6 +273,13 @@ class Model:
         pieces = (embedding, *layers, head)
         return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor)
 
-    def _require_divisor(self, tensor: int) -> None:
+    def _require(self, recompute: str, tensor: int) -> None:
+        if not isinstance(recompute, str) or recompute not in RECOMPUTED:
+            raise SettingError(f'recompute must be "none", "selective" or "full"; got {recompute!r}')
+        if recompute == "selective" and self.flash:
+            raise SettingError(
+                'recompute="selective" leaves out the attention matrix, which flash attention does not keep; give the '
+                'model flash=False, or take recompute="none"'
+            )
         if self.heads % require_count("tensor", tensor):
             raise SettingError(f"tensor must be a divisor of the {self.heads} heads; got {tensor}")

@@ -209,6 +209,7 @@ def test_moving_a_slider_or_choosing_makes_the_prediction(page):
     slid, chosen = page.run(results)
     assert slid.data["text/plain"] == "one piece: you said 20, it is 96: 76 too low."
     assert chosen.data["text/plain"] == "the longest wait: you said rank 3, it is rank 3: right."
+    assert "<circle" in slid.data["text/html"] and "<svg" not in chosen.data["text/html"]
     [table] = page.run("predictions()")
     assert "<td" in table.data["text/html"] and re.search(r"one piece +20 +96 +76 too low", table.data["text/plain"])
     page.move("SelectionSlider", 0)

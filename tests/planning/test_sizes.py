@@ -41,13 +41,15 @@ def test_parameters(name):
 
 @pytest.mark.parametrize("name", MEGATRON)
 def test_activations_as_published(name):
-    """From arXiv 2205.05198, equations 1, 2 and 4."""
+    """From arXiv 2205.05198, equations 1, 2, 4 and 6, and table 2."""
     model, (a, h, layers), s, t = MODELS[name], MEGATRON[name], 2048, 8
     assert (model.heads, model.width, model.layers) == (a, h, layers)
     whole = 34 * s * h + 5 * a * s * s  # s · h · (34 + 5 · a · s / h)
     assert model.layer_activation(s) == whole
     assert t * model.layer_activation(s, t) == 10 * s * h * t + 24 * s * h + 5 * a * s * s
     assert t * model.layer_activation(s, t, sequence_parallel=True) == whole
+    assert t * model.layer_activation(s, t, sequence_parallel=True, recompute="selective") == 34 * s * h
+    assert model.layer_activation(s, recompute="full") == 2 * s * h
     assert t * model.pieces(s, batch=4, tensor=t).pieces[1].activation == 4 * whole
 
 
@@ -103,6 +105,7 @@ def test_sizes_that_are_not_possible():
     for arguments, match in [
         ({"sequence": 0}, "sequence must be at least 1"),
         ({"sequence": 8, "tensor": 5}, "a divisor of the 12 heads"),
+        ({"sequence": 8, "recompute": "some"}, "recompute must be"),
         ({"sequence": 8, "bytes_per_weight": (2, 2)}, "three parts"),
     ]:
         with pytest.raises(pp.SettingError, match=match):

@@ -18,6 +18,11 @@ from ppedu.course.exercises.progress_file import keep
 from ppedu.view.interactive import in_notebook
 
 MOST_STOPS = 10_000  # of a slider
+HANDLE, RAIL = (
+    "○",
+    "─" * 24,
+)  # of a picture of a control: JupyterLab removes drawings from a page that it does not trust
+BOX = "display: inline-block; padding: 0.4em 0.9em; line-height: 1.7; border: 1px solid #8a8a8a; border-radius: 4px;"
 SIDES = ("too low", "too high")  # of a slider's prediction that is wrong
 EMPTY = "← drag me"  # the first stop of a slider
 
@@ -26,19 +31,17 @@ EMPTY = "← drag me"  # the first stop of a slider
 class Guess:
     """A prediction, and the result that it was compared with.
 
-    Args:
-        options: the values to choose from: the stops of a slider, or choices.
-        step: the distance between the stops; None for choices.
-        value: the learner's prediction; None until there is one.
-        compared: the prediction at the time of the outcome, and the outcome.
-        control: what displays it, by MIME type.
+    options: the values to choose from: the stops of a slider, or choices.
+    step: the distance between the stops; None for choices.
+    value: the learner's prediction; None until there is one.
+    compared: the prediction at the time of the outcome, and the outcome.
     """
 
     options: Sequence[Any]
     step: Any = None
     value: Any = None
     compared: tuple[Any, Any] | None = None
-    control: dict[str, Any] | None = None
+    control: dict[str, Any] | None = None  # what displays it, by MIME type
 
 
 _predictions: dict[str, Guess] = {}
@@ -51,9 +54,8 @@ def predict(name: str, *given: Any) -> None:
         predict("share of idle time", 0, 1, 0.05)
         predict("who waits longest", ["rank 0", "rank 3", "all the same"])
 
-    Args:
-        given: the least and the greatest value of a slider, and the distance between its stops, 1 by default; or a
-            list of choices. Without a kernel, the question is shown alone.
+    given: the least and the greatest value of a slider, and the distance between its stops, 1 by default; or a list of
+        choices. Without a kernel, the question is shown closed.
 
     Raises:
         SettingError: the arguments are neither of these.
@@ -65,7 +67,7 @@ def predict(name: str, *given: Any) -> None:
     _predictions[name] = asked
     question = _question(name, asked)
     if not in_notebook():
-        show(f"<div>{escape(question)} <small>Run this cell to choose.</small></div>", question)
+        show(_closed(name, asked), question)
         return
     try:
         asked.control = asked.control or _control(name, asked)
@@ -100,6 +102,20 @@ def _question(name: str, asked: Guess) -> str:
     return f"{name}: your prediction? Choose {', '.join(options[:-1])} or {options[-1]}."
 
 
+def _closed(name: str, asked: Guess) -> str:
+    """Return HTML: the question and its options, in a box that cannot be used until the cell runs."""
+    if asked.step:
+        options = f"{pretty(asked.options[0])} {HANDLE}{RAIL} {pretty(asked.options[-1])}"
+    else:
+        options = " &emsp; ".join(
+            f'<span style="white-space: nowrap">{HANDLE} {escape(each)}</span>' for each in asked.options
+        )
+    return (
+        f'<div style="{BOX}"><b>{escape(name)}</b>: your prediction?<br>{options}<br>'
+        '<small style="opacity: 0.75">Run this cell to choose.</small></div>'
+    )
+
+
 def _control(name: str, asked: Guess) -> dict[str, Any]:
     """Make a widget that sets the value of a prediction, and return what displays it, by MIME type."""
     import ipywidgets
@@ -131,33 +147,34 @@ def outcome(name: str, value: Any, replies: Mapping[str, str] | None = None) -> 
 
         outcome("who waits longest", longest, {"rank 0": "It starts first, and waits for its last gradient only."})
 
-    Args:
-        replies: a sentence for each wrong choice that explains why it is wrong; for a slider, one for "too low" and
-            one for "too high".
+    replies: A sentence for each wrong choice that explains why it is wrong; for a slider, one for "too low" and one for
+        "too high".
 
     Raises:
         SettingError: there is a reply to something that cannot be chosen.
     """
-    made, replies = _predictions.get(name), replies or {}
+    found, made = _readable(value), _predictions.get(name)
     if made:
         made.compared = made.value, value
         possible = SIDES if made.step else made.options
-        if wrong := [each for each in replies if each not in possible]:
+        if wrong := [each for each in replies or {} if each not in possible]:
             raise SettingError(
                 f"outcome({name!r}, …) replies to {wrong[0]!r}, which cannot be chosen; possible: {', '.join(possible)}"
             )
-    if made is None or made.value is None:
-        near = [] if made else get_close_matches(name, _predictions)
-        other = f" with that name, but one for {near[0]!r}" if near else ""
-        fold(f"{name}: you made no prediction{other}.", f"It is {_readable(value)}.")
+    if made and made.value is not None:
+        verdict = _verdict(made.value, value, made.step)
+        keep("predictions", name, {"said": _readable(made.value), "is": found, "right": verdict.startswith("right")})
+        text = f"{name}: you said {_readable(made.value)}, it is {found}{verdict and f': {verdict}'}."
+        on_line = _on_a_line(made, value) if made.step and isinstance(value, Real) else ""
+        side = next((each for each in SIDES if verdict.endswith(each)), "") if made.step else made.value
+        reply = "" if verdict.startswith("right") else (replies or {}).get(side, "")
+        show(
+            f"<div>{escape(text)}</div>{on_line}{reply and f'<div>{rendered(reply)}</div>'}", f"{text} {reply}".rstrip()
+        )
         return
-    said, found, verdict = _readable(made.value), _readable(value), _verdict(made.value, value, made.step)
-    right = verdict.startswith("right")
-    keep("predictions", name, {"said": said, "is": found, "right": right})
-    text = f"{name}: you said {said}, it is {found}{verdict and f': {verdict}'}."
-    side = next((each for each in SIDES if verdict.endswith(each)), "") if made.step else made.value
-    reply = "" if right else replies.get(side, "")
-    show(f"<div>{escape(text)}</div>{reply and f'<div>{rendered(reply)}</div>'}", f"{text} {reply}".rstrip())
+    near = [] if made else get_close_matches(name, _predictions)
+    other = f" with that name, but one for {near[0]!r}" if near else ""
+    fold(f"{name}: you made no prediction{other}.", f"It is {found}.")
 
 
 def _verdict(said: Any, found: Any, step: Any) -> str:
@@ -170,6 +187,26 @@ def _verdict(said: Any, found: Any, step: Any) -> str:
         return "right, as near as the slider goes"
     shown = [Decimal(_readable(each).replace(",", "")) for each in (said, found)]
     return f"{pretty(float(abs(shown[0] - shown[1])))} too {'low' if said < found else 'high'}"
+
+
+def _on_a_line(made: Guess, value: Any) -> str:
+    """Return HTML: a slider's range, with the prediction as a circle and the outcome as a dot.
+
+    The ends stand beside the picture: JupyterLab removes it from a page that it does not trust, but not its text.
+    """
+    low, high = made.options[0], made.options[-1]
+    said, found = (
+        10 + 340 * float(min(max(each, low), high) - low) / float(high - low) for each in (made.value, value)
+    )
+    color = TONES["right" if _verdict(made.value, value, made.step).startswith("right") else "wrong"][0]
+    return (
+        f'<div>from {pretty(low)} <svg width="360" height="24" aria-hidden="true" style="vertical-align: middle">'
+        '<line x1="10" x2="350" y1="12" y2="12" stroke="currentColor" stroke-opacity="0.4" stroke-width="2"/>'
+        f'<line x1="{said:.0f}" x2="{found:.0f}" y1="12" y2="12" stroke="{color}" stroke-width="4"/>'
+        f'<circle cx="{found:.0f}" cy="12" r="7" fill="{color}"/>'
+        f'<circle cx="{said:.0f}" cy="12" r="7" fill="none" stroke="currentColor" stroke-width="2"/>'
+        f"</svg> to {pretty(high)}</div>"
+    )
 
 
 def predictions() -> None:
