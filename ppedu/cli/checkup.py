@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
 PYTHON = (3, 10)  # the oldest supported version
 TORCH = ("2.6", "2.11", "2.13", "2.15")  # the releases that are tested; those between them are supported, too
@@ -45,8 +46,7 @@ dist.destroy_process_group()
 Finding = tuple[bool, str]  # whether the check passed, and the text of its line
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """The result of one check: its name, whether it passed, and what was found; if it failed, with what to do."""
 
     name: str
@@ -87,14 +87,13 @@ def doctor() -> Checkup:
         "matplotlib": lambda: _packages("matplotlib"),
         "widgets": lambda: _packages("anywidget", "ipykernel"),
     }
-    return Checkup(tuple(Checked(name, *_run(check)) for name, check in checks.items()))
-
-
-def _run(check: Callable[[], Finding]) -> Finding:
-    try:
-        return check()
-    except Exception as error:  # the report must be complete, whatever is wrong with the machine
-        return False, f"could not be checked: {_in_a_line(error)}"
+    found = []
+    for name, check in checks.items():
+        try:
+            found.append(Checked(name, *check()))
+        except Exception as error:  # the report must be complete, whatever is wrong with the machine
+            found.append(Checked(name, False, f"could not be checked: {_in_a_line(error)}"))
+    return Checkup(tuple(found))
 
 
 def _in_a_line(error: object) -> str:
@@ -103,8 +102,7 @@ def _in_a_line(error: object) -> str:
     return " ".join(dict.fromkeys([*lines[:1], *lines[-1:]])) or repr(error)
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(NamedTuple):
     """The lines that the process printed that imports torch, and its error, "" if it succeeded."""
 
     lines: list[str]

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 from ppedu.cli.assignment import checks, make_folder, source_of
 from ppedu.cli.lessons import lessons_folder
@@ -98,18 +98,15 @@ def read(path: Path) -> tuple[list[str], dict[str, str | None]]:
 
 
 def _graded(number: str, name: str | None, cells: list[str], limit: float) -> dict[str, Any]:
-    """Return whether an answer is right, the points, the feedback, and the score if the exercise has one."""
-    if name is None:
-        return {"points": 0, "right": False, "feedback": "the cell of this exercise is missing, or checks no answer"}
-    verdict = _checked(number, name, needed(name, cells), limit)
-    return {"points": int(verdict["right"]), **verdict}
+    """Return whether an answer is right, the points, the feedback, and the score if the exercise has one.
 
-
-def _checked(number: str, name: str, cells: list[str], limit: float) -> dict[str, Any]:
-    """Run cells and check the answer in a fresh process, which is killed after `limit` seconds."""
+    The answer is checked in a fresh process, which is killed after `limit` seconds.
+    """
     from ppedu.launch.environment import module_path
     from ppedu.launch.launcher import kill_group
 
+    if name is None:
+        return {"points": 0, "right": False, "feedback": "the cell of this exercise is missing, or checks no answer"}
     command = [sys.executable, "-m", "ppedu.cli.attempt", str(os.getpid()), number, name]
     environment = os.environ | module_path() | {"MPLBACKEND": "agg", "PPEDU_STILL": "1"}
     with TemporaryDirectory() as folder:
@@ -118,7 +115,7 @@ def _checked(number: str, name: str, cells: list[str], limit: float) -> dict[str
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            verdict: dict[str, Any] = json.loads(process.communicate(json.dumps(cells), timeout=limit)[0])
+            verdict = json.loads(process.communicate(json.dumps(needed(name, cells)), timeout=limit)[0])
         except subprocess.TimeoutExpired:
             verdict = {"right": False, "feedback": f"it did not end within {pretty(limit)} s; does every loop end?"}
         except ValueError:  # the verdict is missing
@@ -127,54 +124,44 @@ def _checked(number: str, name: str, cells: list[str], limit: float) -> dict[str
             process.kill()
             kill_group(process.pid)
             process.wait()
-    return verdict
-
-
-class Cell(NamedTuple):
-    """The source of a cell, and the names that it defines and uses."""
-
-    source: str
-    defines: set[str]
-    uses: set[str]
+    return {"points": int(verdict["right"]), **verdict}
 
 
 def needed(name: str, cells: list[str]) -> list[str]:
     """Return the cells that define `name`, and whatever they use, in the order of the notebook."""
-    parsed = [_parse(source) for source in cells]
+    defines, uses = zip(*map(_names, cells), strict=True) if cells else ((), ())
     chosen: set[int] = set()
 
     def choose(wanted: str, before: int) -> None:
         """Choose the last cell before `before` that defines `wanted`, or else the first one after it."""
-        places = [place for place, cell in enumerate(parsed) if wanted in cell.defines]
+        places = [place for place, names in enumerate(defines) if wanted in names]
         place = max((place for place in places if place < before), default=min(places, default=None))
         if place is not None and place not in chosen:
             chosen.add(place)
-            for used in parsed[place].uses:
-                choose(used, place + (used not in parsed[place].defines))
+            for used in uses[place]:
+                choose(used, place + (used not in defines[place]))
 
     choose(name, len(cells))
     return [cells[place] for place in sorted(chosen)]
 
 
-def _parse(source: str) -> Cell:
+def _names(source: str) -> tuple[set[str], set[str]]:
+    """Return the global names that a cell defines, and those that it uses."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     try:
         module = symtable.symtable(TransformerManager().transform_cell(source), "a cell", "exec")
     except (SyntaxError, ValueError):
-        return Cell(source, {one or other for one, other in MEANT.findall(source)}, set())
+        return {one or other for one, other in MEANT.findall(source)}, set()
     symbols = module.get_symbols()
     defines = {each.get_name() for each in symbols if each.is_assigned() or each.is_imported()}
-    return Cell(source, defines, {each.get_name() for each in symbols if each.is_referenced()} | _globals(module))
-
-
-def _globals(table: symtable.SymbolTable) -> set[str]:
-    """Return the global names that functions and classes in a table use."""
-    return {
-        name
-        for child in table.get_children()
-        for name in _globals(child) | {each.get_name() for each in child.get_symbols() if each.is_global()}
-    }
+    uses = {each.get_name() for each in symbols if each.is_referenced()}
+    tables = module.get_children()  # of its functions and classes
+    while tables:
+        table = tables.pop()
+        uses |= {each.get_name() for each in table.get_symbols() if each.is_global()}
+        tables += table.get_children()
+    return defines, uses
 
 
 def leaderboard(options: argparse.Namespace) -> int:
@@ -193,13 +180,13 @@ def leaderboard(options: argparse.Namespace) -> int:
     if not scores:
         raise SettingError(f"no report in {options.folder} has a right answer to exercise 13.1; grade lesson 13 first")
 
-    def place(learner: str) -> tuple[int, float]:
-        known = [ratio for ratio in scores[learner].values() if ratio is not None]
-        return len(scores[learner]) - len(known), mean(known or [0])
-
+    standings = []
+    for learner, score in scores.items():
+        known = [ratio for ratio in score.values() if ratio is not None]
+        missing = len(score) - len(known)
+        standings.append((missing, mean(known or [0]), learner))
     rows = [["learner", *next(iter(scores.values())), "mean"]]
-    for learner in sorted(scores, key=place):
-        missing, average = place(learner)
+    for missing, average, learner in sorted(standings):
         ratios = [*scores[learner].values(), None if missing else average]
         rows.append([learner, *("–" if ratio is None else f"{ratio:.3f}" for ratio in ratios)])
     print(table(rows)[1])

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ppedu.core import SettingError
+from ppedu.core.files import replace_bytes
 
 FOLDER = "ppedu-lessons"  # the default target
 # The lessons; what an assistant should know about them; a run and a model to try `autopsy` and `plan` on.
@@ -78,7 +79,7 @@ def copy_lessons(folder: Path) -> str:
         for lesson in lessons:
             copy = folder / lesson.name
             if not copy.exists():
-                _copy(lesson, copy)
+                replace_bytes(copy, _content(lesson))  # a partial copy would later be kept, as if it had been changed
             elif copy.read_bytes() != _content(lesson):
                 changed.append(lesson.name)
     except OSError as error:
@@ -101,16 +102,3 @@ def _content(source: Path) -> bytes:
         notebook["metadata"]["language_info"]["version"] = platform.python_version()
         content = (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()
     return content
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file whole or not at all.
-
-    A partial copy, left by a full disk, would later be kept as if the learner had changed it.
-    """
-    part = target.with_name(f".{target.name}.part")
-    try:
-        part.write_bytes(_content(source))
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
