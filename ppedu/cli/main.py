@@ -8,8 +8,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from ppedu.cli import certificate
 from ppedu.cli.assignment import FOLDER as HOMEWORK
 from ppedu.cli.assignment import assignment
 from ppedu.cli.autopsy import autopsy, renamed
@@ -93,8 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, meaning in COSTS.items():
         times.add_argument(f"--{name}", type=number, metavar="TIME", default=argparse.SUPPRESS, help=meaning)
 
-    def add(name: str, run: Callable[..., int], *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=run.__doc__, description=run.__doc__, parents=parents)
+    def add(
+        name: str, run: Callable[..., int], *parents: argparse.ArgumentParser, among: Any = commands
+    ) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = among.add_parser(
+            name, help=run.__doc__, description=run.__doc__, parents=parents
+        )
         command.set_defaults(run=run)
         return command
 
@@ -103,12 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("--save", metavar="FILE", help="write a .svg, .png, .pdf, .html or .json (trace) file instead")
     add("check", _check, of_schedule)
     add("simulate", _simulate, of_schedule, costs)
-    export = add("export", _export, of_schedule, costs)
+    export = add("export", _export, of_schedule)
     export.add_argument("--lower", choices=["early", "late"], help="add sends, and receives posted early or late")
     export.add_argument(
         "--torch", action="store_true", help="use only the actions that torch.distributed.pipelining can load"
     )
-    export.add_argument("--save", metavar="FILE", help="write a .csv or .json (trace of the simulation) file instead")
+    export.add_argument("--save", metavar="FILE", help="write a .csv file instead")
     lessons = add("lessons", open_lessons)
     text = f"where to copy them; existing files are kept (default: {FOLDER})"
     lessons.add_argument("folder", metavar="FOLDER", nargs="?", default=FOLDER, help=text)
@@ -138,26 +142,21 @@ def _parser() -> argparse.ArgumentParser:
     read.add_argument("--name", metavar="NAME=ACTION", type=renamed, action="append", default=[], help=text)
     text = "also predict a step with this schedule, such as zb-h1; may be repeated"
     read.add_argument("--predict", metavar="SCHEDULE", action="append", default=[], help=text)
-    read.add_argument("--html", metavar="FILE", help="also write a page to send to a colleague")
     ask = add("plan", plan)
     text = "a TOML file with the tables model, machine and plan: the arguments of ppedu.plan"
     ask.add_argument("question", metavar="FILE", help=text)
     ask.add_argument("--save", metavar="FILE", help="also write the best schedule and partition for `train --plan`")
-    ask.add_argument("--torch", metavar="FILE", help="also write the best schedule as CSV for torch")
-    ask.add_argument("--html", metavar="FILE", help="also write its timeline as a page")
     add("doctor", _doctor)
     text = "write a certificate of the solved exercises, or check one"
     certificates = commands.add_parser("certificate", help=text, description=text)
     commands_of_it = certificates.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    written = commands_of_it.add_parser("write", help=certificate.write.__doc__, description=certificate.write.__doc__)
+    written = add("write", _write_certificate, among=commands_of_it)
     written.add_argument("name", metavar="NAME", help="the learner's name")
     text = "a .json file; a picture goes next to it (default: certificate.json)"
     written.add_argument("--save", metavar="FILE", default="certificate.json", help=text)
-    written.set_defaults(run=certificate.write)
-    checked = commands_of_it.add_parser("check", help=certificate.check.__doc__, description=certificate.check.__doc__)
+    checked = add("check", _check_certificate, among=commands_of_it)
     checked.add_argument("file", metavar="FILE", help="a certificate, which contains programs that will be run")
     checked.add_argument("--seconds", type=float, default=60, help="time limit for an answer (default: 60)")
-    checked.set_defaults(run=certificate.check)
     commands.add_parser("train", help=train_on_ranks.__doc__, add_help=False)
     return parser
 
@@ -228,19 +227,12 @@ def _export(options: Options) -> int:
     if options.lower is not None:
         chosen = lower(chosen, receive=options.lower)
     to_csv = to_torch if options.torch else Schedule.to_csv
-    ending = None if options.save is None else named(options.save).suffix.lower()
-    if ending == ".json" and options.torch:
-        raise SettingError("--torch is about a CSV table, not about a trace; leave it out, or end --save in .csv")
-    if ending != ".json" and (given := [name for name in COSTS if name in options]):
-        raise SettingError(f"a CSV table has no times; leave out --{given[0]}, or end --save in .json")
-    if ending is None:
+    if options.save is None:
         print(to_csv(chosen), end="")
-    elif ending == ".csv":
+    elif named(options.save).suffix.lower() == ".csv":
         to_csv(chosen, options.save)
-    elif ending == ".json":
-        simulate(chosen, _costs(options)).save(options.save)
     else:
-        raise SettingError(f"cannot export to {options.save!r}; end it in .csv or .json, or use draw for a picture")
+        raise SettingError(f"cannot export to {options.save!r}; end it in .csv, or use draw for a picture or a trace")
     return 0
 
 
@@ -251,3 +243,22 @@ def _doctor(_: Options) -> int:
     report = doctor()
     print(report)
     return int(not report.ok)
+
+
+def _write_certificate(options: Options) -> int:
+    """write a certificate of the exercises that are solved in this folder"""
+    from ppedu.course.certificates import certificate
+
+    certificate(options.name, options.save)
+    return 0
+
+
+def _check_certificate(options: Options) -> int:
+    """run the answers in a certificate again, and print what holds"""
+    from ppedu.course.certificates import check_certificate
+
+    wrong = False
+    for line in check_certificate(options.file, options.seconds):
+        print(line, flush=True)
+        wrong |= line.holds is False
+    return int(wrong)
