@@ -106,10 +106,9 @@ def require_own(file: Path) -> None:
     """Raise SettingError if a file exists and was not saved by ppedu. Inputs have no mark: their script has it."""
     marked = file.with_suffix(".py") if file.suffix == ".inputs" else file
     try:
-        if file.is_symlink() or (file.exists() and SAVED.encode() not in marked.read_bytes()[:100]):
+        ours = marked.exists() and SAVED.encode() in marked.read_bytes()[:100]
+        if file.is_symlink() or (file.exists() and not ours):
             raise SettingError(f"{file} exists and was not saved by ppedu; choose another name")
-    except FileNotFoundError:  # a file of inputs without its script
-        raise SettingError(f"{file} exists and was not saved by ppedu; choose another name") from None
     except OSError as error:
         raise SettingError(f"{file} cannot be written: {error.strerror}") from None
 
