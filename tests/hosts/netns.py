@@ -17,6 +17,7 @@ from pathlib import Path
 
 NAMES = ("alpha", "beta", "gamma")
 SSHD = "/usr/sbin/sshd"
+ROOT = Path(__file__).parents[2]  # hosts run the ppedu in this folder, whichever is installed
 
 
 def command(*words: object) -> str:
@@ -85,7 +86,7 @@ class Network:
             PidFile {self.folder}/{name}.pid
             StrictModes no
             UsePAM no
-            SetEnv TMPDIR={self.temporary(name)} {self.mark}
+            SetEnv TMPDIR={self.temporary(name)} PYTHONPATH={ROOT} {self.mark}
             """
         (self.folder / f"{name}.sshd").write_text(settings)
         command(*self.on(name), SSHD, "-f", self.folder / f"{name}.sshd")

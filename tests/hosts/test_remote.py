@@ -195,10 +195,14 @@ def test_only_forked_ranks_run_on_hosts():
     ("python", "problem"),
     [
         ("/nowhere/python", "cannot run the same Python as here .*name its own with --python"),
-        ("/usr/bin/python3", "has no ppedu; install 'ppedu"),
+        ("isolated", "has no ppedu; install 'ppedu"),
     ],
 )
-def test_a_host_without_the_environment_is_an_error(network, ranks, nothing_left, python, problem):
+def test_a_host_without_the_environment_is_an_error(network, ranks, nothing_left, tmp_path, python, problem):
+    if python == "isolated":  # from PYTHONPATH
+        python = str(tmp_path / "python")
+        Path(python).write_text('#!/bin/sh\nexec /usr/bin/python3 -I "$@"\n')
+        Path(python).chmod(0o755)
     pool = RankPool(on="ssh:alpha,beta", python=python)
     try:
         with pytest.raises(PipelineError, match=problem):

@@ -85,7 +85,7 @@ def test_a_cut_link_is_named_and_the_next_run_connects_again(network, two_hosts,
 
 def test_a_relay_that_is_killed_is_named_and_the_next_run_connects_again(network, two_hosts, tmp_path, ranks):
     before = {*network.left()}
-    error, seconds = lose(two_hosts, tmp_path, lambda: network.kill("alpha", "notebook.hosts.relay"))
+    error, seconds = lose(two_hosts, tmp_path, lambda: network.kill("alpha", "launch.hosts.relay"))
     assert error.startswith("rank 0 on alpha failed:\nthe host has closed the connection") and seconds < LIMIT
     assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
     assert _ended(network, before)
@@ -94,7 +94,7 @@ def test_a_relay_that_is_killed_is_named_and_the_next_run_connects_again(network
 @pytest.mark.slow
 def test_a_host_that_is_lost_between_two_runs_does_not_fail_the_second(network, two_hosts, ranks):
     assert ranks("print(1)", 2, pool=two_hosts) == ["1\n", "1\n"]
-    network.kill("beta", "notebook.hosts.relay")
+    network.kill("beta", "launch.hosts.relay")
     time.sleep(0.5)
     assert ranks("print(2)", 2, pool=two_hosts) == ["2\n", "2\n"]
 
