@@ -18,7 +18,7 @@ from ppedu.view.script import script, style
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parent / "ppedu"
-# What the playground uses of ppedu: packages and files.
+# Packages and files of ppedu that the playground uses.
 NO_RANKS = ("__init__.py", "core", "planning", "search", "sim", "trace", "view", "zoo")
 BOARD = ("course/__init__.py", "course/board")
 # The programs that run in the worker, each with its modules, the packages and files of ppedu, and what it reads.

@@ -101,10 +101,9 @@ def test_the_commands_on_these_pages_print_what_is_shown(capsys, tmp_path, monke
 
 
 def test_the_run_of_the_cluster_is_drawn():
-    from ppedu.course import drawn
-    from ppedu.trace import csv_table as table
+    from ppedu.course.drawn import CLUSTER, table_of
 
-    assert table.write(drawn.CLUSTER.records()) == (ROOT / "notebooks/cluster.csv").read_text()
+    assert table_of(CLUSTER.records()) == (ROOT / "notebooks/cluster.csv").read_text()
 
 
 def _first_line(node):

@@ -158,8 +158,8 @@ CALLS = {
         2,
         1,
     ),
-    "Model.pieces": (pp.Model(2, 64, 8, 97).pieces, 8, 1, 2, True, 16, 2),
-    "Model.layer_activation": (pp.Model(2, 64, 8, 97).layer_activation, 8, 2, True, 2),
+    "Model.pieces": (pp.Model(2, 64, 8, 97, flash=False).pieces, 8, 1, 2, True, "selective", 16, 2),
+    "Model.layer_activation": (pp.Model(2, 64, 8, 97).layer_activation, 8, 2, True, "full", 2),
     "Model.measured": (
         pp.Model.measured,
         [1, 2, 3],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ppedu.core import Op, Schedule, SettingError
 from ppedu.trace.records import Record
-from ppedu.trace.replay import Measured, travels
+from ppedu.trace.replay import Measured, by_rank, travels
 from ppedu.zoo import schedule
 
 BETWEEN = 0.01  # seconds from the end of a step to the next one
@@ -66,14 +67,16 @@ class DrawnJob:
             ]
             end = max(each.makespan() for each in drawn)
             for replica, measured in enumerate(drawn):
-                starts = measured.starts()
-                for rank, order in enumerate(self.schedule.orders):
-                    shift, worker = began + skews[replica][rank], replica << 32 | rank
-                    for action, start, time in zip(order, starts[rank], measured.lasts[rank], strict=True):
-                        yield Record(step, replica, worker, action, str(action), shift + start, shift + start + time)
+                rows = by_rank(
+                    self.schedule, zip(chain(*self.schedule.orders), measured.starts(), measured.lasts, strict=True)
+                )
+                for rank, row in enumerate(rows):
+                    shift = began + skews[replica][rank]
+                    for action, start, time in row:
+                        yield Record(step, replica, rank, action, str(action), shift + start, shift + start + time)
                     after = shift + end
                     for name, time in self.tail:
-                        yield Record(step, replica, worker, None, name, after, after + time)
+                        yield Record(step, replica, rank, None, name, after, after + time)
                         after += time
             began += end + sum(time for _, time in self.tail) + BETWEEN
 
@@ -87,17 +90,18 @@ class DrawnJob:
         times = {Op.F: forward, Op.B: backward, Op.I: [b / 2 for b in backward], Op.W: [b / 2 for b in backward]}
         sigma = self.by if self.planted == "variation" else 0.0
         lengths = [chance.lognormvariate(0, sigma) for _ in range(schedule.microbatches)]
-        lasts, pauses = [], []
+        lasts: list[float] = []
+        pauses: list[float] = []
         for rank, order in enumerate(schedule.orders):
             slower = 1.2 if step < self.warm_up else 1.0
             if self.planted == "slow worker" and rank == victim and (self.always or 2 * step >= self.steps):
                 slower *= 1 + self.by
             row = [sum(times[op][stage] * lengths[m] for stage, op, m, _ in action.singles) for action in order]
-            lasts.append([time * slower * max(0.1, chance.gauss(1, self.noise)) for time in row])
+            lasts += [time * slower * max(0.1, chance.gauss(1, self.noise)) for time in row]
             waits = [self.overhead * (index > 0) for index in range(len(order))]
             if self.planted == "pauses" and len(order) > 1:
                 waits[chance.randrange(1, len(order))] += extra
-            pauses.append(waits)
+            pauses += waits
 
         def latency(sender: int, receiver: int) -> float:
             slow = self.planted == "messages" and {sender, receiver} == {link - 1, link}
@@ -108,6 +112,16 @@ class DrawnJob:
 
 def _each(times: Sequence[float] | float, stages: int) -> list[float]:
     return [float(times)] * stages if isinstance(times, int | float) else list(times)
+
+
+def table_of(records: Iterable[Record]) -> str:
+    """Return records as the text of a table of operations, as `ppedu.trace.csv_table` reads it."""
+    lines = ["step,replica,rank,operation,start,duration"]
+    for step, replica, rank, action, name, start, end in records:
+        operation = str(action) if action else name
+        quoted = f'"{operation}"' if "," in operation else operation
+        lines.append(f"{step},{replica or 0},{rank},{quoted},{start:.6f},{end - start:.6f}")
+    return "\n".join([*lines, ""])
 
 
 # A job like the one of which "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025)

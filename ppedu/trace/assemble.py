@@ -4,70 +4,72 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
-from ppedu.core import Action, F, Op, ParseError, Placement, Schedule
+from ppedu.core import Action, F, Op, ParseError, Placement, Schedule, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.sim import Costs, Span, Timeline
 from ppedu.trace.numbering import CUT, numbered
 from ppedu.trace.recognize import recognize
-from ppedu.trace.records import Key, Other, Record, Recorded
+from ppedu.trace.records import Key, Other, Record, Recorded, Worker
 
 SMALL = 0.1  # of a rank's usual action: by as much, two of its actions may overlap; the second is then trimmed
 ROUNDING = 2e-6  # seconds, of times that a table or a trace counts in microseconds; not worth a remark
 FEW = 0.02  # of the time that a rank computes in a step: what may be trimmed in all
 
 
-def assemble(
-    records: Iterable[Record], source: str, remarks: Iterable[str] = (), origin: str = "measured"
-) -> tuple[dict[Key, Recorded], list[str]]:
+def assemble(records: Iterable[Record], remarks: Iterable[str], source: str) -> tuple[dict[Key, Recorded], list[str]]:
     """Return the steps of a trace, and remarks on what was trimmed or left out.
 
-    source: the name of the trace, for errors. remarks: those of its reader. origin: the source of the timelines.
+    Args:
+        records: The lines of the trace, in any order.
+        remarks: Those of its reader.
+        source: The name of the trace, for errors.
 
     Raises:
-        ParseError: the trace has no step that is whole, and in which a rank does one thing at a time.
+        ParseError: The trace has no step that is whole, and in which a rank does one thing at a time.
     """
-    every, unlike = numbered(_in_todays_letters(records))
+    every, unlike = numbered(_with_halves([*records]))
     if not every:
         raise ParseError("; ".join([f"{source} has no forwards and backwards", *remarks]))
     pipelines = _pipelines(every)
     places = {each: (replica, rank) for replica, workers in pipelines.items() for rank, each in enumerate(workers)}
-    orders = Orders(every)
-    forward_only = all(single.op == Op.F for record in every if record.action for single in record.action.singles)
-    by_place: defaultdict[Key, list[Record]] = defaultdict(list)
+    forward_only = all(single.op == Op.F for record in every for single in record.singles)
+    steps: dict[Key, list[list[Record]]] = {}  # by rank
     for record in every:
-        if record.step != CUT:
-            by_place[record.step or 0, places[record.worker][0]].append(record)
+        replica, rank = places[record.worker]
+        if record.step is not None and record.step != CUT:
+            steps.setdefault((record.step, replica), [[] for _ in pipelines[replica]])[rank].append(record)
+    rows_of = _Rows(every)
     whole: dict[Key, Recorded] = {}
     faults: list[str] = []
-    for key, mine in sorted(by_place.items()):
-        step, replica = key
+    for (step, replica), ranks in sorted(steps.items()):
         try:
-            rows = orders.rows(mine, pipelines[replica])
+            rows = tuple(rows_of.row(rank, mine) for rank, mine in enumerate(ranks))
             schedule = _schedule(rows, forward_only)
         except ValueError as error:
             faults.append(f"step {step}{f' of replica {replica}' if len(pipelines) > 1 else ''}: {error}")
             continue
-        others = tuple(
-            Other(places[each.worker][1], each.name, each.start, each.end)
-            for each in mine
-            if each.action is None and not _holds_most(each, rows[places[each.worker][1]])
-        )
-        whole[key] = Recorded(Timeline(schedule, rows, Costs(unit="s"), origin), others)
-    found = [*remarks, *unlike, *orders.remarks()]
+        others = tuple(other for rank, mine in enumerate(ranks) for other in _others(rank, mine, rows[rank]))
+        whole[step, replica] = Recorded(Timeline(schedule, rows, Costs(unit="s"), "measured"), others)
+    found = [*remarks, *unlike, *rows_of.remarks()]
     if not whole:
-        told = "; ".join([*faults[:1], *found])
-        raise ParseError(f"{source} holds no whole step; {told}. Give the traces of all ranks")
+        shown = "; ".join([*faults[:1], *found])
+        raise ParseError(f"{source} holds no whole step; {shown}. Give the traces of all ranks")
     if faults:
         found.append(f"left out: {plural(len(faults), 'incomplete step')} ({faults[0]})")
     return whole, found
 
 
-def _holds_most(other: Record, row: Sequence[Span]) -> bool:
-    """Return whether a range is around most of its rank's actions in a step, and so not time outside the pipeline."""
-    return len([span for span in row if other.start <= span.start and span.end <= other.end]) > len(row) / 2
+def _others(rank: int, records: Iterable[Record], row: Sequence[Span]) -> Iterator[Other]:
+    """Yield what a rank did outside the pipeline: not ranges around most of its actions, such as a whole epoch."""
+    for record in records:
+        if record.action is None:
+            inside = [span for span in row if record.start <= span.start and span.end <= record.end]
+            if len(inside) <= len(row) / 2:
+                yield Other(rank, record.name, record.start, record.end)
 
 
 def recognized(timeline: Timeline) -> Timeline:
@@ -78,12 +80,11 @@ def recognized(timeline: Timeline) -> Timeline:
     return replace(timeline, schedule=schedule, rows=rows)
 
 
-def _in_todays_letters(records: Iterable[Record]) -> list[Record]:
+def _with_halves(records: list[Record]) -> list[Record]:
     """Return the records; where B and W are the halves of a backward, as in the Zero Bubble papers, with I for B."""
-    records = list(records)
-    found = {(each.op, each.stage) for record in records if record.action for each in record.action.singles}
-    halves = {stage for op, stage in found if op == Op.W}
-    if any(op == Op.I for op, _ in found) or not halves or any((Op.B, stage) not in found for stage in halves):
+    ran = {(single.op, single.stage) for record in records for single in record.singles}
+    halves = {stage for op, stage in ran if op == Op.W}
+    if any(op == Op.I for op, _ in ran) or any((Op.B, stage) not in ran for stage in halves):
         return records
     return [
         record._replace(action=record.action._replace(op=Op.I))
@@ -93,29 +94,23 @@ def _in_todays_letters(records: Iterable[Record]) -> list[Record]:
     ]
 
 
-def _pipelines(records: Sequence[Record]) -> dict[int, list[int]]:
+def _pipelines(records: Sequence[Record]) -> dict[int, list[Worker]]:
     """Return the workers of each replica, rank 0 first.
 
     If the trace does not say who belongs to which replica, workers that run the same actions are sorted by number; the
     first of each kind are replica 0.
     """
-    ran: defaultdict[int, set[Action]] = defaultdict(set)
-    told: dict[int, int] = {}
-    for _, replica, worker, action, *_ in records:
-        if action:
-            ran[worker].update(action.singles)
-            if replica is not None:
-                told[worker] = replica
-    pipelines: defaultdict[int, list[int]] = defaultdict(list)
-    seen: defaultdict[tuple[int, bool], int] = defaultdict(int)
-    for worker in sorted(ran):
-        stage = _first_stage(ran[worker])
-        pipelines[told.get(worker, seen[stage])].append(worker)
+    ran: defaultdict[Worker, set[Action]] = defaultdict(set)
+    for record in records:
+        ran[record.worker].update(record.singles)
+    first = {worker: _first_stage(ran[worker]) for worker in sorted(ran)}
+    known = {record.worker: record.replica for record in records if record.action and record.replica is not None}
+    seen: Counter[tuple[int, bool]] = Counter()
+    pipelines: defaultdict[int, list[Worker]] = defaultdict(list)
+    for worker, stage in first.items():
+        pipelines[known.get(worker, seen[stage])].append(worker)
         seen[stage] += 1
-    return {
-        replica: sorted(workers, key=lambda worker: (_first_stage(ran[worker]), worker))
-        for replica, workers in sorted(pipelines.items())
-    }
+    return {replica: sorted(pipelines[replica], key=first.__getitem__) for replica in sorted(pipelines)}
 
 
 def _first_stage(actions: set[Action]) -> tuple[int, bool]:
@@ -127,7 +122,7 @@ def _first_stage(actions: set[Action]) -> tuple[int, bool]:
     return min(action.stage for action in actions if action.microbatch == first), first > 0
 
 
-class Orders:
+class _Rows:
     """Puts the actions of each worker in order, and counts what it corrects.
 
     A rank does one thing at a time, but its clock and that of its GPU may disagree by a little. Whether an overlap is
@@ -135,38 +130,26 @@ class Orders:
     """
 
     def __init__(self, records: Iterable[Record]):
-        lasts: defaultdict[int, list[float]] = defaultdict(list)
+        times: defaultdict[Worker, list[float]] = defaultdict(list)
         for record in records:
             if record.action:
-                lasts[record.worker].append(record.end - record.start)
-        self._usual = {worker: median(times) for worker, times in lasts.items()}
+                times[record.worker].append(record.end - record.start)
+        self._usual = {worker: median(each) for worker, each in times.items()}
         self._overlaps: list[float] = []
         self._repeated = 0
 
-    def rows(self, records: Iterable[Record], workers: Sequence[int]) -> tuple[tuple[Span, ...], ...]:
-        """Return the spans of each worker in a step.
+    def row(self, rank: int, records: Sequence[Record]) -> tuple[Span, ...]:
+        """Return the spans of a rank in a step.
 
         Raises:
-            ValueError: a rank does two things at once, or one twice.
+            ValueError: The rank does two things at once, or one twice.
         """
-        rows: dict[int, list[Span]] = {worker: [] for worker in workers}
-        for record in records:
-            if record.action:
-                rows[record.worker].append(Span(record.action, record.start, record.end))
-        return tuple(tuple(self._row(rank, *each)) for rank, each in enumerate(rows.items()))
-
-    def remarks(self) -> Iterator[str]:
-        """Yield a remark on each kind of correction."""
-        if self._overlaps:
-            most = pretty(max(self._overlaps), "s")
-            yield f"trimmed: {plural(len(self._overlaps), 'overlap')} of at most {most} between actions of a rank"
-        if self._repeated:
-            yield f"left out: {plural(self._repeated, 'repeated line')}"
-
-    def _row(self, rank: int, worker: int, spans: Sequence[Span]) -> list[Span]:
+        spans = [Span(record.action, record.start, record.end) for record in records if record.action]
         row = sorted(dict.fromkeys(spans), key=lambda span: (span.start, span.end))
         self._repeated += len(spans) - len(row)
-        usual, busy = self._usual[worker], sum(span.end - span.start for span in row)
+        if not row:
+            return ()
+        usual, busy = self._usual[records[0].worker], sum(span.end - span.start for span in row)
         trimmed: list[float] = []
         for index in range(1, len(row)):
             before, after = row[index - 1 : index + 1]
@@ -182,55 +165,58 @@ class Orders:
                     f"{before.end:.8g} s: {pretty(overlap, 's')} at once, where its usual action takes "
                     f"{pretty(usual, 's')}; a rank runs one action at a time, or a pair: (0F1;3B0)OVERLAP_F_B"
                 )
-        counted = Counter(single for span in row for single in span.action.singles)
-        if twice := next((action for action, times in counted.items() if times > 1), None):
-            raise ValueError(f"rank {rank} runs {twice} twice; are these the traces of one job?")
+        (action, times), *_ = Counter(single for span in row for single in span.action.singles).most_common(1)
+        if times > 1:
+            raise ValueError(f"rank {rank} runs {action} twice; are these the traces of one job?")
         self._overlaps += trimmed
-        return row
+        return tuple(row)
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a remark on each kind of correction."""
+        if self._overlaps:
+            most = pretty(max(self._overlaps), "s")
+            yield f"trimmed: {plural(len(self._overlaps), 'overlap')} of at most {most} between actions of a rank"
+        if self._repeated:
+            yield f"left out: {plural(self._repeated, 'repeated line')}"
 
 
 def _schedule(rows: Sequence[Sequence[Span]], forward_only: bool) -> Schedule:
     """Return the schedule that the rows follow, named after the published one that it is.
 
-    forward_only: the run has no backwards at all, so that a step without them is not one that was cut off.
+    Args:
+        rows: The spans of each rank.
+        forward_only: The run has no backwards at all, so that a step without them is not one that was cut off.
 
     Raises:
-        ValueError: an action is missing.
+        ValueError: An action is missing.
     """
-    singles = [(rank, single) for rank, row in enumerate(rows) for span in row for single in span.action.singles]
     if idle := [rank for rank, row in enumerate(rows) if not row]:
         raise ValueError(f"rank {idle[0]} has no actions")
+    singles = [(rank, single) for rank, row in enumerate(rows) for span in row for single in span.action.singles]
     stages = 1 + max(single.stage for _, single in singles)
     microbatches = 1 + max(single.microbatch for _, single in singles)
-    forwards = {(single.stage, single.microbatch) for _, single in singles if single.op == Op.F}
+    forwards = {(single.stage, single.microbatch): rank for rank, single in singles if single.op == Op.F}
     if len(forwards) < stages * microbatches:  # many more than there are if a number is wrong
         stage, m = next((s, m) for s in range(stages) for m in range(microbatches) if (s, m) not in forwards)
         missing = plural(stages * microbatches - len(forwards), "forward")
         hint = "; microbatches count from 0" if min((m for _, m in forwards), default=0) == 1 else ""
         raise ValueError(f"{F(stage, m)} is never run ({missing} missing){hint}")
+    placement = _placement(len(rows), stages, microbatches, forwards)
     orders = tuple(tuple(span.action for span in row) for row in rows)
-    schedule = Schedule("measured", _placement(len(rows), singles), microbatches, orders, forward_only)
+    schedule = Schedule("measured", placement, microbatches, orders, forward_only)
     if lost := [problem for problem in schedule.problems if problem.kind == "missing"]:
         raise ValueError(f"{lost[0].message} ({plural(len(lost), 'action')} missing)")
     return recognize(schedule)
 
 
-def _placement(ranks: int, singles: Sequence[tuple[int, Action]]) -> Placement:
-    """Return which rank holds which stage."""
-    stages = 1 + max(single.stage for _, single in singles)
-    microbatches = 1 + max(single.microbatch for _, single in singles)
-    held: Mapping[tuple[int, int], int] = {
-        (single.stage, single.microbatch): rank for rank, single in singles if single.op == Op.F
-    }
-    first = tuple(held.get((stage, 0), stage % ranks) for stage in range(stages))
-    last = tuple(held.get((stage, microbatches - 1), first[stage]) for stage in range(stages))
-    chunks = max(1, stages // ranks)
+def _placement(ranks: int, stages: int, microbatches: int, forwards: Mapping[tuple[int, int], int]) -> Placement:
+    """Return which rank holds which stage. forwards: by stage and microbatch, the rank that ran the forward."""
+    first, last = (tuple(forwards[stage, m] for stage in range(stages)) for m in (0, microbatches - 1))
+    holders = (first,) if first == last else (first, last)
     for name in ("loop", "v", "bidirectional"):
-        if (name == "bidirectional") == (first != last) and stages == ranks * chunks:
-            if name == "bidirectional" and chunks > 1:
-                continue
-            placement = Placement.make(name, ranks, chunks, microbatches)
-            if placement.holders == ((first, last) if first != last else (first,)):
+        with suppress(SettingError):  # not for this number of chunks
+            placement = Placement.make(name, ranks, stages // ranks, microbatches)
+            if placement.holders == holders:
                 return placement
-    split = next((m for m in range(microbatches) if held.get((0, m), first[0]) != first[0]), 0)
-    return Placement("custom", ranks, (first, last) if first != last else (first,), split)
+    split = next((m for m in range(microbatches) if forwards[0, m] != first[0]), 0)
+    return Placement("custom", ranks, holders, split)

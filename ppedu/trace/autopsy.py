@@ -20,7 +20,7 @@ from ppedu.sim.reorder import reorder
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.findings import find
 from ppedu.trace.records import Recorded
-from ppedu.trace.replay import Measured, kind_of, usual_times
+from ppedu.trace.replay import Measured, by_rank, kind_of
 from ppedu.trace.stragglers import Step, find_stragglers
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ class Autopsy:
         self.findings = find(self)
 
     @property
+    def measured(self) -> list[Measured]:
+        """The steps of all replicas."""
+        return [each for replicas in self.steps.values() for each in replicas.values()]
+
+    @property
     def pipeline(self) -> float:
         """The part of the steps that lies within the pipeline."""
         return sum(map(_makespan, self.steps.values())) / sum(self.lengths.values())
@@ -121,29 +126,23 @@ class Autopsy:
         return {replica: self._removed(cause, step, replica, each) for replica, each in replicas.items()}
 
     def _removed(self, cause: str, step: int, replica: int, measured: Measured) -> Measured:
+        nothing = [0.0] * len(measured.lasts)
         if cause == "pauses":
-            return measured.without("pauses")
+            return measured._replace(pauses=nothing)
         if cause == "messages":
-            return measured.without("travels")
+            return measured._replace(travels=nothing)
         if cause == "slow worker":
-            factors = {
-                straggler.rank: straggler.factors.get(step, 1.0)
-                for straggler in self.stragglers
-                if straggler.replica == replica
-            }
-            slower = enumerate(measured.lasts)
-            return measured._replace(lasts=[[time / factors.get(rank, 1.0) for time in row] for rank, row in slower])
-        orders = measured.schedule.orders
-        usual = usual_times(orders, measured.lasts)
+            slow = {each.rank: each.factors.get(step, 1.0) for each in self.stragglers if each.replica == replica}
+            rows = enumerate(by_rank(measured.schedule, measured.lasts))
+            return measured._replace(lasts=[time / slow.get(rank, 1.0) for rank, row in rows for time in row])
+        usual = measured.usual()
         if cause == "variation":
-            return measured._replace(lasts=[[usual[kind_of(action)] for action in order] for order in orders])
+            return measured._replace(lasts=[usual[kind_of(action)] for action, _ in measured.timed])
         stages: defaultdict[Any, list[float]] = defaultdict(list)  # by ops, the usual times of the stages
         for (ops, *_), time in usual.items():
             stages[ops].append(time)
         even = {kind: fmean(stages[kind[0]]) / (time or 1.0) for kind, time in usual.items()}
-        rows = zip(orders, measured.lasts, strict=True)
-        lasts = [[t * even[kind_of(action)] for action, t in zip(order, row, strict=True)] for order, row in rows]
-        return measured._replace(lasts=lasts)
+        return measured._replace(lasts=[time * even[kind_of(action)] for action, time in measured.timed])
 
     def _head(self) -> Iterator[str]:
         run = self.run
@@ -220,4 +219,4 @@ def _makespan(replicas: Step) -> float:
 
 def _busy(replicas: Step) -> float:
     """Return the mean time that a rank computes."""
-    return fmean(each.busy() / each.schedule.ranks for each in replicas.values())
+    return fmean(fmean(each.busy()) for each in replicas.values())

@@ -68,7 +68,10 @@ def calibrate(timelines: Sequence[Timeline], warm_up: Sequence[int] = ()) -> Cal
     if "backward" in times and "weight" in times and "input" not in times:  # I is what W leaves of B, if anything
         times["input"] = tuple(max(0.0, b - w) for b, w in zip(times["backward"], times["weight"], strict=True))
     latency = each_link(lambda time: max(0.0, time - overhead), found.latency)
-    ranges = {name: [_range(each or [*chain(*stages)]) for each in stages] for name, stages in spread.items()}
+    ranges = {}
+    for name, stages in spread.items():
+        ordered = [sorted(each or chain(*stages)) for each in stages]
+        ranges[name] = [(each[len(each) // 10], each[-1 - len(each) // 10]) for each in ordered]
     return Calibration(replace(found, **times, latency=latency), overhead, ranges, tuple(warm_up))
 
 
@@ -79,20 +82,14 @@ def _overhead(timelines: Iterable[Timeline], costs: Costs) -> float:
     """
     gaps = []
     for timeline in timelines:
-        rows = timeline.rows
-        for rank, index, needs in turns(timeline.schedule):
-            if index:
-                free, start = rows[rank][index - 1].end, rows[rank][index].start
-                if all(rows[r][i].end + costs.delay(r, rank) <= free for r, i in needs):
-                    gaps.append(start - free)
+        spans = [*chain(*timeline.rows)]
+        for at, rank, _, before, needs in turns(timeline.schedule):
+            if before is not None:
+                free = spans[before].end
+                if all(spans[need].end + costs.delay(sender, rank) <= free for sender, need in needs):
+                    gaps.append(spans[at].start - free)
     gaps.sort()
     return max(0.0, fmean(gaps[: max(1, len(gaps) - len(gaps) // 10)])) if gaps else 0.0
-
-
-def _range(times: Sequence[float]) -> tuple[float, float]:
-    """Return the times that a tenth of them falls below and exceeds."""
-    ordered = sorted(times)
-    return ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
 
 
 def settled(times: Sequence[float]) -> int:

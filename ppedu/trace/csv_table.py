@@ -30,16 +30,15 @@ import io
 import math
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
-from ppedu.core import Action, Op, ParseError
+from ppedu.core import Action, ParseError
 from ppedu.core.files import named, opened
 from ppedu.core.numeric import plural
-from ppedu.trace.names import UNKNOWN, Names
-from ppedu.trace.records import MOST, Record, rank_of, worker_of
+from ppedu.trace.names import USUAL, LookUp, look_up
+from ppedu.trace.records import MOST, UNKNOWN, Record, Worker
 
 COLUMNS = {
     "step": ("step", "iteration"),
@@ -56,16 +55,17 @@ COLUMNS = {
 }
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}  # two letters for µ
 UNIT = re.compile(r"(?P<name>.*?)(?: ?\((?P<unit>\w+)\)|_(?P<suffix>[mun]s))?").fullmatch
-WORDS = {
-    Op.F: ("f", "forward", "forward-compute", "fwd"),
-    Op.B: ("b", "backward", "backward-compute", "bwd"),
-    Op.I: ("i", "backward-input", "input-backward", "dgrad"),
-    Op.W: ("w", "backward-weight", "weight-backward", "wgrad"),
+OPERATIONS = USUAL | {
+    r"(?i:f|forward|forward[-_]compute|fwd)": "F",
+    r"(?i:b|backward|backward[-_]compute|bwd)": "B",
+    r"(?i:i|backward[-_]input|input[-_]backward|dgrad)": "I",
+    r"(?i:w|backward[-_]weight|weight[-_]backward|wgrad)": "W",
+    r"(?i:(?:(?:forward|backward)[-_])?(?:send|recv))": "0SEND_F0",  # stands for any message
+    r"(.*)": r"\1",
 }
-OPS = {word: op for op, words in WORDS.items() for word in words}
-MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv", "send", "recv")
-MESSAGE = Action(0, Op.SEND_F)
 FEW = 0.01  # of the lines may be damaged, or a single one, such as the last one that a run wrote
+
+Cells = Mapping[str, str]  # by column, the text of a line's cell, which may be empty
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -73,13 +73,40 @@ def is_table(path: str | os.PathLike[str]) -> bool:
     return named(path).name.lower().removesuffix(".gz").endswith((".csv", ".parquet", ".tsv"))
 
 
-def read(path: str | os.PathLike[str], names: Names) -> tuple[list[Record], list[str]]:
+def read(path: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> tuple[list[Record], list[str]]:
     """Return the records of a table, and remarks on lines that were left out.
+
+    Args:
+        path: The table.
+        names: Operations of other names; see `Run.load`.
 
     Raises:
         PipelineError: The file cannot be read.
         ParseError: A column is missing, or several lines cannot be understood; the error names the first one.
+        SettingError: `names` is not a dict of regular expressions and actions.
     """
+    find = look_up(names, OPERATIONS)
+    lines = _lines(path)
+    columns, units = _columns(lines[0] if lines else [], str(path))
+    rows = [
+        {column: line[at].strip() if at < len(line) else "" for column, at in columns.items()} for line in lines[1:]
+    ]
+    ranks = _ranks(rows)
+    records: list[Record] = []
+    wrong: list[str] = []
+    for number, (line, cells) in enumerate(zip(lines[1:], rows, strict=True), 2):
+        try:
+            if any(line) and (record := _record(cells, units, find, ranks)):
+                records.append(record)
+        except ValueError as error:
+            wrong.append(f"{str(path)!r}, line {number}: {','.join(line)!r} is not an operation: {error}")
+    if len(wrong) > max(1, FEW * len(rows)):
+        raise ParseError(f"{wrong[0]} (and {plural(len(wrong) - 1, 'more line')} like it)")
+    return _on_stages(records), [f"left out: {each}" for each in wrong]
+
+
+def _lines(path: str | os.PathLike[str]) -> list[list[str]]:
+    """Return the cells of each line of a file, the head included."""
     where = named(path)
     if where.name.lower().endswith(".parquet"):
         raise ParseError(
@@ -91,155 +118,106 @@ def read(path: str | os.PathLike[str], names: Names) -> tuple[list[Record], list
     try:
         text = content.decode("utf-8-sig")
         delimiter = max(",;\t", key=text.partition("\n")[0].count)
-        lines = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except (UnicodeDecodeError, csv.Error) as error:
         raise ParseError(f"cannot read {str(path)!r}: {error}; give a table of operations as CSV") from error
-    columns = _columns(lines[0] if lines else [], str(path))
-    records: list[Record] = []
-    wrong: list[str] = []
-    rows = [_Row(columns, cells) for cells in lines[1:]]
-    ranks = _ranks(rows) if {"chunk", "stage"} <= columns.keys() else 1
-    for number, row in enumerate(rows, 2):
-        try:
-            if any(row.cells) and (record := row.record(names, ranks)):
-                records.append(record)
-        except ValueError as error:
-            wrong.append(f"{str(path)!r}, line {number}: {','.join(row.cells)!r} is not an operation: {error}")
-    if len(wrong) > max(1, FEW * len(rows)):
-        raise ParseError(f"{wrong[0]} (and {plural(len(wrong) - 1, 'more line')} like it)")
-    return _on_stages(records), [f"left out: {each}" for each in wrong]
 
 
-class _Column(NamedTuple):
-    at: int
-    unit: float  # in seconds, of a time
-
-
-class _Row(NamedTuple):
-    """A line of a table."""
-
-    columns: Mapping[str, _Column]
-    cells: list[str]
-
-    def text(self, column: str) -> str:
-        """Return the text in a cell, or ""."""
-        at = self.columns[column].at if column in self.columns else len(self.cells)
-        return self.cells[at].strip() if at < len(self.cells) else ""
-
-    def whole(self, column: str) -> int:
-        if not (text := self.text(column)):
-            raise ValueError(f"it has no {column}")
-        number = float(text)
-        if not number.is_integer() or not 0 <= number < MOST:
-            raise ValueError(f"{column} {text} is not a whole number from 0 to {MOST - 1}")
-        return int(number)
-
-    def seconds(self, column: str) -> float:
-        number = float(self.text(column)) * self.columns[column].unit
-        if not math.isfinite(number):
-            raise ValueError(f"{column} {self.text(column)} is not a time")
-        return number
-
-    def record(self, names: Names, ranks: int) -> Record | None:
-        """Return the operation; None for a message. ranks: of the pipeline, if the table numbers the chunks of each.
-
-        Raises:
-            ValueError: it cannot be understood.
-        """
-        operation = self.text("operation")
-        action = self._action(operation, names, ranks)
-        if action and not action.computes:
-            return None
-        start = self.seconds("start")
-        end = start + self.seconds("duration") if "duration" in self.columns else self.seconds("end")
-        if end < start:
-            raise ValueError(f"it ends at {end} and starts at {start}")
-        named = [column for column in ("rank", "pid", "stage") if self.text(column)]
-        rank = self.whole(named[0]) if named else action.singles[0].stage if action else UNKNOWN
-        if rank == UNKNOWN:
-            raise ValueError("it has neither a rank nor a stage")
-        step = self.whole("step") if self.text("step") or (action and "step" in self.columns) else None
-        replica = self.whole("replica") if self.text("replica") else None
-        return Record(step, replica, worker_of(rank, replica), action, operation, start, end)
-
-    def _action(self, operation: str, names: Names, ranks: int) -> Action | None:
-        """Return the action of the line, and None for time outside the pipeline. MESSAGE stands for any message."""
-        word = operation.lower().replace("_", "-")
-        named, action = names(operation)
-        if not named:
-            action = Action(UNKNOWN, OPS[word], UNKNOWN) if word in OPS else MESSAGE if word in MESSAGES else None
-            with suppress(ParseError):
-                action = action or Action.parse(operation)
-        if action is None:
-            return None
-        stage, op, microbatch, parts = action
-        if stage == UNKNOWN and self.text("chunk") and "stage" not in self.columns:
-            raise ValueError("it has a chunk, and not the place of its rank in the pipeline; add the column stage")
-        if stage == UNKNOWN and "stage" in self.columns:
-            stage = self.whole("stage") + ranks * (self.whole("chunk") if self.text("chunk") not in ("", "-1") else 0)
-        if microbatch == UNKNOWN and "microbatch" in self.columns:
-            microbatch = self.whole("microbatch")
-        return Action(stage, op, microbatch, parts)
-
-
-def _columns(head: Iterable[str], path: str) -> dict[str, _Column]:
-    """Return where each known column is."""
-    places: dict[str, _Column] = {}
+def _columns(head: Iterable[str], path: str) -> tuple[dict[str, int], dict[str, float]]:
+    """Return the position of each known column, and its unit in seconds, which is that of a time."""
+    found: dict[str, tuple[int, float]] = {}
     for index, title in enumerate(head):
         match = UNIT(title.strip().lower())
         unit = match and (match["unit"] or match["suffix"])
         if match and (unit is None or unit in UNITS):
-            places.setdefault(match["name"], _Column(index, UNITS.get(unit or "s", 1.0)))
-    columns = {
-        column: next(places[name] for name in names if name in places)
+            found.setdefault(match["name"], (index, UNITS[unit or "s"]))
+    known = {
+        column: next(found[name] for name in names if name in found)
         for column, names in COLUMNS.items()
-        if not places.keys().isdisjoint(names)
+        if not found.keys().isdisjoint(names)
     }
-    lost = [column for column in ("operation", "start") if column not in columns]
-    if not columns.keys() & {"duration", "end"}:
+    lost = [column for column in ("operation", "start") if column not in known]
+    if not known.keys() & {"duration", "end"}:
         lost.append("duration")
     if lost:
-        first = ", ".join(places)
+        first = ", ".join(found)
         shown = repr(first[:80] + "…" * (len(first) > 80)) if first else "empty"
         raise ParseError(
             f"{path!r} has no column {' or '.join(map(repr, lost))}; its first line is {shown}, "
             "and a table of operations needs at least step, stage, operation, microbatch, start and duration"
         )
-    return columns
+    return {column: at for column, (at, _) in known.items()}, {column: unit for column, (_, unit) in known.items()}
 
 
-def _ranks(rows: Iterable[_Row]) -> int:
-    """Return the number of ranks in a pipeline, by the places that stages have in it."""
+def _ranks(rows: Iterable[Cells]) -> int:
+    """Return the number of ranks in a pipeline, by the places of stages in it, which matter if there are chunks."""
     most = 0
-    for row in rows:
+    for cells in rows:
         with suppress(ValueError):
-            most = max(most, row.whole("stage"))
+            most = max(most, _whole(cells, "stage") if "chunk" in cells else 0)
     return 1 + most
 
 
-def _on_stages(records: list[Record]) -> list[Record]:
+def _record(cells: Cells, units: Mapping[str, float], find: LookUp, ranks: int) -> Record | None:
+    """Return the operation of a line; None for a message. ranks: of the pipeline, if there are chunks.
+
+    Raises:
+        ValueError: It cannot be understood.
+    """
+    operation = cells["operation"]
+    _, action = find(operation)
+    if action:
+        if not action.computes:
+            return None
+        action = _numbered(action, cells, ranks)
+    start = _seconds(cells, "start", units)
+    end = start + _seconds(cells, "duration", units) if "duration" in cells else _seconds(cells, "end", units)
+    if end < start:
+        raise ValueError(f"it ends at {end} and starts at {start}")
+    column = next((column for column in ("rank", "pid", "stage") if cells.get(column)), None)
+    rank = _whole(cells, column) if column else action.singles[0].stage if action else UNKNOWN
+    if rank == UNKNOWN:
+        raise ValueError("it has neither a rank nor a stage")
+    step = _whole(cells, "step") if cells.get("step") or (action and "step" in cells) else None
+    replica = _whole(cells, "replica") if cells.get("replica") else None
+    return Record(step, replica, rank, action, operation, start, end)
+
+
+def _numbered(action: Action, cells: Cells, ranks: int) -> Action:
+    """Return an action with the stage and the microbatch of its line, as far as its name does not say them."""
+    stage, op, microbatch, parts = action
+    if stage == UNKNOWN and cells.get("chunk") and "stage" not in cells:
+        raise ValueError("it has a chunk, and not the place of its rank in the pipeline; add the column stage")
+    if stage == UNKNOWN and "stage" in cells:
+        chunk = _whole(cells, "chunk") if cells.get("chunk", "") not in ("", "-1") else 0
+        stage = _whole(cells, "stage") + ranks * chunk
+    if microbatch == UNKNOWN and "microbatch" in cells:
+        microbatch = _whole(cells, "microbatch")
+    return Action(stage, op, microbatch, parts)
+
+
+def _whole(cells: Cells, column: str) -> int:
+    if not (text := cells.get(column)):
+        raise ValueError(f"it has no {column}")
+    number = float(text)
+    if not number.is_integer() or not 0 <= number < MOST:
+        raise ValueError(f"{column} {text} is not a whole number from 0 to {MOST - 1}")
+    return int(number)
+
+
+def _seconds(cells: Cells, column: str, units: Mapping[str, float]) -> float:
+    seconds = float(cells[column]) * units[column]
+    if not math.isfinite(seconds):
+        raise ValueError(f"{column} {cells[column]} is not a time")
+    return seconds
+
+
+def _on_stages(records: Sequence[Record]) -> list[Record]:
     """Return the records with a stage: without that column, a worker's place in the order in which they begin."""
-    begins: defaultdict[int | None, dict[int, float]] = defaultdict(dict)  # by replica and worker
-    for record in records:
-        if record.action and record.action.stage == UNKNOWN:
-            mine = begins[record.replica]
-            mine[record.worker] = min(record.start, mine.get(record.worker, record.start))
-    places = {
-        worker: stage for mine in begins.values() for stage, worker in enumerate(sorted(mine, key=mine.__getitem__))
-    }
-    return [
-        record._replace(action=record.action._replace(stage=places[record.worker]))
-        if record.action and record.action.stage == UNKNOWN
-        else record
-        for record in records
-    ]
-
-
-def write(records: Iterable[Record]) -> str:
-    """Return records as the text of a table."""
-    lines = ["step,replica,rank,operation,start,duration"]
-    for step, replica, worker, action, name, start, end in records:
-        operation = str(action) if action else name
-        quoted = f'"{operation}"' if "," in operation else operation
-        lines.append(f"{step},{replica or 0},{rank_of(worker)},{quoted},{start:.6f},{end - start:.6f}")
-    return "\n".join([*lines, ""])
+    lacking = sorted((record for record in records if record.lacks_stage), key=lambda record: record.start)
+    counted: Counter[int] = Counter()  # by replica
+    places: dict[Worker, int] = {}
+    for worker in dict.fromkeys(record.worker for record in lacking):
+        places[worker] = counted[worker[0]]
+        counted[worker[0]] += 1
+    return [record.on_stage(places.get(record.worker)) for record in records]

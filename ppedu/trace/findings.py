@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import permutations
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,10 +12,9 @@ from ppedu.core.numeric import plural, pretty
 from ppedu.sim import simulate
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.predict import in_same_memory
-from ppedu.trace.replay import kind_of, usual_times
+from ppedu.trace.replay import by_rank, kind_of
 
 if TYPE_CHECKING:
-    from ppedu.core import Action
     from ppedu.trace.autopsy import Autopsy
 
 WORTH = 0.005  # a finding saves at least this part of a step
@@ -70,15 +70,13 @@ def _imbalance(autopsy: Autopsy) -> str:
 def _stage_times(autopsy: Autopsy) -> dict[int, float]:
     """Return, by stage, the median time of a microbatch: of its forward and its whole backward."""
     found: defaultdict[int, list[float]] = defaultdict(list)
-    for replicas in autopsy.steps.values():
-        for measured in replicas.values():
-            totals: defaultdict[int, float] = defaultdict(float)
-            for order, row in zip(measured.schedule.orders, measured.lasts, strict=True):
-                for action, time in zip(order, row, strict=True):
-                    for single in action.singles:
-                        totals[single.stage] += time / len(action.singles)
-            for stage, total in totals.items():
-                found[stage].append(total / measured.schedule.microbatches)
+    for measured in autopsy.measured:
+        totals: defaultdict[int, float] = defaultdict(float)
+        for action, time in measured.timed:
+            for single in action.singles:
+                totals[single.stage] += time / len(action.singles)
+        for stage, total in totals.items():
+            found[stage].append(total / measured.schedule.microbatches)
     return {stage: median(times) for stage, times in sorted(found.items())}
 
 
@@ -95,14 +93,12 @@ def _slow_worker(autopsy: Autopsy) -> str:
 
 
 def _variation(autopsy: Autopsy) -> str:
-    parts: list[tuple[float, Action]] = []
-    for replicas in autopsy.steps.values():
-        for measured in replicas.values():
-            usual = usual_times(measured.schedule.orders, measured.lasts)
-            for order, row in zip(measured.schedule.orders, measured.lasts, strict=True):
-                parts += [
-                    (time / (usual[kind_of(action)] or 1), action) for action, time in zip(order, row, strict=True)
-                ]
+    parts = [
+        (time / (usual[kind_of(action)] or 1), action)
+        for measured in autopsy.measured
+        for usual in [measured.usual()]
+        for action, time in measured.timed
+    ]
     parts.sort()
     (low, _), (high, _), (most, longest) = parts[len(parts) // 10], parts[-1 - len(parts) // 10], parts[-1]
     usually = f"most of a step take {low:.0%} to {high:.0%} of their stage's usual time"
@@ -111,13 +107,8 @@ def _variation(autopsy: Autopsy) -> str:
 
 
 def _messages(autopsy: Autopsy) -> str:
-    costs, ranks = autopsy.run.costs(), range(autopsy.run.schedule.ranks)
-    links = {
-        (sender, receiver): costs.delay(sender, receiver)
-        for sender in ranks
-        for receiver in ranks
-        if sender != receiver
-    }
+    costs = autopsy.run.costs()
+    links = {link: costs.delay(*link) for link in permutations(range(autopsy.run.schedule.ranks), 2)}
     slowest = max(links, key=links.__getitem__)
     usual = median(links.values())
     if links[slowest] > SLOW_LINK * usual:
@@ -129,13 +120,9 @@ def _messages(autopsy: Autopsy) -> str:
 
 
 def _pauses(autopsy: Autopsy) -> str:
-    totals: defaultdict[int, list[float]] = defaultdict(list)
-    for replicas in autopsy.steps.values():
-        for measured in replicas.values():
-            for rank, row in enumerate(measured.pauses):
-                totals[rank].append(sum(row))
-    paused = {rank: fmean(times) for rank, times in totals.items()}
-    most = max(paused, key=paused.__getitem__)
+    steps = [[sum(row) for row in by_rank(each.schedule, each.pauses)] for each in autopsy.measured]
+    paused = [fmean(times) for times in zip(*steps, strict=True)]
+    most = paused.index(max(paused))
     return (
         f"between their actions, ranks pause, most of all rank {most}, {pretty(paused[most], 's')} a step (launches, "
         "garbage collection, late messages); no pauses would save"

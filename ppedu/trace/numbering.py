@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
-from ppedu.core import Action, F, Op
+from ppedu.core import Action, Op
 from ppedu.core.numeric import plural
-from ppedu.trace.names import UNKNOWN
-from ppedu.trace.records import Record, in_words
+from ppedu.trace.records import UNKNOWN, Record, Worker
 
-Rows = dict[int, list[Record]]  # by worker, in the order of time
+Rows = dict[Worker, list[Record]]  # in the order of time
 ENDS = {Op.B, Op.W}  # of a microbatch on a stage: a whole backward, or the later half
 CUT = -1  # a step whose beginning was not recorded; the first whole one is 0
 ALIKE = 0.001  # of a step: differences of clocks that vary by less are equal
@@ -36,11 +35,12 @@ def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     if _labels_hold_several(rows):
         remarks.append("a step that the trace numbers holds several steps of the pipeline, which count here")
         rows = {worker: [record._replace(step=None) for record in row] for worker, row in rows.items()}
+    uncounted = any(_lacks_microbatch(record) for row in rows.values() for record in row)
+    if uncounted:
+        remarks.append("microbatches have no numbers, and were counted in the order in which they ran")
     unlabelled = [worker for worker, row in rows.items() if any(each.action and each.step is None for each in row)]
     rows = {worker: row if worker in unlabelled else _with_labels(row) for worker, row in rows.items()}
-    if any(map(_lacks_microbatches, rows.values())):
-        remarks.append("microbatches have no numbers, and were counted in the order in which they ran")
-    if unlabelled and any(map(_lacks_microbatches, rows.values())):
+    if unlabelled and uncounted:
         rows = _in_windows(rows)
     elif unlabelled:
         rows |= _with_steps({worker: rows[worker] for worker in unlabelled})
@@ -48,19 +48,19 @@ def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     return [record for row in rows.values() for record in _with_microbatches(row)], remarks
 
 
-def _lacks_microbatches(row: Iterable[Record]) -> bool:
-    return any(record.action and record.action.microbatch == UNKNOWN for record in row)
+def _lacks_microbatch(record: Record) -> bool:
+    return record.action is not None and record.action.microbatch == UNKNOWN
 
 
 def _labels_hold_several(rows: Rows) -> bool:
     """Return whether most of the steps that the trace numbers hold all forwards of a worker twice or more often."""
-    in_flight = max((_stretch(row)[0] for row in rows.values()), default=0)
+    in_flight = max((_most_begun(row) for row in rows.values()), default=0)
     several = []
     for row in rows.values():
         ran: defaultdict[int, list[Action]] = defaultdict(list)  # by step
-        for record in dict.fromkeys(record for record in row if record.action and record.step is not None):
-            singles = record.action.singles if record.action else ()
-            ran[record.step or 0] += [single for single in singles if single.op == Op.F]
+        for record in dict.fromkeys(row):
+            if record.action and record.step is not None:
+                ran[record.step] += [single for single in record.singles if single.op == Op.F]
         for forwards in ran.values():
             different = len(set(forwards))
             if any(each.microbatch == UNKNOWN for each in forwards):
@@ -69,24 +69,34 @@ def _labels_hold_several(rows: Rows) -> bool:
     return sum(several) > len(several) / 2
 
 
-def _stretch(row: Iterable[Record]) -> tuple[int, list[float]]:
-    """Return the most microbatches of a stage that a worker runs until none is in flight, and when such times began.
+def _in_flight(row: Sequence[Record]) -> list[int]:
+    """Return how many microbatches are in flight on a worker before each of its records, and after the last one.
 
-    On a rank such as the first one of 1F1B, this is a whole step; on the last one, it is a single microbatch.
+    The trace may begin while some are in flight: in flight is counted from the fewest.
     """
-    singles = [(each, record.start) for record in row if record.action for each in record.action.singles]
-    changes = [(each.op == Op.F) - (each.op in ENDS) for each, _ in singles]
-    levels = [0, *accumulate(changes)]
-    start = levels.index(min(levels))  # the trace may begin while some are in flight
-    begun: Counter[int] = Counter()  # by stage
-    most, begins = 0, []
-    for (single, time), level in zip(singles[start:], levels[start:], strict=False):
-        if level == levels[start]:
-            begins.append(time)
-            begun.clear()
-        begun[single.stage] += single.op == Op.F
-        most = max(most, begun[single.stage])
-    return most, begins
+    changes = (sum((each.op == Op.F) - (each.op in ENDS) for each in record.singles) for record in row)
+    counted = [*accumulate(changes, initial=0)]
+    fewest = min(counted)
+    return [count - fewest for count in counted]
+
+
+def _idle(row: Sequence[Record]) -> list[int]:
+    """Return the indices of the actions that a worker begins while no microbatch is in flight.
+
+    On a rank such as the first one of 1F1B, a step begins with each of them; on the last one, each microbatch does.
+    """
+    return [
+        index
+        for index, (record, count) in enumerate(zip(row, _in_flight(row), strict=False))
+        if record.action and not count
+    ]
+
+
+def _most_begun(row: Sequence[Record]) -> int:
+    """Return the most microbatches of a stage that a worker begins until none is in flight."""
+    parts = [row[start:end] for start, end in pairwise([*_idle(row), len(row)])]
+    begun = [Counter(each.stage for record in part for each in record.singles if each.op == Op.F) for part in parts]
+    return max((max(stages.values(), default=0) for stages in begun), default=0)
 
 
 def _in_windows(rows: Rows) -> Rows:
@@ -94,9 +104,9 @@ def _in_windows(rows: Rows) -> Rows:
 
     That is one that runs whole steps, and whose steps the others follow the soonest: the first rank of the pipeline.
     """
-    found = [_stretch(row) for row in rows.values()]
-    most = max(count for count, _ in found)
-    whole = [begins for count, begins in found if count == most]
+    begun = {worker: _most_begun(row) for worker, row in rows.items()}
+    most = max(begun.values())
+    whole = [[row[index].start for index in _idle(row)] for worker, row in rows.items() if begun[worker] == most]
 
     def delay(begins: Sequence[float]) -> float:
         return fmean(
@@ -114,10 +124,9 @@ def _with_microbatches(row: Iterable[Record]) -> Iterator[Record]:
     """Yield the records with a number for each microbatch."""
     counted: Counter[tuple[int | None, int, Op]] = Counter()  # by step, stage and op
     for record in row:
-        action = record.action
-        if action and action.microbatch == UNKNOWN:
-            kind = record.step, action.stage, action.op
-            record = record._replace(action=action._replace(microbatch=counted[kind]))
+        if record.action and _lacks_microbatch(record):
+            kind = record.step, record.action.stage, record.action.op
+            record = record._replace(action=record.action._replace(microbatch=counted[kind]))
             counted[kind] += 1
         yield record
 
@@ -134,88 +143,84 @@ def _with_labels(row: Sequence[Record]) -> list[Record]:
 
 def _with_steps(rows: Rows) -> Rows:
     """Return the records of these workers with a number for each step."""
-    starts = {worker: _first_whole(row) for worker, row in rows.items()}
-    if any(starts.values()):
-        starts = {worker: _lowest(row, starts[worker]) for worker, row in rows.items()}
+    begins_within = any(_in_flight(row)[0] for row in rows.values())
     found: Rows = {}
     for worker, row in rows.items():
+        start = _first_whole(row) if begins_within else 0
         seen: set[Action] = set()
-        step, start = 0, starts[worker]
+        step = 0
         found[worker] = [record._replace(step=CUT) for record in row[:start]]
         for record in row[start:]:
-            singles = record.action.singles if record.action else ()
-            if not seen.isdisjoint(singles):
+            if not seen.isdisjoint(record.singles):
                 seen.clear()
                 step += 1
-            seen.update(singles)
+            seen.update(record.singles)
             found[worker].append(record._replace(step=step))
     return found
 
 
 def _first_whole(row: Sequence[Record]) -> int:
-    """Return the index after the last backward whose forward was not recorded, as the trace begins within a step."""
-    ran: set[Action] = set()
-    start = 0
-    for index, record in enumerate(row):
-        singles = record.action.singles if record.action else ()
-        ran.update(singles)
-        if any(each.op != Op.F and F(each.stage, each.microbatch) not in ran for each in singles):
-            start = index + 1
-            ran.clear()
-    return start
+    """Return the index of the record with which the first whole step begins, in a trace that begins within a step.
 
-
-def _lowest(row: Sequence[Record], start: int) -> int:
-    """Return the index of the lowest microbatch that begins while none is in flight, among those after `start`.
-
-    On some ranks, such as the last one of 1F1B, none is in flight after each microbatch, also within a step.
+    Until an action occurs again, it is where the lowest microbatch begins while none is in flight.
     """
+    in_flight = _in_flight(row)
+    start = in_flight.index(0)
     seen: set[Action] = set()
-    in_flight = 0
     found: list[tuple[int, int]] = []
-    for index, record in enumerate(row[start:], start):
-        singles = record.action.singles if record.action else ()
+    for index in range(start, len(row)):
+        singles = row[index].singles
         if not seen.isdisjoint(singles):
             break
-        if singles and not in_flight:
-            found.append((singles[0].microbatch, index))
-        in_flight += sum((each.op == Op.F) - (each.op in ENDS) for each in singles)
         seen.update(singles)
-    return min(found)[1] if found else start
+        if singles and not in_flight[index]:
+            found.append((singles[0].microbatch, index))
+    return min(found, default=(0, start))[1]
 
 
-def _match_steps(rows: Rows, unlabelled: Sequence[int]) -> Iterator[str]:
+def _match_steps(rows: Rows, unlabelled: Sequence[Worker]) -> Iterator[str]:
     """Give the steps of these workers the numbers of the steps that another worker ran at the same times.
 
     Yields a remark on each worker that has recorded fewer.
     """
     begins = {worker: _begins(row) for worker, row in rows.items()}
     model = max(rows, key=lambda worker: (worker not in unlabelled, len(begins[worker])))
-    steps = [CUT, *begins[model]]
+    known = [*begins[model]]
     for worker in unlabelled:
         offset = _offset([*begins[worker].values()], [*begins[model].values()])
-        labels = [steps[max(0, index)] for index in range(offset, len(steps))]  # from that of CUT on
-        labels += range(steps[-1] + 1, steps[-1] + 3 + len(begins[worker]))
-        rows[worker] = [record._replace(step=labels[(record.step or 0) - CUT]) for record in rows[worker]]
-        matched = len(set(labels[1 : len(begins[worker]) + 1]).intersection(begins[model]))
-        if matched < len(begins[model]):
-            yield f"{in_words(worker)} recorded {matched} of {plural(len(begins[model]), 'step')}"
+        numbers = {step: _number_of(step + offset, known) for step in range(CUT, len(begins[worker]) + 1)}
+        rows[worker] = [record._replace(step=numbers[record.step or 0]) for record in rows[worker]]
+        matched = {numbers[step] for step in begins[worker]} & set(known)
+        if len(matched) < len(known):
+            replica, rank = worker
+            where = f"rank {rank} of replica {replica}" if replica else f"rank {rank}"
+            yield f"{where} recorded {len(matched)} of {plural(len(known), 'step')}"
+
+
+def _number_of(place: int, known: Sequence[int]) -> int:
+    """Return the number of a step by its place among the known ones, after which others count on."""
+    if place < 0:
+        return CUT
+    return known[place] if place < len(known) else place - len(known) + 1 + (known[-1] if known else CUT)
 
 
 def _offset(times: Sequence[float], known: Sequence[float]) -> int:
     """Return by how many steps a worker began to record later than the model (or earlier, if negative).
 
-    times, known: when the steps of both began, by clocks that may differ by a constant. Steps take unlike times, so
-    where the right ones are matched, the differences are nearly equal.
+    Steps take unlike times, so where the right ones are matched, the differences are nearly equal.
+
+    Args:
+        times: When the worker's steps began.
+        known: When the model's did, by a clock that may differ by a constant.
     """
     if not times:
         return 0
+    inside = sorted([0, len(known) - len(times)])
     apart, spread = {}, {}
     for offset in range(1 - len(times), len(known)):
         pairs = zip(times[max(0, -offset) :], known[max(0, offset) :], strict=False)
         differences = [mine - other for mine, other in pairs]
-        inside = min(0, len(known) - len(times)) <= offset <= max(0, len(known) - len(times))
-        if inside or len(differences) >= ENOUGH:
+        if inside[0] <= offset <= inside[1] or len(differences) >= ENOUGH:
             apart[offset] = median(differences)
             spread[offset] = fmean(abs(each - apart[offset]) for each in differences)
     length = median(after - before for before, after in pairwise(known)) if len(known) > 1 else 0.0

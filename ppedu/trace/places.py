@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppedu.core import ParseError
 from ppedu.core.numeric import plural
-from ppedu.trace.records import MOST
+from ppedu.trace.records import MOST, Record
 
 LABELLED = re.compile(r"(?:^|[^0-9A-Za-z])(?:rank|worker|r)[-_]?([0-9]{1,9})(?![0-9A-Za-z])", re.IGNORECASE).findall
 NUMBER = re.compile(r"[0-9]+").findall
@@ -30,14 +30,17 @@ class TracePlace(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A trace file. about: its "distributedInfo". processes: the ids of those that ran actions, first ones first.
+    """A trace file.
 
-    given: its place, if the caller knows it.
+    about: Its "distributedInfo". base: The seconds from which its times count.
+    records: By the id of a process that ran actions, its records, first ones first.
+    given: Its place, if the caller knows it.
     """
 
     path: Path
     about: Mapping[str, Any]
-    processes: Sequence[Hashable]
+    base: float
+    records: Mapping[Any, Sequence[Record]]
     given: TracePlace | None = None
 
 
@@ -50,13 +53,13 @@ def find_places(sources: Sequence[Source]) -> list[list[TracePlace]]:
     Raises:
         ParseError: it is unknown of which rank a file is, or two files are of one rank.
     """
-    merged = next((source for source in sources if len(source.processes) > 1), None)
+    merged = next((source for source in sources if len(source.records) > 1), None)
     if merged and (len(sources) > 1 or merged.given):
-        held = plural(len(merged.processes), "process")
+        held = plural(len(merged.records), "process")
         raise ParseError(f"{str(merged.path)!r} holds {held}, other files hold more; give a file for each rank")
     if merged:
-        order = sorted(merged.processes, key=lambda process: (type(process).__name__, process))
-        return [[TracePlace(order.index(each), None, stage) for stage, each in enumerate(merged.processes)]]
+        order = sorted(merged.records, key=lambda process: (type(process).__name__, process))
+        return [[TracePlace(order.index(each), None, stage) for stage, each in enumerate(merged.records)]]
     places = [source.given for source in sources if source.given] or _from_metadata(sources) or _from_names(sources)
     owners: dict[tuple[int | None, int], Path] = {}
     for source, place in zip(sources, places, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -77,35 +77,35 @@ def predict(
             f"the run has {plural(old.ranks, 'rank')} and {schedule.name} {schedule.ranks}; a run does not tell how "
             "its ranks would work in another number"
         )
-    given, overhead = costs is not None, run.calibration.overhead
-    known = _without_overhead(_by_stage(run.costs() if costs is None else require_costs(costs)), overhead)
-    assumed = _assumptions(old, schedule, known, given, layers)
-    new = _by_share(known, old, schedule) if layers is None else _by_layers(known, old, schedule, layers)
-    steps = len(run.steady)
-    draws = sorted(_draws(run, new, schedule))
+    overhead = run.calibration.overhead
+    known = _without_overhead(run.costs() if costs is None else require_costs(costs), overhead)
+    assumed = [*_assumptions(old, schedule, known, layers)]
+    if costs is not None:
+        assumed.append("the costs that were given")
+    draws = sorted(_draws(run, _of_new_stages(known, old, schedule, layers), schedule))
+    low, high = (_quantile(draws, part, len(run.steady)) for part in (LOW, HIGH))
     now = median(each.timeline.makespan for each in run.steady.values())
-    return Prediction(
-        schedule, median(draws), _quantile(draws, LOW, steps), _quantile(draws, HIGH, steps), now, tuple(assumed)
-    )
+    return Prediction(schedule, median(draws), low, high, now, tuple(assumed))
 
 
-def _by_stage(costs: Costs) -> Costs:
-    """Return costs that have one time for each stage; raise SettingError if they have not."""
+def _by_stage(costs: Costs) -> dict[str, tuple[float, ...]]:
+    """Return the costs that are given for each stage, by name; raise SettingError if some vary by microbatch."""
+    found = {}
     for name in FIELDS:
         times = getattr(costs, name)
         if callable(times) or (isinstance(times, tuple) and any(isinstance(time, tuple) for time in times)):
             raise SettingError(
                 f"Run.predict takes how microbatches vary from the run; give {name} as one time for each stage"
             )
-    return costs
+        if isinstance(times, tuple):
+            found[name] = times
+    return found
 
 
 def _without_overhead(costs: Costs, overhead: float) -> Costs:
     """Return the costs without the overhead of an action, which another schedule has per action, not per stage."""
     bare: dict[str, Any] = {
-        name: tuple(max(0.0, time - overhead) for time in times)
-        for name in FIELDS
-        if isinstance(times := getattr(costs, name), tuple)
+        name: tuple(max(0.0, time - overhead) for time in times) for name, times in _by_stage(costs).items()
     }
     return replace(costs, **bare)
 
@@ -128,42 +128,48 @@ def in_same_memory(run: Run) -> Iterator[tuple[str, float]]:
                 yield name, timeline.makespan
 
 
-def _assumptions(old: Schedule, new: Schedule, known: Costs, given: bool, layers: Layers | None) -> Iterator[str]:
-    ops = {single.op for order in new.orders for action in order for single in action.singles}
-    ran = {single.op for order in old.orders for action in order for single in action.singles}
+def _assumptions(old: Schedule, new: Schedule, known: Costs, layers: Layers | None) -> Iterator[str]:
+    ran, ops = (
+        {single.op for order in schedule.orders for action in order for single in action.singles}
+        for schedule in (old, new)
+    )
     if Op.W in ops and Op.W not in ran and known.weight is None and known.input is None:
         yield "I and W each take half of B"
     if any(action.op in OVERLAP for order in new.orders for action in order) and known.overlap is None:
         yield "an overlapped pair takes as long as its two parts"
-    rows = [times for name in FIELDS if isinstance(times := getattr(known, name), tuple)]
+    times = _by_stage(known)
     if layers is not None:
         yield "a layer takes as long in any stage; what the first and the last stage take more, they keep"
-    elif any(len(times) != new.stages for times in rows):
+    elif any(len(each) != new.stages for each in times.values()):
         yield "a stage takes as long as its share of the run's stages"
-        yield from _uncuttable(known.forward)
+        forward = times.get("forward", ())
+        ends = {0: (forward[1:], "embedding"), len(forward) - 1: (forward[:-1], "head")}
+        for stage, (others, what) in ends.items() if len(forward) > 2 else ():
+            if forward[stage] > UNEVEN * median(others) > 0:
+                yield (
+                    f"stage {stage} can be cut like the others, though it takes "
+                    f"{forward[stage] / median(others):.1f}× as long; if that is its {what}, give layers=…"
+                )
     if old.microbatches != new.microbatches:
         yield f"the {new.microbatches} microbatches are as large as the run's {old.microbatches}"
-    if given:
-        yield "the costs that were given"
 
 
-def _uncuttable(forward: Any) -> Iterator[str]:
-    """Yield a remark for the first and the last stage if its forward takes clearly longer than the others'."""
-    if not isinstance(forward, tuple) or len(forward) < 3:
-        return
-    last = len(forward) - 1
-    for stage, others, what in ((0, forward[1:], "embedding"), (last, forward[:-1], "head")):
-        if forward[stage] > UNEVEN * median(others) > 0:
-            yield (
-                f"stage {stage} can be cut like the others, though it takes {forward[stage] / median(others):.1f}× as "
-                f"long; if that is its {what}, give layers=…"
-            )
+Divide = Callable[[tuple[float, ...]], tuple[float, ...]]  # from the times of the run's stages to those of the new ones
 
 
-def _by_share(known: Costs, old: Schedule, new: Schedule) -> Costs:
-    """Return the costs of the new stages, each of which is an equal part of the model, in the order of the old ones."""
+def _of_new_stages(known: Costs, old: Schedule, new: Schedule, layers: Layers | None) -> Costs:
+    """Return the costs of the new stages: by their layers, or else each an equal part of the model."""
+    divide = _by_share(old, new) if layers is None else _by_layers(known, old, new, layers)
+    found: dict[str, Any] = {name: divide(times) for name, times in _by_stage(known).items()}
+    if layers is None and new.stages == old.stages:
+        return known
+    return replace(known, **{"overlap": None, **found})
 
-    def cut(times: tuple[float, ...]) -> tuple[float, ...]:
+
+def _by_share(old: Schedule, new: Schedule) -> Divide:
+    edges = [stage * old.stages / new.stages for stage in range(new.stages + 1)]
+
+    def divide(times: tuple[float, ...]) -> tuple[float, ...]:
         if len(times) == new.stages:
             return times
         if len(times) != old.stages:
@@ -171,18 +177,16 @@ def _by_share(known: Costs, old: Schedule, new: Schedule) -> Costs:
                 f"these are the costs of {plural(len(times), 'stage')}; the run has {old.stages}, and {new.name} "
                 f"{new.stages}"
             )
-        edges = [stage * old.stages / new.stages for stage in range(new.stages + 1)]
         return tuple(
             sum(time * max(0.0, min(high, s + 1) - max(low, s)) for s, time in enumerate(times))
             for low, high in pairwise(edges)
         )
 
-    cuts: dict[str, Any] = {name: cut(times) for name in FIELDS if isinstance(times := getattr(known, name), tuple)}
-    return known if new.stages == old.stages else replace(known, **{"overlap": None, **cuts})
+    return divide
 
 
-def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: Layers) -> Costs:
-    """Return the costs of the new stages by their numbers of layers.
+def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: Layers) -> Divide:
+    """Divide times by the numbers of layers.
 
     A layer takes the median time of the layers in the middle stages. What the first and the last stage take beyond
     theirs, for the embedding and the head, they keep.
@@ -204,7 +208,6 @@ def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: Layers) -> Co
     durations = known.durations(old.stages, old.ranks)[Op.F]
     if sum(before) != sum(after):
         raise SettingError(f"the run has {plural(sum(before), 'layer')}, and {after} are {sum(after)}")
-
     for stage, count in enumerate(before[1:-1], 1):
         if not count and durations[stage] > max(durations) / 20:
             raise SettingError(
@@ -212,17 +215,19 @@ def _by_layers(known: Costs, old: Schedule, new: Schedule, layers: Layers) -> Co
                 "the layers that it has"
             )
 
-    def moved(times: Sequence[float]) -> tuple[float, ...]:
-        each = [time / count for time, count in zip(times, before, strict=True) if count]
-        middle = [time / count for time, count in zip(times[1:-1], before[1:-1], strict=True) if count]
-        layer = median(middle) if middle else min(each)
+    def divide(times: tuple[float, ...]) -> tuple[float, ...]:
+        each = [time / count if count else None for time, count in zip(times, before, strict=True)]
+        middle = [time for time in each[1:-1] if time is not None]
+        layer = median(middle) if middle else min(time for time in each if time is not None)
         found = [layer * count for count in after]
         found[0] += max(0.0, times[0] - layer * before[0])
         found[-1] += max(0.0, times[-1] - layer * before[-1])
         return tuple(found)
 
-    found: dict[str, Any] = {name: moved(times) for name in FIELDS if isinstance(times := getattr(known, name), tuple)}
-    return replace(known, **{"overlap": None, **found})
+    return divide
+
+
+Place = tuple[int, int]  # a stage and a microbatch
 
 
 def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
@@ -234,7 +239,7 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
     old, overhead = run.schedule, run.calibration.overhead
     chance = random.Random(0)
     usual = _without_overhead(run.costs(), overhead)
-    steps = [_Step.of(each.timeline, usual, overhead) for each in run.steady.values()]
+    steps = [_Variation(each.timeline, usual, overhead) for each in run.steady.values()]
     durations = costs.durations(schedule.stages, schedule.ranks)
     fused = None if costs.overlap is None else costs.per_stage(costs.overlap, schedule.stages, schedule.ranks)
     travelled = travels(schedule, costs.delay)
@@ -242,66 +247,50 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
     for draw in range(max(DRAWS, len(steps))):
         step = steps[draw % len(steps)]
         drawn = [m if alike else chance.randrange(old.microbatches) for m in range(schedule.microbatches)]
-        lasts, pauses, travel = ([[0.0] * len(order) for order in schedule.orders] for _ in range(3))
-        for rank, index, needs in turns(schedule):
-            action = schedule.orders[rank][index]
-            parts = [
-                (op, stage, (stage * old.stages // schedule.stages, drawn[microbatch]))
-                for stage, op, microbatch, _ in action.singles
-            ]
-            lasts[rank][index] = sum(
-                step.factor(op, place) * (fused[stage] / 2 if fused and action.parts else durations[op][stage])
-                for op, stage, place in parts
-            )
-            op, _, place = parts[0]
+        lasts, pauses, travel = ([0.0] * len(travelled) for _ in range(3))
+        for at, _, action, before, needs in turns(schedule):
+            for stage, op, microbatch, _ in action.singles:
+                time = fused[stage] / 2 if fused and action.parts else durations[op][stage]
+                lasts[at] += time * step.factor(op, (stage * old.stages // schedule.stages, drawn[microbatch]))
+            stage, op, microbatch, _ = action.singles[0]
+            place = stage * old.stages // schedule.stages, drawn[microbatch]
             late, early = step.start(op, place, bool(needs), chance)
-            pauses[rank][index] = late if index else 0.0
-            travel[rank][index] = max(0.0, travelled[rank][index] - early)
+            pauses[at] = 0.0 if before is None else late
+            travel[at] = max(0.0, travelled[at] - early)
         yield Measured(schedule, lasts, pauses, travel).makespan()
 
 
-Place = tuple[int, int]  # a stage and a microbatch
-Start = tuple[float, float]  # by how much an action starts late, and by how much its message came early
-
-
-@dataclass(frozen=True)
-class _Step:
+class _Variation:
     """How the actions of a measured step differ from the run's usual ones.
 
     factors: How many times as long as usual an action took.
-    starts: How each action started. Those that need a message from another rank are apart from the others.
+    starts: By how much an action started late, and its message came early. Actions that need a message from another
+        rank are apart from the others.
     overhead: The usual start of an action that needs no message.
     """
 
-    factors: Mapping[tuple[Op, Place], float]
-    starts: Mapping[tuple[Op, bool], Mapping[Place, Start]]
-    overhead: float
-
-    @classmethod
-    def of(cls, timeline: Timeline, usual: Costs, overhead: float) -> _Step:
+    def __init__(self, timeline: Timeline, usual: Costs, overhead: float):
+        self.factors: dict[tuple[Op, Place], float] = {}
+        self.starts: defaultdict[tuple[Op, bool], dict[Place, tuple[float, float]]] = defaultdict(dict)
+        self.overhead = overhead
         schedule = timeline.schedule
         durations = usual.durations(schedule.stages, schedule.ranks)
         travelled = travels(schedule, usual.delay)
         measured = Measured.of(timeline, travelled)
-        factors: dict[tuple[Op, Place], float] = {}
-        starts: defaultdict[tuple[Op, bool], dict[Place, Start]] = defaultdict(dict)
-        for rank, index, needs in turns(schedule):
-            action = schedule.orders[rank][index]
+        for at, _, action, before, needs in turns(schedule):
             whole = sum(durations[single.op][single.stage] for single in action.singles)
-            early = travelled[rank][index] - measured.travels[rank][index]
             for stage, op, microbatch, _ in action.singles:
-                place = stage, microbatch
-                factors[op, place] = measured.lasts[rank][index] / whole if whole > 0 else 1.0
-                if index:
-                    starts[op, bool(needs)][place] = measured.pauses[rank][index], early
-        return cls(factors, starts, overhead)
+                self.factors[op, (stage, microbatch)] = measured.lasts[at] / whole if whole > 0 else 1.0
+                if before is not None:
+                    started = measured.pauses[at], travelled[at] - measured.travels[at]
+                    self.starts[op, bool(needs)][stage, microbatch] = started
 
     def factor(self, op: Op, place: Place) -> float:
         """Return how many times as long as usual an action took, or a similar one, if the run does not have it."""
         found = self.factors.get((op, place))
         return self.factors.get((SPLIT.get(op, Op.F), place), 1.0) if found is None else found
 
-    def start(self, op: Op, place: Place, needs_message: bool, chance: random.Random) -> Start:
+    def start(self, op: Op, place: Place, needs_message: bool, chance: random.Random) -> tuple[float, float]:
         """Return how an action started, or a similar one, if the run does not have it."""
         similar = self.starts.get((op, needs_message)) or self.starts.get((SPLIT.get(op, Op.F), needs_message))
         if op is Op.W or not similar:
@@ -310,9 +299,14 @@ class _Step:
 
 
 def _quantile(ordered: Sequence[float], part: float, steps: int) -> float:
-    """Return the value that a part of future steps falls below: of few steps, the extremes are further out."""
-    part = min(1.0, max(0.0, (part * (steps + 1) - 1) / max(1, steps - 1)))
-    place = part * (len(ordered) - 1)
-    low = int(place)
+    """Return the value that a part of future steps falls below, estimated from draws with the variation of `steps`.
+
+    Of n steps, a future one falls below the k-th with the probability k / (n + 1) (Weibull's plotting position, type 6
+    in Hyndman and Fan, "Sample Quantiles in Statistical Packages", 1996): with few steps, the extremes are further out.
+    There may be more draws than steps, so the place among the steps is scaled to the draws.
+    """
+    place = (part * (steps + 1) - 1) / max(1, steps - 1)  # 0: the first; 1: the last
+    index = min(1.0, max(0.0, place)) * (len(ordered) - 1)
+    low = int(index)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (index - low) * (ordered[high] - ordered[low])

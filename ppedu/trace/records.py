@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ppedu.core import Action
-from ppedu.sim import Timeline
+from ppedu.sim import Span, Timeline
 
 MOST = 1 << 31  # the numbers of steps, replicas, ranks, stages and microbatches are smaller
+UNKNOWN = -2  # a stage or a microbatch that a trace does not say; -1 is that of a pair
+
+Key = tuple[int, int]  # a step and a replica
+Worker = tuple[int, int]  # a replica, 0 if the trace does not say, and a rank
 
 
 class Record(NamedTuple):
     """One line of a trace: an action, or something else that the rank did in the step, such as its optimizer.
 
-    step: None if the trace does not say. replica: likewise. worker: tells the ranks of all replicas apart; see
-        `worker_of`. action: its microbatch may be UNKNOWN. start, end: in seconds.
+    step, replica: None if the trace does not say.
+    rank: Any number that tells the ranks of a replica apart; of all replicas, if the trace does not say which is whose.
+    action: Its stage and its microbatch may be UNKNOWN.
+    start, end: In seconds.
     """
 
     step: int | None
     replica: int | None
-    worker: int
+    rank: int
     action: Action | None
     name: str
     start: float
     end: float
+
+    @property
+    def worker(self) -> Worker:
+        return self.replica or 0, self.rank
+
+    @property
+    def singles(self) -> tuple[Action, ...]:
+        """The action, or the parts of a pair; nothing for time outside the pipeline."""
+        return self.action.singles if self.action else ()
+
+    @property
+    def lacks_stage(self) -> bool:
+        return self.action is not None and self.action.stage == UNKNOWN
+
+    def on_stage(self, stage: int | None) -> Record:
+        """Return the record with this stage, if it lacks one."""
+        if self.action is None or stage is None or not self.lacks_stage:
+            return self
+        return self._replace(action=self.action._replace(stage=stage))
 
 
 class Other(NamedTuple):
@@ -51,21 +77,11 @@ class Recorded:
     def end(self) -> float:
         return max([float(self.timeline.end), *(other.end for other in self.others)])
 
-
-Key = tuple[int, int]  # a step and a replica
-
-
-def worker_of(rank: int, replica: int | None = None) -> int:
-    """Return a number for a rank: its own, or, in a trace that tells replicas apart, one that contains both numbers."""
-    return (replica or 0) << 32 | rank
-
-
-def rank_of(worker: int) -> int:
-    """Return a worker's rank in its replica."""
-    return worker & 0xFFFFFFFF
-
-
-def in_words(worker: int) -> str:
-    """Return a worker as text: "rank 1 of replica 2"."""
-    replica = worker >> 32
-    return f"rank {rank_of(worker)} of replica {replica}" if replica else f"rank {rank_of(worker)}"
+    def shifted(self, shifts: Sequence[float]) -> Recorded:
+        """Return the step with times that are later by a number of seconds for each rank."""
+        rows = tuple(
+            tuple(Span(action, start + shift, end + shift) for action, start, end in row)
+            for row, shift in zip(self.timeline.rows, shifts, strict=True)
+        )
+        others = (Other(r, name, start + shifts[r], end + shifts[r]) for r, name, start, end in self.others)
+        return Recorded(replace(self.timeline, rows=rows), tuple(others))

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
+from operator import add
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ppedu.core import Op, ParseError, Schedule, SettingError
-from ppedu.core.files import named
+from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.validate import require_count
 from ppedu.sim import Costs, Span, Timeline
-from ppedu.trace import csv_table as table
-from ppedu.trace import profiler, saved
-from ppedu.trace.assemble import ROUNDING, SMALL, assemble, recognized
 from ppedu.trace.calibrate import Calibration, calibrate, settled, steps_in_words
-from ppedu.trace.clocks import ClockShifts, align
+from ppedu.trace.clocks import ClockShifts
 from ppedu.trace.events import Progress
-from ppedu.trace.names import Names
-from ppedu.trace.places import TracePlace
-from ppedu.trace.records import MOST, Key, Recorded
-from ppedu.trace.replay import Grid, Measured, travels, usual_travels
+from ppedu.trace.load import Paths, load
+from ppedu.trace.records import Key, Recorded
+from ppedu.trace.replay import Measured, by_rank, travels, usual_travels
 
 if TYPE_CHECKING:
     from ppedu.trace.autopsy import Autopsy
     from ppedu.trace.predict import Prediction
-
-LONGEST = 86_400.0  # seconds that a step may take without a remark
-
-File = str | os.PathLike[str]
-Paths = File | Iterable[File] | Mapping[int, File] | Mapping[tuple[int, int], File]
 
 
 class Run:
@@ -83,25 +72,7 @@ class Run:
                 two things at once in every step.
             SettingError: `paths` is not a file name or several, or `names` are not as above.
         """
-        placed = _placed(paths)
-        files = [path for _, path in placed]
-        tables = [file for file in files if table.is_table(file)]
-        if tables and (len(files) > 1 or placed[0][0]):
-            raise SettingError(f"give one table of the whole run, or traces alone; got {', '.join(map(str, files))}")
-        source = repr(str(files[0])) if len(files) == 1 else f"the trace {str(files[0])!r} and {len(files) - 1} more"
-        remarks: list[str] = []
-        if not tables and len(files) == 1 and saved.is_saved(files[0]):
-            timelines = saved.load_all(files[0])
-            run = [each for each in timelines if each.source != "simulated"] or timelines
-            steps = chain.from_iterable(each.steps for each in run)
-            recorded = {(step, 0): Recorded(recognized(each)) for step, each in enumerate(steps)}
-        else:
-            known = Names(names)
-            read = table.read(tables[0], known) if tables else profiler.read(placed, known, progress)
-            recorded, remarks = assemble(read[0], source, read[1])
-        recorded, clocks = _aligned(recorded, source)
-        remarks += _suspicions((each.timeline for each in recorded.values()), clocks.values())
-        return cls(recorded, remarks, clocks)
+        return cls(*load(paths, progress, names))
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -198,20 +169,17 @@ class Run:
         the measured time, late messages and pauses have cost.
         """
         timeline, overhead = self.timeline(step, replica), self.calibration.overhead
-        lasts = [[span.end - span.start for span in row] for row in timeline.rows]
-        pauses = [[0.0, *(overhead for _ in row[1:])] for row in timeline.rows]
-        replayed = Measured(timeline.schedule, lasts, pauses, travels(timeline.schedule, self.costs().delay))
-        rows = tuple(
-            tuple(
-                Span(span.action, start, start + span.end - span.start) for span, start in zip(row, starts, strict=True)
-            )
-            for row, starts in zip(timeline.rows, replayed.starts(), strict=True)
-        )
-        return replace(timeline, rows=rows, source="replayed")
+        schedule = timeline.schedule
+        lasts = [span.end - span.start for row in timeline.rows for span in row]
+        pauses = [overhead if index else 0.0 for row in timeline.rows for index in range(len(row))]
+        starts = Measured(schedule, lasts, pauses, travels(schedule, self.costs().delay)).starts()
+        actions = chain(*schedule.orders)
+        spans = [Span(*each) for each in zip(actions, starts, map(add, starts, lasts), strict=True)]
+        return replace(timeline, rows=tuple(map(tuple, by_rank(schedule, spans))), source="replayed")
 
     @cached_property
-    def travels(self) -> Grid:
-        """The usual time of the messages that each action needs, by rank and index, with the overhead of an action."""
+    def travels(self) -> list[float]:
+        """The usual time of the messages that each action needs, with the overhead of an action."""
         overhead, costs = self.calibration.overhead, self.costs()
         timelines = [each.timeline for each in self.steady.values()]
         return usual_travels(timelines, lambda sender, receiver: costs.delay(sender, receiver) + overhead)
@@ -270,108 +238,3 @@ def _numbers(name: str, values: Any) -> set[int]:
     if not isinstance(values, Iterable):
         raise SettingError(f"{name} must be a list of numbers, such as [0, 1]; got {values!r}")
     return {_number(name.removesuffix("s"), value) for value in values}
-
-
-def _placed(paths: Any) -> list[tuple[TracePlace | None, str | os.PathLike[str]]]:
-    """Return the files, each with its place if `paths` says it; raise SettingError for anything else."""
-    if isinstance(paths, str | os.PathLike):
-        paths = [paths]
-    places, values = (list(map(_place, paths)), paths.values()) if isinstance(paths, Mapping) else ([], paths)
-    files = list(values) if places or isinstance(values, list | tuple | set | Iterator) else []
-    if not files or not all(isinstance(file, str | os.PathLike) for file in files) or None in places:
-        raise SettingError(
-            "Run.load takes the name of a trace file or of a folder, a list of files, or a dict such as {0: 'a.json'} "
-            f"or {{(replica, rank): 'a.json'}}; got {paths!r}"
-        )
-    if places:
-        return list(zip(places, files, strict=True))
-    return [(None, file) for path in files for file in _files(path)]
-
-
-def _place(key: Any) -> TracePlace | None:
-    """Return the place that the key of a dict of files stands for; None if it stands for none."""
-    match key:
-        case int() if 0 <= key < MOST:
-            return TracePlace(key, None, key)
-        case (int() as replica, int() as rank) if all(0 <= each < MOST for each in (replica, rank)):
-            return TracePlace(rank, replica, rank)
-    return None
-
-
-def _files(path: File) -> list[File]:
-    """Return a file, or those in a folder: its traces, or else its tables. Raise SettingError if it has neither."""
-    with suppress(OSError):  # such as a name that is too long; reading the file reports it
-        if named(path).is_dir():
-            for kind in ("json", "csv"):
-                found = sorted(each for end in ("", ".gz") for each in named(path).rglob(f"*.{kind}{end}"))
-                if found:
-                    return [*found]
-            raise SettingError(f"the folder {str(path)!r} has no files that end in .json, .csv, .json.gz or .csv.gz")
-    return [path]
-
-
-def _suspicions(timelines: Iterable[Timeline], clocks: Collection[ClockShifts]) -> Iterator[str]:
-    """Yield a remark on clocks that disagree, on times that are too long, and on a stage that may be missing.
-
-    Without a stage after the last one, that one waits for its first backward in every step: for about a forward or
-    longer, and far longer than ranks usually pause.
-    """
-    timelines = list(timelines)
-    length = min(timeline.makespan for timeline in timelines)
-    if (shift := max(abs(shift) for each in clocks for shift in each.shifts)) > length / 2:
-        yield (
-            f"clocks were shifted by up to {pretty(shift, 's')}, over half a step; have all ranks recorded the same "
-            "steps?"
-        )
-    if (early := max(each.early for each in clocks)) > ROUNDING:
-        yield f"messages arrive up to {pretty(early, 's')} before they were sent, however the clocks are shifted"
-    if length > LONGEST:
-        yield f"a step takes {pretty(length, 's')}; are the times in seconds?"
-    waits, forwards, pauses = [], [], []
-    for timeline in timelines:
-        last = timeline.schedule.stages - 1
-        ran = [
-            (single.op, after.start - before.end, after.end - after.start)
-            for row in timeline.rows
-            for before, after in pairwise(row)
-            for single in after.action.singles
-            if single.stage == last
-        ]
-        forwards += [time for op, _, time in ran if op is Op.F]
-        pauses += [wait for _, wait, _ in ran]
-        waits.append(next((wait for op, wait, _ in ran if op in (Op.B, Op.I)), 0.0))
-    if forwards and min(waits) > max(0.75 * median(forwards), 3 * median(pauses)):
-        yield (
-            f"in every step, stage {last} waits at least {pretty(min(waits), 's')} before its first backward, as if it "
-            "were not the last one; if ranks after it are missing, give the traces of all ranks"
-        )
-
-
-def _aligned(recorded: dict[Key, Recorded], source: str) -> tuple[dict[Key, Recorded], dict[int, ClockShifts]]:
-    """Return the same steps with the clocks of the ranks aligned, as far as messages tell."""
-    clocks: dict[int, ClockShifts] = {}
-    found: dict[Key, Recorded] = {}
-    for replica in sorted({replica for _, replica in recorded}):
-        mine = {key: each for key, each in recorded.items() if key[1] == replica}
-        try:
-            timelines = [each.timeline for each in mine.values()]
-            usual = median(span.end - span.start for each in timelines for row in each.rows for span in row)
-            clocks[replica] = align(timelines, SMALL * usual)
-        except ValueError as error:
-            raise ParseError(f"{source} contradicts itself: {error}; are these the traces of one job?") from None
-        found.update((key, _shifted(each, clocks[replica].shifts)) for key, each in mine.items())
-    return found, clocks
-
-
-def _shifted(recorded: Recorded, shifts: Sequence[float]) -> Recorded:
-    if not any(shifts):
-        return recorded
-    rows = tuple(
-        tuple(Span(action, start + shift, end + shift) for action, start, end in row)
-        for row, shift in zip(recorded.timeline.rows, shifts, strict=True)
-    )
-    others = tuple(
-        other._replace(start=other.start + shifts[other.rank], end=other.end + shifts[other.rank])
-        for other in recorded.others
-    )
-    return Recorded(replace(recorded.timeline, rows=rows), others)

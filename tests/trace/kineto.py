@@ -7,7 +7,6 @@ from typing import Any
 
 import ppedu as pp
 from ppedu.course.drawn import DrawnJob
-from ppedu.trace.records import rank_of
 
 START = 1_700_000_000_000_000  # microseconds
 
@@ -37,7 +36,7 @@ def by_rank(job):
     """Return, by replica and rank, the records of a job in the order of time."""
     found = {}
     for record in job.records():
-        found.setdefault((record.replica, rank_of(record.worker)), []).append(record)
+        found.setdefault((record.replica, record.rank), []).append(record)
     return {key: sorted(each, key=lambda record: record.start) for key, each in sorted(found.items())}
 
 

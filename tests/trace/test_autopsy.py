@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from strategies import often, sample
 
 import ppedu as pp
-from ppedu.course.drawn import PLANTED, DrawnJob
+from ppedu.course.drawn import PLANTED, DrawnJob, table_of
 from ppedu.course.exercises.finale import Case
-from ppedu.trace import csv_table as table
 from ppedu.trace.records import Record
-from ppedu.trace.replay import Measured, travels
+from ppedu.trace.replay import Measured, by_rank, travels
 
 STRENGTH = {
     "imbalance": (0.4, 1.0),
@@ -45,7 +44,7 @@ def draw(seed, **settings):
 
 def load(job, folder):
     path = folder / "run.csv"
-    path.write_text(table.write(job.records()))
+    path.write_text(table_of(job.records()))
     return pp.Run.load(path)
 
 
@@ -157,9 +156,9 @@ def test_a_replay_is_the_simulation_with_the_same_times(seed):
     }
     latency = {(a, b): chance.randint(0, 5) for a in range(3) for b in range(3) if a != b}
     costs = pp.Costs(times["F"], times["B"], times["I"], times["W"], latency=latency)
-    lasts = [[times[op][stage][m] for stage, op, m, _ in order] for order in schedule.orders]
-    measured = Measured(schedule, lasts, [[0] * len(row) for row in lasts], travels(schedule, costs.delay))
-    assert measured.starts() == [[span.start for span in row] for row in pp.simulate(schedule, costs).rows]
+    lasts = [times[op][stage][m] for order in schedule.orders for stage, op, m, _ in order]
+    measured = Measured(schedule, lasts, [0] * len(lasts), travels(schedule, costs.delay))
+    assert measured.starts() == [span.start for row in pp.simulate(schedule, costs).rows for span in row]
 
 
 def test_a_report_is_a_page_of_its_own(tmp_path):
@@ -190,15 +189,15 @@ def test_messages_that_are_late_in_every_step_are_not_pauses(tmp_path, name):
     records = []
     for step in range(6):
         chance = random.Random(step)
-        lasts = [[0.06 * chance.gauss(1, 0.01) for _ in order] for order in schedule.orders]
+        lasts = [0.06 * chance.gauss(1, 0.01) for order in schedule.orders for _ in order]
         waits = travels(schedule, lambda sender, receiver: 0.0004)
-        waits[1][0] += 0.06
-        measured = Measured(schedule, lasts, [[0.0] * len(row) for row in lasts], waits)
-        for rank, starts in enumerate(measured.starts()):
-            for action, start, time in zip(schedule.orders[rank], starts, lasts[rank], strict=True):
+        waits[len(schedule.orders[0])] += 0.06  # of the first action of rank 1
+        starts = Measured(schedule, lasts, [0.0] * len(lasts), waits).starts()
+        for rank, row in enumerate(by_rank(schedule, zip(starts, lasts, strict=True))):
+            for action, (start, time) in zip(schedule.orders[rank], row, strict=True):
                 records.append(Record(step, 0, rank, action, str(action), 3 * step + start, 3 * step + start + time))
     path = tmp_path / "late.csv"
-    path.write_text(table.write(records))
+    path.write_text(table_of(records))
     autopsy = pp.Run.load(path).autopsy()
     assert abs(autopsy.causes["pauses"]) < 0.005 and autopsy.causes["messages"] > 0.03
     finding = next(each.sentence for each in autopsy.findings if each.cause == "messages")

@@ -10,7 +10,7 @@ from kineto import by_rank, drawn, event, events_of, kineto, shuffled
 from strategies import sample
 
 import ppedu as pp
-from ppedu.trace import csv_table as table
+from ppedu.course.drawn import table_of
 
 WRONG = [
     None,
@@ -64,7 +64,7 @@ def originals():
         found.append(
             [{"traceEvents": [each for (_, rank), records in ranks.items() for each in events_of(records, rank)]}]
         )
-    return found, table.write(jobs[1].records())
+    return found, table_of(jobs[1].records())
 
 
 def places(value, depth=0):

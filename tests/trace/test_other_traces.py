@@ -10,7 +10,7 @@ import pytest
 from kineto import START, by_rank, drawn, event, events_of, kineto, shuffled
 
 import ppedu as pp
-from ppedu.trace import csv_table as table
+from ppedu.course.drawn import table_of
 
 
 def assert_is(run, job, steps=None):
@@ -134,7 +134,7 @@ def test_a_trace_without_numbers_may_begin_within_a_step(tmp_path, name, cut):
 
 def test_a_profilers_step_may_hold_two_steps(tmp_path):
     job = drawn("1f1b", 4, 8, steps=4)
-    lines = table.write(record._replace(step=record.step // 2) for record in job.records())
+    lines = table_of(record._replace(step=record.step // 2) for record in job.records())
     (tmp_path / "x.csv").write_text(lines)
     run = pp.Run.load(tmp_path / "x.csv")
     assert_is(run, job)
@@ -396,7 +396,7 @@ def test_what_is_unknown_is_counted_and_left_out(tmp_path):
 
 
 def csv_of(path, records):
-    path.write_text(table.write(records))
+    path.write_text(table_of(records))
     return path
 
 

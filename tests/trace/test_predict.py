@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 
 import ppedu as pp
-from ppedu.course.drawn import DrawnJob
-from ppedu.trace import csv_table as table
+from ppedu.course.drawn import DrawnJob, table_of
 
 
 def load(job, folder):
     path = folder / "run.csv"
-    path.write_text(table.write(job.records()))
+    path.write_text(table_of(job.records()))
     return pp.Run.load(path)
 
 

@@ -13,8 +13,7 @@ from kineto import event, kineto
 from strategies import often
 
 import ppedu as pp
-from ppedu.course.drawn import DrawnJob
-from ppedu.trace import csv_table as table
+from ppedu.course.drawn import DrawnJob, table_of
 
 HEAD = "step,stage,operation,microbatch,start,duration"
 RIGHT = ["0,0,F,0,0,1", "0,1,F,0,1,1", "0,1,B,0,2,2", "0,0,B,0,4,2"]
@@ -208,10 +207,10 @@ def test_clocks_are_corrected_within_the_error_they_state(seed, ranks, skews):
     job = DrawnJob(pp.schedule("1f1b", ranks, 2 * ranks), replicas=1, steps=2, seed=seed, latency=0.003)
     wrong = [0.0, *skews[: ranks - 1]]
     records = [
-        record._replace(start=record.start + wrong[record.worker], end=record.end + wrong[record.worker])
+        record._replace(start=record.start + wrong[record.rank], end=record.end + wrong[record.rank])
         for record in job.records()
     ]
-    whole, _ = assemble(records, "drawn")
+    whole, _ = assemble(records, [], "drawn")
     clocks = align([each.timeline for each in whole.values()])
     for skew, shift in zip(wrong, clocks.shifts, strict=True):
         assert abs(skew + shift) <= 2 * clocks.error + 1e-9
@@ -243,7 +242,7 @@ def test_a_large_trace_is_read_in_a_stream(tmp_path):
 def test_a_table_of_a_run_reads_back(tmp_path):
     job = DrawnJob(pp.schedule("dualpipev", 2, 4), replicas=2, steps=2)
     path = tmp_path / "x.csv"
-    path.write_text(table.write(job.records()))
+    path.write_text(table_of(job.records()))
     run = pp.Run.load(path)
     assert run.schedule.name == "dualpipev"
     assert (run.steps, run.replicas) == ((0, 1), (0, 1))
@@ -276,7 +275,7 @@ def test_of_measured_and_simulated_timelines_in_a_file_the_measured_ones_count(t
 def test_a_missing_rank_is_missed(tmp_path, name, lost):
     """Without the last rank, all that is left is a complete pipeline, whose last stage waits for no reason."""
     job = DrawnJob(pp.schedule(name, 4, 8), replicas=1, steps=3)
-    head, *rows = table.write(job.records()).splitlines()
+    head, *rows = table_of(job.records()).splitlines()
     kept = [row for row in rows if row.split(",")[2] != str(lost)]
     path = write(tmp_path / "x.csv", *kept, head=head)
     if lost < 3:

@@ -19,6 +19,7 @@ def loaded(schedule):
             for rank, row in enumerate(timeline.rows)
             for action, start, end in row
         ],
+        [],
         "drawn",
     )[0][0, 0].timeline.schedule
 

@@ -14,11 +14,10 @@ from typing import Any
 from ppedu.core import Action, Result, Schedule, produces, requires
 from ppedu.core.files import write_text
 from ppedu.core.numeric import plural, pretty
-from ppedu.course.drawn import CLUSTER, DrawnJob
+from ppedu.course.drawn import CLUSTER, DrawnJob, table_of
 from ppedu.course.exercises.common import too_large, with_sizes
 from ppedu.course.project import heron
 from ppedu.sim import Costs, Span, Timeline, simulate
-from ppedu.trace import csv_table as table
 from ppedu.trace.run import Run
 from ppedu.zoo import schedule
 
@@ -125,7 +124,7 @@ def cluster() -> str:
 
     The times are those of a published trace; see `ppedu.course.drawn.CLUSTER`.
     """
-    write_text("cluster.csv", table.write(CLUSTER.records()))
+    write_text("cluster.csv", table_of(CLUSTER.records()))
     return "cluster.csv"
 
 
@@ -133,7 +132,7 @@ def drawn(job: DrawnJob) -> Run:
     """Return the run of a drawn job, read from its table of operations."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "run.csv")
-        write_text(path, table.write(job.records()))
+        write_text(path, table_of(job.records()))
         return Run.load(path)
 
 
