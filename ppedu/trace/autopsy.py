@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from statistics import fmean, median
@@ -20,7 +20,7 @@ from ppedu.sim.reorder import reorder
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.findings import find
 from ppedu.trace.records import Recorded
-from ppedu.trace.replay import Measured, by_rank, kind_of
+from ppedu.trace.replay import Measured, by_rank, kind_of, usual_travels
 from ppedu.trace.stragglers import Step, find_stragglers
 
 if TYPE_CHECKING:
@@ -60,14 +60,16 @@ class Autopsy:
 
     def __init__(self, run: Run):
         self.run = run
-        recorded: defaultdict[int, dict[int, Recorded]] = defaultdict(dict)
+        costs, overhead = run.costs(), run.calibration.overhead
+        timelines = [each.timeline for each in run.steady.values()]
+        usual = usual_travels(timelines, lambda sender, receiver: costs.delay(sender, receiver) + overhead)
+        self.steps: defaultdict[int, dict[int, Measured]] = defaultdict(dict)
+        recorded: defaultdict[int, list[Recorded]] = defaultdict(list)
         for (step, replica), each in run.steady.items():
-            recorded[step][replica] = each
-        self.steps: dict[int, Step] = {
-            step: {replica: run.measured(each.timeline) for replica, each in replicas.items()}
-            for step, replicas in recorded.items()
-        }
-        self.lengths = {step: _length(replicas.values()) for step, replicas in recorded.items()}
+            self.steps[step][replica] = Measured.of(each.timeline, usual)
+            recorded[step].append(each)
+        # A step lasts as long as its longest replica: from the first thing that a rank does to the last.
+        self.lengths = {step: max(each.end - each.start for each in mine) for step, mine in recorded.items()}
         self.step = median(self.lengths.values())
         self.stragglers = find_stragglers(self.steps)
         self.causes = self._causes()
@@ -206,11 +208,6 @@ class Autopsy:
 
 def _percent(part: float) -> str:
     return f"{0.0 if abs(part) < 0.0005 else part:.1%}"
-
-
-def _length(replicas: Iterable[Recorded]) -> float:
-    """Return the time of a step: of its longest replica, from the first thing that a rank does to the last."""
-    return max(each.end - each.start for each in replicas)
 
 
 def _makespan(replicas: Step) -> float:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import IO, Any
 
-from ppedu.core import ParseError, PipelineError
-from ppedu.core.files import named
+from ppedu.core import ParseError
+from ppedu.core.files import opened
 
 CHUNK = 1 << 22  # characters read at a time
 LARGEST = 1 << 26  # characters of one value; a file with a larger one is assumed to be damaged
@@ -32,8 +31,8 @@ def entries(path: str | os.PathLike[str], progress: Progress | None = None) -> I
         PipelineError: The file cannot be read.
         ParseError: It is not a JSON object or list, or is damaged or incomplete.
     """
-    stream = _Stream(path, progress)
-    try:
+    with opened(path) as file:
+        stream = _Stream(path, file, progress)
         while stream.accept("\ufffd"):  # a byte order mark
             pass
         if stream.accept("["):
@@ -49,23 +48,15 @@ def entries(path: str | os.PathLike[str], progress: Progress | None = None) -> I
             else:
                 yield str(key), stream.value()
             stream.accept(",")
-    finally:
-        stream.file.close()
 
 
 class _Stream:
     """The characters of a file, of which only the next few are in memory."""
 
-    def __init__(self, path: str | os.PathLike[str], progress: Progress | None):
-        self.path, self.progress = named(path), progress
+    def __init__(self, path: str | os.PathLike[str], file: IO[bytes], progress: Progress | None):
+        self.path, self.file, self.progress = path, file, progress
         self.count, self.buffer, self.at = 0, "", 0
-        try:
-            self.size = max(1, self.path.stat().st_size)
-            self.raw = self.path.open("rb")
-            zipped = self.raw.peek(2)[:2] == b"\x1f\x8b"
-        except OSError as error:
-            raise PipelineError(f"cannot read {str(path)!r}: {error.strerror}") from error
-        self.file: Any = gzip.GzipFile(fileobj=self.raw) if zipped else self.raw
+        self.size = max(1, os.fstat(file.fileno()).st_size)
 
     def items(self, end: str) -> Iterator[Any]:
         """Yield the items of a list up to its end."""
@@ -113,17 +104,14 @@ class _Stream:
 
     def _read(self) -> None:
         """Read another chunk. Raise ParseError at the end of the file."""
-        try:
-            chunk = self.file.read(CHUNK)
-        except (OSError, EOFError) as error:
-            raise self._damaged(f"is damaged ({error})") from error
+        chunk = self.file.read(CHUNK)
         if not chunk:
             raise self._damaged("ends too early")
         # Events are ASCII but for a few names; an odd byte in one of these does no harm.
         self.buffer = self.buffer[self.at :] + chunk.decode("ascii", "replace")
         self.at = 0
-        if self.progress:
-            self.progress(min(1.0, self.raw.tell() / self.size))
+        if self.progress:  # in a compressed file, of the part that is decompressed
+            self.progress(os.lseek(self.file.fileno(), 0, os.SEEK_CUR) / self.size)
 
     def _damaged(self, what: str) -> ParseError:
         return ParseError(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from ppedu.core import Op, ParseError, SettingError
 from ppedu.core.files import named
@@ -19,22 +19,14 @@ from ppedu.trace.events import Progress
 from ppedu.trace.places import TracePlace
 from ppedu.trace.records import MOST, Key, Recorded
 
-LONGEST = 86_400.0  # seconds that a step may take without a remark
-
 File = str | os.PathLike[str]
 Paths = File | Iterable[File] | Mapping[int, File] | Mapping[tuple[int, int], File]
 
 
-class Loaded(NamedTuple):
-    """The contents of a trace; see `Run`."""
-
-    recorded: dict[Key, Recorded]
-    remarks: list[str]
-    clocks: dict[int, ClockShifts]
-
-
-def load(paths: Paths, progress: Progress | None = None, names: Mapping[str, str] | None = None) -> Loaded:
-    """See `Run.load`."""
+def load(
+    paths: Paths, progress: Progress | None = None, names: Mapping[str, str] | None = None
+) -> tuple[dict[Key, Recorded], list[str], dict[int, ClockShifts]]:
+    """Return the steps of a trace, remarks, and how far clocks were off; see `Run.load`."""
     files, places = _files(paths)
     source = repr(str(files[0])) if len(files) == 1 else f"the trace {str(files[0])!r} and {len(files) - 1} more"
     remarks: list[str] = []
@@ -59,7 +51,7 @@ def load(paths: Paths, progress: Progress | None = None, names: Mapping[str, str
             raise ParseError(f"{source} contradicts itself: {error}; are these the traces of one job?") from None
     recorded = {key: each.shifted(clocks[key[1]].shifts) for key, each in recorded.items()}
     remarks += _suspicions([each.timeline for each in recorded.values()], clocks.values())
-    return Loaded(recorded, remarks, clocks)
+    return recorded, remarks, clocks
 
 
 def _files(paths: Any) -> tuple[list[File], list[TracePlace | None]]:
@@ -106,7 +98,7 @@ def _in_folder(path: File) -> list[File]:
 
 
 def _suspicions(timelines: Sequence[Timeline], clocks: Collection[ClockShifts]) -> Iterator[str]:
-    """Yield a remark on clocks that disagree, on times that are too long, and on a stage that may be missing.
+    """Yield a remark on clocks that disagree, and on a stage that may be missing.
 
     Without a stage after the last one, that one waits for its first backward in every step: for about a forward or
     longer, and far longer than ranks usually pause.
@@ -119,8 +111,6 @@ def _suspicions(timelines: Sequence[Timeline], clocks: Collection[ClockShifts]) 
         )
     if (early := max(each.early for each in clocks)) > ROUNDING:
         yield f"messages arrive up to {pretty(early, 's')} before they were sent, however the clocks are shifted"
-    if length > LONGEST:
-        yield f"a step takes {pretty(length, 's')}; are the times in seconds?"
     waits, forwards, pauses = [], [], []
     for timeline in timelines:
         last = timeline.schedule.stages - 1

@@ -35,7 +35,7 @@ def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
     if _labels_hold_several(rows):
         remarks.append("a step that the trace numbers holds several steps of the pipeline, which count here")
         rows = {worker: [record._replace(step=None) for record in row] for worker, row in rows.items()}
-    uncounted = any(_lacks_microbatch(record) for row in rows.values() for record in row)
+    uncounted = any(record.lacks_microbatch for row in rows.values() for record in row)
     if uncounted:
         remarks.append("microbatches have no numbers, and were counted in the order in which they ran")
     unlabelled = [worker for worker, row in rows.items() if any(each.action and each.step is None for each in row)]
@@ -46,10 +46,6 @@ def numbered(records: Iterable[Record]) -> tuple[list[Record], list[str]]:
         rows |= _with_steps({worker: rows[worker] for worker in unlabelled})
         remarks += _match_steps(rows, unlabelled)
     return [record for row in rows.values() for record in _with_microbatches(row)], remarks
-
-
-def _lacks_microbatch(record: Record) -> bool:
-    return record.action is not None and record.action.microbatch == UNKNOWN
 
 
 def _labels_hold_several(rows: Rows) -> bool:
@@ -124,7 +120,7 @@ def _with_microbatches(row: Iterable[Record]) -> Iterator[Record]:
     """Yield the records with a number for each microbatch."""
     counted: Counter[tuple[int | None, int, Op]] = Counter()  # by step, stage and op
     for record in row:
-        if record.action and _lacks_microbatch(record):
+        if record.action and record.lacks_microbatch:
             kind = record.step, record.action.stage, record.action.op
             record = record._replace(action=record.action._replace(microbatch=counted[kind]))
             counted[kind] += 1

@@ -14,7 +14,7 @@ import os
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import inf
 from operator import itemgetter
@@ -67,7 +67,12 @@ def read(
     left_out: Counter[tuple[str, str]] = Counter()
     sources = []
     for index, (path, given) in enumerate(zip(paths, places, strict=True)):
-        file = _File(path, find, _part(progress, index, len(paths)))
+
+        def part(read: float, before: int = index) -> None:
+            if progress:
+                progress((before + read) / len(paths))
+
+        file = _File(path, find, part)
         file.require_actions()
         left_out += file.left_out
         sources.append(Source(file.path, file.about, file.base, file.records(), given))
@@ -128,7 +133,8 @@ class _File:
         name, category = event.get("name"), event.get("cat", "")
         ts, dur, arguments = event.get("ts"), event.get("dur", 0), event.get("args")
         thread = event.get("pid"), event.get("tid")
-        if not isinstance(name, str) or not _is_time(ts) or not _is_time(dur) or dur < 0 or not _are_ids(thread):
+        has_ids = all(isinstance(each, int | float | str | None) for each in thread)
+        if not isinstance(name, str) or not _is_time(ts) or not _is_time(dur) or dur < 0 or not has_ids:
             self.left_out["event", " without a name, a usable time or a thread"] += 1
             return
         start, end = ts / 1e6, (ts + dur) / 1e6
@@ -272,14 +278,5 @@ def _in_words(left_out: Counter[tuple[str, str]]) -> list[str]:
     return [f"{plural(count, what)}{rest}" for (what, rest), count in left_out.most_common(SHOWN)]
 
 
-def _part(progress: Progress | None, index: int, files: int) -> Progress | None:
-    """Return the progress of one file of several."""
-    return progress and (lambda part: progress((index + part) / files))
-
-
 def _is_time(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and abs(value) < LATEST  # false for NaN
-
-
-def _are_ids(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, int | float | str | None) for value in values)

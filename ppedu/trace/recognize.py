@@ -10,8 +10,6 @@ from typing import Any
 from ppedu.core import PipelineError, Schedule
 from ppedu.zoo.registry import build, options_of, published
 
-Orders = tuple[tuple[Any, ...], ...]
-
 
 @lru_cache(maxsize=64)
 def recognize(schedule: Schedule) -> Schedule:
@@ -22,16 +20,16 @@ def recognize(schedule: Schedule) -> Schedule:
     """
     orders = schedule.forwards.orders if schedule.forward_only else schedule.orders
     for name, options in _candidates(schedule):
-        entry = published()[name]
         try:
-            found = build(name, entry, schedule.ranks, schedule.microbatches, dict(options))
+            found = build(name, published()[name], schedule.ranks, schedule.microbatches, dict(options))
         except PipelineError:  # not for these sizes
             continue
-        if found.placement.holders != schedule.placement.holders or found.placement.split != schedule.placement.split:
-            continue
-        if (found.forwards if schedule.forward_only else found).orders == orders:
-            shown = "".join(f", {key}={value}" for key, value in options.items() if value != _default(name, key))
-            return replace(found.forwards if schedule.forward_only else found, name=f"{name}{shown}")
+        found = found.forwards if schedule.forward_only else found
+        places = found.placement.holders, found.placement.split
+        if places == (schedule.placement.holders, schedule.placement.split) and found.orders == orders:
+            defaults = {key: parameter.default for key, parameter in options_of(name).items()}
+            shown = "".join(f", {key}={value}" for key, value in options.items() if value != defaults[key])
+            return replace(found, name=f"{name}{shown}")
     return schedule
 
 
@@ -39,12 +37,9 @@ def _candidates(schedule: Schedule) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield names of published schedules, each with options that fit the number of stages, defaults first."""
     for name, entry in published().items():
         options = options_of(name)
-        if "chunks" in options:
-            base = {"chunks": schedule.chunks}
-        elif entry.chunks == schedule.chunks:
-            base = {}
-        else:
+        if "chunks" not in options and entry.chunks != schedule.chunks:
             continue
+        base = {"chunks": schedule.chunks} if "chunks" in options else {}
         yield name, base
         for key, parameter in options.items():
             if isinstance(parameter.default, bool):
@@ -52,9 +47,4 @@ def _candidates(schedule: Schedule) -> Iterator[tuple[str, dict[str, Any]]]:
         if "group" in options:
             yield from ((name, {**base, "group": size}) for size in range(1, schedule.microbatches + 1))
         if "memory" in options:
-            held = {2 * schedule.ranks}
-            yield from ((name, {**base, "memory": most / 2}) for most in range(2, max(held) + 1))
-
-
-def _default(name: str, key: str) -> Any:
-    return options_of(name)[key].default
+            yield from ((name, {**base, "memory": halves / 2}) for halves in range(2, 2 * schedule.ranks + 1))

@@ -46,6 +46,10 @@ class Record(NamedTuple):
     def lacks_stage(self) -> bool:
         return self.action is not None and self.action.stage == UNKNOWN
 
+    @property
+    def lacks_microbatch(self) -> bool:
+        return self.action is not None and self.action.microbatch == UNKNOWN
+
     def on_stage(self, stage: int | None) -> Record:
         """Return the record with this stage, if it lacks one."""
         if self.action is None or stage is None or not self.lacks_stage:

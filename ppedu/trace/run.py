@@ -20,7 +20,7 @@ from ppedu.trace.clocks import ClockShifts
 from ppedu.trace.events import Progress
 from ppedu.trace.load import Paths, load
 from ppedu.trace.records import Key, Recorded
-from ppedu.trace.replay import Measured, by_rank, travels, usual_travels
+from ppedu.trace.replay import Measured, by_rank, travels
 
 if TYPE_CHECKING:
     from ppedu.trace.autopsy import Autopsy
@@ -121,13 +121,13 @@ class Run:
         if step is None:
             times = sorted((each.timeline.makespan, key[0]) for key, each in self.steady.items() if key[1] == replica)
             step = times[(len(times) - 1) // 2][1] if times else None
-        chosen = self.recorded.get((_number("step", step), _number("replica", replica)))
-        if chosen is None:
+        key = require_count("the step", step, least=0), require_count("the replica", replica, least=0)
+        if key not in self.recorded:
             raise SettingError(
                 f"there is no step {step} of replica {replica}; the run has {steps_in_words(self.steps)}, "
                 f"and the replicas {', '.join(map(str, self.replicas))}"
             )
-        return chosen.timeline
+        return self.recorded[key].timeline
 
     def only(self, steps: Iterable[int] | None = None, replicas: Iterable[int] | None = None) -> Run:
         """Return some of the steps and replicas as a run of their own.
@@ -177,17 +177,6 @@ class Run:
         spans = [Span(*each) for each in zip(actions, starts, map(add, starts, lasts), strict=True)]
         return replace(timeline, rows=tuple(map(tuple, by_rank(schedule, spans))), source="replayed")
 
-    @cached_property
-    def travels(self) -> list[float]:
-        """The usual time of the messages that each action needs, with the overhead of an action."""
-        overhead, costs = self.calibration.overhead, self.costs()
-        timelines = [each.timeline for each in self.steady.values()]
-        return usual_travels(timelines, lambda sender, receiver: costs.delay(sender, receiver) + overhead)
-
-    def measured(self, timeline: Timeline) -> Measured:
-        """Return the durations, pauses and messages of one of the run's timelines."""
-        return Measured.of(timeline, self.travels)
-
     def autopsy(self) -> Autopsy:
         """Return why the run's steps take as long as they do; see `Autopsy`.
 
@@ -227,14 +216,10 @@ class Run:
         return f"<Run: {schedule.name}, {schedule.size}{replicas}, {plural(len(self.steps), 'step')} of {length}>"
 
 
-def _number(name: str, value: Any) -> int:
-    return require_count(f"the {name}", value, least=0)
-
-
 def _numbers(name: str, values: Any) -> set[int]:
     """Return numbers of steps or replicas; raise SettingError for anything else."""
     if hasattr(values, "tolist"):  # from NumPy or torch
         values = values.tolist()
     if not isinstance(values, Iterable):
         raise SettingError(f"{name} must be a list of numbers, such as [0, 1]; got {values!r}")
-    return {_number(name.removesuffix("s"), value) for value in values}
+    return {require_count(f"the {name.removesuffix('s')}", value, least=0) for value in values}
