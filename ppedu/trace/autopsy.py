@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from statistics import fmean, median
@@ -63,11 +63,12 @@ class Autopsy:
         costs, overhead = run.costs(), run.calibration.overhead
         timelines = [each.timeline for each in run.steady.values()]
         usual = usual_travels(timelines, lambda sender, receiver: costs.delay(sender, receiver) + overhead)
-        self.steps: defaultdict[int, dict[int, Measured]] = defaultdict(dict)
+        steps: defaultdict[int, dict[int, Measured]] = defaultdict(dict)
         recorded: defaultdict[int, list[Recorded]] = defaultdict(list)
         for (step, replica), each in run.steady.items():
-            self.steps[step][replica] = Measured.of(each.timeline, usual)
+            steps[step][replica] = Measured.of(each.timeline, usual)
             recorded[step].append(each)
+        self.steps: Mapping[int, Step] = steps
         # A step lasts as long as its longest replica: from the first thing that a rank does to the last.
         self.lengths = {step: max(each.end - each.start for each in mine) for step, mine in recorded.items()}
         self.step = median(self.lengths.values())
@@ -88,7 +89,7 @@ class Autopsy:
         return sum(map(_makespan, self.steps.values())) / sum(self.lengths.values())
 
     def _causes(self) -> dict[str, float]:
-        idle: defaultdict[str, float] = defaultdict(float)  # by cause, how much less the ranks idle without it
+        idle = dict.fromkeys(CAUSES, 0.0)  # by cause, how much less the ranks idle without it
         for step, replicas in self.steps.items():
             before = self.lengths[step] - _busy(replicas)
             after = _makespan(replicas) - _busy(replicas)
@@ -100,15 +101,13 @@ class Autopsy:
             reordered = self._order * _makespan(replicas)
             idle["order"] += reordered
             idle["warm-up and cooldown"] += after - reordered
-        whole = sum(self.lengths.values())
-        return {cause: idle[cause] / whole for cause in CAUSES}
+        return {cause: time / sum(self.lengths.values()) for cause, time in idle.items()}
 
     def _saved(self) -> dict[str, float]:
-        whole = sum(self.lengths.values())
         saved = {"tail": 1 - self.pipeline, "order": self._order * self.pipeline}
         for cause in REPLAYED:
             less = (_makespan(each) - _makespan(self._without(cause, step, each)) for step, each in self.steps.items())
-            saved[cause] = sum(less) / whole
+            saved[cause] = sum(less) / sum(self.lengths.values())
         return saved
 
     @cached_property

@@ -56,14 +56,15 @@ def load(
 
 def _files(paths: Any) -> tuple[list[File], list[TracePlace | None]]:
     """Return the files, each with its place if `paths` says it; raise SettingError for anything else."""
-    files, places = [], []
+    files: list[Any] = []
+    places: list[TracePlace | None] = []
     if isinstance(paths, Mapping):
         files, places = [*paths.values()], [*map(_place, paths)]
-        usable = None not in places
-    else:
-        usable = isinstance(paths, str | os.PathLike | list | tuple | set | Iterator)
-        files = [paths] if isinstance(paths, str | os.PathLike) else [*paths] if usable else []
-    if not files or not usable or not all(isinstance(file, str | os.PathLike) for file in files):
+    elif isinstance(paths, str | os.PathLike):
+        files = [paths]
+    elif isinstance(paths, list | tuple | set | Iterator):
+        files = [*paths]
+    if not files or None in places or not all(isinstance(file, str | os.PathLike) for file in files):
         raise SettingError(
             "Run.load takes the name of a trace file or of a folder, a list of files, or a dict such as {0: 'a.json'} "
             f"or {{(replica, rank): 'a.json'}}; got {paths!r}"

@@ -19,9 +19,11 @@ CURE = "give a dict of files, such as {0: 'a.json', 1: 'b.json'}, or {(replica, 
 
 
 class TracePlace(NamedTuple):
-    """The place of a trace. rank: a number that orders the ranks of a replica. replica: None if it is unknown.
+    """The place of a trace.
 
-    stage: the place in the pipeline, which is the stage of ranges that name none; None if it is unknown.
+    rank: A number that orders the ranks of a replica.
+    replica: None if it is unknown.
+    stage: The place in the pipeline, which is the stage of ranges that name none; None if it is unknown.
     """
 
     rank: int
@@ -78,15 +80,14 @@ def _from_metadata(sources: Sequence[Source]) -> list[TracePlace]:
     ranks: list[Any] = [source.about.get("rank") for source in sources]
     if not all(type(rank) is int and 0 <= rank < MOST for rank in ranks):
         return []
-    groups = [_pipeline_group(source.about, rank) for source, rank in zip(sources, ranks, strict=True)]
-    if not all(groups):
-        several = any(len(set(_groups(source.about, rank))) > 1 for source, rank in zip(sources, ranks, strict=True))
-        order = sorted(ranks)
-        return [TracePlace(rank, None, None if several else order.index(rank)) for rank in ranks]
-    replicas = sorted(set(groups))
+    groups = [_groups(source.about, rank) for source, rank in zip(sources, ranks, strict=True)]
+    pipelines = [next((held for name, held in mine if _is_pipeline(name)), ()) for mine in groups]
+    if not all(pipelines):
+        return _in_order(ranks, stages=all(len(set(mine)) <= 1 for mine in groups))
+    replicas = sorted(set(pipelines))
     return [
-        TracePlace(group.index(rank), replicas.index(group), group.index(rank))
-        for rank, group in zip(ranks, groups, strict=True)
+        TracePlace(pipeline.index(rank), replicas.index(pipeline), pipeline.index(rank))
+        for rank, pipeline in zip(ranks, pipelines, strict=True)
     ]
 
 
@@ -103,13 +104,15 @@ def _groups(about: Mapping[str, Any], rank: Any) -> list[tuple[str, tuple[int, .
     return found
 
 
-def _pipeline_group(about: Mapping[str, Any], rank: Any) -> tuple[int, ...]:
-    """Return the ranks of the pipeline that a rank is in; () if its groups do not say which they are."""
-    for description, ranks in _groups(about, rank):
-        words = re.findall("[a-z]+", description.lower())
-        if any(word == "pp" or word.startswith("pipe") for word in words) and OTHERS.isdisjoint(words):
-            return ranks
-    return ()
+def _is_pipeline(description: str) -> bool:
+    words = re.findall("[a-z]+", description.lower())
+    return any(word == "pp" or word.startswith("pipe") for word in words) and OTHERS.isdisjoint(words)
+
+
+def _in_order(ranks: Sequence[int], stages: bool = True) -> list[TracePlace]:
+    """Return the places of ranks of unknown replicas. stages: whether each is the stage that its number says."""
+    order = sorted(ranks)
+    return [TracePlace(rank, None, order.index(rank) if stages else None) for rank in ranks]
 
 
 def _from_names(sources: Sequence[Source]) -> list[TracePlace]:
@@ -128,7 +131,5 @@ def _from_names(sources: Sequence[Source]) -> list[TracePlace]:
         apart = [ranks for column in zip(*rows, strict=alike) if len(set(ranks := [*map(int, column)])) == len(paths)]
         counted = [ranks for ranks in apart if sorted(ranks) == list(range(len(paths)))]
         if alike and len(counted or apart) == 1:
-            (ranks,) = counted or apart
-            order = sorted(ranks)
-            return [TracePlace(rank, None, order.index(rank)) for rank in ranks]
+            return _in_order((counted or apart)[0])
     raise ParseError(f"{str(paths[0])!r} does not say of which rank it is, and nor does its name; {CURE}")

@@ -83,6 +83,8 @@ class Recorded:
 
     def shifted(self, shifts: Sequence[float]) -> Recorded:
         """Return the step with times that are later by a number of seconds for each rank."""
+        if not any(shifts):
+            return self
         rows = tuple(
             tuple(Span(action, start + shift, end + shift) for action, start, end in row)
             for row, shift in zip(self.timeline.rows, shifts, strict=True)

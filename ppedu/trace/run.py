@@ -49,22 +49,23 @@ class Run:
 
     @classmethod
     def load(cls, paths: Paths, progress: Progress | None = None, names: Mapping[str, str] | None = None) -> Run:
-        """Read a run from its trace.
+        """Read a run from its trace. Incomplete steps and damaged or unknown lines are left out; `remarks` counts them.
 
-        paths: One of
-            - the JSON files that torch.profiler wrote, one for each rank, zipped or not, with a range for each action
-              (see `ppedu.trace.profiler`), or one file of all ranks merged; whose is which is found from what torch
-              wrote into them and from their names, unless a dict says it: {rank: file} or {(replica, rank): file};
-            - a file saved with `Timeline.save`, or with `ppedu.view.save`, of one or several steps; of measured and
-              simulated timelines in one file, the measured ones count;
-            - a CSV table with a line for each operation (see `ppedu.trace.csv_table`);
-            - a folder with these files.
-        progress: Called now and then with the part that has been read, from 0 to 1.
-        names: What ranges or operations of other names are: regular expressions for whole names, each with an action
-            that may contain groups and lack numbers, such as {"forward_step": "F", "dgrad ([0-9]+)": r"I\\1"}. Without
-            a stage, it is the place of the rank in the pipeline; without a microbatch, they count from 0 in each step.
-
-        A step that is incomplete is left out, and what is damaged or unknown; `remarks` counts it.
+        Args:
+            paths: One of
+                - the JSON files that torch.profiler wrote, one for each rank, zipped or not, with a range for each
+                  action (see `ppedu.trace.profiler`), or one file of all ranks merged. Which rank a file is of is found
+                  from torch's notes in it or from its name, unless a dict says it: {rank: file} or
+                  {(replica, rank): file};
+                - a file saved with `Timeline.save`, or with `ppedu.view.save`, of one or several steps; of measured and
+                  simulated timelines in one file, the measured ones count;
+                - a CSV table with a line for each operation (see `ppedu.trace.csv_table`);
+                - a folder with these files.
+            progress: Called now and then with the part that has been read, from 0 to 1.
+            names: The actions of ranges or operations with other names: regular expressions for whole names, each with
+                an action that may contain groups and lack numbers, such as {"forward_step": "F", "dgrad ([0-9]+)":
+                r"I\\1"}. Without a stage, it is the place of the rank in the pipeline; without a microbatch, they count
+                from 0 in each step.
 
         Raises:
             PipelineError: A file cannot be read.
@@ -195,11 +196,12 @@ class Run:
     ) -> Prediction:
         """Return how long a step would take with another schedule, with a 90 % interval; see `Prediction`.
 
-        schedule: Another order, number of microbatches or number of stages; on as many ranks. A name stands for the
-            schedule of that name with the run's ranks and microbatches.
-        costs: Costs to use instead of `costs()`, of the run's stages or of the schedule's, such as
-            `dataclasses.replace(run.costs(), weight=…)` for a weight gradient that the run does not show.
-        layers: The layers in each stage of the run, and those in each stage of `schedule`.
+        Args:
+            schedule: Another order, number of microbatches or number of stages; on as many ranks. A name stands for the
+                schedule of that name with the run's ranks and microbatches.
+            costs: Costs to use instead of `costs()`, of the run's stages or of the schedule's, such as
+                `dataclasses.replace(run.costs(), weight=…)` for a weight gradient that the run does not show.
+            layers: The layers in each stage of the run, and those in each stage of `schedule`.
 
         Raises:
             SettingError: The schedule has another number of ranks, or `costs` or `layers` do not fit.
