@@ -18,9 +18,9 @@ The first line names the columns. Their order does not matter, and other columns
     start       or start_ts, ts: seconds; or "start (ns)" or start_ns, and likewise us and ms
     duration    or dur, likewise; or end, end_ts
 
-An operation is F, B, I or W; one of the words below; or a whole action such as 2F0 or (2F1;1B0)OVERLAP_F_B, which needs
-neither stage nor microbatch; or what `Names` say. Sends and receives are left out, because the order says which action
-waits for which. All other operations are kept as time outside the pipeline.
+An operation is F, B, I or W; one of the words below; a whole action such as 2F0 or (2F1;1B0)OVERLAP_F_B, which needs
+neither stage nor microbatch; or one of the `names` of `Run.load`. Sends and receives are left out, because the order
+says which action waits for which. All other operations are kept as time outside the pipeline.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ OPERATIONS = USUAL | {
     r"(?i:i|backward[-_]input|input[-_]backward|dgrad)": "I",
     r"(?i:w|backward[-_]weight|weight[-_]backward|wgrad)": "W",
     r"(?i:(?:(?:forward|backward)[-_])?(?:send|recv))": "0SEND_F0",  # stands for any message
-    r"(.*)": r"\1",
+    r"([0-9(].*)": r"\1",  # a whole action
 }
 FEW = 0.01  # of the lines may be damaged, or a single one, such as the last one that a run wrote
 

@@ -41,17 +41,19 @@ def load(
         recorded = {(step, 0): Recorded(recognized(each)) for step, each in enumerate(steps)}
     else:
         recorded, remarks = assemble(*profiler.read(files, places, names, progress), source)
+    aligned: dict[Key, Recorded] = {}
     clocks: dict[int, ClockShifts] = {}
     for replica in sorted({replica for _, replica in recorded}):
-        timelines = [each.timeline for key, each in recorded.items() if key[1] == replica]
+        mine = {key: each for key, each in recorded.items() if key[1] == replica}
+        timelines = [each.timeline for each in mine.values()]
         usual = median(span.end - span.start for each in timelines for row in each.rows for span in row)
         try:
             clocks[replica] = align(timelines, SMALL * usual)
         except ValueError as error:
             raise ParseError(f"{source} contradicts itself: {error}; are these the traces of one job?") from None
-    recorded = {key: each.shifted(clocks[key[1]].shifts) for key, each in recorded.items()}
-    remarks += _suspicions([each.timeline for each in recorded.values()], clocks.values())
-    return recorded, remarks, clocks
+        aligned |= {key: each.shifted(clocks[replica].shifts) for key, each in mine.items()}
+    remarks += _suspicions([each.timeline for each in aligned.values()], clocks.values())
+    return aligned, remarks, clocks
 
 
 def _files(paths: Any) -> tuple[list[File], list[TracePlace | None]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
-from ppedu.core import Action, Op
+from ppedu.core import Action, F, Op
 from ppedu.core.numeric import plural
 from ppedu.trace.records import UNKNOWN, Record, Worker
 
@@ -65,27 +65,20 @@ def _labels_hold_several(rows: Rows) -> bool:
     return sum(several) > len(several) / 2
 
 
-def _in_flight(row: Sequence[Record]) -> list[int]:
-    """Return how many microbatches are in flight on a worker before each of its records, and after the last one.
-
-    The trace may begin while some are in flight: in flight is counted from the fewest.
-    """
-    changes = (sum((each.op == Op.F) - (each.op in ENDS) for each in record.singles) for record in row)
-    counted = [*accumulate(changes, initial=0)]
-    fewest = min(counted)
-    return [count - fewest for count in counted]
+def _change(record: Record) -> int:
+    """Return how many more microbatches are in flight on a worker after an action."""
+    return sum((each.op == Op.F) - (each.op in ENDS) for each in record.singles)
 
 
 def _idle(row: Sequence[Record]) -> list[int]:
     """Return the indices of the actions that a worker begins while no microbatch is in flight.
 
-    On a rank such as the first one of 1F1B, a step begins with each of them; on the last one, each microbatch does.
+    The trace may begin while some are in flight, so none is where the count is lowest. On a rank such as the first one
+    of 1F1B, a step begins with each of these actions; on the last one, each microbatch does.
     """
-    return [
-        index
-        for index, (record, count) in enumerate(zip(row, _in_flight(row), strict=False))
-        if record.action and not count
-    ]
+    in_flight = [*accumulate(map(_change, row), initial=0)]
+    fewest = min(in_flight)
+    return [index for index, record in enumerate(row) if record.action and in_flight[index] == fewest]
 
 
 def _most_begun(row: Sequence[Record]) -> int:
@@ -139,10 +132,12 @@ def _with_labels(row: Sequence[Record]) -> list[Record]:
 
 def _with_steps(rows: Rows) -> Rows:
     """Return the records of these workers with a number for each step."""
-    begins_within = any(_in_flight(row)[0] for row in rows.values())
+    starts = {worker: _after_cut(row) for worker, row in rows.items()}
+    if any(starts.values()):
+        starts = {worker: _lowest(row, starts[worker]) for worker, row in rows.items()}
     found: Rows = {}
     for worker, row in rows.items():
-        start = _first_whole(row) if begins_within else 0
+        start = starts[worker]
         seen: set[Action] = set()
         step = 0
         found[worker] = [record._replace(step=CUT) for record in row[:start]]
@@ -155,22 +150,33 @@ def _with_steps(rows: Rows) -> Rows:
     return found
 
 
-def _first_whole(row: Sequence[Record]) -> int:
-    """Return the index of the record with which the first whole step begins, in a trace that begins within a step.
+def _after_cut(row: Sequence[Record]) -> int:
+    """Return the index after the last backward whose forward was not recorded, as the trace begins within a step."""
+    ran: set[Action] = set()
+    start = 0
+    for index, record in enumerate(row):
+        ran.update(record.singles)
+        if any(each.op != Op.F and F(each.stage, each.microbatch) not in ran for each in record.singles):
+            start = index + 1
+            ran.clear()
+    return start
 
-    Until an action occurs again, it is where the lowest microbatch begins while none is in flight.
+
+def _lowest(row: Sequence[Record], start: int) -> int:
+    """Return the index of the lowest microbatch that begins while none is in flight, among those after `start`.
+
+    On some ranks, such as the last one of 1F1B, none is in flight after each microbatch, also within a step.
     """
-    in_flight = _in_flight(row)
-    start = in_flight.index(0)
     seen: set[Action] = set()
+    in_flight = 0
     found: list[tuple[int, int]] = []
-    for index in range(start, len(row)):
-        singles = row[index].singles
-        if not seen.isdisjoint(singles):
+    for index, record in enumerate(row[start:], start):
+        if not seen.isdisjoint(record.singles):
             break
-        seen.update(singles)
-        if singles and not in_flight[index]:
-            found.append((singles[0].microbatch, index))
+        if record.action and not in_flight:
+            found.append((record.singles[0].microbatch, index))
+        in_flight += _change(record)
+        seen.update(record.singles)
     return min(found, default=(0, start))[1]
 
 

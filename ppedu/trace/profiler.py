@@ -1,8 +1,8 @@
 """Traces of torch.profiler (Kineto): one JSON file per rank, with a range for each action.
 
 torch's pipeline runtime and this package's engine mark an action as "PP:2F0". `ScheduleGPipe` marks "Forward 0" and
-"Backward 0"; see `Names` for ranges of other names. Such a range begins before the rank waits for a message, and on a
-GPU it covers the launches and not the work. So an action's time is, on a GPU, that of the kernels launched within its
+"Backward 0"; see `Run.load` for ranges of other names. Such a range begins before the rank waits for a message, and on
+a GPU it covers the launches and not the work. So an action's time is, on a GPU, that of the kernels launched within its
 range (they carry the launch's correlation id, which all kernels of a CUDA graph share), without NCCL's; on a CPU, from
 the first operator within the range to the end of the last, without sends and receives. An action that launches nothing,
 as the first stage's I in torch, takes no time before the next kernel.
