@@ -114,13 +114,21 @@ def sequence_number(node: Any) -> int:
 
 @cache
 def saved_names(kind: type) -> tuple[str, ...]:
-    """Return the names of the saved tensors of a kind of node, unpacked by none of their hooks."""
+    """Return the names of the saved tensors of a kind of node, unpacked by none of their hooks.
+
+    Raises:
+        PipelineError: this release of PyTorch has other names for them.
+    """
+    with torch.enable_grad():
+        known = torch.ones(1, requires_grad=True).square().grad_fn
+    if not hasattr(known, "_raw_saved_self"):
+        raise PipelineError(f"PyTorch {torch.__version__} does not show what a node saves, in `_raw_saved_…`")
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
 def unpack_hook(saved: Any) -> Any:
     """Return the hook that unpacks a saved tensor; None without a hook, or if this release lacks UNPACK_HOOK."""
-    return getattr(saved, "unpack_hook", None)
+    return None if lack(UNPACK_HOOK) else saved.unpack_hook
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -130,7 +138,7 @@ def version(tensor: torch.Tensor) -> int:
 
 def allow_two_streams() -> None:
     """Let a weight's gradients come from two streams, which autograd orders; new releases of torch warn of it."""
-    if hasattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch"):  # from 2.11 on
+    if RELEASE >= (2, 11):
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
 
 
@@ -143,13 +151,20 @@ def is_persistent(module: nn.Module, name: str) -> bool:
 
 
 def keep_buffers(module: nn.Module) -> Callable[[], None]:
-    """Return a function that gives all parts of the module the buffers that they have now; their values may change."""
-    kept = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    """Return a function that restores the buffers of all parts of the module, and their values."""
+    kept: list[tuple[Any, list[tuple[str, Any, Any]]]] = [
+        (part._buffers, [(name, each, None if each is None else each.clone()) for name, each in part._buffers.items()])
+        for part in module.modules()
+    ]
 
+    @torch.no_grad()
     def restore() -> None:
         for buffers, before in kept:
             buffers.clear()
-            buffers.update(before)
+            for name, buffer, values in before:
+                buffers[name] = buffer
+                if buffer is not None:
+                    buffer.copy_(values)
 
     return restore
 
@@ -165,9 +180,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 def store_of(group: Any) -> dist.Store:
     """Return the store through which the ranks of a process group have met."""
-    if hasattr(group, "get_group_store"):
+    if RELEASE >= (2, 9):
         store: dist.Store = group.get_group_store()
-    else:  # before 2.9
+    else:
         _, store = dist.distributed_c10d._world.pg_map[group]
     return store
 

@@ -138,11 +138,10 @@ def find_chain(module: nn.Module) -> Chain:
     if isinstance(module, nn.Sequential):
         return Chain({}, [*module], {})
     lists = (nn.ModuleList, nn.ModuleDict) if getattr(module, "chained", False) else (nn.ModuleList,)
+    # The owner of the layers is the model, or the first module in it.
+    owners = [module, *(each for each in [*module.children()][:1] if not isinstance(each, nn.ModuleList))]
     found = [
-        (owner, name, each)
-        for owner in _owners(module)
-        for name, each in owner.named_children()
-        if isinstance(each, lists)
+        (owner, name, each) for owner in owners for name, each in owner.named_children() if isinstance(each, lists)
     ]
     if len(found) != 1:
         raise SettingError(
@@ -150,20 +149,14 @@ def find_chain(module: nn.Module) -> Chain:
             f"cut needs one, the layers; {BY_HAND}"
         )
     owner, name, layers = found[0]
-    rotary = [each for _, each in owner.named_children() if "Rotary" in type(each).__name__]
-    own = [(key, each) for key, each in owner.named_children() if each not in rotary and each is not None]
+    rotary = [each for each in owner.children() if "Rotary" in type(each).__name__]
+    own = [(key, each) for key, each in owner.named_children() if each not in rotary]
     place = [key for key, _ in own].index(name)
-    after = own[place + 1 :] + [
-        (key, each) for key, each in module.named_children() if owner is not module and each is not owner
-    ]
+    after = own[place + 1 :]
+    if owner is not module:
+        after += [(key, each) for key, each in module.named_children() if each is not owner]
     listed = [*layers.values()] if isinstance(layers, nn.ModuleDict) else [*layers]
     return Chain(dict(own[:place]), listed, dict(after), rotary[0] if rotary else None)
-
-
-def _owners(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that may own the layers: the model, and the first module in it."""
-    yield module
-    yield from (each for _, each in [*module.named_children()][:1] if not isinstance(each, nn.ModuleList))
 
 
 def _partition(whole: Chain, stages: int, costs: Any) -> list[range]:
@@ -250,7 +243,7 @@ def _compare(module: nn.Module, whole: Chain, example: Any) -> None:
         mode = "in training" if training else "in evaluation"
         try:
             with _rehearsal(module, training):
-                wanted = module(_copied(example))
+                wanted = module(tree_map_only(torch.Tensor, torch.clone, example))
         except Exception as error:
             raise SettingError(
                 f"{name} fails for the example, which is the first argument of its forward, {mode}: "
@@ -258,7 +251,7 @@ def _compare(module: nn.Module, whole: Chain, example: Any) -> None:
             ) from error
         try:
             with _rehearsal(module, training):
-                got = stage(_copied(example))
+                got = stage(tree_map_only(torch.Tensor, torch.clone, example))
         except PipelineError:
             raise
         except Exception as error:
@@ -288,7 +281,6 @@ def _rehearsal(module: nn.Module, training: bool) -> Iterator[None]:
     """Run the model in a mode; leave its modes, its buffers and the state of the random numbers as they were."""
     modes = [(part, part.training) for part in module.modules()]
     restore_buffers = keep_buffers(module)
-    values = [(buffer, buffer.clone()) for buffer in module.buffers()]
     devices = {weight.get_device() for weight in module.parameters() if weight.is_cuda}
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
@@ -298,14 +290,6 @@ def _rehearsal(module: nn.Module, training: bool) -> Iterator[None]:
         for part, mode in modes:
             part.training = mode
         restore_buffers()
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
-
-
-def _copied(example: Any) -> Any:
-    """Return a copy of the example, which a forward may write to."""
-    return tree_map_only(torch.Tensor, torch.clone, example)
 
 
 def _trained_by(output: torch.Tensor) -> set[torch.Tensor]:
