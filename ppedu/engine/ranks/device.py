@@ -9,8 +9,8 @@ clock, count the seconds of a timeout) must wait for a mark in the queue first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -41,7 +41,8 @@ def synchronize(device: torch.device) -> None:
 def wait(work: dist.Work, device: torch.device, timeout: timedelta | None = None) -> None:
     """Wait until tensors on `device` have been sent or received, so that the host can read them.
 
-    timeout: None for that of the process group, or none at all with a queue.
+    Args:
+        timeout: None for that of the process group, or none at all with a queue.
 
     Raises:
         RuntimeError: the timeout has passed, or the peer is gone.
@@ -67,11 +68,7 @@ class Arrival:
         self._after = mark(device)
 
     def wait(self, timeout: timedelta | None = None) -> None:
-        """Wait until the messages have arrived. The time that the device needs to get there does not count.
-
-        Raises:
-            RuntimeError: the timeout has passed.
-        """
+        """Wait until the messages have arrived. The time that the device needs to get there does not count."""
         _reach(self._before)
         if not _reach(self._after, timeout):
             raise RuntimeError(f"timed out after {timeout}: the queue of this rank's GPU still waits for a message")
@@ -118,11 +115,6 @@ def set_random_state(device: torch.device, state: Sequence[torch.Tensor]) -> Non
         torch.cuda.set_rng_state(state[1], device)
 
 
-@contextmanager
-def own_random(device: torch.device) -> Iterator[None]:
-    """Give back the state of the random number generators at the end."""
-    state = random_state(device)
-    try:
-        yield
-    finally:
-        set_random_state(device, state)
+def own_random(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context that gives back the state of the random number generators at its end."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

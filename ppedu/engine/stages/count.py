@@ -81,7 +81,8 @@ def _count(stage: nn.Module, x: torch.Tensor, name: str, loss_fn: Any) -> tuple[
 
     forward = flops()
     first = flops(x) - forward if x.requires_grad else 0
-    both = flops(*weights, *[x] * x.requires_grad) - forward if weights or x.requires_grad else 0
+    wanted = [*weights, x] if x.requires_grad else weights
+    both = flops(*wanted) - forward if wanted else 0
     number = sum(weight.numel() for weight in stage.parameters())
     return Piece(name, forward, both, first, both - first, number, kept, logits), y
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import chain
@@ -39,10 +39,7 @@ class Stage:
 
     def __init__(self, module: nn.Module, index: int, loss_fn: Loss | None = None, recompute: bool = False):
         require_instance(f"the module of stage {index}", module, nn.Module, "a torch.nn.Module")
-        self.recompute = recompute
-        self.module = module
-        self.index = index
-        self.loss_fn = loss_fn
+        self.module, self.index, self.loss_fn, self.recompute = module, index, loss_fn, recompute
         # Such a module works on clones: a received input is a leaf, which autograd does not let it change, and that of
         # the first stage belongs to the caller.
         self._clones_input = any(getattr(part, "inplace", False) for part in module.modules())
@@ -109,20 +106,25 @@ class Stage:
         """
         value = self.inputs[microbatch] if x is None else as_tuple(x)
         xs = value if isinstance(value, tuple) else (value,)  # the batch may contain inputs that are not tensors
+        received, again = x is not None, None
         start = self.clock.now()
-        repeatable = self._repeatable() if self.recompute and torch.is_grad_enabled() else None
-        with SAVE_NOTHING if repeatable else nullcontext():
-            y = self._output(xs, keywords, received=x is not None)
+        if self.recompute and torch.is_grad_enabled():
+            kind = self.device.type
+            autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            random = random_state(self.device)
+            again = partial(self._forward_again, microbatch, xs, keywords, received, random=random, autocast=autocast)
+        with SAVE_NOTHING if again else nullcontext():
+            y = self._output(xs, keywords, received)
             if self._keeps_outputs:
                 self.outputs[microbatch] = _versioned(tree_map_only(torch.Tensor, torch.Tensor.detach, y))
             if self._loss_fn and len(self.targets):
                 y = self._add(microbatch, self._loss(microbatch, y))
         self.clock.note(F(self.index, microbatch), start)
-        if repeatable:
-            self.again[microbatch] = partial(self._forward_again, microbatch, xs, keywords, x is not None, repeatable)
+        if again:
+            self.again[microbatch] = again
             y = tree_map_only(torch.Tensor, lambda each: each.detach().requires_grad_(each.requires_grad), y)
         elif torch.is_grad_enabled():
-            self._hold(microbatch, xs if x is not None else (), y)
+            self._hold(microbatch, xs if received else (), y)
         return y
 
     def add_loss(self, microbatch: int, loss: torch.Tensor) -> None:
@@ -193,45 +195,44 @@ class Stage:
             xs = tree_map_only(torch.Tensor, torch.clone, xs)
         elif not received:
             xs = _versioned(xs)
-        lent = [] if self._clones_input or (received and not self.recompute) else [*xs]
+        lent = () if self._clones_input or (received and not self.recompute) else xs
         named = keywords if torch.is_grad_enabled() else {}  # in an evaluation, a keyword may be a cache to fill
-        before = [_versions(each) for each in (*lent, *named.values())]
+        before, before_named = _versions(lent), {name: _versions(value) for name, value in named.items()}
         try:
             y = self.module(*xs, **keywords)
         except RuntimeError as error:
             if "leaf Variable that requires grad" not in str(error):
                 raise
-            raise PipelineError(
-                f"stage {self.index} changes its input in place, but that tensor is needed for the gradient it sends "
-                "back; begin the stage's forward with x = x.clone()"
-            ) from error
-        after = [_versions(each) for each in (*lent, *named.values())]
-        if after != before:
-            changed = next(place for place, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
-            if changed >= len(lent):
-                raise PipelineError(
-                    f"stage {self.index} changes its keyword {[*named][changed - len(lent)]!r} in place, but other "
-                    "stages and microbatches may get the same tensor; change a clone() of it"
-                )
-            why = "its forward runs again in the backward" if received else "that is part of the caller's batch"
-            raise PipelineError(
-                f"stage {self.index} changes its input in place, but {why}; begin the stage's forward with "
-                "x = x.clone()"
+            raise self._changes_input("that tensor is needed for the gradient it sends back") from error
+        if _versions(lent) != before:
+            raise self._changes_input(
+                "its forward runs again in the backward" if received else "that is part of the caller's batch"
             )
+        for name, value in named.items():
+            if _versions(value) != before_named[name]:
+                raise PipelineError(
+                    f"stage {self.index} changes its keyword {name!r} in place, but other stages and microbatches may "
+                    "get the same tensor; change a clone() of it"
+                )
         return y
+
+    def _changes_input(self, why: str) -> PipelineError:
+        return PipelineError(
+            f"stage {self.index} changes its input in place, but {why}; begin the stage's forward with x = x.clone()"
+        )
 
     def _loss(self, microbatch: int, y: Any) -> Any:
         """Return the loss of an output. Without a target that counts, a mean has no terms, and loss_fn may be NaN."""
         if not self._loss_fn or self.loss_weights[microbatch] == 0:
             return torch.zeros((), device=self.device)
         target, named = _versioned((self.targets[microbatch], self.loss_kwargs))
-        before = _versions((target, named)), _versions(y)
+        before, before_y = _versions((target, named)), _versions(y)
         loss = self._loss_fn(y, target, **named)
-        if _versions((target, named)) != before[0]:
+        if _versions((target, named)) != before:
             raise PipelineError(
                 "loss_fn changes its target or a keyword in place, but these are the caller's; change a clone() instead"
             )
-        if _versions(y) != before[1]:  # allowed, unless its memory has another use
+        if _versions(y) != before_y:  # allowed, unless its memory has another use
             weights = *self.module.parameters(), *self.module.buffers()
             kept = self.inputs[microbatch : microbatch + 1], self.outputs.get(microbatch), weights
             if not _storages(y).isdisjoint(_storages(kept)):
@@ -246,33 +247,22 @@ class Stage:
         edges = [gradient_edge(each) for each in as_tuple(y) if each.requires_grad]
         self.held[microbatch] = [each for each in received if each.requires_grad], edges, []
 
-    @contextmanager
-    def _repeated(self, random: Sequence[torch.Tensor], autocast: torch.dtype | None) -> Iterator[None]:
-        """Run what is inside with the random numbers and the precision of an earlier time."""
-        with own_random(self.device), torch.enable_grad():
-            set_random_state(self.device, random)
-            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
-                yield
-
-    def _repeatable(self) -> Callable[[], AbstractContextManager[None]]:
-        """Return a function that makes a context like the current one; see `_repeated`."""
-        kind = self.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        return partial(self._repeated, random_state(self.device), autocast)
-
     def _forward_again(
         self,
         microbatch: int,
         xs: Sequence[Any],
         keywords: Mapping[str, Any],
         received: bool,
-        repeatable: Callable[[], AbstractContextManager[None]],
+        random: Sequence[torch.Tensor],
+        autocast: torch.dtype | None,
     ) -> None:
-        """Run a forward as before, for its graph."""
-        with repeatable():
+        """Run a forward as before, for its graph: with the same random numbers and the same precision."""
+        precision = torch.autocast(self.device.type, autocast, enabled=autocast is not None)
+        with own_random(self.device), torch.enable_grad(), precision:
+            set_random_state(self.device, random)
             y = self._output(xs, keywords, received)
             if self._loss_fn and len(self.targets):
-                y = self._scaled(microbatch, self._loss(microbatch, y))
+                y = self._weigh(microbatch, self._loss(microbatch, y), self.loss_scale)
         self._hold(microbatch, xs if received else (), y)
 
     def _add(self, microbatch: int, loss: Any) -> torch.Tensor:
@@ -285,17 +275,16 @@ class Stage:
             )
         before = self.losses.get(microbatch)
         self.losses[microbatch] = loss.detach() if before is None else before + loss.detach()
-        self._weighted.append(self._times_weight(microbatch, loss.detach()))
-        return self._scaled(microbatch, loss)
+        self._weighted.append(self._weigh(microbatch, loss.detach()))
+        return self._weigh(microbatch, loss, self.loss_scale)
 
-    def _times_weight(self, microbatch: int, loss: torch.Tensor) -> torch.Tensor:
+    def _weigh(self, microbatch: int, loss: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Return a loss times the microbatch's weight, and times `scale`."""
         weight = self.loss_weights[microbatch]
-        return (loss * weight.numerator if weight.numerator > 1 else loss) / weight.denominator
-
-    def _scaled(self, microbatch: int, loss: torch.Tensor) -> torch.Tensor:
-        """Return a loss times the microbatch's weight and `loss_scale`, for its backward."""
-        weighted = self._times_weight(microbatch, loss)
-        return weighted if self.loss_scale == 1 else weighted * self.loss_scale
+        if weight.numerator > 1:
+            loss = loss * weight.numerator
+        weighted = loss / weight.denominator
+        return weighted if scale == 1 else weighted * scale
 
     def _ready(self, microbatch: int, dy: Tensors | None) -> tuple[list[torch.Tensor], list[GradientEdge], list[Any]]:
         """Return the inputs that require grad, and the edges at which a backward starts, each with its gradient."""
@@ -428,11 +417,13 @@ def as_stages(modules: Mapping[int, nn.Module | Stage], numbers: Sequence[int], 
             f"rank {rank} holds the stages {', '.join(map(str, numbers))}; got {got or 'none'}: "
             "give a module for each, such as {0: module}; see pp.run.local_stages"
         )
-    found = {number: modules[number] for number in numbers}
-    for number, each in found.items():
-        if isinstance(each, Stage) and each.index != number:  # also if one Stage is to be two
+    found = {}
+    for number in numbers:
+        given = modules[number]
+        found[number] = given if isinstance(given, Stage) else Stage(given, number)
+        if found[number].index != number:  # also if one Stage is to be two
             raise SettingError(
-                f"stage {number} got a Stage made for stage {each.index}; make one for each, such as "
+                f"stage {number} got a Stage made for stage {found[number].index}; make one for each, such as "
                 f"Stage(module, {number}), which may have the same module"
             )
-    return {number: each if isinstance(each, Stage) else Stage(each, number) for number, each in found.items()}
+    return found
