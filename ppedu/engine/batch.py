@@ -72,10 +72,13 @@ class Batching:
         """
         if self.count or self.reduction == "sum":
             return False
-        leaves = [[leaf for leaf in tree_leaves(each) if _may_be_padded(leaf)] for each in targets]
-        return (
-            len({Fraction(sum(_padding(x) for x in each), max(1, sum(map(torch.numel, each)))) for each in leaves}) > 1
-        )
+        shares = set()
+        for each in targets:
+            tensors = [leaf for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)]
+            integers = [leaf for leaf in tensors if leaf.dtype in (torch.int64, torch.int32)]
+            padding = sum(int((leaf == PADDING).sum()) for leaf in integers)
+            shares.add(Fraction(padding, max(1, sum(map(torch.numel, integers)))))
+        return len(shares) > 1
 
     def input_dim(self, name: int | str) -> Dims:
         return 0 if self.input_dims is None else self.input_dims.get(name, 0)
@@ -85,11 +88,19 @@ class Batching:
 
         What is not a tensor becomes a list with one entry for each microbatch.
         """
-        (first, form), *others = (tree_flatten_with_path(each) for each in outputs)
-        if any(other != form for _, other in others):
+        pieces = [tree_flatten_with_path(each) for each in outputs]
+        first, form = pieces[0]
+        if any(other != form for _, other in pieces):
             return list(outputs)
-        columns = zip(first, *(leaves for leaves, _ in others), strict=True)
-        joined = [_join([leaf for _, leaf in column], _dim(self.output_dim, column[0][0])) for column in columns]
+        joined: list[Any] = []
+        for number, (path, _) in enumerate(first):
+            values = [leaves[number][1] for leaves, _ in pieces]
+            if not all(isinstance(value, torch.Tensor) for value in values):
+                joined.append(values)
+            elif all(value.dim() for value in values):
+                joined.append(torch.cat(values, _dim(self.output_dim, path) or 0))
+            else:
+                joined.append(torch.stack(values))
         return tree_unflatten(joined, form)
 
 
@@ -136,21 +147,24 @@ class Batch:
         def cut(name: int | str, value: Any) -> list[Any]:
             return _pieces(value, name, batching.input_dim(name), microbatches, samples)
 
+        def cut_named(keywords: Mapping[str, Any]) -> list[dict[str, Any]]:
+            named = {name: cut(name, value) for name, value in keywords.items()}
+            return [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
+
         if inputs is None:
             arguments: list[tuple[Any, ...]] = []
         elif isinstance(inputs, list):
             arguments = [each if isinstance(each, tuple) else (each,) for each in cut(0, inputs)]
         else:
-            several = inputs if isinstance(inputs, tuple) else (inputs,)
-            columns = [cut(*each) for each in enumerate(several)]
+            columns = [cut(*each) for each in enumerate(inputs if isinstance(inputs, tuple) else (inputs,))]
             arguments = list(zip(*columns, strict=True)) if columns else [()] * microbatches
-
-        def cut_named(keywords: Mapping[str, Any]) -> list[dict[str, Any]]:
-            named = {name: cut(name, value) for name, value in keywords.items()}
-            return [{name: values[m] for name, values in named.items()} for m in range(microbatches)]
-
         named_pieces = cut_named(keywords)
-        by_stage = {stage: cut_named(named) for stage, named in _by_stage(stage_keywords).items()}
+        by_stage = {} if stage_keywords is None else stage_keywords
+        if not isinstance(by_stage, Mapping) or not all(isinstance(each, Mapping) for each in by_stage.values()):
+            raise SettingError(
+                f"stage_kwargs must be a dict of keywords for each stage, {{3: {{…}}}}; got {stage_keywords!r}"
+            )
+        stage_pieces = {stage: cut_named(named) for stage, named in by_stage.items()}
         if not any(isinstance(leaf, (torch.Tensor, list, NoneType)) for leaf in [targets, *tree_leaves(targets)]):
             raise SettingError(
                 "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; "
@@ -158,7 +172,7 @@ class Batch:
             )
         pieces = [] if targets is None else _pieces(targets, "targets", batching.target_dim, microbatches, {})
         sizes = [_samples(*each, batching) for each in zip(arguments or [()] * microbatches, named_pieces, strict=True)]
-        return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes, by_stage)
+        return cls(arguments, named_pieces, pieces, _counts(pieces, batching), sizes, stage_pieces)
 
     def kinds(self, microbatches: int) -> list[int]:
         """Return a number above 0 for each microbatch, which stands for its shapes and dtypes; 0 if unknown here."""
@@ -170,21 +184,10 @@ class Batch:
         ]
 
 
-def _by_stage(keywords: Any) -> Mapping[int, Mapping[str, Any]]:
-    """Return the keywords for single stages; raise SettingError unless they are dicts, by stage."""
-    if keywords is None:
-        return {}
-    if not isinstance(keywords, Mapping) or not all(isinstance(each, Mapping) for each in keywords.values()):
-        raise SettingError(f"stage_kwargs must be a dict of keywords for each stage, {{3: {{…}}}}; got {keywords!r}")
-    return keywords
-
-
 def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
     """Return how much each microbatch's targets count in the mean loss."""
-    if batching.count:
-        found = [float(batching.count(target)) for target in targets]
-    else:
-        found = [_size(target, batching.target_dim, default=1) for target in targets]
+    count = batching.count or (lambda target: _size(target, batching.target_dim, default=1))
+    found = [float(count(target)) for target in targets]
     counts = [int(number) for number in found]
     if targets and (min(counts) < 0 or not sum(counts) or found != counts):
         raise SettingError(
@@ -194,24 +197,10 @@ def _counts(targets: Sequence[Any], batching: Batching) -> list[int]:
     return counts
 
 
-def _may_be_padded(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.int64, torch.int32)
-
-
-def _padding(targets: torch.Tensor) -> int:
-    return int((targets == PADDING).sum())
-
-
 def _samples(arguments: Sequence[Any], keywords: Mapping[str, Any], batching: Batching) -> int:
     """Return the number of samples in a microbatch, taken from its first tensor, or 0 if it has no tensor."""
     inputs: list[tuple[int | str, Any]] = [*enumerate(arguments), *keywords.items()]
     return next((size for name, value in inputs if (size := _size(value, batching.input_dim(name)))), 0)
-
-
-def _join(values: list[Any], dim: int | None) -> Any:
-    if not all(isinstance(value, torch.Tensor) for value in values):
-        return values
-    return torch.cat(values, dim or 0) if all(value.dim() for value in values) else torch.stack(values)
 
 
 def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples: dict[str, int]) -> list[Any]:
@@ -224,9 +213,9 @@ def _pieces(value: Any, name: int | str, dims: Dims, microbatches: int, samples:
                 "one entry for each, or a whole tensor to cut"
             )
         return value
-    whole = (
-        "" if name == "targets" else f", or all of it to each microbatch with Batching(input_dims={{{name!r}: None}})"
-    )
+    whole = f", or all of it to each microbatch with Batching(input_dims={{{name!r}: None}})"
+    if name == "targets":
+        whole = ""
     leaves, form = _flat(value)
     columns = []
     for path, leaf in leaves:
