@@ -103,9 +103,9 @@ def offset(group: PipelineGroup, machines: Sequence[int], timeout: timedelta | N
     for rank in range(1, group.size):
         if machines[rank] != machines[0] and group.rank in (0, rank):
             trips = _round_trips(group, rank, 0, timeout=timeout)
-            if group.rank == rank:
-                fastest = min(trips)
-                found = Offset(fastest.answer - fastest.middle, fastest.seconds / 2)
+            if trips:
+                start, answer, end = min(trips, key=lambda trip: trip[2] - trip[0])
+                found = Offset(answer - (start + end) / 2, (end - start) / 2)
     return found
 
 
@@ -127,25 +127,20 @@ def latency(nbytes: int = 8, group: PipelineGroup | None = None) -> dict[tuple[i
     for index, (one, other) in enumerate(pairs):
         dist.barrier(group.process_group)
         if group.rank in (one, other) and (trips := _round_trips(group, one, other, -(-nbytes // 8))):
-            medians[index] = statistics.median(trip.seconds for trip in trips) / 2
+            medians[index] = statistics.median(end - start for start, _, end in trips) / 2
     if pairs:
         dist.all_reduce(medians, group=group.process_group)  # one rank of each pair has a number above 0
     seconds = dict(zip(pairs, medians.tolist(), strict=True))
     return seconds | {(other, one): each for (one, other), each in seconds.items()}
 
 
-class _Trip(NamedTuple):
-    """A message to a rank and back: the seconds it took, the time there when it turned, and here in its middle."""
-
-    seconds: float
-    answer: float
-    middle: float
-
-
 def _round_trips(
     group: PipelineGroup, asking: int, answering: int, words: int = 1, timeout: timedelta | None = None
-) -> list[_Trip]:
-    """Send a message of 8 · `words` bytes to and fro between two ranks; return the trips on the one that asks."""
+) -> list[tuple[float, float, float]]:
+    """Send messages of 8 · `words` bytes to and fro. Return each one's start, the time when it turned, and its end.
+
+    The start and the end are by the clock of the rank that asks; the other one returns [].
+    """
     message = torch.zeros(words, dtype=torch.float64, device=group.device)
     peer = group.peer(asking if group.rank == answering else answering)
 
@@ -159,12 +154,11 @@ def _round_trips(
             transfer(dist.irecv)
             message[0] = time.monotonic()  # when the message is here, not when the receive is queued
             transfer(dist.isend)
-            continue
-        asked = time.monotonic()
-        transfer(dist.isend)
-        transfer(dist.irecv)
-        answer, answered = message[0].item(), time.monotonic()
-        trips.append(_Trip(answered - asked, answer, (asked + answered) / 2))
+        else:
+            start = time.monotonic()
+            transfer(dist.isend)
+            transfer(dist.irecv)
+            trips.append((start, message[0].item(), time.monotonic()))
     return trips[1:]  # the first one may have connected the ranks
 
 

@@ -44,11 +44,10 @@ class Memory:
         self._meter = Allocated(pipeline.device) if pipeline.device.type == "cuda" else Saved()
         self._step: weakref.ref[Step] | None = None
         self._before = dict(pipeline.handlers)
-        self._own = {
-            op: partial(self._measure, inner=pipeline.handlers.get(op, _default)) for op in (Op.F, Op.B, Op.I, Op.W)
-        }
-        for op, handler in self._own.items():
-            pipeline.on(op, handler)
+        self._own: dict[Op, Handler] = {}
+        for op in (Op.F, Op.B, Op.I, Op.W):
+            self._own[op] = partial(self._measure, inner=self._before.get(op))
+            pipeline.on(op, self._own[op])
 
     def curve(self) -> list[tuple[float, int]]:
         """Return the last step's bytes as a step curve, on the clock of `Pipeline.timeline`; see `Timeline.memory`.
@@ -67,18 +66,22 @@ class Memory:
     def close(self) -> None:
         """Stop measuring. What was measured stays, and so do handlers that were set since."""
         handlers = self._pipeline.handlers
-        for op in [op for op, handler in self._own.items() if handlers.get(op) is handler]:
-            del handlers[op]
-            if op in self._before:
-                handlers[op] = self._before[op]
+        for op, handler in self._own.items():
+            if handlers.get(op) is handler:
+                del handlers[op]
+                if op in self._before:
+                    handlers[op] = self._before[op]
 
-    def _measure(self, action: Action, step: Step, inner: Handler) -> None:
+    def _measure(self, action: Action, step: Step, inner: Handler | None) -> None:
         """Run an action, and note the bytes after it."""
         if self._step is None or self._step() is not step:
             self._step, self.after, self.peak = weakref.ref(step), {}, 0
             self._meter.begin(step)
         with self._meter:
-            inner(action, step)
+            if inner:
+                inner(action, step)
+            else:
+                step.default(action)
         self.after[action] = self._meter.held()
         self.peak = max(self.peak, self._meter.peak)
 
@@ -147,10 +150,6 @@ class Allocated:
     def held(self) -> int:
         """Return the bytes that are allocated now, more than at the start of the step."""
         return torch.cuda.memory_allocated(self._device) - self._before
-
-
-def _default(action: Action, step: Step) -> None:
-    step.default(action)
 
 
 def _storages(values: Iterable[Any]) -> dict[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from functools import cache, cached_property
-from itertools import zip_longest
 from typing import NamedTuple
 
 from ppedu.core import COMMUNICATION, RECEIVE, SEND, Action, Op, Result, Schedule, produces, requires, strip
@@ -33,10 +32,15 @@ class Instruction(NamedTuple):
 class Program:
     """A lowered schedule as one rank runs it.
 
-    ahead: Receives may be posted this many computing actions before their places in the order.
-    schedule: its computing actions only. instructions: the rank's order. trained: the stages with backwards on it.
-    delivered: by RECV action, the sends of this rank that have arrived before it, since its sender had received them.
-    fingerprint: equal on ranks with the same schedule.
+    Args:
+        ahead: receives may be posted this many computing actions before their places in the order.
+
+    Attributes:
+        schedule: its computing actions only.
+        instructions: the rank's order.
+        trained: the stages with backwards on the rank.
+        fingerprint: equal on ranks with the same schedule.
+        delivered: by RECV action, the sends of this rank that have arrived before it. Its sender had received them.
     """
 
     def __init__(self, lowered: Schedule, rank: int, ahead: int = AHEAD):
@@ -51,15 +55,13 @@ class Program:
         self.source = cache(self._source)
         last = {one.stage: i for i, action in enumerate(self.order) for one in action.singles if one.op in (Op.B, Op.W)}
         self.trained = frozenset(last)
-        computing = [index for index, action in enumerate(self.order) if action.computes]
-        behind = dict(zip_longest(computing, computing[ahead:], fillvalue=len(self.order)))
         self.instructions = [
             Instruction(
                 action,
                 action.computes,
                 frozenset(each.op for each in (action, *action.parts)),
                 self.receives(action) if action.computes else (),
-                tuple(each for each in self.order[index : behind.get(index, index)] if each.op in RECEIVE),
+                self._receives_ahead(index, ahead) if action.computes else (),
                 tuple(stage for stage, position in last.items() if position == index),
             )
             for index, action in enumerate(self.order)
@@ -99,9 +101,10 @@ class Program:
 
     def around(self, index: int) -> str:
         """Return an action's neighbors in the order, such as "(in the order: … 1F1 1B0 [1F2] 1B1 1F3 …)"."""
-        first, behind = max(0, index - 2), index + 3
-        shown = [f"[{each}]" if place == index else str(each) for place, each in enumerate(self.order)][first:behind]
-        return f"(in the order: {'… ' if first else ''}{' '.join(shown)}{' …' if behind < len(self.order) else ''})"
+        before, after = self.order[max(0, index - 2) : index], self.order[index + 1 : index + 3]
+        shown = [*map(str, before), f"[{self.order[index]}]", *map(str, after)]
+        more = "… " if index > 2 else "", " …" if index + 3 < len(self.order) else ""
+        return f"(in the order: {more[0]}{' '.join(shown)}{more[1]})"
 
     def _receives(self, action: Action) -> tuple[Action, ...]:
         wanted = requires(action, self.placement, lowered=True)
@@ -111,6 +114,18 @@ class Program:
         """Return the result of another stage that an F, B or I starts from; None for the model's first F and last B."""
         own = ("F", action.stage, action.microbatch)
         return next((result for result in requires(action, self.placement, lowered=True) if result != own), None)
+
+    def _receives_ahead(self, index: int, ahead: int) -> tuple[Action, ...]:
+        """Return the RECV actions after `index`, up to the `ahead`-th computing action from there."""
+        found = []
+        while ahead > 0 and index + 1 < len(self.order):
+            index += 1
+            action = self.order[index]
+            if action.op in RECEIVE:
+                found.append(action)
+            elif action.computes:
+                ahead -= 1
+        return tuple(found)
 
 
 def _cuts(lowered: Schedule) -> list[int]:
