@@ -36,16 +36,6 @@ Tie = tuple[Name, Name]  # two names of one weight
 Exchange = Callable[[torch.Tensor], torch.Tensor]  # from a row of numbers to the rows of all ranks of the pipeline
 
 
-class SharedWeights(NamedTuple):
-    """Weights of the model that are several parameters, on the same ranks of a pipeline.
-
-    weights: for each weight, the parameters that it is on this rank. ranks: all ranks that hold them, in order.
-    """
-
-    weights: list[list[nn.Parameter]]
-    ranks: Sequence[int]
-
-
 class HeldStage(NamedTuple):
     """A stage that several ranks hold: both ranks of a schedule with two copies of the model, or all replicas.
 
@@ -72,7 +62,7 @@ class HeldStage(NamedTuple):
         """Return the names of the tensors that differ between holders, each with a sentence that names two holders."""
         if not tensors:
             return {}
-        rows = self.gather(_checksums(tensors.values())).t().tolist()
+        rows = self.gather(torch.tensor([checksum(_local(each)) for each in tensors.values()])).t().tolist()
         return {
             name: f"stage {self.stage}: the {kind} {name!r} differs between {self.holders[0]} and {self.holders[other]}"
             for name, column in zip(tensors, rows, strict=True)
@@ -83,9 +73,12 @@ class HeldStage(NamedTuple):
 class GradientSync:
     """Synchronizes the gradients of one rank's stages with all other holders of their weights.
 
-    stages: all stages of the rank, by number. ties: pairs of weights, each named by its stage and its name there.
-    replicas: the ranks that hold the same stages in other pipelines. timeout: how long to wait for another rank.
-    device: that of this rank's stages.
+    Args:
+        stages: all stages of the rank, by number.
+        ties: pairs of weights, each named by its stage and its name there.
+        replicas: the ranks that hold the same stages in other pipelines.
+        timeout: how long to wait for another rank.
+        device: that of this rank's stages.
 
     Raises:
         SettingError: `ties` are not pairs of weights of the model.
@@ -119,18 +112,24 @@ class GradientSync:
         self._means: list[Callable[[], None]] = []  # complete an average over the replicas that has been started
         self._earlier: list[tuple[nn.Parameter, torch.Tensor]] = []  # gradients of earlier steps
         self._incomplete: set[int] = set()  # stages whose last backward is still ahead
-        self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []  # by the ranks that hold them
+        # Classes of names, by the ranks that hold them.
+        self._classes: list[tuple[Sequence[int], list[list[Name]]]] = []
         self._agreed: dict[Name, int] = {}  # the class of each name of this rank, as of the first call
         for stage, name in (end for tie in ties for end in tie):
             if stage in stages or not 0 <= stage < placement.stages:
                 self._weight(stage, name)
-        for weight in nn.ModuleList(self.modules.values()).parameters():
+        for weight in self.weights:
             grad_dtype(weight)  # fails where torch would ignore what is set
         self.find_shared()
 
     @property
     def modules(self) -> dict[int, nn.Module]:
         return {index: stage.module for index, stage in self.stages.items()}
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """All parameters of this rank's stages; one that several stages share is there once."""
+        return list(nn.ModuleList(self.modules.values()).parameters())
 
     @property
     def names(self) -> dict[nn.Parameter, list[Name]]:
@@ -150,17 +149,17 @@ class GradientSync:
 
     def find_shared(self) -> None:
         """Find the parameters and stages with several holders; before each step, as the caller may replace weights."""
-        named = {name: weight for weight, names in self.names.items() for name in names} if self._classes else {}
-        self.shared = []
+        # By the ranks of the pipeline that hold them: for each weight, the parameters that it is on this rank.
+        self.shared: list[tuple[Sequence[int], list[list[nn.Parameter]]]] = []
+        self.held = list(self._held_stages())
+        if not self._classes:
+            return
+        named = {name: weight for weight, names in self.names.items() for name in names if weight.requires_grad}
         for ranks, classes in self._classes:
-            weights = [
-                list(dict.fromkeys(named[name] for name in names if name in named and named[name].requires_grad))
-                for names in classes
-            ]
+            weights = [list(dict.fromkeys(named[name] for name in names if name in named)) for names in classes]
             several = [each for each in weights if len(each) > 1 or (each and len(ranks) > 1)]
             if several:
-                self.shared.append(SharedWeights(several, ranks))
-        self.held = list(self._held_stages())
+                self.shared.append((ranks, several))
 
     def require_agreed(self) -> None:
         """Raise SettingError if weights of this rank have other names than those agreed on, or two have become one."""
@@ -215,8 +214,8 @@ class GradientSync:
         """
         self._incomplete = set(stages)
         self._means, self._earlier, self.loss_scale = [], [], loss_scale
-        shared = {weight: None for one in self.shared for same in one.weights for weight in same}
-        for weight in shared if loss_scale == 1 else nn.ModuleList(self.modules.values()).parameters():
+        shared = dict.fromkeys(weight for _, weights in self.shared for same in weights for weight in same)
+        for weight in shared if loss_scale == 1 else self.weights:
             if weight.grad is not None:
                 self._earlier.append((weight, weight.grad))
                 weight.grad = None
@@ -241,18 +240,14 @@ class GradientSync:
         self._means.append(finish)
 
     def finish(self) -> None:
-        """Complete the averages, add up the gradients of copies and ties, unscale, and average the buffers.
-
-        Raises:
-            PipelineError: an integer buffer, such as a counter, differs between holders.
-        """
+        """Complete the averages, add up the gradients of copies and ties, unscale, and average the buffers."""
         for finish_mean in self._means:
             finish_mean()
-        for weights, ranks in self.shared:
+        for ranks, weights in self.shared:
             mine = _flatten(weights)
             _unflatten(weights, self._gather(ranks, mine).sum(0).to(mine.device))
         if self.loss_scale != 1:
-            for weight in nn.ModuleList(self.modules.values()).parameters():
+            for weight in self.weights:
                 if weight.grad is not None:
                     weight.grad.div_(self.loss_scale)
         for each in self.held:
@@ -260,35 +255,26 @@ class GradientSync:
         for weight, grad in self._earlier:
             weight.grad = grad if weight.grad is None else grad.add_(weight.grad)
 
-    def sum_over_replicas(self, value: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a number over all replicas; the number itself without replicas."""
-        if self.replicas is None:
-            return value
-        value = value.to(self.replica_device, copy=True)
-        wait(dist.all_reduce(value, group=self.replicas, async_op=True), value.device, self.timeout)
-        return value.cpu()
-
     def loss_weights(self, counts: Sequence[int], sizes: Sequence[int], reduction: str) -> dict[int, list[Fraction]]:
         """Return for each stage the weight of each microbatch's loss in the batch's loss.
 
-        counts: how much each microbatch's targets count in a mean, if they are given here. sizes: each microbatch's
-        samples, which replace them elsewhere; 0 where unknown. reduction: "mean" or "sum". The weights of the last
-        stage depend on the counts in all replicas.
+        The weights of the last stage depend on the counts in all replicas. Losses and gradients are averaged over the
+        replicas afterwards, which the weights make up for.
 
-        Losses and gradients are averaged over the replicas afterwards, which the weights make up for.
+        Args:
+            counts: how much each microbatch's targets count in a mean, if they are given here.
+            sizes: each microbatch's samples, which replace the counts elsewhere; 0 where unknown.
+            reduction: "mean" or "sum".
         """
-        weights: dict[int, list[Fraction]] = {}
-        for stage in self.stages:
-            is_last = stage == self.placement.stages - 1
-            parts = counts if is_last and counts else sizes if all(sizes) else [1] * len(sizes)
-            total = sum(parts)
-            if reduction == "sum":
-                weights[stage] = [Fraction(self.replica_count)] * len(parts)
-            elif is_last:
-                total = int(self.sum_over_replicas(torch.tensor(total)))
-                weights[stage] = [Fraction(part * self.replica_count, total) for part in parts]
-            else:
-                weights[stage] = [Fraction(part, total) for part in parts]
+        samples = sizes if all(sizes) else [1] * len(sizes)
+        if reduction == "sum":
+            return dict.fromkeys(self.stages, [Fraction(self.replica_count)] * len(samples))
+        weights = {stage: [Fraction(part, sum(samples)) for part in samples] for stage in self.stages}
+        last = self.placement.stages - 1
+        if last in weights:
+            parts = counts or samples
+            total = int(self.gather_replicas(torch.tensor([sum(parts)])).sum())
+            weights[last] = [Fraction(part * self.replica_count, total) for part in parts]
         return weights
 
     def norm(self) -> torch.Tensor:
@@ -296,16 +282,16 @@ class GradientSync:
 
         Sharded gradients count as a whole, on each rank that has a slice of them.
         """
-        elsewhere = {
-            id(weight)
-            for weights, ranks in self.shared
-            for same in weights
-            for weight in same[int(ranks[0] == self.group.rank) :]
-        }
+        elsewhere: set[nn.Parameter] = set()  # parameters that do not count here
+        for ranks, weights in self.shared:
+            for first, *others in weights:
+                elsewhere.update(others)
+                if self.group.rank != ranks[0]:
+                    elsewhere.add(first)
         same_sharding: dict[Any, list[torch.Tensor]] = {}  # torch takes the norm of gradients that are sharded alike
-        for weight in nn.ModuleList(self.modules.values()).parameters():  # a weight of two stages counts once
+        for weight in self.weights:
             grad: Any = weight.grad
-            if grad is not None and id(weight) not in elsewhere:
+            if grad is not None and weight not in elsewhere:
                 sharding = (grad.device_mesh, grad.placements) if hasattr(grad, "to_local") else None
                 same_sharding.setdefault(sharding, []).append(grad.coalesce().values() if grad.is_sparse else grad)
         norms: list[Any] = [get_total_norm(grads) for grads in same_sharding.values()]
@@ -438,10 +424,6 @@ def _first_different(values: Sequence[int]) -> int:
     return next((position for position, value in enumerate(values) if value != values[0]), 0)
 
 
-def _checksums(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([checksum(_local(tensor)) for tensor in tensors])
-
-
 def _digest(weight: nn.Parameter) -> int:
     """Return a number that stands for all that must be equal in two parameters that are one weight."""
     look = tuple(_local(weight).shape), str(weight.dtype), weight.requires_grad, checksum(_local(weight))
@@ -458,17 +440,15 @@ def _flatten(weights: Sequence[Sequence[nn.Parameter]]) -> torch.Tensor:
 
     At the end of the row is, for each weight, 1 if it has a gradient, else 0.
     """
-    row = torch.cat([_sum(same).reshape(-1) for same in weights])
-    marks = [any(each.grad is not None for each in same) for same in weights]
+    sums, marks = [], []
+    for same in weights:
+        grads = [_local(each.grad) for each in same if each.grad is not None]
+        dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
+        sums.append(reduce(torch.add, dense) if dense else torch.zeros_like(_local(same[0]), dtype=grad_dtype(same[0])))
+        marks.append(bool(grads))
+    row = torch.cat([each.reshape(-1) for each in sums])
     # Copying numbers to a GPU would let the host wait for the GPU.
     return torch.cat([row, row.new_ones(len(marks)) if all(marks) else row.new_tensor(marks)])
-
-
-def _sum(same: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Return the sum of the parameters' gradients; zeros if all are missing."""
-    grads = [each.grad for each in same if each.grad is not None]
-    zeros = [] if grads else [torch.zeros_like(same[0], dtype=grad_dtype(same[0]))]
-    return reduce(torch.add, [(_local(grad).to_dense() if grad.is_sparse else _local(grad)) for grad in grads + zeros])
 
 
 def _unflatten(weights: Sequence[Sequence[nn.Parameter]], row: torch.Tensor) -> None:
