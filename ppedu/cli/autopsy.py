@@ -6,7 +6,8 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 
-from ppedu.core import PipelineError
+from ppedu.core import PipelineError, SettingError
+from ppedu.core.files import named, require_writable
 from ppedu.zoo.registry import require_registered
 
 BAR = 30  # characters
@@ -18,13 +19,17 @@ def autopsy(options: Namespace) -> int:
 
     for name in options.predict:
         require_registered(name)
+    require_page(options.html)
     run = Run.load(options.trace, bar("reading") if sys.stderr.isatty() else None, dict(options.name))
-    print(run.autopsy())
+    found = run.autopsy()
+    print(found)
     for name in options.predict:
         try:
             print(f"\n{run.predict(name)}")
         except PipelineError as error:
             print(f"\n{name}: {error}")
+    if options.html:
+        found.save(options.html)
     return 0
 
 
@@ -34,6 +39,14 @@ def renamed(text: str) -> tuple[str, str]:
     if not (name and sign and action):
         raise ArgumentTypeError(f"{text!r} is not a name and an action, such as forward_step=F")
     return name, action
+
+
+def require_page(path: str | None) -> None:
+    """Raise PipelineError unless a page can be written to the file of `--html`, if there is one."""
+    if path is not None:
+        require_writable(path)
+        if named(path).suffix.lower() != ".html":
+            raise SettingError(f"--html writes a page; end its name in .html; got {path!r}")
 
 
 def bar(doing: str) -> Callable[[float], None]:

@@ -107,12 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     draw.add_argument("--save", metavar="FILE", help="write a .svg, .png, .pdf, .html or .json (trace) file instead")
     add("check", _check, of_schedule)
     add("simulate", _simulate, of_schedule, costs)
-    export = add("export", _export, of_schedule)
+    export = add("export", _export, of_schedule, costs)
     export.add_argument("--lower", choices=["early", "late"], help="add sends, and receives posted early or late")
     export.add_argument(
         "--torch", action="store_true", help="use only the actions that torch.distributed.pipelining can load"
     )
-    export.add_argument("--save", metavar="FILE", help="write a .csv file instead")
+    export.add_argument("--save", metavar="FILE", help="write a .csv or .json (trace of the simulation) file instead")
     lessons = add("lessons", open_lessons)
     text = f"where to copy them; existing files are kept (default: {FOLDER})"
     lessons.add_argument("folder", metavar="FOLDER", nargs="?", default=FOLDER, help=text)
@@ -142,10 +142,13 @@ def _parser() -> argparse.ArgumentParser:
     read.add_argument("--name", metavar="NAME=ACTION", type=renamed, action="append", default=[], help=text)
     text = "also predict a step with this schedule, such as zb-h1; may be repeated"
     read.add_argument("--predict", metavar="SCHEDULE", action="append", default=[], help=text)
+    read.add_argument("--html", metavar="FILE", help="also write a page to send to a colleague")
     ask = add("plan", plan)
     text = "a TOML file with the tables model, machine and plan: the arguments of ppedu.plan"
     ask.add_argument("question", metavar="FILE", help=text)
     ask.add_argument("--save", metavar="FILE", help="also write the best schedule and partition for `train --plan`")
+    ask.add_argument("--torch", metavar="FILE", help="also write the best schedule as CSV for torch")
+    ask.add_argument("--html", metavar="FILE", help="also write its timeline as a page")
     add("doctor", _doctor)
     text = "write a certificate of the solved exercises, or check one"
     certificates = commands.add_parser("certificate", help=text, description=text)
@@ -227,12 +230,19 @@ def _export(options: Options) -> int:
     if options.lower is not None:
         chosen = lower(chosen, receive=options.lower)
     to_csv = to_torch if options.torch else Schedule.to_csv
-    if options.save is None:
+    ending = None if options.save is None else named(options.save).suffix.lower()
+    if ending == ".json" and options.torch:
+        raise SettingError("--torch is about a CSV table, not about a trace; leave it out, or end --save in .csv")
+    if ending != ".json" and (given := [name for name in COSTS if name in options]):
+        raise SettingError(f"a CSV table has no times; leave out --{given[0]}, or end --save in .json")
+    if ending is None:
         print(to_csv(chosen), end="")
-    elif named(options.save).suffix.lower() == ".csv":
+    elif ending == ".csv":
         to_csv(chosen, options.save)
+    elif ending == ".json":
+        simulate(chosen, _costs(options)).save(options.save)
     else:
-        raise SettingError(f"cannot export to {options.save!r}; end it in .csv, or use draw for a picture or a trace")
+        raise SettingError(f"cannot export to {options.save!r}; end it in .csv or .json, or use draw for a picture")
     return 0
 
 

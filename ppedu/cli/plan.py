@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
-from ppedu.cli.autopsy import bar
-from ppedu.core.files import require_writable
+from ppedu.cli.autopsy import bar, require_page
+from ppedu.core import SettingError
+from ppedu.core.export import to_torch
+from ppedu.core.files import named, require_writable
 
 
 def plan(options: Namespace) -> int:
@@ -14,13 +16,21 @@ def plan(options: Namespace) -> int:
     from ppedu.planning.planner import plan
     from ppedu.planning.question import read
 
-    if options.save is not None:
-        require_writable(options.save)
+    files = [named(each) for each in (options.save, options.torch, options.html) if each is not None]
+    for each in files:
+        require_writable(each)
+    if len(set(files)) < len(files):
+        raise SettingError("--save, --torch and --html write different things; give each a file of its own")
+    require_page(options.html)
     draw = bar("searching") if sys.stderr.isatty() else None
     found = plan(**read(options.question), progress=draw and (lambda what, part: draw(part)))
     if draw:
         draw(1)
     print(found)
-    if options.save is not None:
+    if options.save:
         found.best.save(options.save)
+    if options.torch:
+        to_torch(found.best.schedule, options.torch)
+    if options.html:
+        found.best.timeline().save(options.html)
     return 0

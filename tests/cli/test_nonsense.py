@@ -24,7 +24,7 @@ OPTIONS = {
     "list": [],
     "draw 1f1b": [*SCHEDULE, "--save"],
     "simulate 1f1b": SCHEDULE,
-    "export 1f1b": [*SCHEDULE[:4], "--lower", "--save"],
+    "export 1f1b": [*SCHEDULE, "--lower", "--save"],
     "lessons --no-open": [],
     "lessons": ["--lab"],
     "train --text short.txt": ["-n", "-o", *(f"--{name}" for name in TRAIN.split())],
