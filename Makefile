@@ -8,12 +8,12 @@ LESSONS := $(wildcard notebooks/*.ipynb)
 PYTHONS := 3.10 3.11 3.12 3.13
 
 # tests/conftest.py sets these markers. Tests without them run on all cores. The others use several cores each and wait
-# much of the time, so two files of them run at a time.
+# much of the time, so three files of them run at a time.
 PROCESSES := ranks or kernel or browser or programs
 UNIT := not slow and not ($(PROCESSES))
 # Loading nbval takes each process two seconds; only `make test-lessons` needs it.
 EACH_CORE := OMP_NUM_THREADS=1 $(BIN)/pytest -p no:nbval -n auto --dist worksteal
-TWO_FILES := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+FILES := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
@@ -26,13 +26,13 @@ lab: .venv/.lab
 check: lint test-unit
 
 test: chromium test-unit .venv/.test
-	$(TWO_FILES) -m "not slow and ($(PROCESSES))" tests $(PYTEST)
+	$(FILES) -m "not slow and ($(PROCESSES))" tests $(PYTEST)
 	$(MAKE) --no-print-directory test-lessons
 
 # Also the slow tests, all examples of the properties, the other Pythons and the other releases of PyTorch.
 test-all: chromium .venv/.test
 	$(EACH_CORE) --hypothesis-profile=full -m "$(UNIT)" tests $(PYTEST)
-	$(TWO_FILES) --hypothesis-profile=full -m "slow or $(PROCESSES)" tests $(PYTEST)
+	$(FILES) --hypothesis-profile=full -m "slow or $(PROCESSES)" tests $(PYTEST)
 	$(MAKE) test-lessons test-pythons test-torches
 
 test-unit: .venv/.test test-widgets
@@ -44,15 +44,15 @@ test-widgets:
 	  else echo "Not tested: tests/view/*.test.mjs. Testing them needs Node: apt-get install nodejs"; fi
 
 test-ranks: .venv/.test
-	$(TWO_FILES) -m "not slow and not browser and ($(PROCESSES))" tests $(PYTEST)
+	$(FILES) -m "not slow and not browser and ($(PROCESSES))" tests $(PYTEST)
 
 test-browser: chromium .venv/.test
-	$(TWO_FILES) -m "not slow and browser" tests/browser $(PYTEST)
+	$(FILES) -m "not slow and browser" tests/browser $(PYTEST)
 
 # The lessons must print what is saved in them. With PPEDU_STILL=1, widgets are pictures.
 test-lessons: .venv/.test
 	rm -f notebooks/my_pipeline.py
-	PPEDU_STILL=1 $(TWO_FILES) --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
+	PPEDU_STILL=1 $(FILES) --nbval --nbval-current-env --nbval-cell-timeout=300 notebooks $(PYTEST)
 
 # Test the packages that need the standard library only with every Python that is installed.
 test-pythons: .venv/.test
