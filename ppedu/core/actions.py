@@ -85,7 +85,7 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.op}"
-        unnumbered = isinstance(self.microbatch, int) and self.microbatch == -1
+        unnumbered = isinstance(self.microbatch, int) and self.microbatch == -1  # unchecked, it may be anything
         return f"{self.stage}{self.op}{'' if unnumbered else self.microbatch}"
 
     def __repr__(self) -> str:

@@ -18,9 +18,9 @@ def check(
 
     In a legal schedule every stage runs each microbatch's forward once and its backward once (B, or I and W), on the
     rank that holds the stage and after its dependencies, and no ranks wait for each other in a cycle. A forward-only
-    schedule has no backwards. In a legal
-    lowered schedule, also, every result that another rank requires is sent and received once, messages between two
-    ranks are received in the order sent, and sharded weights are gathered before they are used.
+    schedule has no backwards. In a legal lowered schedule, also, every result that another rank requires is sent and
+    received once, messages between two ranks are received in the order sent, and sharded weights are gathered before
+    they are used.
 
     Args:
         rendezvous: A send waits until its peer has reached the receive. By default sends are buffered and end at once.

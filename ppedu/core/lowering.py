@@ -30,10 +30,11 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
 
     Args:
         receive: "early" posts a receive as soon as its peer sends, so that the message travels while the rank computes;
-        "late" posts it as late as the order of messages allows, so that few are in flight at a time.
-    fsdp: Weights are sharded over replicas of the pipeline. Each rank gathers (UNSHARD) the stages that it computes
-        with next, at most `resident` at a time, frees the other stages (RESHARD), and sums the gradients of a stage
-        after its last backward (REDUCE_GRAD).
+            "late" posts it as late as the order of messages allows, so that few are in flight at a time.
+        fsdp: Weights are sharded over replicas of the pipeline. Each rank gathers (UNSHARD) the stages that it computes
+            with next, frees the other stages (RESHARD), and sums the gradients of a stage after its last backward
+            (REDUCE_GRAD).
+        resident: With `fsdp`, how many stages a rank holds gathered at a time.
 
     An incomplete schedule, such as one without backwards, stays incomplete; `check` lists what is missing. `label`
     describes a message.
@@ -88,6 +89,7 @@ def _deferred(order: Sequence[Action], placement: Placement) -> Iterator[Action]
             posted.append(action)
             continue
         wanted = {(stage, kind, m, ()) for kind, stage, m in requires(action, placement, lowered=True)}
+        # Every receive posted so far comes before a send, or the ranks' orders of messages would differ.
         while posted and (action.op in SEND or any(each in wanted for each in posted)):
             yield posted.popleft()
         yield action
@@ -120,7 +122,7 @@ def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
     def before(stages: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(stages + after))
 
-    # For each computation the stages from there on, by first use; at the end, no stages.
+    # coming[-1]: the stages that are still used from the current computation on, by first use; in the end, no stages.
     coming: list[tuple[int, ...]] = [()]
     for stages in reversed(used):
         coming.append(before(stages, coming[-1]))

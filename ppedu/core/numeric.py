@@ -36,7 +36,7 @@ def pretty(number: Any, unit: str = "") -> str:
 
 
 def by_microbatch(function: Callable[..., Any], *times: Any) -> Any:
-    """Return `function(*times)`. If some are tuples, of a time for each microbatch, so is the result."""
+    """Return `function(*times)`. A tuple holds a time for each microbatch; with one, the result is a tuple, too."""
     if not any(isinstance(time, tuple) for time in times):
         return function(*times)
     return tuple(map(function, *(time if isinstance(time, tuple) else repeat(time) for time in times)))
@@ -54,7 +54,7 @@ def flat(times: Iterable[Any]) -> Iterator[Any]:
 class Ticks:
     """A unit in which exact numbers are whole numbers, because Fractions are slow; `per_one` ticks make 1.
 
-    It is the largest unit of which all `numbers` are multiples. If one of them is a float, numbers stay as they are.
+    All `numbers`, and 1, are multiples of the unit. If one of them is a float, numbers stay as they are.
     """
 
     def __init__(self, numbers: Iterable[Any]):

@@ -126,6 +126,8 @@ class Placement:
             SettingError: There is no such stage.
         """
         try:
+            if stage < 0:  # which Python would count from the end
+                raise IndexError
             return self.holders[len(self.holders) > 1 and microbatch >= self.split][stage]
         except (IndexError, TypeError, ValueError):
             raise SettingError(

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Problem(NamedTuple):
     """One thing that is wrong. `index` is the position in the rank's order, None if the action is missing.
 
-    kind: "range" (no such stage or microbatch), "rank" (not this rank's stage), "missing", "duplicate",
-    "order" (before a dependency on the same rank), "deadlock" (ranks that wait for each other in a cycle),
-    "message" (received in another order than sent, or needless), "sharding" (weights not gathered, or twice).
+    kind: "range" (no such stage, microbatch or peer, or a backward in a forward-only schedule), "rank" (not this rank's
+    stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before a dependency on the
+    same rank), "deadlock" (ranks that wait for each other in a cycle), "message" (received in another order than sent,
+    or needless), "sharding" (weights not gathered, or twice).
     """
 
     rank: int
@@ -210,7 +211,11 @@ class _Inspection:
             at, index = self.places[whole]
             why = f" is a full backward, and half of it, {half}, is run too"
             yield self._problem(at, index, "duplicate", why, whole)
-        backward = "" if self.schedule.forward_only else "IW" if halves and not runs("B") else "B"
+        backward: tuple[str, ...] = ("B",)
+        if self.schedule.forward_only:
+            backward = ()
+        elif halves and not runs("B"):
+            backward = ("I", "W")
         for op in ("F", *backward, *messages):
             if not runs(op):
                 rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(op), microbatch)
@@ -223,7 +228,8 @@ class _Inspection:
         # index in the rank's order.
         sent: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         received: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        # For each block of messages: where to enter them, and the distance to the SEND.
+        # For each block of messages: where to enter them, and the distance to the SEND. A RECV requires its SEND alone,
+        # so both ends of a message are entered under one number.
         logs: dict[int, tuple[dict[int, int], int]] = {}
         for number, block in enumerate(numbered.blocks):
             if block.sample.op in COMMUNICATION and block.rank >= 0:

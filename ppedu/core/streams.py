@@ -113,7 +113,7 @@ class Streams:
         self._posted[message][rank] = index
         self._ready[message] = max(self._ready[message], self._free[rank])
         self._queues[self._stream(message, rank)].append(message)
-        candidates = [message]
+        candidates = [message]  # a message that starts lets the next ones in its two streams start
         while candidates:
             message = candidates.pop()
             queues = [self._queues[stream] for stream in self._streams(message)]

@@ -3,7 +3,7 @@
 A generator has the signature `(rank, ranks, microbatches, **options)`. It yields neither idle steps nor messages: idle
 time appears in the simulation, and lowering adds the messages. Its docstring tells what to look for in a timeline, and
 uses the letters of the papers for times: F is a forward, B a full backward, and I and W its two halves, for the inputs
-and for the weights. The option `chunks` is the number of stages on each rank. The package imports `ppedu.core` only.
+and for the weights. The option `chunks` is the number of stages on each rank. The package imports `core` and `sim`.
 """
 
 from importlib import import_module

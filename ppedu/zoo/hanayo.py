@@ -23,11 +23,11 @@ def hanayo(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Iterato
     """Yield the actions of `rank` in Hanayo: stages zigzag over the ranks in waves (Liu et al., arXiv 2308.15762).
 
     A wave is two stages on each rank, one on the way down the ranks and one on the way back up. Time is divided into
-    slots, each for a backward and a forward after it. A microbatch starts two slots after the previous one and never
-    waits. Let p be the ranks: in a group of p microbatches no two forwards, and no two backwards, need the same slot of
-    a rank; the forwards of the next group run between the backwards of this one. If p divides the microbatches, the
-    idle time is 2(p-1) times the longer of a forward and a backward, divided by `chunks`, and a rank holds the
-    activations of at most p microbatches.
+    slots, each for a backward and a forward after it. Within a group, a microbatch starts two slots after the previous
+    one, and never waits. Let p be the ranks: in a group of p microbatches no two forwards, and no two backwards, need
+    the same slot of a rank; the forwards of the next group run between the backwards of this one. If p divides the
+    microbatches, the idle time is 2(p-1) times the longer of a forward and a backward, divided by `chunks`, and a rank
+    holds the activations of at most p microbatches.
 
     In a timeline: Chimera, with each microbatch traveling in both of its directions.
 

@@ -12,7 +12,10 @@ from ppedu.zoo import Facts, register
 
 
 def equal_groups(ranks: int, microbatches: int) -> list[range]:
-    """Return consecutive groups of `ranks` microbatches or slightly more, as equal in size as possible."""
+    """Return consecutive groups of equal or nearly equal size: at least `ranks` microbatches each, if there are enough.
+
+    13 microbatches on 4 ranks make groups of 5, 4 and 4; 7 make a single group.
+    """
     number = max(1, microbatches // ranks)
     size, larger = divmod(microbatches, number)
     starts = [group * size + min(group, larger) for group in range(number + 1)]
@@ -48,8 +51,8 @@ def interleaved(
     follows (Narayanan et al.). The idle time is that of 1F1B divided by `chunks`. With one chunk this is 1F1B with
     twice the warm-up, which holds more activations and hides more of the latency.
 
-    group: the microbatches in each group but the last, which may be smaller, as in Megatron. By default the groups have
-        `ranks` microbatches or slightly more.
+    group: the microbatches in each group but the last, which may be smaller, as in Megatron. By default those of
+        `equal_groups`.
 
     In a timeline: 1F1B with a finer, longer warm-up; each microbatch visits a rank `chunks` times.
 

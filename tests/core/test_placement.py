@@ -76,3 +76,11 @@ def test_a_custom_placement_gives_every_rank_a_stage():
     for holders in ([], [0, 2], [1]):
         with pytest.raises(SettingError, match="each rank from 0 on"):
             Placement.custom(holders)
+
+
+@pytest.mark.parametrize("stage", [-1, 4, 1.5, "0", None])
+def test_a_stage_that_does_not_exist_is_on_no_rank(stage):
+    placement = Placement.make("loop", 4)
+    for ask in (placement.rank, placement.chunk):
+        with pytest.raises(SettingError, match=r"there is no stage .*; the stages are 0 to 3"):
+            ask(stage)
