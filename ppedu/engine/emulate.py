@@ -26,7 +26,7 @@ from ppedu.core import COMPUTE, OVERLAP, Action, Schedule, SettingError
 from ppedu.core.validate import require_count, require_instance
 from ppedu.engine.interpreter import Step
 from ppedu.engine.pipeline import Pipeline
-from ppedu.engine.post_validation import PostValidation, Validated, Validation
+from ppedu.engine.post_validation import PostValidation, Validation
 from ppedu.engine.ranks.comm import PipelineGroup, backend_for
 from ppedu.engine.ranks.messages import Messages
 from ppedu.engine.results import Results
@@ -131,7 +131,7 @@ class Emulation:
         parts = [replace(each.timeline(zero), costs=costs, source="emulated") for each in measured]
         return join(parts) if steps > 1 else parts[0]
 
-    def _settle(self) -> Validated:
+    def _settle(self) -> tuple[Results, bool]:
         """Wait for the validation of the last step; the device waits, too."""
         asked = time.monotonic()
         assert self.pipeline.validation

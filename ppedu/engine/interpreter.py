@@ -8,7 +8,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,16 +19,39 @@ from torch.profiler import record_function
 from ppedu.core import RECEIVE, Action, CommunicationError, F, Op, PipelineError, Result, produces
 from ppedu.engine import clock
 from ppedu.engine.batch import Batch
+from ppedu.engine.gradients import GradientSync
 from ppedu.engine.program import Program
 from ppedu.engine.ranks.device import own_random
-from ppedu.engine.ranks.versions import profiling
-from ppedu.engine.stages.stage import as_tuple
-
-if TYPE_CHECKING:
-    from ppedu.engine.pipeline import Pipeline
+from ppedu.engine.ranks.messages import Messages
+from ppedu.engine.ranks.versions import allow_two_streams, profiling
+from ppedu.engine.sharded import Shards
+from ppedu.engine.stages.stage import Stage, as_tuple
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a rank's steps have in common. The settings are those of `Pipeline`, the stages and handlers its own."""
+
+    rank: int
+    device: torch.device
+    stages: Mapping[int, Stage]
+    handlers: Mapping[Op, Handler]
+    messages: Messages
+    gradients: GradientSync
+    shards: Shards
+    sharded: bool  # whether the stages of the pipeline are
+    autocast: torch.dtype | None
+    seed: int | None
+    variable_shapes: bool
+
+    @cached_property
+    def side_stream(self) -> torch.cuda.Stream:
+        """The GPU's second stream, for overlapped pairs."""
+        allow_two_streams()
+        return torch.cuda.Stream(self.device)
 
 
 class Step:
@@ -36,35 +61,31 @@ class Step:
     another stage, and `give` with its result. It decides when to wait for messages, which `receive` and `wait` do; the
     measured time of its action starts when the last of these messages has arrived. `add_loss` adds an auxiliary loss.
     `stages` are this rank's, by number; `batch` is the batch as this rank was given it.
+
+    Args:
+        number: of the step, from 0, on which random numbers depend.
+        kinds: by microbatch; equal for microbatches with messages of equal shapes.
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        program: Program,
-        batch: Batch,
-        kinds: Sequence[int],
-        training: bool,
-        loss_scale: float = 1,
+        self, context: Context, program: Program, batch: Batch, kinds: Sequence[int], number: int, training: bool
     ):
-        self.pipeline, self.program, self.batch, self.training = pipeline, program, batch, training
-        self.loss_scale = loss_scale
-        self.stages, self.placement, self.messages = pipeline.stages, program.placement, pipeline.messages
-        # Microbatches of one kind have messages of one shape; no gradients are sent back in an evaluation.
-        alike = range(len(kinds)) if pipeline.batching.variable_shapes else kinds
-        self.kinds = [(kind, training) for kind in alike]
-        self.clock = clock.Recorder(pipeline.device)
+        self.context, self.program, self.batch, self.number, self.training = context, program, batch, number, training
+        self.stages, self.placement, self.messages = context.stages, program.placement, context.messages
+        alike = range(len(kinds)) if context.variable_shapes else kinds
+        self.kinds = [(kind, training) for kind in alike]  # no gradients are sent back in an evaluation
+        self.clock = clock.Recorder(context.device)
         self._start: Any = None  # of the current action, by the clock
         self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
         self._streams: dict[Action, torch.cuda.Stream] = {}
         self._profiled = profiling()
         self.messages.begin()
-        if pipeline.batching.variable_shapes:
+        if context.variable_shapes:
             self.messages.forget_layouts()
 
     def run(self, first: int = 0, behind: int | None = None) -> None:
         """Run the program, or its instructions from `first` on and before `behind`."""
-        handled, sharded = self.pipeline.handlers.keys(), self.pipeline.sharded
+        handled, sharded = self.context.handlers.keys(), self.context.sharded
         # Before the cut, nothing may be received from behind it; a handler posts when it wants to.
         early = behind is None and handled.isdisjoint(RECEIVE)
         part = self.program.instructions[first:behind]
@@ -79,7 +100,7 @@ class Step:
                     for message in receives:
                         self._accept(message, action)
                 if sharded:
-                    self.pipeline.shards.wait(action)
+                    self.context.shards.wait(action)
                 self._start = self.clock.now()
                 self._run(action)
                 self.clock.note(action, self._start)
@@ -89,11 +110,11 @@ class Step:
                 raise CommunicationError(f"{error} {self.program.around(index)}") from error.__cause__
             except Exception as error:
                 why = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-                where = f"rank {self.pipeline.group.rank}: {action} failed"
+                where = f"rank {self.context.rank}: {action} failed"
                 raise PipelineError(f"{where}: {why} {self.program.around(index)}") from error
             if not sharded:
                 for stage in completes:
-                    self.pipeline.gradients.start_mean(stage)
+                    self.context.gradients.start_mean(stage)
         self.messages.settle()  # the host reads what has arrived from here on
 
     def discard(self) -> None:
@@ -101,15 +122,15 @@ class Step:
         for message in self.program.unread:
             self.post(message)
         for message in [*self.messages.pending]:
-            self.messages.wait(message, message, self.pipeline.device)
+            self.messages.wait(message, message, self.context.device)
         self.messages.end()
 
     def finish(self) -> None:
         """Wait until everything sent has arrived, and synchronize the gradients."""
         self.messages.end()
-        self.pipeline.shards.end()
+        self.context.shards.end()
         if self.training:
-            self.pipeline.gradients.finish()
+            self.context.gradients.finish()
 
     def default(self, action: Action) -> None:
         """Run the built-in behavior of an action."""
@@ -169,18 +190,14 @@ class Step:
     def forward(self, action: Action) -> None:
         stage, m = self.stages[action.stage], action.microbatch
         x = self.receive(action)
-        dtype, seed = self.pipeline.autocast, self.pipeline.seed
-        precision = torch.autocast(self.pipeline.device.type, dtype) if dtype else NOTHING
+        dtype, seed = self.context.autocast, self.context.seed
+        own = self.batch.stage_keywords.get(action.stage)
+        keywords = {**self.batch.keywords[m], **(own[m] if own else {})}
+        precision = torch.autocast(self.context.device.type, dtype) if dtype else NOTHING
         with precision, NOTHING if seed is None else self._seeded(action):
-            y = stage.forward(m, x, **self.keywords(action))
+            y = stage.forward(m, x, **keywords)
         if action.stage < self.placement.stages - 1:
             self.give(action, y)
-
-    def keywords(self, action: Action) -> Mapping[str, Any]:
-        """Return the keyword arguments of a forward."""
-        named, m = self.batch.keywords[action.microbatch], action.microbatch
-        own = self.batch.stage_keywords.get(action.stage)
-        return {**named, **own[m]} if own else named
 
     def backward(self, action: Action) -> None:
         dy = self.receive(action)
@@ -192,28 +209,28 @@ class Step:
 
     def backward_weight(self, action: Action) -> None:
         self.stages[action.stage].backward_weight(action.microbatch)
-        self.pipeline.shards.end_backward(action.stage)
+        self.context.shards.end_backward(action.stage)
 
     def overlapped(self, action: Action) -> None:
         """Run both parts: one after the other on a CPU; on a GPU at the same time, each on a stream of its own.
 
         A backward runs on the stream of its forward, so the forward of the pair takes the other stream.
         """
-        if self.pipeline.device.type != "cuda":
+        if self.context.device.type != "cuda":
             for part in action.parts:
                 self._run(part)
             return
         self.wait(action)  # on the main stream, on which the memory of sent tensors is freed
-        main = torch.cuda.current_stream(self.pipeline.device)
+        main = torch.cuda.current_stream(self.context.device)
         forward, backward = sorted(action.parts, key=lambda part: part.op != Op.F)
         backward_stream = self._streams.pop(F(backward.stage, backward.microbatch), main)
-        forward_stream = self.pipeline.side_stream if backward_stream == main else main
+        forward_stream = self.context.side_stream if backward_stream == main else main
         self._streams[forward] = forward_stream
-        self.pipeline.side_stream.wait_stream(main)
+        self.context.side_stream.wait_stream(main)
         for part in action.parts:
             with torch.cuda.stream(forward_stream if part == forward else backward_stream):
                 self._run(part)
-        main.wait_stream(self.pipeline.side_stream)
+        main.wait_stream(self.context.side_stream)
 
     def send(self, action: Action) -> None:
         values = self._pop((action.op[-1], action.stage, action.microbatch))
@@ -234,7 +251,7 @@ class Step:
         """Run an action: its handler, if there is one, or the built-in behavior."""
         # Without a profiler, record_function would cost 10 µs an action. A trace shows an action as "PP:2F0".
         with record_function(f"PP:{action}") if self._profiled else NOTHING:
-            if handler := self.pipeline.handlers.get(action.op):
+            if handler := self.context.handlers.get(action.op):
                 handler(action, self)
             else:
                 METHODS[action.op](self, action)
@@ -245,7 +262,7 @@ class Step:
         The sender of the message has received these sends before, so their memory can be freed.
         """
         result = message.op.value, message.stage, message.microbatch
-        self._results[result] = self.messages.wait(message, user, self.pipeline.device)
+        self._results[result] = self.messages.wait(message, user, self.context.device)
         self.messages.release(self.program.delivered[message])
 
     def _pop(self, result: Result) -> tuple[torch.Tensor, ...]:
@@ -260,8 +277,8 @@ class Step:
     @contextmanager
     def _seeded(self, action: Action) -> Iterator[None]:
         """Start the random number generators at the action's seed, and restore their state at the end."""
-        position = (self.pipeline.seed, self.pipeline.steps, action.stage, action.microbatch)
-        with own_random(self.pipeline.device):
+        position = (self.context.seed, self.number, action.stage, action.microbatch)
+        with own_random(self.context.device):
             torch.manual_seed(zlib.crc32(repr(position).encode()))
             yield
 
@@ -277,9 +294,9 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.SEND_B: Step.send,
     Op.RECV_F: Step.post,
     Op.RECV_B: Step.post,
-    Op.UNSHARD: lambda step, action: step.pipeline.shards.unshard(action.stage),
-    Op.RESHARD: lambda step, action: step.pipeline.shards.reshard(action.stage),
-    Op.REDUCE_GRAD: lambda step, action: step.pipeline.shards.reduce_grad(action),
+    Op.UNSHARD: lambda step, action: step.context.shards.unshard(action.stage),
+    Op.RESHARD: lambda step, action: step.context.shards.reshard(action.stage),
+    Op.REDUCE_GRAD: lambda step, action: step.context.shards.reduce_grad(action),
 }
 
 

@@ -40,13 +40,12 @@ from ppedu.engine import clock, results
 from ppedu.engine.batch import Batch, Batching
 from ppedu.engine.control import Control, Rows
 from ppedu.engine.gradients import GradientSync, Tie
-from ppedu.engine.interpreter import METHODS, Handler, Step, evaluation_mode
+from ppedu.engine.interpreter import METHODS, Context, Handler, Step, evaluation_mode
 from ppedu.engine.post_validation import PostValidation, Validation
-from ppedu.engine.program import AHEAD, Program
+from ppedu.engine.program import Program
 from ppedu.engine.ranks import device
 from ppedu.engine.ranks.comm import PipelineGroup
 from ppedu.engine.ranks.messages import Messages
-from ppedu.engine.ranks.versions import allow_two_streams
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
 from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
@@ -54,7 +53,7 @@ from ppedu.sim import Timeline
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
 StageKeywords = Mapping[int, Keywords]  # by stage
-Given = tuple[Any, Any, Keywords, StageKeywords | None]
+Given = tuple[Any, Any, Keywords, StageKeywords | None]  # inputs, targets, keywords, and those for single stages
 MOST_SECONDS = 10**6  # of a timeout
 UNEVEN = (
     "some microbatches have a larger part of padding (-100) than others, but each counts by its size, so that the mean "
@@ -127,40 +126,37 @@ class Pipeline:
         require_instance("autocast", autocast, (torch.dtype, NoneType), "a dtype, such as torch.bfloat16")
         if not isinstance(timeout, (int, float)) or not 0 < timeout <= MOST_SECONDS:
             raise SettingError(f"timeout must be a number of seconds above 0, at most {MOST_SECONDS}; got {timeout!r}")
-        self.group = PipelineGroup.of(group)
-        if self.group.size != schedule.ranks:
-            raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {self.group.size}")
+        group = PipelineGroup.of(group)
+        if group.size != schedule.ranks:
+            raise SettingError(f"{schedule!r} needs {schedule.ranks} ranks; the group has {group.size}")
         if schedule.lowered and (problems := check(schedule, rendezvous=True)):
             raise SettingError(
                 f"{schedule!r} runs on a backend that buffers sends (gloo), but not where a send waits for its receive "
                 f"(NCCL): {problems[0]}; give Pipeline(pp.strip(schedule), …), which places messages of its own"
             )
-        self.schedule = strip(schedule)
-        self.stages = as_stages(stages, local_stages(schedule, self.group.rank), self.group.rank)
+        self.schedule, self._given = strip(schedule), schedule
+        self.stages = as_stages(stages, local_stages(schedule, group.rank), group.rank)
         self.last = self.stages.get(schedule.stages - 1)
         self.loss_fn = find_loss(loss_fn, self.stages, schedule.stages - 1)
-        self.device = home([stage.module for stage in self.stages.values()], self.group.device)
-        self.group = self.group.on(self.device)
+        self.device = home([stage.module for stage in self.stages.values()], group.device)
+        self.group = group.on(self.device)
         for stage in self.stages.values():
             stage.device = home([stage.module], self.device)
         self.batching, self.autocast, self.seed = batching, autocast, seed
-        # To post the receive of a message whose header states its shape, a rank must wait for the header. Early
-        # is better on a GPU, too: the order of messages in its queues is the same, and they can only start sooner.
-        self._receive = "late" if batching.variable_shapes else "early"
         self.messages = Messages(schedule.placement, self.group, timeout, debug)
         limit = timedelta(seconds=timeout)
         self.control = Control(self.group, limit, replicas)
         self.gradients = GradientSync(schedule.placement, self.stages, tied, self.group, replicas, limit, self.device)
         require_instance("optimizer", optimizer, (PostValidation, NoneType), "a PostValidation(optimizer)")
-        self.validation = Validation(optimizer, self.control, self.gradients, self.device) if optimizer else None
+        self.validation = Validation(optimizer, self.control, self.gradients) if optimizer else None
         self.handlers: dict[Op, Handler] = {}  # those that replace a method of Step
         self.steps = 0
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
-        self.clocks = clock.RankClocks()
-        self._lowered = schedule if schedule.lowered else None
-        self._prepared = self._warned = False
-        self._rows: Rows | None = None  # posted for the end of a step
         self.results: Results | None = None  # of the last step
+        self.clocks = clock.RankClocks()
+        self._context: Context | None = None  # once all ranks have agreed on it
+        self._rows: Rows | None = None  # posted for the end of a step
+        self._warned = False
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -168,17 +164,18 @@ class Pipeline:
         return [*self.gradients.modules.values(), *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else [])]
 
     @cached_property
-    def side_stream(self) -> torch.cuda.Stream:
-        """The GPU's second stream, for overlapped pairs."""
-        allow_two_streams()
-        return torch.cuda.Stream(self.device)
-
-    @cached_property
     def forwards(self) -> Program:
         """This rank's program for an evaluation: the schedule's forwards, without backwards."""
-        if self.schedule.forward_only:
-            return self.program
-        return Program(lower(self.schedule.forwards, self._receive, self.sharded), self.group.rank)
+        return self.program if self.schedule.forward_only else self._compile(self.schedule.forwards)
+
+    def _compile(self, schedule: Schedule) -> Program:
+        """Return this rank's program of a schedule, which is lowered unless the user has done so."""
+        if schedule.lowered:
+            return Program(schedule, self.group.rank, ahead=0)  # its receives stay where they are
+        # To post the receive of a message whose header states its shape, a rank must wait for the header. Early
+        # is better on a GPU, too: the order of messages in its queues is the same, and they can only start sooner.
+        receive = "late" if self.batching.variable_shapes else "early"
+        return Program(lower(schedule, receive, self.sharded), self.group.rank)
 
     def on(self, op: Op, handler: Handler) -> None:
         """Run `handler(action, step)` for every action of `op`; `step.default(action)` runs the built-in behavior.
@@ -231,16 +228,16 @@ class Pipeline:
             PipelineError: the loss or the gradients' norm was not finite. The step has been taken back, and training
                 can go on.
         """
-        return self._settle("")
+        return self._settle()
 
-    def _settle(self, undone: str) -> torch.Tensor | None:
-        """Validate the last step, and return its loss. undone: see `_keep`."""
+    def _settle(self, call: str = "") -> torch.Tensor | None:
+        """Validate the last step, and return its loss. call: see `_keep_validated`."""
         if self.validation is None or self.validation.pending is None:
             return None
         with self._guarded():
             self.validation.require_unchanged()
-            validated = self.validation.settle()
-        return self._keep(validated.results, undone=undone)
+            found, _ = self.validation.settle()
+        return self._keep_validated(found, call)
 
     def eval(
         self,
@@ -289,7 +286,7 @@ class Pipeline:
         require_number("max_norm", max_norm, lambda norm: norm > 0, "a number above 0")
         if self.validation:
             raise SettingError("the pipeline steps the optimizer, and clips before; give PostValidation(max_norm=…)")
-        self._prepare("clip_grad_norm")
+        self._get_ready("clip_grad_norm")
         self.gradients.require_agreed()
         self.gradients.find_shared()
         norm = self.control.exchange(self.gradients.norm()[None], "clip the gradients").norm()
@@ -298,7 +295,7 @@ class Pipeline:
                 f"the norm of the gradients over all stages is {norm.item()}, so they cannot be clipped; check the "
                 "learning rate, and look for a division by zero"
             )
-        clip_grads_with_norm_(nn.ModuleList(self.gradients.modules.values()).parameters(), max_norm, norm)
+        clip_grads_with_norm_(self.gradients.weights, max_norm, norm)
         return float(norm)
 
     def _run(
@@ -311,14 +308,17 @@ class Pipeline:
     ) -> Any:
         """Run a batch, and return its loss; with `outputs`, (loss, the model's outputs, or None on other ranks).
 
-        call: "step", "eval" or "forward". given: inputs, targets, keywords, and those for single stages. The other
-        arguments are those of `step`.
+        Args:
+            call: "step", "eval" or "forward".
+
+        The other arguments are those of `step`.
         """
         training, microbatches = call == "step", self.schedule.microbatches
+        inputs, targets, keywords, stage_keywords = given
         try:
             require_instance("loss_kwargs", loss_kwargs, (dict, NoneType), "a dict of keywords for loss_fn")
             require_number("loss_scale", loss_scale, lambda scale: 0 < scale < math.inf, "a number above 0")
-            batch = Batch.cut(*given[:3], microbatches, self.batching, given[3])
+            batch = Batch.cut(inputs, targets, keywords, microbatches, self.batching, stage_keywords)
             self._require_given(call, batch)
             if training:
                 self.gradients.require_agreed()
@@ -327,7 +327,7 @@ class Pipeline:
                 self._get_ready(call)
                 self.control.refuse(call, microbatches, self.messages.debug)
             raise
-        self._get_ready(call)
+        context = self._get_ready(call)
         if training:
             self.gradients.find_shared()
         kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, loss_scale, self.messages.debug)
@@ -345,36 +345,67 @@ class Pipeline:
                 stage.begin(
                     batch.inputs, targets, weighted, loss_kwargs, loss_scale, loss_fn, outputs=keep, timed=False
                 )
-            return Step(self, program, batch, kinds, training, loss_scale)
+            return Step(context, program, batch, kinds, self.steps, training)
 
-        validation = self.validation if training else None
         with evaluation_mode(self.modules, not training), torch.set_grad_enabled(training):
-            done = program.cut if validation and validation.pending else 0
-            keep = partial(self._keep, undone=_undone(call))
-            step, loss = validation.during(begin, done, self._guarded, keep) if validation else (begin(), None)
-            with self._guarded(step):
-                if not validation:
-                    self._rows = self.control.post(results.length(program), torch.float64, f"start {call}")
-                if training:
-                    self.gradients.begin(program.trained, loss_scale)
-                step.run(done)
-                with self.control.required_for("synchronize the gradients"):
-                    step.finish()
-                if validation:
-                    validation.step(results.row(step), program.schedule, self.modules)
-                else:
-                    rows = self.control.exchange(results.row(step), "end the step", self._rows)
-                    with self.control.required_for("end the step"):
-                        found = results.read(rows, program.schedule, self.gradients.gather_replicas)
-        self.steps += training
-        if not validation:
-            loss = self._keep(found, finite=call != "forward", measured=training or self.schedule.forward_only)
+            if training and self.validation:
+                loss = self._train_without_barrier(self.validation, begin, loss_scale)
+            else:
+                loss = self._run_with_barrier(call, begin(), loss_scale)
         if self.last and call != "forward" and not self._warned and self.batching.ignores_unevenly(batch.targets):
             self._warned = True
             warnings.warn(UNEVEN, stacklevel=3)
         made = self.last.outputs if self.last else {}  # by microbatch
         joined = self.batching.join([made[m] for m in sorted(made)]) if made else None
         return (loss, joined) if outputs else loss
+
+    def _run_with_barrier(self, call: str, step: Step, loss_scale: float) -> torch.Tensor:
+        """Run a step, wait for the results of all ranks, and return its loss."""
+        with self._guarded(step):
+            self._rows = self.control.post(results.length(step.program), torch.float64, f"start {call}")
+            self._run_to_end(step, loss_scale)
+            rows = self.control.exchange(results.row(step, self.clocks.offset), "end the step", self._rows)
+            with self.control.required_for("end the step"):
+                found = results.read(rows, step.program.schedule, self.gradients.gather_replicas)
+        self.steps += step.training
+        self.loss, self.losses = found.loss, found.losses
+        if step.training or self.schedule.forward_only:
+            self.results = found
+        if call != "forward":
+            found.require_finite(self.batching.count is not None)
+        return found.loss
+
+    def _train_without_barrier(
+        self, validation: Validation, begin: Callable[[], Step], loss_scale: float
+    ) -> torch.Tensor | None:
+        """Run a step, and validate the last one meanwhile; return the loss of the last one, if there is one."""
+        step, done, loss = begin(), 0, None
+        if validation.pending:
+            random = device.random_state(self.device)
+            with self._guarded(step):
+                validation.require_unchanged()
+                done = step.program.cut
+                step.run(0, done)
+                last, corrected = validation.settle()
+                if corrected:
+                    step.discard()
+                    device.set_random_state(self.device, random)
+            loss = self._keep_validated(last, call="step")
+            if corrected:
+                step, done = begin(), 0
+        with self._guarded(step):
+            self._run_to_end(step, loss_scale, done)
+            validation.step(step, self.clocks.offset, self.modules)
+        self.steps += 1
+        return loss
+
+    def _run_to_end(self, step: Step, loss_scale: float, done: int = 0) -> None:
+        """Run a step's instructions, of which some may be `done`, and synchronize the gradients."""
+        if step.training:
+            self.gradients.begin(step.program.trained, loss_scale)
+        step.run(done)
+        with self.control.required_for("synchronize the gradients"):
+            step.finish()
 
     @contextmanager
     def _guarded(self, step: Step | None = None) -> Iterator[None]:
@@ -389,25 +420,23 @@ class Pipeline:
                 raise CommunicationError(f"{error}{first}") from error.__cause__
             raise
 
-    def _keep(
-        self, found: Results, finite: bool = True, measured: bool = True, undone: str | None = None
-    ) -> torch.Tensor:
-        """Keep the results of a step, and return its loss, which must be finite if `finite`.
+    def _keep_validated(self, found: Results, call: str = "") -> torch.Tensor:
+        """Keep the results of a step that was validated later, and return its loss.
 
-        undone: of a step that is validated later: how the error for it ends, if this call has to be made again.
+        Args:
+            call: the one that has validated it, and has done nothing else; "" for `flush`.
+
+        Raises:
+            PipelineError: the loss or the norm is not finite.
         """
-        self.loss, self.losses = found.loss, found.losses
-        if measured:
-            self.results = found
-        if finite:
-            try:
-                found.require_finite(self.batching.count is not None)
-            except PipelineError as error:
-                if undone is None:
-                    raise
-                last = f"that was step {self.steps - 1}, counted from 0; it has been taken back"
-                raise PipelineError(f"{error}; {last}, so the weights are as before it{undone}") from None
-        return self.loss
+        self.loss, self.losses, self.results = found.loss, found.losses, found
+        try:
+            found.require_finite(self.batching.count is not None)
+        except PipelineError as error:
+            last = f"that was step {self.steps - 1}, counted from 0; it has been taken back"
+            again = f", and this call has done nothing: call {call} again with the same batch" if call else ""
+            raise PipelineError(f"{error}; {last}, so the weights are as before it{again}") from None
+        return found.loss
 
     def _require_given(self, call: str, batch: Batch) -> None:
         if call == "step" and self.schedule.forward_only:
@@ -423,27 +452,28 @@ class Pipeline:
         if self.last and call != "forward" and not batch.targets and self.loss_fn is not own_loss:
             raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
 
-    def _get_ready(self, call: str) -> None:
-        """Do what ranks do together before a call, whether or not this rank can make it."""
-        self._prepare(call)
-        if call != "step":
-            self._settle(_undone(call))
-
-    def _prepare(self, call: str) -> None:
-        """Raise PipelineError after a failure; on the first call, get ready to run.
-
-        That is: compile the schedule, compare the ranks' clocks, and raise an error on every rank unless all ranks have
-        the same settings, and the same values for weights that they share. call: "step", for example, for errors.
-        """
+    def _get_ready(self, call: str) -> Context:
+        """Do what ranks do together before a call, whether or not this rank can make it; return the steps' context."""
         if self.control.failure:
             raise PipelineError(
                 f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"
             )
-        if self._prepared:
-            if self.steps % CLOCK_STEPS == 0:
-                self.clocks.compare(self.control, f"start {call}")
-            return
-        modules, purpose = self.gradients.modules, f"start {call}"
+        if self._context is None:
+            self._context = self._agree(f"start {call}")
+        elif self.steps % CLOCK_STEPS == 0:
+            self.clocks.compare(self.control, f"start {call}")
+        if call in ("eval", "forward"):
+            self._settle(call)
+        return self._context
+
+    def _agree(self, purpose: str) -> Context:
+        """Compile the schedule, compare the ranks' clocks, and return the context of all steps.
+
+        Raises:
+            PipelineError: the ranks have different settings, or different values for weights that they share. On every
+                rank.
+        """
+        modules = self.gradients.modules
         trained = [
             index for index, module in modules.items() if any(each.requires_grad for each in module.parameters())
         ]
@@ -452,10 +482,8 @@ class Pipeline:
         rows = self.control.exchange(torch.tensor([clock.machine(), first, *storage(modules)]), purpose).tolist()
         self.messages.trained_from = min(row[1] for row in rows)
         self.sharded = is_sharded([row[2:] for row in rows])
-        self.shards: Shards = Shards(modules, self.group.rank)
-        lowered = self._lowered or lower(self.schedule, self._receive, self.sharded)
-        # The receives of a schedule that was given lowered stay where they are.
-        self.program = Program(lowered, self.group.rank, ahead=0 if self._lowered else AHEAD)
+        shards = Shards(modules, self.group.rank)
+        self.program = self._compile(self._given if self._given.lowered else self.schedule)
         if device.is_queue(self.group.device):
             with self.control.required_for(purpose):
                 self.messages.connect(self.program.peers)
@@ -470,7 +498,7 @@ class Pipeline:
             "reduction": self.batching.reduction,
         }
         self.control.require_same(settings, purpose)
-        problems = self.shards.problems(lowered, self.gradients.replicas)
+        problems = shards.problems(self.program.lowered, self.gradients.replicas)
         if self.sharded and self.validation:
             problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
         self.control.require_none(problems, purpose)
@@ -479,8 +507,16 @@ class Pipeline:
         self.control.require_none(differences, purpose)
         self.clocks.machines = [row[0] for row in rows]
         self.clocks.compare(self.control, purpose)
-        self._prepared = True
-
-
-def _undone(call: str) -> str:
-    return f", and this call has done nothing: call {call} again with the same batch"
+        return Context(
+            self.group.rank,
+            self.device,
+            self.stages,
+            self.handlers,
+            self.messages,
+            self.gradients,
+            shards,
+            self.sharded,
+            self.autocast,
+            self.seed,
+            self.batching.variable_shapes,
+        )

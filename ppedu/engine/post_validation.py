@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import chain
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +28,6 @@ from ppedu.engine import results
 from ppedu.engine.control import Control
 from ppedu.engine.gradients import GradientSync
 from ppedu.engine.interpreter import Step
-from ppedu.engine.ranks.device import random_state, set_random_state
 from ppedu.engine.ranks.versions import keep_buffers, version
 from ppedu.engine.results import Results
 
@@ -67,16 +64,6 @@ class PostValidation:
             require_number("max_norm", self.max_norm, lambda norm: norm > 0, "a number above 0")
 
 
-class Validated(NamedTuple):
-    """The results of a step that all ranks have ended.
-
-    again: whether the weights have changed, so that forwards must run again.
-    """
-
-    results: Results
-    again: bool
-
-
 class Validation:
     """Steps the optimizer of one rank provisionally; `pending` is set until the step is validated.
 
@@ -85,10 +72,10 @@ class Validation:
             lacks some, which another optimizer could only change in between.
     """
 
-    def __init__(self, options: PostValidation, control: Control, gradients: GradientSync, device: torch.device):
-        self.options, self.control, self.gradients, self.device = options, control, gradients, device
-        stepped = {w: None for group in options.optimizer.param_groups for w in group["params"]}
-        known = dict.fromkeys(self.weights)
+    def __init__(self, options: PostValidation, control: Control, gradients: GradientSync):
+        self.options, self.control, self.gradients = options, control, gradients
+        stepped = dict.fromkeys(w for group in options.optimizer.param_groups for w in group["params"])
+        known = dict.fromkeys(gradients.weights)
         foreign = [w for w in stepped if w not in known]
         lacking = [w for w in known if w not in stepped and w.requires_grad]
         for some, what in (
@@ -103,21 +90,21 @@ class Validation:
                 )
         self.pending: tuple[Callable[[], torch.Tensor], Schedule, Snapshot] | None = None
 
-    @property
-    def weights(self) -> list[nn.Parameter]:
-        return list(nn.ModuleList(self.gradients.modules.values()).parameters())
-
-    def step(self, row: torch.Tensor, schedule: Schedule, modules: Iterable[nn.Module]) -> None:
+    def step(self, step: Step, offset: float, modules: Iterable[nn.Module]) -> None:
         """Start to exchange this rank's results and norm, and step the optimizer.
 
-        modules: all that forwards run, whose weights and buffers are restored if the step is taken back.
+        Args:
+            step: the one that has just run.
+            offset: of this rank's clock; see `results.row`.
+            modules: all that forwards run, whose weights and buffers are restored if the step is taken back.
         """
-        arrives = self.control.start(torch.cat([row, self.gradients.norm()[None]]))
+        row = results.row(step, offset, self.gradients.norm().item())
+        arrives = self.control.start(row)
         before = Snapshot(self.options.optimizer, modules)
         self.options.optimizer.step()
-        for weight in self.weights:
+        for weight in self.gradients.weights:
             weight.grad = None
-        self.pending, self._left = (arrives, schedule, before), self._versions()
+        self.pending, self._left = (arrives, step.program.schedule, before), self._versions()
 
     def require_unchanged(self) -> None:
         """Raise PipelineError if weights have been changed since the step, as taking it back would undo that."""
@@ -127,44 +114,16 @@ class Validation:
                 "call flush() before you change weights, and let PostValidation's optimizer step all of them"
             )
 
-    def during(
-        self,
-        begin: Callable[[], Step],
-        cut: int,
-        guarded: Callable[[Step], AbstractContextManager[None]],
-        keep: Callable[[Results], torch.Tensor],
-    ) -> tuple[Step, torch.Tensor | None]:
-        """Begin a step, run its first `cut` actions, and meanwhile validate the last one.
+    def settle(self) -> tuple[Results, bool]:
+        """Wait for all ranks' results, and correct the step if it was wrong. All ranks of all replicas decide alike.
 
-        begin: returns the step, ready to run. guarded, keep: see `Pipeline`.
-
-        Returns the step, and the loss of the last one; None if there is nothing to validate.
+        Returns the results, and whether the weights were wrong, so that forwards that used them must run again.
         """
-        step, random = begin(), random_state(self.device)
-        if not self.pending:
-            return step, None
-        with guarded(step):
-            self.require_unchanged()
-            step.run(0, cut)
-            validated = self.settle()
-            if validated.again:
-                step.discard()
-                set_random_state(self.device, random)
-        loss = keep(validated.results)
-        if validated.again:
-            step = begin()
-            with guarded(step):
-                step.run(0, cut)
-        return step, loss
-
-    def settle(self) -> Validated:
-        """Wait for all ranks' results, and correct the step if it was wrong. All ranks of all replicas decide alike."""
         assert self.pending
         arrives, schedule, before = self.pending
         rows, self.pending = arrives(), None
         with self.control.required_for("validate the last step"):
-            norms, rows = rows[:, -1], rows[:, :-1]
-            found = results.read(rows, schedule, self.gradients.gather_replicas, norms.norm().item())
+            found = results.read(rows, schedule, self.gradients.gather_replicas)
         most = math.inf if self.options.max_norm is None else self.options.max_norm
         finite = bool(found.loss.isfinite()) and math.isfinite(found.norm)
         clipped = found.norm + 1e-6 > most  # as in torch's clip_grads_with_norm_
@@ -172,11 +131,11 @@ class Validation:
             before.restore()
         if clipped and finite:
             before.step_clipped(most, found.norm)
-        return Validated(found, clipped or not finite)
+        return found, clipped or not finite
 
     def _versions(self) -> list[tuple[int, int]]:
         """Return numbers that change whenever a weight is changed in place or replaced."""
-        return [(id(weight), version(weight)) for weight in self.weights]
+        return [(id(weight), version(weight)) for weight in self.gradients.weights]
 
 
 class Snapshot:
@@ -187,7 +146,7 @@ class Snapshot:
         whole = nn.ModuleList(modules)
         # A forward may write to a buffer, or assign another one.
         self._restore_buffers = keep_buffers(whole)
-        self._tensors = [(each, each.detach().clone()) for each in chain(whole.parameters(), whole.buffers())]
+        self._weights = [(weight, weight.detach().clone()) for weight in whole.parameters()]
         # Some optimizers write to the gradients.
         self._grads = {weight: weight.grad.clone() for weight in whole.parameters() if weight.grad is not None}
         self._state = {weight: _cloned(state) for weight, state in optimizer.state.items()}
@@ -197,8 +156,8 @@ class Snapshot:
         """Restore all but the settings of the optimizer, such as its learning rate."""
         self._restore_buffers()
         with torch.no_grad():
-            for tensor, values in self._tensors:
-                tensor.copy_(values)
+            for weight, values in self._weights:
+                weight.copy_(values)
         self.optimizer.state.clear()
         self.optimizer.state.update({weight: _cloned(state) for weight, state in self._state.items()})
 
@@ -208,13 +167,15 @@ class Snapshot:
             weight.grad = grad
         clip_grads_with_norm_(self._grads, max_norm, torch.tensor(norm, dtype=torch.float64))
         now = [_settings(group) for group in self.optimizer.param_groups]
-        for settings in (self._groups, now):
-            for group, values in zip(self.optimizer.param_groups, settings, strict=True):
-                group.update(values)
-            if settings is self._groups:
-                self.optimizer.step()
+        self._use(self._groups)
+        self.optimizer.step()
+        self._use(now)
         for weight in self._grads:
             weight.grad = None
+
+    def _use(self, settings: list[dict[str, Any]]) -> None:
+        for group, values in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update(values)
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

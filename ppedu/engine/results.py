@@ -23,17 +23,18 @@ ALL_PADDING = (
 class Results(NamedTuple):
     """The losses and times of a step, on all ranks.
 
-    loss: of the batch, the mean over all replicas; not finite if any microbatch's loss in any replica is not finite.
-    losses: of each microbatch of this replica. Both are float64 if a stage's losses are, and fp32 if not. times: each
-    action's start and end on rank 0's clock, a row per rank. norm: of all gradients, before clipping; 0 if it was not
-    needed.
+    Attributes:
+        loss: of the batch, the mean over all replicas; not finite if any microbatch's loss in any replica is not.
+        losses: of each microbatch of this replica. Both are float64 if a stage's losses are, and fp32 if not.
+        times: each action's start and end on rank 0's clock, a row per rank.
+        norm: of all gradients, before clipping; 0 if it was not needed.
     """
 
     schedule: Schedule
     loss: torch.Tensor
     losses: torch.Tensor
     times: torch.Tensor
-    norm: float = 0.0
+    norm: float
 
     @property
     def start(self) -> float:
@@ -72,40 +73,43 @@ class Results(NamedTuple):
 
 def length(program: Program) -> int:
     """Return the length of a rank's `row`."""
-    return 2 + program.schedule.microbatches + 2 * program.longest
+    return 3 + program.schedule.microbatches + 2 * program.longest
 
 
-def row(step: Step) -> torch.Tensor:
+def row(step: Step, offset: float, norm: float = 0.0) -> torch.Tensor:
     """Return a rank's part of the results as one row of numbers, as long on all ranks.
 
-    It consists of the rank's part of the batch's loss and of each microbatch's, the start and end of each action, and
-    whether a loss is float64.
+    It consists of the rank's part of the batch's loss and of each microbatch's, the start and end of each action,
+    whether a loss is float64, and the rank's part of the gradients' norm.
+
+    Args:
+        offset: the seconds to add to this rank's clock to get rank 0's.
     """
-    double = False
-    numbers = [0.0] * (1 + step.program.schedule.microbatches)
+    double, microbatches = False, step.program.schedule.microbatches
+    numbers = [0.0] * (1 + microbatches)
     for stage in step.stages.values():
         if stage.losses:
             numbers[0] += stage.loss.item()
         for m, loss in stage.losses.items():
             numbers[1 + m] += loss.item()
             double |= loss.dtype == torch.float64
-    offset = step.pipeline.clocks.offset
-    numbers += [time + offset for _, start, end in step.clock.spans() for time in (start, end)]
-    numbers += [0.0] * (length(step.program) - len(numbers) - 1) + [float(double)]
-    return torch.tensor(numbers, dtype=torch.float64)
+    times = [time + offset for _, start, end in step.clock.spans() for time in (start, end)]
+    unused = [0.0] * (2 * step.program.longest - len(times))
+    return torch.tensor([*numbers, *times, *unused, double, norm], dtype=torch.float64)
 
 
-def read(
-    rows: torch.Tensor, schedule: Schedule, gather: Callable[[torch.Tensor], torch.Tensor], norm: float = 0.0
-) -> Results:
+def read(rows: torch.Tensor, schedule: Schedule, gather: Callable[[torch.Tensor], torch.Tensor]) -> Results:
     """Return the results in the rows of all ranks, with the same loss and norm in all replicas.
 
-    gather: as `GradientSync.gather_replicas`. norm: as this replica finds it; all take that of the first replica.
+    Args:
+        rows: those of `row`, shape (ranks, length).
+        gather: as `GradientSync.gather_replicas`.
     """
     end = 1 + schedule.microbatches
-    dtype = torch.float64 if rows[:, -1].any() else torch.float32
+    dtype = torch.float64 if rows[:, -2].any() else torch.float32
     loss, losses = rows[:, :end].sum(0).split([1, schedule.microbatches])
     losses = losses.to(dtype)
     loss = loss + (0 * losses).sum()  # NaN if any of them is not finite, since other replicas see only the sum
-    everywhere = gather(torch.cat([loss, loss.new_tensor([norm])])).cpu()
-    return Results(schedule, everywhere[:, 0].mean().to(dtype), losses, rows[:, end:-1], float(everywhere[0, 1]))
+    everywhere = gather(torch.cat([loss, rows[:, -1].norm()[None]])).cpu()
+    norm = float(everywhere[0, 1])  # each replica computes it, and all use that of the first
+    return Results(schedule, everywhere[:, 0].mean().to(dtype), losses, rows[:, end:-2], norm)
