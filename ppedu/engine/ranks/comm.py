@@ -239,36 +239,33 @@ def _exchange(
         return None
     here, global_peer = f"{operation} on rank {group.rank}", group.peer(peer)
     where = f"{here}, {'to' if kind == 'send' else 'from'} rank {peer}"
-    outgoing = own_header = incoming = header = None
+    outgoing = own_layout = incoming = layout = None
     if kind != "receive":
         if not isinstance(tensor, torch.Tensor):
             raise SettingError(f"{here} needs a tensor to send; got {tensor!r}")
         outgoing = tensor.detach().to(group.device).contiguous()
-        own_header = torch.tensor(encode_layout(outgoing.dtype, outgoing.shape), device=group.device)
+        own_layout = torch.tensor(encode_layout(outgoing.dtype, outgoing.shape), device=group.device)
     if kind != "send":
         if not isinstance(shape, Sequence) or not all(hasattr(size, "__index__") and size >= 0 for size in shape):
             raise SettingError(f"{here} needs the shape of the tensor to receive, such as (4, 64); got {shape!r}")
         incoming = torch.empty(tuple(shape), dtype=dtype or torch.get_default_dtype(), device=group.device)
-        header = torch.empty(LAYOUT_SIZE, dtype=torch.int64, device=group.device)
+        layout = torch.empty(LAYOUT_SIZE, dtype=torch.int64, device=group.device)
 
-    def swap(sent: torch.Tensor | None, received: torch.Tensor | None) -> None:
+    # The layouts go first, so that a message of the wrong shape is refused before it is received.
+    for sent, received in ((own_layout, layout), (outgoing, incoming)):
         try:
-            for request in start_swap(sent, received, peer, group):
-                request.wait()
+            with published(lambda: Wait(f"{operation} with rank {global_peer}", kind, global_peer)):
+                for request in start_swap(sent, received, peer, group):
+                    request.wait()
         except RuntimeError as error:
             raise CommunicationError(f"{where}: {failure(error, peer)}") from error
-
-    with published(lambda: Wait(f"{operation} with rank {global_peer}", kind, global_peer)):
-        # Exchange the headers first, so that a message of the wrong shape is refused before it is received.
-        swap(own_header, header)
-        if incoming is not None and header is not None:
-            expected, found = (incoming.dtype, tuple(incoming.shape)), decode_layout(header.tolist())
+        if received is layout and layout is not None and incoming is not None:
+            expected, found = (incoming.dtype, tuple(incoming.shape)), decode_layout(layout.tolist())
             if found != expected:
                 raise CommunicationError(
                     f"{where}: expected {expected[0]} of shape {expected[1]}, but {found[0]} of shape {found[1]} came; "
                     "receive with the sender's shape and dtype"
                 )
-        swap(outgoing, incoming)
     if incoming is None:
         return None
     received = incoming if device is None else incoming.to(device)
