@@ -116,7 +116,8 @@ class Shards:
                     f"stage {stage} is sharded, but rank {self.rank} never runs {' or '.join(missing)}; lower the "
                     "schedule with fsdp=True, or give Pipeline one that is not lowered"
                 )
-            reached = _replicas(parts[0])
+            meshes = [weight.device_mesh for weight in parts[0].parameters() if hasattr(weight, "device_mesh")]
+            reached = {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
             missed = set(dist.get_process_group_ranks(replicas)) - reached if replicas and reached else ()
             if missed:
                 found.append(
@@ -131,11 +132,7 @@ class Shards:
             self._gathered[stage] = [part.unshard(async_op=True) for part in self.parts[stage]]
 
     def wait(self, action: Action) -> None:
-        """Wait until the weights of an action's stages are gathered.
-
-        Raises:
-            PipelineError: `unshard` has not been called.
-        """
+        """Wait until the weights of an action's stages are gathered."""
         for stage in {single.stage for single in action.singles} & self.parts.keys():
             self._complete(stage)
             if stage not in self._gathered:
@@ -165,11 +162,7 @@ class Shards:
                 self._settled.add(stage)
 
     def reduce_grad(self, action: Action) -> None:
-        """Average a stage's gradients over the replicas, and add each replica's slice of the mean to its `.grad`.
-
-        Raises:
-            PipelineError: the weights are not gathered.
-        """
+        """Average a stage's gradients over the replicas, and add each replica's slice of the mean to its `.grad`."""
         if action.stage in self.parts and torch.is_grad_enabled():  # an evaluation reduces no gradients
             self.wait(action)
             root = self.parts[action.stage][0]
@@ -210,12 +203,6 @@ def _parts(module: nn.Module, kinds: Sequence[tuple[str, str]] = FULLY_SHARDED) 
     # These classes take long to import. As long as they are not imported, they have no instances.
     known = tuple(getattr(sys.modules[place], name) for place, name in kinds if place in sys.modules)
     return [part for part in module.modules() if isinstance(part, known)]
-
-
-def _replicas(module: nn.Module) -> set[int]:
-    """Return the global ranks over which the weights of `module` are sharded."""
-    meshes = {weight.device_mesh for weight in module.parameters() if hasattr(weight, "device_mesh")}
-    return {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
 
 
 def _finisher(root: Any) -> Callable[[], None]:

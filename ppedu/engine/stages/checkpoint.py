@@ -105,6 +105,7 @@ class Checkpoints:
         ]
         self._prefixes: list[str] = []  # of the names of each module; see `_find_prefixes`
         self.group = PipelineGroup.of(group)
+        self._ranks: Any = None if self.group.size == 1 else self.group.channel  # that save and load together
         self._locked = False
         dicts = [module.state_dict(keep_vars=True) for _, module in self._modules]
         held = {id(value) for each in dicts for value in each.values()}
@@ -134,7 +135,6 @@ class Checkpoints:
         """
         complete = self.folder / f"step-{len(losses)}"
         part = complete.with_name(f"{complete.name}.part")
-
         states = {name: each.state_dict() for name, each in self.states.items()}
 
         def begin() -> None:
@@ -167,7 +167,7 @@ class Checkpoints:
         self._require_complete(values)
         self._require_different_names(values)
         with _one_error(f"cannot write the checkpoint {str(complete)!r}"):
-            checkpoint_function("save", self._torch_group)(values, storage_writer=_Writer(part))
+            checkpoint_function("save", self._ranks)(values, storage_writer=_Writer(part))
         self._on_first(finish)
 
     def load(self) -> list[float]:
@@ -194,12 +194,12 @@ class Checkpoints:
             self._require_different_names(self._values())
             return []
         path, losses, states, listed = newest
-        dicts = self._state_dicts()
+        dicts = [module.state_dict() for _, module in self._modules]
         state = self._empty_state(listed)
         values = self._values(dicts) | {name: value for name, (_, _, value) in state.items()}
         self._require_listed(path, listed, values)
         with _one_error(_unreadable(path)):
-            checkpoint_function("load", self._torch_group)(values, storage_reader=checkpoint.FileSystemReader(path))
+            checkpoint_function("load", self._ranks)(values, storage_reader=checkpoint.FileSystemReader(path))
         for (_, module), each in zip(self._modules, dicts, strict=True):
             own = {id(value) for value in chain(module.parameters(), module.buffers())}
             if any(id(value) not in own for value in module.state_dict(keep_vars=True).values()):
@@ -255,15 +255,13 @@ class Checkpoints:
             for name, weight in module.named_parameters(remove_duplicate=False)
         }
 
-    def _state_dicts(self) -> list[Values]:
-        return [module.state_dict() for _, module in self._modules]
-
     def _values(self, dicts: Sequence[Values] | None = None) -> Values:
         """Return the values of a checkpoint by name: weights, buffers and optimizer state. torch loads in place.
 
-        dicts: the modules' state dicts.
+        dicts: the modules' state dicts, if the caller needs them, too.
         """
-        pairs = zip(self._prefixes, dicts or self._state_dicts(), strict=True)
+        dicts = dicts or [module.state_dict() for _, module in self._modules]
+        pairs = zip(self._prefixes, dicts, strict=True)
         values = {prefix + name: value for prefix, each in pairs for name, value in each.items()}
         for name, weight in self._weights().items():
             state = self.optimizer.state.get(weight, {})
@@ -279,17 +277,17 @@ class Checkpoints:
         state = {}
         for key, entry in listed.items():
             name, _, part = key.rpartition(".")
-            if name in weights:
-                weight = weights[name]
+            if name not in weights:
+                continue
+            weight = weights[name]
+            if not isinstance(entry, TensorStorageMetadata):
                 empty: Any = 0
-                if isinstance(entry, TensorStorageMetadata):
-                    dtype = entry.properties.dtype
-                    if part != "step" and entry.size == weight.shape:  # sharded like its weight
-                        empty = torch.empty_like(weight, dtype=dtype)
-                    else:
-                        device = "cpu" if part == "step" else weight.device  # as in torch's optimizers
-                        empty = torch.empty(entry.size, dtype=dtype, device=device)
-                state[key] = weight, part, empty
+            elif part != "step" and entry.size == weight.shape:  # sharded like its weight
+                empty = torch.empty_like(weight, dtype=entry.properties.dtype)
+            else:
+                device = "cpu" if part == "step" else weight.device  # as in torch's optimizers
+                empty = torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
+            state[key] = weight, part, empty
         return state
 
     def _require_complete(self, values: Values) -> None:
@@ -351,11 +349,6 @@ class Checkpoints:
             dist.all_gather_object(values, value, self.group.process_group)
         return values
 
-    @property
-    def _torch_group(self) -> Any:
-        """The process group whose ranks save and load together; None for this rank alone."""
-        return None if self.group.size == 1 else self.group.channel
-
     def _on_first(self, do: Callable[[], Answer]) -> Answer:
         """Call `do` on the first rank only, and return its result, or raise its error, on all ranks."""
         answer: list[Any] = [None]
@@ -380,11 +373,7 @@ def require_usable(folder: str | os.PathLike[str], model: Mapping[str, Any]) -> 
 
 
 def _lock_folder(folder: Path) -> TextIO:
-    """Lock `folder`, creating it if necessary, and return an open file; closing it releases the lock.
-
-    Raises:
-        PipelineError: another process holds the lock, or no file can be created in the folder.
-    """
+    """Lock `folder`, creating it if necessary, and return an open file; closing it releases the lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+", encoding="utf-8", errors="replace")
@@ -414,11 +403,7 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _newest(folder: Path, model: Mapping[str, Any]) -> tuple[Path, list[float], dict[str, Any]] | None:
-    """Return the newest checkpoint, its losses and its states; None if the folder has no checkpoint.
-
-    Raises:
-        PipelineError: the checkpoint cannot be read, or was made with other settings than `model`.
-    """
+    """Return the newest checkpoint, its losses and its states; None if the folder has no checkpoint."""
     if not (steps := _steps(folder)):
         return None
     path = folder / f"step-{max(steps)}"
