@@ -43,8 +43,13 @@ class Rows(NamedTuple):
 class Control:
     """Keeps the ranks of one pipeline in agreement; every rank makes the same calls in the same order.
 
-    replicas: the group of the ranks with the same stages, if several pipelines run side by side.
-    failure: why the pipeline can no longer be used; "" while it can.
+    A call raises CommunicationError if another rank has failed, or does not make it within the timeout.
+
+    Args:
+        replicas: the group of the ranks with the same stages, if several pipelines run side by side.
+
+    Attributes:
+        failure: why the pipeline can no longer be used; "" while it can.
     """
 
     def __init__(self, group: PipelineGroup, timeout: timedelta, replicas: dist.ProcessGroup | None = None):
@@ -59,11 +64,7 @@ class Control:
         self._last_announcement: list[int] = []  # of this rank, where all ranks made the same and knew the inputs
 
     def meet(self, purpose: str) -> None:
-        """Wait until every rank has called this, before NCCL connects them, which it does without a time limit.
-
-        Raises:
-            CommunicationError: a rank has failed, or has not called this within the timeout.
-        """
+        """Wait until every rank has called this, before NCCL connects them, which it does without a time limit."""
         if device.is_queue(self.group.device):
             for group, ranks in self._own + self._replicas:
                 meetings[group.group_name] += 1
@@ -76,11 +77,10 @@ class Control:
     def exchange(self, row: torch.Tensor, purpose: str, posted: Rows | None = None) -> torch.Tensor:
         """Return the rows of all ranks, shape (ranks, length).
 
-        row: this rank's, of the same length and dtype on all ranks. purpose: completes "rank 0 cannot …" in an error.
-        posted: what `post` has returned for this exchange, if it was called.
-
-        Raises:
-            CommunicationError: a rank has failed, or has not called this within the timeout.
+        Args:
+            row: this rank's, of the same length and dtype on all ranks.
+            purpose: completes "rank 0 cannot …" in an error.
+            posted: the result of `post` for this exchange, if it was called.
         """
         if self.group.size == 1:
             return row[None]
@@ -201,7 +201,7 @@ class Control:
 
         Raises:
             SettingError: a rank has refused the call.
-            CommunicationError: the ranks' calls, batches or scales differ, or one has not called within the timeout.
+            CommunicationError: the ranks' calls, batches or scales differ.
         """
         (scale,) = struct.unpack("q", struct.pack("d", loss_scale))  # the bits of a float, as an integer
         own = [CALLS.index(call), scale, *batch.kinds(microbatches), *batch.sizes]

@@ -59,13 +59,18 @@ class Messages:
 
     A call gives a message as its SEND or RECV action, with a `kind`: any value that is equal for microbatches of equal
     shapes. Messages of one kind between the same stages have equal layouts, which only the first message states.
+
+    Raises:
+        CommunicationError: by each method, if a message does not arrive within the timeout, the other rank is gone, or
+            the layout is not the expected one; with `debug`, also for another message than the schedule says, and for a
+            tensor that was written to after it was sent.
     """
 
     def __init__(self, placement: Placement, group: PipelineGroup, timeout: float, debug: bool):
         self.placement, self.group, self.device, self.debug = placement, group, group.device, debug
         self.timeout, self.channel = timedelta(seconds=timeout), group.channel
         self.trained_from = 0  # the first stage of the model with weights that are trained
-        self.peer = cache(lambda action: placement.route(action)[action.op in SEND])  # the rank at the other end
+        self.peer = cache(self._peer)
         self.forget_layouts()
         self.begin()
 
@@ -92,9 +97,6 @@ class Messages:
 
         NCCL connects two ranks when they first send in a direction, and that has no time limit. So they do it here,
         where none of them has failed yet, pair by pair in an order that is the same on all ranks.
-
-        Raises:
-            RuntimeError: a number has not arrived within the timeout.
         """
         own = self.group.rank
         for low, high in sorted((min(own, peer), max(own, peer)) for peer in peers):
@@ -104,12 +106,7 @@ class Messages:
                 device.wait(work, self.device, self.timeout)
 
     def send(self, action: Action, tensors: Sequence[torch.Tensor], kind: Hashable) -> None:
-        """Start to send the result of a forward, or the gradients of a backward's inputs that want one.
-
-        Raises:
-            CommunicationError: its layouts are not those that the receiver expects.
-            PipelineError: a tensor is sparse or a DTensor.
-        """
+        """Start to send the result of a forward, or the gradients of a backward's inputs that want one."""
         found = [_layout(tensor) for tensor in tensors]
         expected = self._expected(action, kind)
         agreed = self._agreed(action, kind, found, expected)
@@ -139,11 +136,7 @@ class Messages:
         return not device.is_queue(self.device) and not self.debug and self._expected(action, kind) is not None
 
     def receive(self, action: Action, kind: Hashable) -> None:
-        """Post a receive; `wait` returns the tensors that arrive.
-
-        Raises:
-            CommunicationError: with `debug`, a different message arrives than the schedule says, or another layout.
-        """
+        """Post a receive; `wait` returns the tensors that arrive."""
         expected = self._expected(action, kind)
         wishes = []
         if expected is None or self.debug:
@@ -164,9 +157,6 @@ class Messages:
 
         A tensor whose sender wants a gradient is a leaf that requires grad. Gradients are those of the tensors that
         want one, whatever the other microbatches do.
-
-        Raises:
-            CommunicationError: the message has not arrived within the timeout, or its sender is gone.
         """
         if action not in self.pending:
             raise self._error(f"{user} waits for {action}, which is not posted or was received before; post it once")
@@ -186,11 +176,7 @@ class Messages:
         return arrived if used is None else tuple(compress(arrived, used))
 
     def release(self, actions: Iterable[Action]) -> None:
-        """Let go of the tensors of these sends, waiting until they have arrived.
-
-        Raises:
-            CommunicationError: a message is not received within the timeout; with `debug`, a tensor was written to.
-        """
+        """Let go of the tensors of these sends, waiting until they have arrived."""
         for action in [each for each in actions if each in self.sent]:
             works, tensors, checksums = self.sent.pop(action)
             self._finish(works, action)
@@ -204,22 +190,14 @@ class Messages:
                     )
 
     def end(self) -> None:
-        """Wait until everything sent has arrived.
-
-        Raises:
-            CommunicationError: as `release`, or a received message was never used.
-        """
+        """Wait until everything sent has arrived; raise CommunicationError if a received message was never used."""
         self.release(list(self.sent))
         self.settle()
         for action in self.pending:
             raise self._error(f"the tensors of {action} were not used; remove it, or call step.receive() in a handler")
 
     def settle(self) -> None:
-        """Let the host wait for what the device's queue waits for. The host can then read what has arrived.
-
-        Raises:
-            CommunicationError: a message has not arrived within the timeout.
-        """
+        """Let the host wait for what the device's queue waits for. The host can then read what has arrived."""
         for arrival, action, user in self._awaited:
             with self._waiting(action, user):
                 arrival.wait(self.timeout)
@@ -253,13 +231,19 @@ class Messages:
         """Return the layouts of an activation with gradients also for the tensors that want one in this microbatch."""
         pairs = zip(agreed, wishes, strict=True)
         layouts = [each._replace(wants_grad=each.wants_grad or wish) for each, wish in pairs]
-        self._wanted[action.stage - (action.op == Op.RECV_F), action.microbatch] = layouts
+        maker = action.stage - 1 if action.op == Op.RECV_F else action.stage
+        self._wanted[maker, action.microbatch] = layouts
         return layouts
 
     def _key(self, action: Action, kind: Hashable) -> tuple[int, int, Hashable]:
         """Return the key in `activation_layouts` of the activation that a message contains, or is the gradient of."""
-        maker = action.stage - (action.op in (Op.RECV_F, Op.SEND_B))
+        maker = action.stage - 1 if action.op in (Op.RECV_F, Op.SEND_B) else action.stage
         return maker, self.placement.copy(action.microbatch), kind
+
+    def _peer(self, action: Action) -> int:
+        """Return the rank at the other end of a message."""
+        source, target = self.placement.route(action)
+        return target if action.op in SEND else source
 
     def _start(self, action: Action, tensors: Sequence[torch.Tensor]) -> list[dist.Work]:
         """Start to send or to receive each of these tensors."""
