@@ -129,7 +129,7 @@ class Placement:
             if stage < 0:  # which Python would count from the end
                 raise IndexError
             return self.holders[len(self.holders) > 1 and microbatch >= self.split][stage]
-        except (IndexError, TypeError, ValueError):
+        except (IndexError, RuntimeError, TypeError, ValueError):  # RuntimeError: a tensor of several numbers
             raise SettingError(
                 f"there is no stage {stage!r} for microbatch {microbatch!r}; the stages are 0 to {self.stages - 1}"
             ) from None
