@@ -167,3 +167,18 @@ def test_wrong_questions(tmp_path):
         run.predict(8)
     with pytest.raises(pp.SettingError, match="leave out lower"):
         run.predict(pp.lower(pp.schedule("1f1b", 4, 8)))
+
+
+@pytest.mark.parametrize(
+    ("times", "warmup"),
+    [
+        ([15, 15, 10, 10, 11, 10, 10, 11, 10], 2),
+        ([5, 10, 10, 11, 10, 10], 1),  # shorter, such as a step without its loader
+        ([16, 13, 13, 14, 11, 12, 11, 15], 0),  # times that vary all along
+        ([10, 10, 10, 10, 15, 15, 15], 0),  # a change after the first third
+        ([10.2, 10, 10, 10, 10, 10], 0),  # hardly longer
+        ([10], 0),
+    ],
+)
+def test_steps_that_warm_up_are_told_from_steps_that_vary(times, warmup):
+    assert settled(times) == warmup
