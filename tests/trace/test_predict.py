@@ -7,6 +7,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.course.drawn import DrawnJob, table_of
+from ppedu.trace.calibrate import settled
 
 
 def load(job, folder):
@@ -180,5 +181,5 @@ def test_wrong_questions(tmp_path):
         ([10], 0),
     ],
 )
-def test_steps_that_warm_up_are_told_from_steps_that_vary(times, warmup):
+def test_steps_that_vary_are_not_a_warm_up(times, warmup):
     assert settled(times) == warmup
