@@ -56,8 +56,8 @@ class TickClock(NamedTuple):
             if not block.sample.parts:
                 durations += by_microbatch(self.alone, block.sample)
                 continue
-            # In all pairs of a block, the second microbatch is `later` than the first. If there is no such microbatch,
-            # there is no such pair, and its duration does not matter.
+            # In all pairs of a block, the second microbatch is the first one plus `later`. The last pairs would need a
+            # microbatch beyond the end: they do not exist, so any duration will do.
             one, two = block.sample.parts
             first, second = by_microbatch(self.paired, one), by_microbatch(self.paired, two)
             later = two.microbatch - one.microbatch

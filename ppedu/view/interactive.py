@@ -86,7 +86,7 @@ class Interactive:
     def static(self) -> Data:
         """Return a MIME bundle for pages without a kernel: the text and a PNG picture.
 
-        There is no picture if drawing it would take seconds or matplotlib is missing.
+        The picture is left out if drawing it would take seconds or matplotlib is missing.
         """
         data, stack = {"text/plain": self.text()}, self.stack
         if sum(len(row) for panel in stack.panels for row in panel.timeline.rows) <= MOST_DRAWN:

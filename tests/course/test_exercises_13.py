@@ -161,7 +161,7 @@ WRONG = {
         filled(lambda r, p: min(room(p), 2 * (p - r) - 1)),
         "with 6 ranks and 12 microbatches your schedule is legal and fits, but takes 48, 3.75 more than "
         "zb-v. Time is lost here: rank 5 waits 31.25–32.75: 5F11 needs 4F11, which ends at 32.5 on rank 4. "
-        "Before their first I the ranks run 9, 9, 7, 5, 3, 1 forwards. Rank 1 runs as many as rank 0, so it "
+        "Before their first I the ranks run 9, 9, 7, 5, 3, 1 forwards. Rank 1 runs the same number as rank 0, so it "
         "never has one queued; let it run at least one fewer.",
     ),
     "more on the first ranks": (

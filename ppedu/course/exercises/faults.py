@@ -63,7 +63,7 @@ def changed(
 
     Args:
         schedule: Another order, number of microbatches or placement. The sequences and the layers on a rank stay.
-        layers: The layers in each stage; as many as before.
+        layers: The layers in each stage; their sum stays.
         node: A replica and a rank, whose node is replaced.
         link: Two ranks, whose cable is replaced.
         quiet: A rank on which nothing else runs during a step: no garbage collection, no other process.

@@ -167,7 +167,7 @@ def _advice(timeline: Timeline, room: int) -> str:
         )
     for rank, (lead, after) in enumerate(pairwise(leads)):
         if after == lead:
-            few = f"Rank {rank + 1} runs as many as rank {rank}, so it never has one queued"
+            few = f"Rank {rank + 1} runs the same number as rank {rank}, so it never has one queued"
             return f"{before}. {few}; let it run at least one fewer"
     if lying := _left_lying(timeline):
         return lying

@@ -199,7 +199,7 @@ def _without_costs(timeline: Timeline) -> Timeline:
 
 
 def spread(layers: Sequence[float], old: Schedule, new: Schedule) -> tuple[float, ...]:
-    """Return the layers of each stage of another schedule, with as many as before on each rank.
+    """Return the layers of each stage of another schedule. The number of layers on a rank stays.
 
     A stage that two ranks hold, in two copies of the model, gets the mean.
     """

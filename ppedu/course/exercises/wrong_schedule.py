@@ -46,7 +46,7 @@ def wrong_schedule(
     Args:
         cases: The arguments for which the answer is checked: ranks, microbatches and, if any, chunks.
         best: `best(*case)` returns the target, whose makespan is drawn as a line.
-        room: `room(*case)` returns the activations that a rank may hold; by default, as many as in `best`.
+        room: `room(*case)` returns the activations that a rank may hold; by default, the peak of `best`.
         made: `made(answer, *case)` returns the learner's schedule.
     """
 

@@ -86,7 +86,7 @@ export const pretty = (number) =>
 export const largest = (values) => values.reduce((most, each) => Math.max(most, each), 0);
 
 /**
- * Steps of 1, 2 or 5 times a power of ten, about as many as wanted.
+ * Steps of 1, 2 or 5 times a power of ten. Their number is near the wanted one.
  * @param {number} left
  * @param {number} right
  */

@@ -1,5 +1,5 @@
 // @ts-check
-// The door of the module, which Python joins from these files. There is no framework and no network: Jupyter loads the
+// The door of the module, which Python joins from these files. It needs no framework and no network. Jupyter loads the
 // module through anywidget (the default export), and a saved page calls `mount`. Python computes; the module draws what it
 // is sent and sends back what is clicked.
 

@@ -30,7 +30,7 @@ export function sentence(figure) {
 }
 
 /**
- * Put the tooltip below the pointer, or below the box that the keyboard has reached; or above, if there is no space.
+ * Put the tooltip below the pointer, or below the box that the keyboard has reached. Where the window ends, put it above.
  * A backward's gradient comes from the rank below, which stays in view: its tooltip is above. That of a gap lies beyond
  * the lanes of the rank that waits and of the one that it waits for.
  * @param {Figure} figure
