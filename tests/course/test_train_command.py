@@ -265,10 +265,9 @@ def test_a_checkpoint_of_another_run_is_reported_before_any_rank_starts(folder, 
 TOO_MANY = "ppedu: 4 layers cannot be cut into the 5 stages that 1f1b has on 5 ranks; take at least 5 layers\n"
 
 
-def test_an_invalid_setting_ends_the_command_with_1_and_no_traceback():
-    ended = command("-n", 5)
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == TOO_MANY
+def test_an_invalid_setting_ends_the_command_with_1_and_no_traceback(capfd):
+    assert main(["train", "-n", "5"]) == 1
+    assert capfd.readouterr() == ("", TOO_MANY)
 
 
 def test_a_rank_of_torchrun_reports_an_invalid_setting_in_one_line():
@@ -327,10 +326,11 @@ def test_an_interrupt_ends_the_command_and_its_ranks(tmp_path, marked, gone):
     assert len(started) == 5 and gone(started)  # itself, what it forks from, the store, and two ranks
 
 
-def test_a_training_run_is_saved_as_a_job(tmp_path):
+def test_a_training_run_is_saved_as_a_job(tmp_path, capfd):
     job = tmp_path / "train.sbatch"
-    ended = command("-n", 4, "--nodes", "1:2", "--job", job, "--save", tmp_path / "run", *SMALL)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{job} written\n", "")
+    words = ["-n", 4, "--nodes", "1:2", "--job", job, "--save", tmp_path / "run", *SMALL]
+    assert main(["train", *map(str, words)]) == 0
+    assert capfd.readouterr() == (f"{job} written\n", "")
     last = job.read_text().splitlines()[-1]
     assert (
         "--nnodes=1:2 --nproc-per-node=2" in last and "-m ppedu.course.training.train" in last and "--job" not in last
@@ -346,6 +346,6 @@ def test_a_training_run_is_saved_as_a_job(tmp_path):
         (["-n", 4, "--nodes", "two"], "'two' is not a number of nodes; write 4, or 2:4"),
     ],
 )
-def test_a_job_that_cannot_run_is_an_error(tmp_path, arguments, problem):
-    ended = command(*arguments, "--job", tmp_path / "train.sbatch", *SMALL)
-    assert ended.returncode and problem in ended.stderr and not list(tmp_path.iterdir())
+def test_a_job_that_cannot_run_is_an_error(folder, arguments, problem, capfd):
+    assert main(["train", *map(str, [*arguments, "--job", "train.sbatch", *SMALL])]) == 1
+    assert problem in capfd.readouterr().err and not list(folder.iterdir())

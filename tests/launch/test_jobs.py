@@ -44,6 +44,7 @@ def run_nodes(script: str, folder: Path, *nodes: dict[str, str]) -> str:
     return "".join(out for out, _ in printed)
 
 
+@pytest.mark.slow  # as Kubernetes does, from other variables
 def test_a_job_for_skypilot_runs_the_program_on_its_nodes(tmp_path):
     save(tmp_path / "job.yaml", JOB)
     task = yaml.safe_load((tmp_path / "job.yaml").read_text())
