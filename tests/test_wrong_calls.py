@@ -158,7 +158,17 @@ CALLS = {
         2,
         1,
     ),
-    "Model.pieces": (pp.Model(2, 64, 8, 97, flash=False).pieces, 8, 1, 2, True, "selective", 16, 2),
+    "Model.pieces": (
+        pp.Model(2, 64, 8, 97, flash=False).pieces,
+        8,
+        1,
+        2,
+        True,
+        "selective",
+        16,
+        2,
+        "megatron",
+    ),
     "Model.layer_activation": (pp.Model(2, 64, 8, 97).layer_activation, 8, 2, True, "full", 2),
     "Model.measured": (
         pp.Model.measured,
@@ -189,6 +199,19 @@ CALLS = {
             seconds=given[5],
         ),
         *[8, 1, 2, ["1f1b"], None, 1],
+    ),
+    "plan, partition": (
+        lambda *given: pp.plan(MODEL, pp.Machine(1000), 2, 4, partition=given[0], zero=given[1]),
+        [2, 2],
+        1,
+    ),
+    "plan, implementation": (lambda name: pp.plan("gpt2", "h100", 2, 4, sequence=8, implementation=name), "megatron"),
+    "calibrate": (
+        lambda machine, tokens: pp.calibrate(
+            machine, tokens, model="gpt2", ranks=2, microbatches=4, sequence=8, schedules="1f1b", partition=[7, 7]
+        ),
+        "h100",
+        2e4,
     ),
     "plan, tensor": (lambda tensor: pp.plan("gpt2", "h100", 2, 4, sequence=8, tensor=tensor, schedules="1f1b"), 2),
     "compare, model": (

@@ -6,18 +6,18 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
-from ppedu.core import ParseError, PipelineError, Schedule, SettingError
+from ppedu.core import Op, ParseError, PipelineError, Schedule, SettingError
 from ppedu.core.files import named, write_text
 from ppedu.core.numeric import Number
-from ppedu.planning.machine import Machine
+from ppedu.planning.machine import EXCHANGED, Machine
 from ppedu.planning.partition import Cutting
 from ppedu.planning.pieces import SECONDS, Pieces
-from ppedu.sim import Costs, Timeline, simulate
+from ppedu.sim import Costs, Span, Timeline, simulate
 from ppedu.sim.per_link import Link
 from ppedu.zoo.registry import options_of
 
@@ -146,12 +146,17 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and the machines that it is to run on."""
+    """A model and the machines that it is to run on.
+
+    zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
+        gradients.
+    """
 
     pieces: Pieces
     machine: Machine
     ranks: int
     replicas: int
+    zero: int = 0
 
     @cached_property
     def delays(self) -> Number | dict[Link, Number]:
@@ -163,14 +168,18 @@ class Workload:
     ) -> Cutting:
         """Return the search for a schedule's partition. limit: Bytes of a GPU, by default the machine's."""
         memory = self.machine.memory if limit is None else limit
-        return Cutting(schedule, self.pieces, memory, self.delays, recompute, until)
+        holders = self.replicas * schedule.placement.copies
+        weights, gradients, optimizer = self.pieces.bytes_per_weight
+        shared = weights, gradients / (holders if self.zero > 1 else 1), optimizer / (holders if self.zero else 1)
+        pieces = replace(self.pieces, bytes_per_weight=shared) if holders > 1 and self.zero else self.pieces
+        return Cutting(schedule, pieces, memory, self.delays, recompute, until)
 
     def choice(self, found: Cutting) -> Choice:
         """Return the best partition of a search with all its numbers."""
         cuts, schedule, pieces = found.best, found.schedule, self.pieces
         kinds = tuple(found.kinds(rank, cuts) for rank in range(self.ranks))
         step_time, busy = found.time(cuts), found.busy(cuts)
-        after = self.after(kinds, schedule.placement.copies)
+        after = self.after(simulate(schedule, found.costs(cuts)), found.parameters(cuts))
         seconds = float(step_time + (after or 0)) * SECONDS[pieces.unit]
         tokens = mfu = None
         if pieces.tokens and seconds:
@@ -194,20 +203,45 @@ class Workload:
             proven=found.proven,
         )
 
-    def after(self, kinds: Sequence[dict[str, Number]], copies: int) -> Number | None:
-        """Return the time of gradient reduction and optimizer on the slowest rank, if the bandwidths are known.
+    def after(self, timeline: Timeline, parameters: Sequence[int]) -> Number | None:
+        """Return the time that gradients, optimizer and weights add to a step, if the bandwidths are known.
 
-        A ring sends each gradient 2 · (n - 1) / n times among the n ranks that hold the same stage. The optimizer reads
-        and writes all that belongs to a weight.
+        Among the n GPUs that hold a stage, each sends (n - 1) / n of its gradients twice, in a ring; or, if they share
+        the optimizer, of its gradients and then of its new weights (arXiv 1910.02054, section 7). The optimizer reads
+        and writes all bytes of its parameters. A rank computes meanwhile: it sends its gradients from its last
+        microbatch's first backward on, until the step ends, and gets its weights until its first microbatch's last
+        forward has ended. What this does not hide is added.
+
+        Args:
+            timeline: Of the step without all this.
+            parameters: By rank.
         """
-        width, machine = self.replicas * copies, self.machine
+        holders, machine, unit = self.replicas * timeline.schedule.placement.copies, self.machine, self.pieces.unit
         within = self.replicas * self.ranks * self.pieces.tensor <= (machine.node or 1)
         bandwidth = machine.near_bandwidth if within and machine.near_bandwidth else machine.bandwidth
-        if (width > 1 and bandwidth is None) or machine.memory_bandwidth is None:
+        if (holders > 1 and bandwidth is None) or machine.memory_bandwidth is None:
             return None
-        times = []
-        for each in kinds:
-            reduced = each["gradients"] * 2 * (width - 1) / width / (bandwidth or 1)
-            read = 2 * (each["weights"] + each["gradients"] + each["optimizer"]) / machine.memory_bandwidth
-            times.append((reduced + read) / SECONDS[self.pieces.unit])
-        return max(times)
+        weights, gradients, optimizer = self.pieces.bytes_per_weight
+        sent = (holders - 1) / holders / (EXCHANGED * bandwidth) / SECONDS[unit] if bandwidth else 0
+        read = 2 * (weights + gradients + optimizer) / (holders if self.zero else 1) / machine.memory_bandwidth
+        at_end, at_begin = (gradients, weights) if self.zero else (2 * gradients, 0)
+        ends, begins = [], []
+        for row, number in zip(timeline.rows, parameters, strict=True):
+            begins.append(max(0, number * at_begin * sent - _first_forward(row)))
+            reduced = max(0, number * at_end * sent - (timeline.makespan - _last_backward(row)))
+            ends.append(reduced + number * read / SECONDS[unit])
+        return max(begins) + max(ends)
+
+
+def _last_backward(row: Sequence[Span]) -> Number:
+    """Return when a rank starts the first backward of its last microbatch."""
+    singles = [(single, span.start) for span in row for single in span.action.singles if single.op in (Op.B, Op.I)]
+    last = max((single.microbatch for single, _ in singles), default=0)
+    return min((start for single, start in singles if single.microbatch == last), default=0)
+
+
+def _first_forward(row: Sequence[Span]) -> Number:
+    """Return when a rank has ended the last forward of its first microbatch."""
+    singles = [(single, span.end) for span in row for single in span.action.singles if single.op is Op.F]
+    first = min((single.microbatch for single, _ in singles), default=0)
+    return max((end for single, end in singles if single.microbatch == first), default=0)

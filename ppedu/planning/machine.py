@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count
-from ppedu.planning.pieces import MOST, SECONDS, require_amount, require_unit
+from ppedu.planning.pieces import MOST, SECONDS, Work, require_amount, require_unit
 from ppedu.sim.per_link import Link
 
 # Of each amount, what it must be and the least that it can be; anything less is in the wrong unit.
 SPEED, BANDWIDTH = ("FLOP/s, such as 400e12", 1e9), ("bytes per second, such as 50e9", 1e6)
 LATENCY = ("a number of at least 0", 0)
+# The parts of the data sheets' bandwidths that kernels between matrices and collectives reach. The first is fitted to
+# the times in tables 9 of arXiv 2401.10241 and of the runs of arXiv 2411.05288; see tests/published.
+STREAMED, EXCHANGED = 0.45, 0.75
 AMOUNTS = {
     "memory": ("bytes, such as 80e9", 1),
     "flops": SPEED,
+    "attention": SPEED,
     "peak": SPEED,
     "latency": LATENCY,
     "bandwidth": BANDWIDTH,
@@ -30,12 +34,14 @@ class Machine:
     """A GPU and its links. None stands for what is unknown.
 
     memory: Bytes of a GPU.
-    flops: Achieved FLOP/s of a GPU; needed for a model that is given by its sizes.
+    flops: FLOP/s that a GPU achieves in large matrix products; needed for a model that is given by its sizes.
+    attention: FLOP/s that it achieves in attention, counted without the masked half; by default `flops`.
     peak: FLOP/s on the data sheet, for the model FLOPs utilization (MFU).
     latency: The time that a message takes beside its bytes, in `unit`.
     bandwidth: Bytes per second and direction between two GPUs.
     node: GPUs in a node, if `near_latency` and `near_bandwidth` are those within one.
-    memory_bandwidth: Bytes per second between a GPU and its own memory, for the time of the optimizer.
+    memory_bandwidth: Bytes per second between a GPU and its own memory, as on the data sheet, for the optimizer and for
+        what lies between the matrices of a model that is given by its sizes. None leaves these out.
     unit: Of the latencies: "s", "ms" or "us"; None for the model's unit.
 
     Raises:
@@ -52,6 +58,7 @@ class Machine:
     near_bandwidth: Number | None = None
     memory_bandwidth: Number | None = None
     unit: str | None = None
+    attention: Number | None = None
 
     def __post_init__(self) -> None:
         for name, (wanted, least) in AMOUNTS.items():
@@ -66,6 +73,27 @@ class Machine:
             raise SettingError("give node=, the GPUs in a node, with near_latency or near_bandwidth")
         if self.unit is not None:
             require_unit(self.unit)
+
+    def seconds(self, work: Work, tensor: int = 1) -> float:
+        """Return how long a GPU takes for some work: its matrices, attention, memory and links, one after the other.
+
+        Small models are slower than large ones because what lies between the matrices grows with the width, and the
+        matrices with its square.
+
+        Args:
+            work: Of a GPU whose `flops` are known.
+            tensor: The GPUs that split the work. What they send each other is as fast as the links of a node that holds
+                them all.
+        """
+        assert self.flops
+        time = work.matrices / self.flops + work.attention / (self.attention or self.flops)
+        if self.memory_bandwidth:
+            time += work.moved / (STREAMED * self.memory_bandwidth)
+        within = tensor <= (self.node or 1)
+        bandwidth = self.near_bandwidth if within and self.near_bandwidth else self.bandwidth
+        if tensor > 1 and bandwidth:
+            time += work.exchanged / (EXCHANGED * bandwidth)
+        return float(time)
 
     def delays(self, ranks: int, message: Number, unit: str, tensor: int = 1) -> Number | dict[Link, Number]:
         """Return the time of a message of `message` bytes in `unit`: one number, or one for each link of the ranks.

@@ -8,7 +8,8 @@ from typing import Any
 from ppedu.core import SettingError, hooks
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_instance
-from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, measured, per_weight
+from ppedu.planning.implementations import implementation_named
+from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, Work, measured, per_weight
 
 RECOMPUTED = ("none", "selective", "full")
 
@@ -182,12 +183,63 @@ class Model:
         per_token = 2 * matrices + attention, 2 * matrices + 2 * attention, 2 * matrices
         return per_token[0] * sequence, per_token[1] * sequence, per_token[2] * sequence
 
+    def layer_work(
+        self, sequence: int, batch: int = 1, tensor: int = 1, sequence_parallel: bool = False, element: int = 2
+    ) -> tuple[Work, Work, Work]:
+        """Return what one of the GPUs that split a layer does in its F, I and W for `batch` sequences.
+
+        The FLOPs are those of `layer_flops`. Between the matrices, F and I each read and write the inputs and outputs
+        of two norms and two additions, of the rotation of queries and keys, and of the activation function. Without
+        `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input,
+        and scatter and add its output, once for the attention and once for the perceptron.
+        """
+        width, tokens, element_ffn = self.width, sequence * batch, element * (self.ffn or 0)
+        flops = self.layer_flops(sequence)
+        attention = 2.0 * sequence * self._queries * sequence
+        part = tensor if sequence_parallel else 1
+        shared = 10 * element * width / part  # 2 · (2 + 3): a norm has an input and an output, an addition three
+        split = self._visited * element_ffn * (3 if self.gated else 2)
+        split += 0 if self.positions else 2 * element * (self._queries + self._keys)
+        if not self.flash:
+            split += self.heads * sequence * (4 * element + (element + 1 if self.dropout else 0))
+        if self.experts:  # tokens are copied to their experts, and their results are added up
+            split += 4 * element * self.active * width
+        moved = tokens * (shared + split / tensor)
+        exchanged = 4 * element * tokens * width * (tensor - 1) / tensor
+        matrices = batch * (flops[0] - attention) / tensor, batch * (flops[1] - 2 * attention) / tensor
+        attention *= batch / tensor
+        return (
+            Work(matrices[0], attention, moved, exchanged),
+            Work(matrices[1], 2 * attention, moved, exchanged),
+            Work(batch * flops[2] / tensor),
+        )
+
+    def head_work(self, sequence: int, batch: int = 1, tensor: int = 1, element: int = 2) -> tuple[Work, Work, Work]:
+        """Return what one of the GPUs that split the head does in its F, I and W for `batch` sequences.
+
+        The loss in fp32 reads the logits, and reads and writes their exponentials several times; I turns these into the
+        gradient of the logits.
+        """
+        tokens = sequence * batch
+        matrices = batch * self.head_flops(sequence) / tensor
+        logits = tokens * self.vocabulary / tensor
+        exchanged = element * tokens * self.width * (tensor - 1) / tensor
+        norm = 2 * element * tokens * self.width
+        forward = Work(matrices, 0, norm + logits * (2 * element + 22), exchanged)
+        return forward, Work(matrices, 0, norm + logits * (4 + 2 * element), exchanged), Work(matrices)
+
     def head_flops(self, sequence: int) -> float:
         """Return the FLOPs of the head for one sequence, in each of F, I and W."""
         return 2.0 * sequence * self.width * self.vocabulary
 
     def layer_activation(
-        self, sequence: int, tensor: int = 1, sequence_parallel: bool = False, recompute: str = "none", element: int = 2
+        self,
+        sequence: int,
+        tensor: int = 1,
+        sequence_parallel: bool = False,
+        recompute: str = "none",
+        element: int = 2,
+        gated: int = 4,
     ) -> float:
         """Return the bytes on each GPU that a layer keeps for the backward of one sequence.
 
@@ -199,6 +251,8 @@ class Model:
         tensor: GPUs that split the layer. sequence_parallel: They also split what lies between its matrices.
         recompute: "selective" is for attention that keeps its matrix, so not for `flash`.
         element: Bytes of a number.
+        gated: The tensors of its own width that a gated perceptron keeps: 3 if its activation function and its product
+            are one kernel.
         """
         for name, number in (("sequence", sequence), ("element", element)):
             require_count(name, number, most=MOST)
@@ -215,7 +269,7 @@ class Model:
             attention += 4 * self.heads  # the logarithm of a sum, in fp32
         elif recompute == "none":
             attention += self.heads * sequence * (2 * element + 1 if self.dropout else element)
-        each = element * ffn * (4 if self.gated else 2)
+        each = element * ffn * (gated if self.gated else 2)
         if self.experts:  # each expert gets a copy of its tokens, and its output is kept for the weighted sum
             each = each + 2 * element * width
         return sequence * (between / part + (attention + self._visited * each) / tensor)
@@ -235,41 +289,52 @@ class Model:
         tensor: int = 1,
         sequence_parallel: bool | None = None,
         recompute: str = "none",
-        bytes_per_weight: Number | tuple[Number, Number, Number] = 16,
+        bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
         element: int = 2,
+        implementation: str = "megatron",
     ) -> Pieces:
         """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
 
-        tensor: GPUs that split every piece; FLOPs and bytes are those of one of them. `sequence_parallel` is on by
-            default if there are several.
-        recompute: "none" or "selective"; see `layer_activation`. Its FLOPs come to I. Whole stages are recomputed by
-            `plan(recompute=True)`.
+        Args:
+            sequence: Tokens of a sequence.
+            batch: Sequences of a microbatch.
+            tensor: GPUs that split every piece; FLOPs and bytes are those of one of them.
+            sequence_parallel: Whether they also split what lies between the matrices; by default if there are several.
+            recompute: "none"; "selective", the attention; or "full", each layer from its input. See `layer_activation`.
+                What is computed again comes to I. Whole stages are recomputed by `plan(recompute=True)`.
+            bytes_per_weight: By default those of the implementation.
+            element: Bytes of a number.
+            implementation: Of `ppedu.planning.implementations`.
 
         Raises:
-            SettingError: A number is not possible.
+            SettingError: A number is not possible, or a name is unknown.
         """
         sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
         self._require(recompute, tensor)
-        if recompute == "full":
-            raise SettingError(
-                'pieces do not count what recompute="full" computes again; take "none" or "selective", or '
-                "plan(recompute=True), which recomputes whole stages"
-            )
+        require_count("element", element, most=MOST)
+        kept_by = implementation_named(implementation)
         parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
-        forward, first, second = (batch * flops / tensor for flops in self.layer_flops(sequence))
-        if recompute == "selective" and not self.flash:
-            first += batch * 2.0 * sequence**2 * self._queries / tensor
-        kept = batch * self.layer_activation(sequence, tensor, parallel, recompute, element)
+        require_instance("sequence_parallel", parallel, bool, "True, False or None")
+        forward, first, second = self.layer_work(sequence, batch, tensor, parallel, element)
+        if recompute == "full":
+            again = forward
+        elif recompute == "selective":
+            whole = replace(self, flash=True).layer_work(sequence, batch, tensor, parallel, element)[0]
+            again = Work(0, forward.attention, forward.moved - whole.moved)
+        else:
+            again = Work()
+        first = Work(*map(sum, zip(first, again, strict=True)))
+        kept = batch * self.layer_activation(sequence, tensor, parallel, recompute, element, kept_by.gated)
         embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), batch * 8 * sequence)
-        layer = Piece("", forward, first + second, first, second, -(-self.layer_parameters // tensor), kept)
-        output = batch * self.head_flops(sequence) / tensor
+        layer = Piece.of_work("", (forward, first, second), -(-self.layer_parameters // tensor), kept)
+        work = self.head_work(sequence, batch, tensor, element)
         size, logits = (batch * each for each in self.head_activation(sequence, tensor, element))
-        head = Piece("head", output, 2 * output, output, output, -(-self.head_parameters // tensor), size, logits)
+        head = Piece.of_work("head", work, -(-self.head_parameters // tensor), size, logits)
         layers = [replace(layer, name=f"layer {number}") for number in range(self.layers)]
         message = batch * sequence * element * self.width / (tensor if parallel else 1)
         once = 3 * (self.layers * self.layer_flops(sequence)[0] + self.head_flops(sequence))
         tied = -(-self._shared // tensor)
-        sizes = per_weight(bytes_per_weight)
+        sizes = per_weight(kept_by.bytes_per_weight if bytes_per_weight is None else bytes_per_weight)
         pieces = (embedding, *layers, head)
         return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor)
 

@@ -101,7 +101,7 @@ class Cutting:
         size, held = self.in_flight.peak(rank, whole, self.inputs)
         stages = self.in_flight.stages[rank]
         of_logits = sum(count * logits[stage] for stage, count in zip(stages, held[::2], strict=True))
-        parameters = self._parameters(cuts)[rank]
+        parameters = self.parameters(cuts)[rank]
         static = [parameters * each for each in self.pieces.bytes_per_weight]
         sizes = (*static, size - of_logits, of_logits, self._buffers[rank])
         return dict(zip(KINDS, sizes, strict=True))
@@ -111,10 +111,10 @@ class Cutting:
         whole, each = self.of_stages("activation", cuts), sum(self.pieces.bytes_per_weight)
         return [
             each * parameters + self.in_flight.peak(rank, whole, self.inputs)[0] + buffers
-            for rank, (parameters, buffers) in enumerate(zip(self._parameters(cuts), self._buffers, strict=True))
+            for rank, (parameters, buffers) in enumerate(zip(self.parameters(cuts), self._buffers, strict=True))
         ]
 
-    def _parameters(self, cuts: Cuts) -> list[int]:
+    def parameters(self, cuts: Cuts) -> list[int]:
         """Return the number of parameters on each rank; tied ones count once on a rank with both ends of the model."""
         of_stages = self.of_stages("weights", cuts)
         ends = {bisect_right(cuts, 0) - 1, bisect_right(cuts, len(self.pieces) - 1) - 1}
@@ -326,7 +326,7 @@ def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None)
     """
     require_instance("model", model, Pieces, "pieces: Model.measured(…), or model.pieces(sequence=…) of a Model")
     machine = None if machine is None else machine_named(machine)
-    pieces = model.timed(machine.flops if machine else None)
+    pieces = model.timed(machine)
     delay = machine.delays(schedule.ranks, pieces.message, pieces.unit, pieces.tensor) if machine else 0
     search = Cutting(schedule, pieces, math.inf, delay)
     search.start()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import add
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_number, shown
+
+if TYPE_CHECKING:
+    from ppedu.planning.machine import Machine
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}  # in a unit of time
 FLOP = "FLOP"
@@ -17,6 +20,24 @@ TIMES = ("forward", "backward", "input", "weight")  # of a piece
 MOST_LAYERS = 10_000
 MOST = 10**9  # of everything else that is counted, such as tokens and GPUs
 LARGEST = 1e50  # of every amount: sums and products of a plan's amounts still fit a float
+
+
+class Work(NamedTuple):
+    """The work of one GPU for a microbatch, in the F, I or W of a piece. `Machine.seconds` is its time.
+
+    matrices, attention: FLOPs.
+    moved: Bytes that everything else reads and writes: norms, additions, activation functions, the loss.
+    exchanged: Bytes that the GPU sends to those that split the piece with it.
+    """
+
+    matrices: Number = 0
+    attention: Number = 0
+    moved: Number = 0
+    exchanged: Number = 0
+
+    @property
+    def flops(self) -> Number:
+        return self.matrices + self.attention
 
 
 @dataclass(frozen=True)
@@ -27,6 +48,7 @@ class Piece:
     weights: The number of parameters.
     activation: Bytes of a microbatch from the forward to the end of the backward.
     logits: The part of `activation` that is logits.
+    work: Of F, I and W, if the unit is "FLOP" and the work is known; `forward` and the others are then its FLOPs.
     """
 
     name: str
@@ -37,6 +59,15 @@ class Piece:
     weights: int = 0
     activation: Number = 0
     logits: Number = 0
+    work: tuple[Work, Work, Work] | None = None
+
+    @classmethod
+    def of_work(
+        cls, name: str, work: tuple[Work, Work, Work], weights: int, activation: Number, logits: Number = 0
+    ) -> Piece:
+        """Return a piece whose times are the FLOPs of its work."""
+        forward, first, second = (each.flops for each in work)
+        return cls(name, forward, first + second, first, second, weights, activation, logits, work)
 
 
 @dataclass(frozen=True)
@@ -86,22 +117,26 @@ class Pieces:
         """The number of parameters that the pieces hold. A head that shares the embedding's weights has a copy."""
         return sum(piece.weights for piece in self.pieces)
 
-    def timed(self, speed: Number | None) -> Pieces:
-        """Return the pieces with times in place of FLOPs. speed: FLOP/s.
+    def timed(self, machine: Machine | None) -> Pieces:
+        """Return the pieces with times on a machine in place of FLOPs.
 
         Raises:
-            SettingError: The pieces have FLOPs and the speed is unknown or not possible.
+            SettingError: The pieces have FLOPs, and the machine is None or has no speed.
         """
         if self.unit != FLOP:
             return self
-        if speed is None:
+        if machine is None or machine.flops is None:
             raise SettingError(
                 "the model's sizes give FLOPs, and the machine has no speed; give its achieved FLOP/s, such as "
-                "Machine(flops=400e12), or measured times: Model.measured"
+                "Machine(flops=600e12), or measured times: Model.measured"
             )
-        require_amount("the speed", speed, "FLOP/s, such as 400e12", 1)
-        pieces = (replace(piece, **{name: getattr(piece, name) / speed for name in TIMES}) for piece in self.pieces)
-        return replace(self, pieces=tuple(pieces), unit="s")
+        return replace(self, pieces=tuple(self._timed(piece, machine) for piece in self.pieces), unit="s")
+
+    def _timed(self, piece: Piece, machine: Machine) -> Piece:
+        work = piece.work or (Work(piece.forward), Work(piece.input), Work(piece.weight))
+        forward, first, second = (machine.seconds(each, self.tensor) for each in work)
+        backward = first + second if piece.work else machine.seconds(Work(piece.backward))
+        return replace(piece, forward=forward, backward=backward, input=first, weight=second, work=None)
 
 
 def measured(

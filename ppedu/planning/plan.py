@@ -21,6 +21,7 @@ SHOWN = 8  # choices in the printed table
 LISTED = 16  # ranks in the printed partition
 ACTIVATIONS = ("activations", "logits")  # the kinds of bytes that a schedule decides
 WORTH_A_WORD = 0.005  # the part of all ranks' time that a cause of the bubble takes
+SHARED = ("nothing", "the optimizer", "gradients and optimizer")  # by ZeRO's stage
 HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 
 
@@ -153,13 +154,21 @@ class Plan:
             lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
         return "\n".join(lines)
 
+    def _bytes(self) -> str:
+        """Return what a weight takes, in words."""
+        weights, gradients, optimizer = self.job.pieces.bytes_per_weight
+        each = f"bytes of a weight: {weights:g}, its gradient {gradients:g}, the optimizer {optimizer:g}"
+        if self.job.replicas * self.best.schedule.placement.copies == 1 or not self.job.zero:
+            return each
+        return f"{each}; the GPUs that hold the same stage share {SHARED[self.job.zero]} (ZeRO {self.job.zero})"
+
     def __str__(self) -> str:
         job = self.job
         head, *rows = self._rows(SHOWN)
         more = sum(not each.excess for each in self.choices) - len(rows)
         split = f" of {job.pieces.tensor} GPUs" if job.pieces.tensor > 1 else ""
         size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
-        lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each"]
+        lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each", *wrap(self._bytes(), LINE)]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40, LINE))]
         lines += [f"… and {more} more"] if more > 0 else []
         copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)

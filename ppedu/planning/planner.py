@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -13,6 +13,8 @@ from ppedu.core import Schedule, SettingError
 from ppedu.core.numeric import Number, plural, pretty
 from ppedu.core.validate import require_count, require_instance, shown
 from ppedu.planning.choice import Workload
+from ppedu.planning.implementations import implementation_named
+from ppedu.planning.layout import cuts_of
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.partition import Cuts, Cutting
@@ -43,8 +45,11 @@ def plan(
     replicas: int = 1,
     tensor: int | None = None,
     schedules: Iterable[str] | None = None,
-    recompute: bool | None = None,
+    partition: str | Sequence[int] | None = None,
+    recompute: bool | str | None = None,
     bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
+    implementation: str = "megatron",
+    zero: int | None = None,
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -60,10 +65,17 @@ def plan(
         tensor: GPUs that split each stage; a rank of the pipeline is then `tensor` GPUs, and memory and FLOPs are those
             of one. By default 1 for a model by sizes. Pieces know theirs; another number than that is refused.
         schedules: Names to try; by default all, with two and more chunks where that is possible.
-        recompute: Recompute activations in the backward; by default where a schedule does not fit without.
+        partition: Of your own: the number of pieces of each stage, or a layout as Megatron writes it, such as
+            "Ettt|tttt|tttt|tttL". By default, the best one is searched for.
+        recompute: True recomputes the activations of whole stages, "full" those of each layer, "selective" the
+            attention. False and "none" recompute nothing; by default, stages are recomputed where a schedule does not
+            fit without.
         bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of
-            the model: 16 in all. With optimizer states that `n` replicas share (arXiv 1910.02054, section 5):
-            (2, 2, 12 / n).
+            the pieces or of the implementation.
+        implementation: "megatron", "torchtitan" or "pytorch": what a library keeps in memory, and what replicas share
+            share; see `ppedu.planning.implementations`.
+        zero: What the GPUs that hold the same stage share (arXiv 1910.02054, section 5): 0 nothing, 1 the optimizer, 2
+            also the gradients. By default as in the implementation.
         seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
         progress: Is called with the schedule that is tried, and with the part of the search that is done.
 
@@ -75,27 +87,33 @@ def plan(
     if progress is not None and not callable(progress):
         raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
     if recompute is not None:
-        require_instance("recompute", recompute, bool, "True, False or None")
+        require_instance("recompute", recompute, bool | str, 'True, False, "none", "selective", "full" or None')
+    within = recompute if isinstance(recompute, str) else "none"
+    library = implementation_named(implementation)
+    zero = library.zero if zero is None else require_count("zero", zero, least=0, most=2)
     until = math.inf
     if seconds is not None:
         require_amount("seconds", seconds, "a number of at least 0")
         until = time.monotonic() + seconds
-    pieces = _pieces(model, machine, sequence, batch, tensor)
+    pieces = _pieces(model, machine, sequence, batch, tensor, within, implementation)
     if bytes_per_weight is not None:
         pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
     _require_below_peak(pieces, machine.peak)
-    job = Workload(pieces, machine, ranks, replicas)
+    job = Workload(pieces, machine, ranks, replicas, zero)
     if ranks > len(pieces):
         raise SettingError(
             f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "
             f"and the head; take at most {plural(len(pieces), 'rank')}, or give a number for each piece"
         )
-    tried = [job.cutting(each, bool(recompute), until) for each in _candidates(job, microbatches, schedules)]
-    if not tried:
-        raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches")
+    cuts = None if partition is None else cuts_of(partition, len(pieces))
+    candidates = [*_candidates(job, microbatches, schedules, len(cuts) - 1 if cuts else None)]
+    if not candidates:
+        stages = f" in {plural(len(cuts) - 1, 'stage')}" if cuts else ""
+        raise SettingError(f"no schedule runs on {ranks} ranks with {microbatches} microbatches{stages}")
+    tried = [job.cutting(each, recompute is True, until) for each in candidates]
     interrupted = False
     try:
-        _search(job, tried, recompute is None, progress or (lambda what, part: None))
+        _search(job, tried, recompute is None, cuts, progress or (lambda what, part: None))
     except KeyboardInterrupt:
         interrupted = True
     choices = [job.choice(each) for each in tried if each.best]
@@ -103,7 +121,7 @@ def plan(
         raise SettingError("the search was interrupted before it found anything")
     choices.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
     if choices[0].excess > 0:
-        raise SettingError(shortage(job, choices[0], recompute))
+        raise SettingError(shortage(job, choices[0], recompute is False))
     return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until)
 
 
@@ -126,7 +144,15 @@ def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
         )
 
 
-def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch: int, tensor: int | None) -> Pieces:
+def _pieces(
+    model: Model | Pieces,
+    machine: Machine,
+    sequence: int | None,
+    batch: int,
+    tensor: int | None,
+    recompute: str,
+    implementation: str,
+) -> Pieces:
     """Return the timed pieces of a model."""
     batch = require_count("batch", batch, most=MOST)
     sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
@@ -134,7 +160,13 @@ def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch
     if isinstance(model, Model):
         if sequence is None:
             raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
-        return model.pieces(sequence, batch, tensor or 1).timed(machine.flops)
+        sized = model.pieces(sequence, batch, tensor or 1, recompute=recompute, implementation=implementation)
+        return sized.timed(machine)
+    if recompute != "none":
+        raise SettingError(
+            f"recompute={recompute!r} is for models by sizes; make the pieces with it: "
+            f"model.pieces(…, recompute={recompute!r}), or recompute whole stages: recompute=True"
+        )
     if tensor not in (None, model.tensor):
         raise SettingError(
             f"the pieces are those of {plural(model.tensor, 'GPU')}, not of tensor={tensor}; leave out tensor, or make "
@@ -147,17 +179,22 @@ def _pieces(model: Model | Pieces, machine: Machine, sequence: int | None, batch
             f"the pieces are for microbatches of {model.tokens} tokens, not {sequence * batch}; leave out sequence and "
             "batch, or make them with model.pieces(sequence=…, batch=…)"
         )
-    model = model.timed(machine.flops)
+    model = model.timed(machine)
     return model if sequence is None else replace(model, tokens=sequence * batch)
 
 
-def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None) -> Iterator[Schedule]:
-    """Yield the schedules to try. A name that was given must be possible, others are left out if they are not."""
-    most = min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks))
+def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, cut: int | None) -> Iterator[Schedule]:
+    """Yield the schedules to try. A name that was given must be possible, others are left out if they are not.
+
+    cut: The number of stages, if there is just one; otherwise two chunks and more are tried.
+    """
+    few = range(2, 1 + min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks)))
+    if cut is not None:
+        few = range(cut // job.ranks, cut // job.ranks + 1)
     options: dict[str, list[dict[str, int]]] = {}
     stages = 0  # of all schedules, on each rank
     for name in _names(names):
-        chunks = range(2, most + 1) if "chunks" in options_of(name) else ()
+        chunks = few if "chunks" in options_of(name) else ()
         options[name] = [{"chunks": number} for number in chunks] or [{}]
         stages += sum(chunks) or require_registered(name).chunks
     counts, forwards = microbatches if isinstance(microbatches, (list, tuple, range)) else [microbatches], 0
@@ -180,7 +217,7 @@ def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None) -
                 error = error or caught
         if names is not None and error and not built:
             raise error
-        yield from built
+        yield from (each for each in built if cut in (None, each.stages))
 
 
 def _names(given: Any) -> list[str]:
@@ -196,11 +233,17 @@ def _names(given: Any) -> list[str]:
     return [*chosen]
 
 
-def _search(job: Workload, tried: list[Cutting], may_recompute: bool, progress: Progress) -> None:
+def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts | None, progress: Progress) -> None:
     """Search for the best partition of each schedule, first quickly for all, then for the most promising first.
 
-    What does not fit is tried with recomputation, too; it joins `tried`.
+    What does not fit is tried with recomputation, too; it joins `tried`. With `cuts`, there is nothing to search for.
     """
+    if cuts:
+        for each in [*tried]:
+            each.best = cuts
+            if may_recompute and each.excess(cuts):
+                tried.append(replace(job.cutting(each.schedule, True), best=cuts))
+        return
     for index, each in enumerate([*tried]):
         progress(each.schedule.name, index / len(tried) / 2)
         each.start()

@@ -43,20 +43,22 @@ MODELS: Mapping[str, Model] = {
     ),
 }
 
-# Bandwidths are those of one direction; data sheets often give the sum of both. The achieved FLOP/s are about 40 % of
-# the peak, which arXiv 2407.21783, table 4, reports for H100s. Latencies are assumptions. Override what you know.
+# Bandwidths are those of one direction; data sheets often give the sum of both. The achieved FLOP/s, of matrix products
+# and of attention, are fitted to published runs (tests/published): those of A100s to the times of stages in arXiv
+# 2401.10241, table 9, and of arXiv 2411.05288; those of H100s to Megatron-Core's weak scaling. They contain neither
+# bubbles nor messages. Latencies are assumptions. Override what you know.
 MACHINES: Mapping[str, Machine] = {
     # NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s bf16 dense, 2.039 TB/s, NVLink 600 GB/s in both directions
     "a100": Machine(
-        80e9, 125e12, 312e12, 10e-6, 25e9, 8, 5e-6, near_bandwidth=300e9, memory_bandwidth=2.039e12, unit="s"
+        80e9, 240e12, 312e12, 10e-6, 25e9, 8, 5e-6, 300e9, memory_bandwidth=2.039e12, unit="s", attention=70e12
     ),
     # NVIDIA H100 SXM data sheet: 989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s in both directions
     "h100": Machine(
-        80e9, 400e12, 989e12, 10e-6, 50e9, 8, 5e-6, near_bandwidth=450e9, memory_bandwidth=3.35e12, unit="s"
+        80e9, 600e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=3.35e12, unit="s", attention=300e12
     ),
     # NVIDIA H200 SXM data sheet: as H100, with 141 GB at 4.8 TB/s
     "h200": Machine(
-        141e9, 400e12, 989e12, 10e-6, 50e9, 8, 5e-6, near_bandwidth=450e9, memory_bandwidth=4.8e12, unit="s"
+        141e9, 600e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=4.8e12, unit="s", attention=300e12
     ),
 }
 

@@ -98,7 +98,7 @@ def _not_even_ranks(cut: Any) -> str | None:
 def _not_your_plan(plan: Any) -> str | None:
     if not isinstance(plan, Plan):
         return f"give a plan, as pp.plan returns it, not {plan!r}{missing_return(plan)}"
-    llama = LLAMA.pieces(4096).timed(machine_named("h100").flops)
+    llama = LLAMA.pieces(4096).timed(machine_named("h100"))
     lessons = TIMES, tuple(piece.forward for piece in llama.pieces) if plan.job.ranks == 4 else ()
     if tuple(piece.forward for piece in plan.job.pieces.pieces) in lessons:
         return "that's the lesson's model; make a plan with the times or the sizes of yours"

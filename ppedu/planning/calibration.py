@@ -1,0 +1,79 @@
+"""A machine whose speed is that of a run that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ppedu.core import SettingError
+from ppedu.planning.machine import Machine
+from ppedu.planning.pieces import require_amount
+from ppedu.planning.planner import plan
+from ppedu.planning.presets import machine_named
+
+CLOSE = 1e-4  # of the time, relative
+ATTEMPTS = 10
+FASTEST = 1e-3  # of the machine's own slowness
+
+
+def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> Machine:
+    """Return the machine with the achieved FLOP/s at which `plan` gives a run the speed that was measured.
+
+        h100 = pp.calibrate(
+            "h100", 64 * 1664, model="llama-3-70b", ranks=8, microbatches=128, sequence=8192, tensor=4, replicas=2,
+            schedules="interleaved", partition="Ett|(tt|)*38ttL",
+        )
+        pp.plan("llama-3-70b", h100, ranks=16, …)
+
+    One number corrects matrices and attention together. Links and memory stay as they are.
+
+    Args:
+        tokens_per_second: Of all replicas of the run.
+        run: The other arguments of `plan`, for a model by sizes. With one schedule and the run's own partition it takes
+            a second; otherwise, the best choice is searched for.
+
+    Raises:
+        SettingError: As in `plan`; or no speed explains the number: links, memory and optimizer alone take longer.
+    """
+    require_amount("tokens_per_second", tokens_per_second, "tokens of all replicas per second, such as 100e3", 1e-9)
+    now = machine_named(machine)
+    if now.flops is None:
+        raise SettingError(
+            "the machine has no speed to correct; give its achieved FLOP/s, such as Machine(flops=600e12)"
+        )
+    best = plan(machine=now, **run).best
+    fixed = run | {
+        "schedules": [best.schedule.name],
+        "partition": [len(pieces) for pieces in best.partition],
+        "microbatches": best.schedule.microbatches,
+    }
+
+    def seconds(slowness: float) -> float:
+        """Return the time of a token at 1/`slowness` of the machine's speed."""
+        tokens = plan(machine=_scaled(now, 1 / slowness), **fixed).best.tokens_per_second
+        if tokens is None:
+            raise SettingError("calibrate is for models by sizes: times that were measured have no speed to correct")
+        return 1 / tokens
+
+    # The time is nearly a line over the slowness, so the secant method takes few steps.
+    wanted, before, now_at = 1 / tokens_per_second, 1.0, 2.0
+    time_before, time_now = seconds(before), seconds(now_at)
+    for _ in range(ATTEMPTS):
+        slope = (time_now - time_before) / (now_at - before)
+        before, time_before = now_at, time_now
+        now_at += (wanted - time_now) / slope if slope else 0
+        if not slope or now_at < FASTEST:
+            raise SettingError(
+                f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links, memory and optimizer alone "
+                f"take longer; at the machine's own speed, the plan has {1 / seconds(1.0):,.0f}"
+            )
+        time_now = seconds(now_at)
+        if abs(time_now / wanted - 1) < CLOSE:
+            break
+    return _scaled(now, 1 / now_at)
+
+
+def _scaled(machine: Machine, factor: float) -> Machine:
+    assert machine.flops
+    attention = None if machine.attention is None else machine.attention * factor
+    return replace(machine, flops=machine.flops * factor, attention=attention)
