@@ -1,4 +1,4 @@
-"""Libraries that train models: the bytes of their weights, the tensors that they keep, and the states that replicas share."""
+"""Libraries that train models: the bytes of their weights, the tensors they keep, the states that replicas share."""
 
 from __future__ import annotations
 
