@@ -212,7 +212,7 @@ def test_a_file_whose_name_cannot_be_written_is_read(tmp_path):
     assert Schedule.from_csv(path, name="") == dataclasses.replace(TWO, name="")
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", ""])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "", "\n\n\n"])
 def test_any_line_ending_will_do(written, end):
     text = TWO.to_csv().replace("\n", "\r\n") if end == "\r\n" else TWO.to_csv().removesuffix("\n") + end
     assert Schedule.from_csv(written(text), name="two") == TWO

@@ -10,6 +10,7 @@ from strategies import legal_schedules, often, read
 
 import ppedu as pp
 from ppedu import Costs, simulate
+from ppedu.core.numeric import pretty
 
 WIDE = 10_000
 
@@ -127,3 +128,18 @@ def test_messages_are_not_printed():
 
 def test_the_smallest_width_still_gives_lines():
     assert len(simulate(pp.schedule("1f1b", 2, 2)).text(width=9).split("\n")) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "text"),
+    [
+        (1, "s", "1 s"),
+        (0.0123, "s", "12.3 ms"),
+        (-0.25, "s", "-250 ms"),
+        (-5, "s", "-5 s"),
+        (0.5, "", "0.5"),
+        (-12345.6, "GB", "-12,346 GB"),
+    ],
+)
+def test_numbers_as_text(number, unit, text):
+    assert pretty(number, unit) == text

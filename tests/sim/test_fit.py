@@ -73,7 +73,7 @@ def measured(late=0, slow=0):
             start += late if action == pp.F(1, 1) else 0
             now = start + 1 + (slow if action == pp.F(1, 1) else 0)
             rows[rank].append(Span(action, start, now))
-    return Timeline(schedule, rows, Costs(unit="s", activation=3), "measured")
+    return Timeline(schedule, rows, Costs(unit="s", activation=3, memory_unit="GB"), "measured")
 
 
 def _rank(rank):
@@ -81,7 +81,8 @@ def _rank(rank):
 
 
 def test_one_late_message_and_one_slow_action_do_not_mislead():
-    costs = Costs([1, 1], [1, 1], latency={(0, 1): 0.25, (1, 0): 0.5}, unit="s", activation=3)
+    units = {"unit": "s", "activation": 3, "memory_unit": "GB"}
+    costs = Costs([1, 1], [1, 1], latency={(0, 1): 0.25, (1, 0): 0.5}, **units)
     assert Costs.fit(measured()) == Costs.fit(measured(late=9, slow=9)) == costs
     assert fit([measured(), measured(late=9), measured(slow=9)]) == costs
 

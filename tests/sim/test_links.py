@@ -217,6 +217,21 @@ def test_the_reason_names_the_message_that_comes_before():
     assert path == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
 
 
+def test_a_message_whose_link_becomes_free_when_it_is_posted_has_not_waited():
+    """That of 0F1 is posted at 4, when that of 0F0 has left the link: the path leads through 0F1."""
+    schedule = read(
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0RECV_B1 0B0 0B1",
+        "1RECV_F0 1RECV_F1 1F0 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+        microbatches=2,
+    )
+    timeline = simulate(schedule, Costs(forward=[2, 1], backward=[4, 2], transfer=2, links="pair"))
+    times = {str(action): (start, end) for row in timeline.rows for action, start, end in row}
+    assert (times["0F1"], times["0SEND_F0"], times["0SEND_F1"]) == ((2, 4), (2, 4), (4, 6))
+    assert times["1F0"] == (4, 5) and times["1F1"] == (6, 7)
+    path = [str(span.action) for _, span in timeline.critical_path()]
+    assert path == ["0F0", "0F1", "1F1", "1B0", "0B0", "0B1"]
+
+
 @given(st.randoms(use_true_random=False), LINKS)
 @often(150)
 def test_no_action_on_the_critical_path_can_take_longer_without_a_later_end(chance, links):

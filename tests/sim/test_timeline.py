@@ -222,6 +222,9 @@ def test_recomputed_activations_are_held_from_the_start_of_a_backward():
     interleaved = simulate(pp.schedule("interleaved", 4, 8), replace(costs, stage_input=0))
     assert set(interleaved.peak_activations) == {4}  # a chunk's, while its backward runs
     assert simulate(pp.schedule("gpipe", 4, 8), costs).peak_activations == (8 + 7,) * 4
+    # Each of two stages on a rank makes half of the activations, 4, and has a whole input.
+    halves = simulate(read("0F0 1F0 1B0 0B0", chunks=2), replace(costs, weight_memory=1)).memory(0)
+    assert [held for _, held in halves] == [0, 1, 2, 5, 1, 4, 0]
 
 
 def test_pairs_recompute_while_they_run():
