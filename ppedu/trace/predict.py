@@ -255,7 +255,7 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
             stage, op, microbatch, _ = action.singles[0]
             place = stage * old.stages // schedule.stages, drawn[microbatch]
             late, early = step.start(op, place, bool(needs), chance)
-            pauses[at] = 0.0 if before is None else late
+            pauses[at] = 0.0 if before is None and not needs else late  # its first message may be late
             travel[at] = max(0.0, travelled[at] - early)
         yield Measured(schedule, lasts, pauses, travel).makespan()
 
@@ -281,7 +281,7 @@ class _Variation:
             whole = sum(durations[single.op][single.stage] for single in action.singles)
             for stage, op, microbatch, _ in action.singles:
                 self.factors[op, (stage, microbatch)] = measured.lasts[at] / whole if whole > 0 else 1.0
-                if before is not None:
+                if before is not None or needs:
                     started = measured.pauses[at], travelled[at] - measured.travels[at]
                     self.starts[op, bool(needs)][stage, microbatch] = started
 

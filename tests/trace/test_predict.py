@@ -7,7 +7,7 @@ import pytest
 
 import ppedu as pp
 from ppedu.course.drawn import DrawnJob, table_of
-from ppedu.trace.calibrate import settled
+from ppedu.trace.calibrate import calibrate, settled
 
 
 def load(job, folder):
@@ -55,6 +55,32 @@ def test_the_interval_holds_nine_of_ten_steps(tmp_path, planted, by):
         prediction = run.only(steps=range(200)).predict("1f1b")
         held += [prediction.low <= run.timeline(step).makespan <= prediction.high for step in range(200, 400)]
     assert 0.85 <= sum(held) / len(held) <= 0.95
+
+
+def test_messages_that_are_fast_in_some_steps_make_these_fast(tmp_path):
+    """For the run's own schedule, the steps that are drawn are those of the run."""
+    times = {"replicas": 1, "steps": 10, "noise": 0, "overhead": 0, "tail": ()}
+    fast, slow = (list(DrawnJob(pp.schedule("1f1b", 4, 8), latency=each, **times).records()) for each in (0.002, 0.03))
+    later = max(record.end for record in fast) + 1
+    slow = [each._replace(step=each.step + 10, start=each.start + later, end=each.end + later) for each in slow]
+    path = tmp_path / "run.csv"
+    path.write_text(table_of([*fast, *slow]))
+    run = pp.Run.load(path)
+    prediction = run.predict("1f1b")
+    assert run.warm_up == () and run.timeline(19).makespan > run.timeline(0).makespan + 0.1
+    assert prediction.low == pytest.approx(run.timeline(0).makespan, rel=1e-3)
+    assert prediction.high == pytest.approx(run.timeline(19).makespan, rel=1e-3)
+
+
+def test_a_tenth_of_the_actions_is_below_and_a_tenth_above_the_spread():
+    """One rank whose 20 forwards take 1 to 20 s: two take less than 3, and two more than 18."""
+    schedule, now, row = pp.schedule("gpipe", 1, 20), 0.0, []
+    for action in schedule.orders[0]:
+        lasts = 1 + 7 * action.microbatch % 20 if action.op == "F" else 1
+        row.append(pp.Span(action, now, now + lasts))
+        now += lasts
+    found = calibrate([pp.Timeline(schedule, (tuple(row),), pp.Costs(unit="s"), "measured")])
+    assert found.spread == {"forward": [(3, 18)], "backward": [(1, 1)]} and found.costs.forward == (10.5,)
 
 
 EMULATED = """
