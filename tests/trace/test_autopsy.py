@@ -1,6 +1,7 @@
 """The cause that an autopsy names is the one that was planted, and its causes sum to the bubble."""
 
 import random
+import re
 from collections import Counter, defaultdict
 from itertools import count
 from statistics import median
@@ -96,6 +97,15 @@ def test_a_straggler_is_named_with_its_steps(tmp_path, always):
     assert f"rank {rank} of replica {replica} (stage {rank})" in str(autopsy)
 
 
+@pytest.mark.parametrize("steps", [2, 4])
+def test_a_straggler_is_slow_in_two_steps(tmp_path, steps):
+    job = DrawnJob(
+        pp.schedule("1f1b", 4, 8), replicas=3, steps=steps, planted="slow worker", by=0.6
+    )  # in the last half
+    slow = [each.steps for each in load(job, tmp_path).autopsy().stragglers]
+    assert slow == ([] if steps == 2 else [(2, 3)])
+
+
 def test_a_slow_worker_is_replayed_and_predicted_by_itself(tmp_path):
     """Costs of one replica from the even steps, for its odd ones; messages and pauses vary, too."""
     job = DrawnJob(pp.schedule("1f1b", 4, 8), steps=40, planted="slow worker", always=True, by=0.5, noise=0.015, seed=6)
@@ -130,6 +140,15 @@ def test_a_single_long_action_is_named():
     autopsy = case.run.autopsy()
     assert f"{longest.action} once takes" in str(autopsy)
     assert max(autopsy.saved, key=autopsy.saved.__getitem__) == "variation"  # the stage is not slow
+
+
+def test_the_time_of_a_pair_counts_once(tmp_path):
+    """Four stages, whose forwards take 60 ms and backwards 120 ms, and those of the last half as long again."""
+    job = DrawnJob(pp.schedule("dualpipev", 2, 8), replicas=1, planted="imbalance", by=0.5)
+    assert sum(len(action.parts) for order in job.schedule.orders for action in order) > 16
+    (said,) = (each.sentence for each in load(job, tmp_path).autopsy().findings if each.cause == "imbalance")
+    times = [float(time) for time in re.findall(r"([0-9.]+) ms", said)]
+    assert len(times) == 2 and 160 < min(times) < max(times) < 290, said
 
 
 def test_what_even_stages_would_save_is_what_even_stages_take(tmp_path):

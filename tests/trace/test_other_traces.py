@@ -253,6 +253,7 @@ NAMES = [
     "rank{}/host_123.json.gz",
     "node7_{}_17.json",
     "trace.{}.json",
+    "{0}-at-17{0}.json",  # both numbers tell the files apart, and one of them counts
 ]
 
 

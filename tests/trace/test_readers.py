@@ -62,6 +62,13 @@ def test_chunks_in_a_table(tmp_path):
     assert run.timeline().makespan == timeline.makespan
 
 
+@pytest.mark.parametrize("chunk", ["", "-1", "0"])
+def test_without_chunks_there_is_one(tmp_path, chunk):
+    lines = [line.replace(",", f",{chunk},", 1) for line in RIGHT]
+    run = pp.Run.load(write(tmp_path / "x.csv", *lines, head=HEAD.replace("step,", "step,chunk,")))
+    assert run.schedule.orders == pp.schedule("1f1b", 2, 1).orders
+
+
 @pytest.mark.parametrize(
     ("lines", "match"),
     [
@@ -215,6 +222,33 @@ def test_clocks_are_corrected_within_the_error_they_state(seed, ranks, skews):
     for skew, shift in zip(wrong, clocks.shifts, strict=True):
         assert abs(skew + shift) <= 2 * clocks.error + 1e-9
     assert clocks.error < 0.05
+
+
+def test_a_clock_is_set_to_the_middle_between_its_bounds():
+    """Rank 1's clock is 10 s early. If its shift were below 9.8 s or above 10.4 s, a message would come too early."""
+    from ppedu.trace.clocks import align
+
+    rows = (
+        (pp.Span(pp.F(0, 0), 0.0, 1.0), pp.Span(pp.B(0, 0), 4.6, 6.6)),
+        (pp.Span(pp.F(1, 0), -8.8, -7.8), pp.Span(pp.B(1, 0), -7.8, -5.8)),
+    )
+    clocks = align([pp.Timeline(pp.schedule("1f1b", 2, 1), rows, pp.Costs(unit="s"), "measured")])
+    assert clocks.shifts == pytest.approx((0, 10.1)) and clocks.error == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("part", [0.4, 0.6])
+def test_clocks_that_are_off_by_more_than_half_a_step_are_pointed_out(tmp_path, part):
+    """Perhaps the ranks have then recorded unlike steps. A step takes 0.54 s of the first rank's time."""
+    job = DrawnJob(pp.schedule("gpipe", 2, 2), replicas=1, steps=3, noise=0, latency=0, overhead=0, tail=())
+    records = [
+        record._replace(start=record.start + part * 0.54, end=record.end + part * 0.54) if record.rank else record
+        for record in job.records()
+    ]
+    path = tmp_path / "x.csv"
+    path.write_text(table_of(records))
+    run = pp.Run.load(path)
+    assert run.timeline().makespan == pytest.approx(0.54, abs=1e-4)
+    assert any("over half a step" in remark for remark in run.remarks) == (part > 0.5)
 
 
 def test_a_large_trace_is_read_in_a_stream(tmp_path):
