@@ -100,6 +100,14 @@ def test_never_worse_than_equal_stages_nor_below_its_bounds(name, seed, recomput
     assert found.memory(cuts) == [sum(found.kinds(rank, cuts).values()) for rank in range(4)]
 
 
+def test_two_copies_of_the_model_share_the_heaviest_piece():
+    """Each copy runs two of the four microbatches, which take 3 each: a rank for each copy needs 6."""
+    found = Cutting(pp.schedule("dualpipe", 2, 4), pp.Model.measured([0, 1, 0]), 10**9)
+    found.start()
+    found.improve(0)
+    assert found.bound == 6 <= found.time(found.best) < 12
+
+
 def test_a_better_partition_of_another_search_is_taken_over():
     pieces = drawn(random.Random(7), 14)
     search = Cutting(pp.schedule("zb-v", 3, 6), pieces, 10**6)

@@ -12,6 +12,7 @@ from strategies import often
 from test_partition_by_rank import drawn, every
 
 import ppedu as pp
+from ppedu.core.numeric import pretty
 from ppedu.planning.partition import fitted
 from ppedu.planning.presets import MACHINES, MODELS
 from ppedu.zoo.registry import _entries
@@ -210,6 +211,21 @@ def test_the_order_counts_gradients_and_optimizer_in():
     # Alone, its copies are within a node of eight, where links are nine times as fast.
     alone = pp.plan("llama-3-8b", "h100", **asked).best
     assert alone.schedule.name == "dualpipe" and alone.after < second.after / 3
+
+
+def test_a_short_step_pays_for_its_end_more_often():
+    """Four steps of 8 microbatches have four ends; a step of 32 has one."""
+    plan = pp.plan("llama-3-8b", "h100", 8, [8, 32], sequence=4096, schedules=["1f1b"], seconds=1)
+    best, second = plan.choices
+    assert (best.schedule.microbatches, second.schedule.microbatches) == (32, 8)
+    assert f"gradients and optimizer take {pretty(4 * second.after - best.after, 's')} longer" in second.why
+
+
+def test_a_choice_that_does_not_fit_is_never_the_runner_up():
+    plan = pp.plan(EIGHT_BILLION, MACHINE, 8, 32, schedules=["gpipe", "1f1b"], recompute=False, seconds=1)
+    assert [(each.name, each.excess > 0) for each in plan.choices] == [("1f1b", False), ("gpipe", True)]
+    said = " ".join(plan.findings)
+    assert "too large: gpipe" in said and "runner-up" not in said
 
 
 def test_what_would_fit_fits():

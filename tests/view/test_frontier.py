@@ -26,6 +26,14 @@ def test_the_best_for_each_memory(frontier):
     assert {"1f1b", "zb-v", "v-min"} <= names
 
 
+def test_a_published_schedule_as_slow_as_the_slowest_is_a_point():
+    """A single rank is never idle, so that all orders take the same time."""
+    alone = pp.search.frontier(1, 2, placement="loop", time_limit=9)
+    assert [each.makespan for each in alone.found] == [6]
+    points = {name: (memory, makespan) for name, memory, makespan, _ in alone.points}
+    assert points["1f1b"] == (1, 6) and points["gpipe"] == (2, 6)
+
+
 def test_the_table_shows_the_best_published_beside(frontier):
     lines = str(frontier).splitlines()
     assert lines[0].split()[:4] == ["memory", "makespan", "at", "least"]
