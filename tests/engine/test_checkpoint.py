@@ -567,6 +567,15 @@ def blocks(folder, modules, stepped=None):
     return Checkpoints(folder, modules, optimizer, {})
 
 
+def test_a_setting_that_only_the_checkpoint_has_is_another_model(folder):
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters())
+    Checkpoints(folder, [module], optimizer, {"layers": 2, "experts": 4}).save([0.5])
+    for fewer, says in (({"layers": 2}, "with experts 4, not None"), ({"experts": 4}, "with layers 2, not None")):
+        with pytest.raises(pp.PipelineError, match=says):
+            Checkpoints(folder, [module], optimizer, fewer).load()
+
+
 def test_an_optimizer_of_weights_that_would_not_be_saved_is_refused(folder):
     module, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
     with pytest.raises(pp.SettingError, match=r"the optimizer steps a weight of shape \(3, 2\) that is in none of the"):

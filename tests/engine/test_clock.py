@@ -33,3 +33,23 @@ def test_a_rank_on_another_machine_uses_the_clock_of_rank_0(ranks):
         """,
         3,
     )
+
+
+def test_the_latency_is_that_of_one_way(ranks):
+    """Each message leaves 50 ms late, so a round trip takes 100 ms."""
+    ranks(
+        """
+        import time
+        import torch.distributed as dist
+        import ppedu as pp
+
+        dist.init_process_group("gloo")
+        send = dist.isend
+        dist.isend = lambda *message: (time.sleep(0.05), send(*message))[1]
+        found = pp.run.latency()
+        assert found.keys() == {(0, 1), (1, 0)} and found[0, 1] == found[1, 0]
+        assert 0.05 <= found[0, 1] < 0.1
+        dist.barrier()
+        """,
+        2,
+    )

@@ -66,6 +66,19 @@ assert pipeline.handlers == {"B": own}
 pipeline.step(numbers(32, 16), numbers(32, 16))
 assert memory.peak == peak and memory.after == after
 """,
+    "buffers do not count": """
+class Scaled(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(16, 16), nn.Tanh())
+        self.register_buffer("scale", torch.full((16,), 2.0))
+    def forward(self, x):
+        return super().forward(x * self.scale)  # saves the buffer, the product and tanh's output
+
+pipeline = make("1f1b", 8, {rank: Scaled()})
+memory = Memory(pipeline)
+pipeline.step(numbers(16, 16), numbers(16, 16))
+assert memory.peak == (4 - rank) * 256, memory.peak
+""",
     "gradients are the same as without measuring": """
 for name in ["1f1b", "zb-v", "dualpipe"]:
     schedule = pp.schedule(name, 4, 8)

@@ -2,6 +2,7 @@
 
 import copy
 from contextlib import nullcontext
+from fractions import Fraction
 
 import torch
 from hypothesis import example, given
@@ -135,6 +136,18 @@ class Passes(nn.Module):
 
     def forward(self, x):
         return {"the input": x, "a view": x[:], "a weight": self.weight, "a buffer": self.buffer[:]}[self.what]
+
+
+def test_a_first_microbatch_that_does_not_count_is_not_cut_off_from_the_weights():
+    """As if all its targets were padding; a stage on its own checks every backward."""
+    module = nn.Linear(4, 4)
+    expected = torch.autograd.grad(fn.mse_loss(module(X[2:4]), Y[2:4]), module.weight)[0]
+    stage = Stage(module, 0, fn.mse_loss)
+    stage.begin(X[:4].split(2), Y[:4].split(2), [Fraction(0), Fraction(1)])
+    for microbatch in range(2):
+        stage.forward(microbatch)
+        stage.backward(microbatch)
+    assert torch.equal(module.weight.grad, expected)
 
 
 def subtracts(output, target):
