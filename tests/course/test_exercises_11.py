@@ -130,8 +130,8 @@ def test_the_best_cure_is_the_one_with_the_fastest_microbatches(told):
 WRONG_CURES = {
     "the bubble": (
         lambda _, cures: min(cures, key=lambda name: simulate(cures[name][0]).bubble),
-        "chooses 'zb-h1', with which a microbatch takes 371.3 ms of a step; with 'fewer layers in the last stage' it "
-        "takes 347.4 ms. That has the smallest bubble if all stages are equal.",
+        "chooses 'zb-h1', with which a microbatch takes 371.4 ms of a step; with 'fewer layers in the last stage' it "
+        "takes 347.5 ms. That has the smallest bubble if all stages are equal.",
     ),
     "the step": (
         lambda run, cures: min(cures, key=predicted(run, cures).__getitem__),
