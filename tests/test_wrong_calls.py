@@ -201,11 +201,18 @@ CALLS = {
         *[8, 1, 2, ["1f1b"], None, 1],
     ),
     "plan, partition": (
-        lambda *given: pp.plan(MODEL, pp.Machine(1000), 2, 4, partition=given[0], zero=given[1]),
+        lambda cut, zero, blocking: pp.plan(MODEL, pp.Machine(1000), 2, 4, partition=cut, zero=zero, blocking=blocking),
         [2, 2],
         1,
+        True,
     ),
-    "plan, implementation": (lambda name: pp.plan("gpt2", "h100", 2, 4, sequence=8, implementation=name), "megatron"),
+    "plan, implementation": (
+        lambda name, precision: pp.plan(
+            "gpt2", "h100", 2, 4, sequence=8, schedules="1f1b", implementation=name, precision=precision
+        ),
+        "megatron",
+        "fp8",
+    ),
     "calibrate": (
         lambda machine, tokens: pp.calibrate(
             machine, tokens, model="gpt2", ranks=2, microbatches=4, sequence=8, schedules="1f1b", partition=[7, 7]

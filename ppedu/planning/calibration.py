@@ -52,7 +52,7 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
         """Return the time of a token at 1/`slowness` of the machine's speed."""
         tokens = plan(machine=_scaled(now, 1 / slowness), **fixed).best.tokens_per_second
         if tokens is None:
-            raise SettingError("calibrate is for models by sizes: times that were measured have no speed to correct")
+            raise SettingError("the tokens of a microbatch are unknown; give sequence=, such as sequence=8192")
         return 1 / tokens
 
     # The time is nearly a line over the slowness, so the secant method takes few steps.
@@ -62,7 +62,9 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
         slope = (time_now - time_before) / (now_at - before)
         before, time_before = now_at, time_now
         now_at += (wanted - time_now) / slope if slope else 0
-        if not slope or now_at < FASTEST:
+        if not slope:
+            raise SettingError("calibrate is for models by sizes: times that were measured have no speed to correct")
+        if now_at < FASTEST:
             raise SettingError(
                 f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links, memory and optimizer alone "
                 f"take longer; at the machine's own speed, the plan has {1 / seconds(1.0):,.0f}"

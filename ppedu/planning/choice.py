@@ -16,7 +16,7 @@ from ppedu.core.files import named, write_text
 from ppedu.core.numeric import Number
 from ppedu.planning.machine import EXCHANGED, Machine
 from ppedu.planning.partition import Cutting
-from ppedu.planning.pieces import SECONDS, Pieces
+from ppedu.planning.pieces import SECONDS, SPEEDUP, Pieces
 from ppedu.sim import Costs, Span, Timeline, simulate
 from ppedu.sim.per_link import Link
 from ppedu.zoo.registry import options_of
@@ -31,7 +31,8 @@ class Choice:
     costs: Of the stages, to simulate with; activations in bytes.
     step_time: Of the pipeline, in the unit of the model. after: What gradient reduction and optimizer add; None if the
         machine's bandwidths are unknown.
-    tokens_per_second: Of all replicas. mfu: The model FLOPs utilization. None if unknown.
+    tokens_per_second: Of all replicas. mfu: The model FLOPs utilization, of the peak in the format
+        of the layers' matrices. None if unknown.
     busiest: How long the busiest rank works. bubble: The idle share of all ranks' time.
     kinds: By rank, the bytes at its peak, by what they are for. memory: Their sums.
     excess: By how many bytes the fullest rank exceeds the machine's memory, or 0.
@@ -150,6 +151,7 @@ class Workload:
 
     zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
         gradients.
+    blocking: Whether a rank cannot compute while it sends and receives.
     """
 
     pieces: Pieces
@@ -157,6 +159,7 @@ class Workload:
     ranks: int
     replicas: int
     zero: int = 0
+    blocking: bool = False
 
     @cached_property
     def delays(self) -> Number | dict[Link, Number]:
@@ -172,7 +175,7 @@ class Workload:
         weights, gradients, optimizer = self.pieces.bytes_per_weight
         shared = weights, gradients / (holders if self.zero > 1 else 1), optimizer / (holders if self.zero else 1)
         pieces = replace(self.pieces, bytes_per_weight=shared) if holders > 1 and self.zero else self.pieces
-        return Cutting(schedule, pieces, memory, self.delays, recompute, until)
+        return Cutting(schedule, pieces, memory, self.delays, recompute, self.blocking, until)
 
     def choice(self, found: Cutting) -> Choice:
         """Return the best partition of a search with all its numbers."""
@@ -186,7 +189,8 @@ class Workload:
             tokens = pieces.tokens * schedule.microbatches * self.replicas / seconds
         if pieces.flops and self.machine.peak:
             gpus = self.ranks * pieces.tensor
-            mfu = float(pieces.flops * schedule.microbatches / (seconds * self.machine.peak * gpus))
+            peak = self.machine.peak * SPEEDUP[pieces.precision]
+            mfu = float(pieces.flops * schedule.microbatches / (seconds * peak * gpus))
         return Choice(
             schedule,
             tuple(range(begin, end) for begin, end in pairwise(cuts)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count
-from ppedu.planning.pieces import MOST, SECONDS, Work, require_amount, require_unit
+from ppedu.planning.pieces import MOST, SECONDS, SPEEDUP, Work, require_amount, require_unit
 from ppedu.sim.per_link import Link
 
 # Of each amount, what it must be and the least that it can be; anything less is in the wrong unit.
@@ -86,7 +86,9 @@ class Machine:
                 them all.
         """
         assert self.flops
-        time = work.matrices / self.flops + work.attention / (self.attention or self.flops)
+        time = (work.matrices + work.short / SPEEDUP["fp8"]) / self.flops + work.attention / (
+            self.attention or self.flops
+        )
         if self.memory_bandwidth:
             time += work.moved / (STREAMED * self.memory_bandwidth)
         within = tensor <= (self.node or 1)

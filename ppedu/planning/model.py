@@ -9,7 +9,7 @@ from ppedu.core import SettingError, hooks
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_instance
 from ppedu.planning.implementations import implementation_named
-from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, Work, measured, per_weight
+from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, Work, measured, per_weight, require_precision
 
 RECOMPUTED = ("none", "selective", "full")
 
@@ -184,7 +184,13 @@ class Model:
         return per_token[0] * sequence, per_token[1] * sequence, per_token[2] * sequence
 
     def layer_work(
-        self, sequence: int, batch: int = 1, tensor: int = 1, sequence_parallel: bool = False, element: int = 2
+        self,
+        sequence: int,
+        batch: int = 1,
+        tensor: int = 1,
+        sequence_parallel: bool = False,
+        element: int = 2,
+        precision: str = "bf16",
     ) -> tuple[Work, Work, Work]:
         """Return what one of the GPUs that split a layer does in its F, I and W for `batch` sequences.
 
@@ -206,12 +212,12 @@ class Model:
             split += 4 * element * self.active * width
         moved = tokens * (shared + split / tensor)
         exchanged = 4 * element * tokens * width * (tensor - 1) / tensor
-        matrices = batch * (flops[0] - attention) / tensor, batch * (flops[1] - 2 * attention) / tensor
-        attention *= batch / tensor
+        matrices, attention = batch * flops[2] / tensor, batch * attention / tensor  # W has the matrices alone
+        long, short = (0, matrices) if precision == "fp8" else (matrices, 0)
         return (
-            Work(matrices[0], attention, moved, exchanged),
-            Work(matrices[1], 2 * attention, moved, exchanged),
-            Work(batch * flops[2] / tensor),
+            Work(long, attention, moved, exchanged, short),
+            Work(long, 2 * attention, moved, exchanged, short),
+            Work(long, short=short),
         )
 
     def head_work(self, sequence: int, batch: int = 1, tensor: int = 1, element: int = 2) -> tuple[Work, Work, Work]:
@@ -225,7 +231,7 @@ class Model:
         logits = tokens * self.vocabulary / tensor
         exchanged = element * tokens * self.width * (tensor - 1) / tensor
         norm = 2 * element * tokens * self.width
-        forward = Work(matrices, 0, norm + logits * (2 * element + 22), exchanged)
+        forward = Work(matrices, 0, norm + logits * (2 * element + 18), exchanged)
         return forward, Work(matrices, 0, norm + logits * (4 + 2 * element), exchanged), Work(matrices)
 
     def head_flops(self, sequence: int) -> float:
@@ -240,6 +246,7 @@ class Model:
         recompute: str = "none",
         element: int = 2,
         gated: int = 4,
+        inputs: int | None = None,
     ) -> float:
         """Return the bytes on each GPU that a layer keeps for the backward of one sequence.
 
@@ -253,7 +260,9 @@ class Model:
         element: Bytes of a number.
         gated: The tensors of its own width that a gated perceptron keeps: 3 if its activation function and its product
             are one kernel.
+        inputs: Bytes of a number in the inputs of matrices, if they are kept in another format.
         """
+        inputs = element if inputs is None else require_count("inputs", inputs, most=MOST)
         for name, number in (("sequence", sequence), ("element", element)):
             require_count(name, number, most=MOST)
         require_instance("sequence_parallel", sequence_parallel, bool, "True or False")
@@ -263,13 +272,15 @@ class Model:
         mask = width if self.dropout else 0  # a byte for each number
         if recompute == "full":
             return sequence * element * width / part
-        between = 4 * element * width + 2 * mask  # the inputs of both norms, of the attention and of the perceptron
-        attention = element * (2 * queries + 2 * keys)  # queries, keys, values, and the input of the projection
+        between = 2 * (element + inputs) * width + 2 * mask  # inputs of both norms, of the attention, of the perceptron
+        attention = element * (queries + 2 * keys) + inputs * queries  # queries, keys, values; the projection's input
         if self.flash:
             attention += 4 * self.heads  # the logarithm of a sum, in fp32
         elif recompute == "none":
             attention += self.heads * sequence * (2 * element + 1 if self.dropout else element)
-        each = element * ffn * (gated if self.gated else 2)
+        each = ffn * (
+            element * ((gated if self.gated else 2) - 1) + inputs
+        )  # the last one is the second matrix's input
         if self.experts:  # each expert gets a copy of its tokens, and its output is kept for the weighted sum
             each = each + 2 * element * width
         return sequence * (between / part + (attention + self._visited * each) / tensor)
@@ -292,6 +303,7 @@ class Model:
         bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
         element: int = 2,
         implementation: str = "megatron",
+        precision: str = "bf16",
     ) -> Pieces:
         """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
 
@@ -305,6 +317,7 @@ class Model:
             bytes_per_weight: By default those of the implementation.
             element: Bytes of a number.
             implementation: Of `ppedu.planning.implementations`.
+            precision: Of the layers' matrices: "bf16", or "fp8", in which their inputs are kept, too.
 
         Raises:
             SettingError: A number is not possible, or a name is unknown.
@@ -312,10 +325,11 @@ class Model:
         sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
         self._require(recompute, tensor)
         require_count("element", element, most=MOST)
+        require_precision(precision)
         kept_by = implementation_named(implementation)
         parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
         require_instance("sequence_parallel", parallel, bool, "True, False or None")
-        forward, first, second = self.layer_work(sequence, batch, tensor, parallel, element)
+        forward, first, second = self.layer_work(sequence, batch, tensor, parallel, element, precision)
         if recompute == "full":
             again = forward
         elif recompute == "selective":
@@ -324,7 +338,8 @@ class Model:
         else:
             again = Work()
         first = Work(*map(sum, zip(first, again, strict=True)))
-        kept = batch * self.layer_activation(sequence, tensor, parallel, recompute, element, kept_by.gated)
+        inputs = 1 if precision == "fp8" else element
+        kept = batch * self.layer_activation(sequence, tensor, parallel, recompute, element, kept_by.gated, inputs)
         embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), batch * 8 * sequence)
         layer = Piece.of_work("", (forward, first, second), -(-self.layer_parameters // tensor), kept)
         work = self.head_work(sequence, batch, tensor, element)
@@ -336,7 +351,7 @@ class Model:
         tied = -(-self._shared // tensor)
         sizes = per_weight(kept_by.bytes_per_weight if bytes_per_weight is None else bytes_per_weight)
         pieces = (embedding, *layers, head)
-        return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor)
+        return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor, precision)
 
     def _require(self, recompute: str, tensor: int) -> None:
         if not isinstance(recompute, str) or recompute not in RECOMPUTED:

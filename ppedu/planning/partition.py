@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, pairwise
 from math import comb
+from operator import add
 from random import Random
 from typing import Any
 
@@ -37,6 +38,7 @@ class Cutting:
     """The search for a partition of `pieces` into the stages of a schedule.
 
     limit: Bytes of a rank. delay: Of messages, as `Costs(latency=…)`.
+    blocking: Whether a rank cannot compute while it sends and receives.
     until: The clock (`time.monotonic`) at which the search ends, whatever is left to do.
     best: The best partition so far within the limit, or the one that exceeds it least.
     proven: Whether `best` is the best of all.
@@ -49,6 +51,7 @@ class Cutting:
     limit: Number
     delay: Any = 0
     recompute: bool = False
+    blocking: bool = False
     until: float = math.inf
     best: Cuts = ()
     proven: bool = False
@@ -79,14 +82,32 @@ class Cutting:
     def costs(self, cuts: Cuts) -> Costs:
         """Return the costs of the stages."""
         of_stages: dict[str, Any] = {name: self.of_stages(name, cuts) for name in (*TIMES, "activation")}
+        if self.blocking:
+            for name in ("forward", "backward", "input"):
+                of_stages[name] = [*map(add, of_stages[name], self._messages)]
         return Costs(
             **of_stages,
-            latency=self.delay,
+            latency=0 if self.blocking else self.delay,
             weight_memory=self.pieces.weight_memory,
             recompute=self.recompute,
             stage_input=self.inputs if self.recompute else [0] * self.schedule.stages,
             unit=self.pieces.unit,
         )
+
+    @cached_property
+    def _messages(self) -> list[Any]:
+        """By stage, how long its rank is occupied by the messages around a forward, or around a backward.
+
+        While it sends one result on, it receives another, which takes no longer.
+        """
+        costs = Costs(latency=self.delay)
+        found: list[Any] = [0] * self.schedule.stages
+        for holders in self.schedule.placement.holders:
+            for stage, (here, there) in enumerate(pairwise(holders)):
+                if here != there:
+                    found[stage] = max(found[stage], costs.delay(here, there))
+                    found[stage + 1] = max(found[stage + 1], costs.delay(here, there))
+        return found
 
     def time(self, cuts: Cuts) -> Any:
         """Return how long the step takes."""

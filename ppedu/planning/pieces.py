@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}  # in a unit of time
 FLOP = "FLOP"
+SPEEDUP = {"bf16": 1, "fp8": 2}  # how many times as many FLOPs a GPU has in a format
 TIMES = ("forward", "backward", "input", "weight")  # of a piece
 MOST_LAYERS = 10_000
 MOST = 10**9  # of everything else that is counted, such as tokens and GPUs
@@ -25,7 +26,7 @@ LARGEST = 1e50  # of every amount: sums and products of a plan's amounts still f
 class Work(NamedTuple):
     """The work of one GPU for a microbatch, in the F, I or W of a piece. `Machine.seconds` is its time.
 
-    matrices, attention: FLOPs.
+    matrices, attention: FLOPs in 16 bits. short: FLOPs of matrices in 8 bits, twice as many of which take as long.
     moved: Bytes that everything else reads and writes: norms, additions, activation functions, the loss.
     exchanged: Bytes that the GPU sends to those that split the piece with it.
     """
@@ -34,10 +35,11 @@ class Work(NamedTuple):
     attention: Number = 0
     moved: Number = 0
     exchanged: Number = 0
+    short: Number = 0
 
     @property
     def flops(self) -> Number:
-        return self.matrices + self.attention
+        return self.matrices + self.attention + self.short
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Pieces:
     tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
     tensor: GPUs that split every piece. Times, weights, activations and messages are those of one of them; `tokens`
         and `flops` are those of all.
+    precision: Of the layers' matrices: "bf16" or "fp8".
 
     Raises:
         SettingError: A number is not possible, or there are too many pieces.
@@ -97,6 +100,7 @@ class Pieces:
     flops: Number | None = None
     tied: int = 0
     tensor: int = 1
+    precision: str = "bf16"
 
     def __post_init__(self) -> None:
         _require_few(self.pieces)
@@ -104,6 +108,7 @@ class Pieces:
         require_number("weight_memory", self.weight_memory, lambda part: 0 <= part <= 1, "a part, 0 to 1")
         require_count("tied", self.tied, least=0)
         require_count("tensor", self.tensor, most=MOST)
+        require_precision(self.precision)
         if self.tokens is not None:
             require_count("tokens", self.tokens)
         if self.flops is not None:
@@ -202,6 +207,12 @@ def require_unit(unit: Any) -> None:
     """Raise SettingError unless `unit` is a unit of time."""
     if not isinstance(unit, str) or unit not in SECONDS:
         raise SettingError(f'unit must be "s", "ms" or "us"; got {unit!r}')
+
+
+def require_precision(precision: Any) -> None:
+    """Raise SettingError unless `precision` is one of the formats of matrices."""
+    if not isinstance(precision, str) or precision not in SPEEDUP:
+        raise SettingError(f'precision must be "bf16" or "fp8"; got {shown(precision)}')
 
 
 def per_weight(given: Any) -> tuple[Number, Number, Number]:

@@ -18,7 +18,7 @@ from ppedu.planning.layout import cuts_of
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.partition import Cuts, Cutting
-from ppedu.planning.pieces import MOST, SECONDS, Pieces, per_weight, require_amount
+from ppedu.planning.pieces import MOST, SECONDS, SPEEDUP, Pieces, per_weight, require_amount, require_precision
 from ppedu.planning.plan import Plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.planning.reasons import explained, shortage
@@ -49,7 +49,9 @@ def plan(
     recompute: bool | str | None = None,
     bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
     implementation: str = "megatron",
+    precision: str | None = None,
     zero: int | None = None,
+    blocking: bool = False,
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -74,8 +76,12 @@ def plan(
             the pieces or of the implementation.
         implementation: "megatron", "torchtitan" or "pytorch": what a library keeps in memory, and what replicas share
             share; see `ppedu.planning.implementations`.
+        precision: "bf16", the default for a model by sizes; or "fp8", for the layers' matrices: they are twice as fast,
+            and their inputs take half as many bytes. Weights, gradients and the head stay as they are.
         zero: What the GPUs that hold the same stage share (arXiv 1910.02054, section 5): 0 nothing, 1 the optimizer, 2
             also the gradients. By default as in the implementation.
+        blocking: A rank does not compute while it sends and receives, as in Megatron without
+            `--overlap-p2p-communication`. Schedules of many chunks send most.
         seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
         progress: Is called with the schedule that is tried, and with the part of the search that is done.
 
@@ -95,11 +101,14 @@ def plan(
     if seconds is not None:
         require_amount("seconds", seconds, "a number of at least 0")
         until = time.monotonic() + seconds
-    pieces = _pieces(model, machine, sequence, batch, tensor, within, implementation)
+    if precision is not None:
+        require_precision(precision)
+    pieces = _pieces(model, machine, sequence, batch, tensor, within, implementation, precision)
     if bytes_per_weight is not None:
         pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
     _require_below_peak(pieces, machine.peak)
-    job = Workload(pieces, machine, ranks, replicas, zero)
+    require_instance("blocking", blocking, bool, "True or False")
+    job = Workload(pieces, machine, ranks, replicas, zero, blocking)
     if ranks > len(pieces):
         raise SettingError(
             f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "
@@ -134,6 +143,7 @@ def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
         return
     times = (piece.forward + min(piece.backward, piece.input + piece.weight) for piece in pieces.pieces)
     seconds = float(sum(times)) * SECONDS[pieces.unit]
+    peak = peak * SPEEDUP[pieces.precision]
     least = float(pieces.flops / pieces.tensor / peak)
     if seconds < least * (1 - 1e-9):
         raise SettingError(
@@ -152,6 +162,7 @@ def _pieces(
     tensor: int | None,
     recompute: str,
     implementation: str,
+    precision: str | None,
 ) -> Pieces:
     """Return the timed pieces of a model."""
     batch = require_count("batch", batch, most=MOST)
@@ -160,7 +171,14 @@ def _pieces(
     if isinstance(model, Model):
         if sequence is None:
             raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
-        sized = model.pieces(sequence, batch, tensor or 1, recompute=recompute, implementation=implementation)
+        sized = model.pieces(
+            sequence,
+            batch,
+            tensor or 1,
+            recompute=recompute,
+            implementation=implementation,
+            precision=precision or "bf16",
+        )
         return sized.timed(machine)
     if recompute != "none":
         raise SettingError(
@@ -171,6 +189,11 @@ def _pieces(
         raise SettingError(
             f"the pieces are those of {plural(model.tensor, 'GPU')}, not of tensor={tensor}; leave out tensor, or make "
             f"them for it: model.pieces(…, tensor={tensor}), or Model.measured(…, tensor={tensor}) with its times"
+        )
+    if precision not in (None, model.precision):
+        raise SettingError(
+            f"the pieces are those of {model.precision}, not of precision={precision!r}; make them with it: "
+            f"model.pieces(…, precision={precision!r})"
         )
     if batch != 1 and sequence is None:
         raise SettingError("batch= is for models by sizes; measured times are those of the microbatch as it is")
@@ -190,7 +213,7 @@ def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, c
     """
     few = range(2, 1 + min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks)))
     if cut is not None:
-        few = range(cut // job.ranks, cut // job.ranks + 1)
+        few = range(max(2, cut // job.ranks), cut // job.ranks + 1)
     options: dict[str, list[dict[str, int]]] = {}
     stages = 0  # of all schedules, on each rank
     for name in _names(names):

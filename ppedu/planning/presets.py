@@ -54,11 +54,11 @@ MACHINES: Mapping[str, Machine] = {
     ),
     # NVIDIA H100 SXM data sheet: 989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s in both directions
     "h100": Machine(
-        80e9, 600e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=3.35e12, unit="s", attention=300e12
+        80e9, 590e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=3.35e12, unit="s", attention=300e12
     ),
     # NVIDIA H200 SXM data sheet: as H100, with 141 GB at 4.8 TB/s
     "h200": Machine(
-        141e9, 600e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=4.8e12, unit="s", attention=300e12
+        141e9, 590e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=4.8e12, unit="s", attention=300e12
     ),
 }
 

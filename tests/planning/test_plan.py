@@ -449,6 +449,118 @@ def test_a_gpu_at_its_peak_is_possible():
     assert best.mfu == pytest.approx(1)
 
 
+# --- partitions, memory and messages as libraries have them -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "counts"),
+    [
+        ("Ett|tt|tt|ttL", [3, 2, 2, 3]),
+        ("Et*2|(tt|)*2t*2L", [3, 2, 2, 3]),
+        ("E|t*8||L", [1, 8, 0, 1]),
+        ("Et | t*3, t | tt | tL", [2, 4, 2, 2]),
+    ],
+)
+def test_a_partition_is_given_by_numbers_or_by_megatrons_layout(layout, counts):
+    pieces = pp.Model.measured([1, *[2] * 8, 3])
+    asked = {"ranks": 4, "microbatches": 8, "schedules": ["1f1b", "interleaved", "zb-v"]}
+    plan, same = (pp.plan(pieces, MACHINE, partition=given, **asked) for given in (layout, counts))
+    assert plan.choices == same.choices and plan.best.name == "1f1b"
+    assert [len(each) for each in plan.best.partition] == counts
+    assert pp.plan(pieces, MACHINE, partition=plan.best.megatron(), **asked).choices == plan.choices
+    chunks = pp.plan(pieces, MACHINE, partition=[2, 1, 1, 1, 1, 1, 1, 2], **asked)
+    assert {each.name for each in chunks.choices} == {"interleaved, 2 chunks", "zb-v, 2 chunks"}
+
+
+@pytest.mark.parametrize(
+    ("partition", "problem"),
+    [
+        ([3, 3, 3], "the partition has 9 pieces and the model 10: the embedding, each layer, the head"),
+        ([5, 5], "no schedule runs on 4 ranks with 8 microbatches in 2 stages"),
+        ([11, -1, 0, 0], "a stage's number of pieces must be at least 0; got -1"),
+        ("Ett|tt|tt|ttt", "the layout must have an E, 8 ts and an L in this order"),
+        ("Ett|tt|tt|tL", "got 7 ts in"),
+        ("Exx|tL", "a layout has the letters E, t, L and |"),
+        ("(" * 50 + "t", "a layout has the letters"),
+        ("E" + "t*99999" * 99, "the layout must have|a layout has"),
+        (7, "partition must be the number of pieces of each stage"),
+    ],
+)
+def test_a_partition_that_does_not_fit_is_refused(partition, problem):
+    with pytest.raises(pp.SettingError, match=re.escape(problem) if "|a" not in problem else problem):
+        pp.plan(pp.Model.measured([1, *[2] * 8, 3]), MACHINE, 4, 8, partition=partition)
+
+
+@given(ranks=st.integers(1, 5), microbatches=st.integers(1, 9), message=st.integers(0, 3))
+def test_messages_that_block_make_every_action_longer(ranks, microbatches, message):
+    """1F1B with equal stages: (m + p - 1) · (F + B + 2c), in which a rank alone sends nothing."""
+    machine = pp.Machine(80e9, latency=message)
+    asked = {"schedules": "1f1b", "partition": [1] * ranks, "blocking": True}
+    best = pp.plan(pp.Model.measured([1] * ranks), machine, ranks, microbatches, **asked).best
+    occupied = 2 * message if ranks > 1 else 0
+    assert best.step_time == (microbatches + ranks - 1) * (3 + occupied)
+
+
+def test_a_model_in_8_bits_keeps_less_and_is_faster():
+    """A Llama layer keeps four inputs of matrices: of two times its width, its queries, and its perceptron."""
+    model = MODELS["llama-3-8b"]
+    long, short = (model.pieces(4096, precision=precision).pieces[1] for precision in ("bf16", "fp8"))
+    assert long.activation - short.activation == 4096 * (2 * 4096 + 4096 + 14336)
+    machine = pp.Machine(80e9, flops=1e12)
+    times = [model.pieces(4096, precision=each).timed(machine).pieces[1] for each in ("bf16", "fp8")]
+    assert times[0].weight == 2 * times[1].weight
+    attention = times[0].forward - times[0].weight
+    assert times[1].forward == pytest.approx(attention + times[1].weight)
+
+
+def test_libraries_keep_different_bytes():
+    asked = {"ranks": 2, "microbatches": 4, "sequence": 1024, "schedules": ["1f1b"], "replicas": 4, "recompute": False}
+    machine = replace(MACHINES["h100"], memory=1e12)
+    found = {}
+    for name in ("megatron", "torchtitan", "pytorch"):
+        plan = pp.plan("llama-3-8b", machine, implementation=name, **asked)
+        parameters = sum(MODELS["llama-3-8b"].pieces(1024).pieces[piece].weights for piece in plan.best.partition[0])
+        kinds = plan.best.kinds[0]
+        found[name] = [kinds[each] / parameters for each in ("weights", "gradients", "optimizer")]
+        found[f"{name} says"] = " ".join(str(plan).split("\n\n")[0].split("\n")[1:])
+    assert found["megatron"] == [2, 4, 12 / 4]
+    assert found["torchtitan"] == [4, 4 / 4, 8 / 4]
+    assert found["pytorch"] == [4, 4, 8]
+    assert found["megatron says"].endswith("the GPUs that hold the same stage share the optimizer (ZeRO 1)")
+    assert found["torchtitan says"].endswith("share gradients and optimizer (ZeRO 2)")
+    assert found["pytorch says"] == "bytes of a weight: 4, its gradient 4, the optimizer 8"
+
+
+def test_layers_can_be_recomputed():
+    """Table 2 of arXiv 2205.05198: a layer keeps 2·s·h bytes, or 34·s·h without the attention matrix."""
+    asked = {
+        "ranks": 8,
+        "microbatches": 8,
+        "sequence": 2048,
+        "schedules": "1f1b",
+        "tensor": 8,
+        "partition": [14, *[12] * 7],
+    }
+    asked["partition"] = [13, *[12] * 6, 13]
+    machine = replace(MACHINES["a100"], memory=1e12)
+    full, selective, none = (
+        pp.plan("megatron-175b", machine, recompute=kind, **asked).best for kind in ("full", "selective", "none")
+    )
+    layer = 2048 * 12288 / 8
+    inputs = 2048 * 8  # the embedding keeps its tokens
+    assert full.kinds[0]["activations"] == 8 * (12 * 2 * layer + inputs)
+    assert selective.kinds[0]["activations"] == 8 * (12 * 34 * layer + inputs)
+    assert none.kinds[0]["activations"] == 8 * (12 * (34 * layer + 5 * 96 * 2048**2 / 8) + inputs)
+    assert none.busiest < selective.busiest < full.busiest
+    pieces = MODELS["megatron-175b"].pieces(2048, tensor=8, recompute="full")
+    del asked["sequence"]
+    assert pp.plan(pieces, machine, **asked).best.costs == full.costs
+    with pytest.raises(pp.SettingError, match=r"recompute='full' is for models by sizes; make the pieces with it"):
+        pp.plan(pieces, machine, recompute="full", **asked)
+    with pytest.raises(pp.SettingError, match=r"the pieces are those of bf16, not of precision='fp8'"):
+        pp.plan(pieces, machine, precision="fp8", **asked)
+
+
 # --- what is accepted has an effect -----------------------------------------------------------------------------
 
 

@@ -191,6 +191,7 @@ PLAN = {
     "schedules": ('"1f1b"', '["gpipe", "1f1b"]'),
     "recompute": ("false", "true"),
     "zero": ("0", "1"),
+    "blocking": ("false", "true"),
     "seconds": ("0", "1"),
 }
 KINDS = {  # only for a model with sizes, [plan] says how many GPUs split it and what a library keeps of it
@@ -198,7 +199,8 @@ KINDS = {  # only for a model with sizes, [plan] says how many GPUs split it and
         "model": SIZES,
         "machine": MACHINE,
         "plan": PLAN
-        | {"tensor": ("2", "1"), "bytes_per_weight": ("16", "18"), "implementation": ('"megatron"', '"pytorch"')},
+        | {"tensor": ("2", "1"), "bytes_per_weight": ("16", "18"), "implementation": ('"megatron"', '"pytorch"')}
+        | {"precision": ('"bf16"', '"fp8"')},
     },
     "times": {"model": TIMES, "machine": MACHINE, "plan": PLAN},
 }
@@ -230,7 +232,7 @@ def test_every_key_changes_the_question(tmp_path, kind):
         "machine": {*inspect.signature(pp.Machine).parameters},
         "plan": {*inspect.signature(pp.plan).parameters}
         - {"model", "machine", "progress", "partition"}  # which must fit the layers; see test_plan.py
-        - ({"tensor", "bytes_per_weight", "implementation"} if kind == "times" else set()),
+        - ({"tensor", "bytes_per_weight", "implementation", "precision"} if kind == "times" else set()),
     }
     before = planned(path, written(tables))
     for table, keys in tables.items():

@@ -1,0 +1,226 @@
+"""Published runs and what ppedu says of them: `make published` prints the table, tests hold its errors.
+
+Nothing is fitted here. The speeds of "a100" and "h100" in `ppedu.planning.presets` were fitted to the times of single
+stages (vocabulary_parallelism.csv, zero_bubble.csv) and to megatron_core.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import ppedu as pp
+from ppedu.planning.presets import MACHINES
+
+HERE = Path(__file__).parent
+GPT = {"gated": False, "norm": "layer", "biases": "all"}
+Row = dict[str, str]
+
+
+class Cell(NamedTuple):
+    """A number that was measured and published, and ours."""
+
+    source: str
+    run: str
+    published: float
+    ours: float
+
+    @property
+    def error(self) -> float:
+        return self.ours / self.published - 1
+
+
+def rows(name: str) -> list[Row]:
+    return [*csv.DictReader((HERE / f"{name}.csv").read_text(encoding="utf-8").splitlines())]
+
+
+def number(row: Row, name: str, default: int = 1) -> int:
+    return int(row[name] or default)
+
+
+def even(layers: int, stages: int) -> list[int]:
+    """Return as many layers in each stage as possible, with the embedding in the first and the head in the last."""
+    counts = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+    counts[0] += 1
+    counts[-1] += 1
+    return counts
+
+
+def asked(row: Row, model: pp.Model, microbatch: int, chunks: int, **options: object) -> dict[str, object]:
+    """Return the arguments of `plan` for a run of Megatron's: its own sizes, groups, schedule and partition."""
+    replicas, ranks = number(row, "replicas"), number(row, "pipeline")
+    return {
+        "model": model,
+        "ranks": ranks,
+        "microbatches": number(row, "global_batch") // replicas // microbatch,
+        "sequence": number(row, "sequence"),
+        "batch": microbatch,
+        "replicas": replicas,
+        "tensor": number(row, "tensor"),
+        "schedules": "interleaved" if chunks > 1 else "1f1b",
+        "partition": even(model.layers, ranks * chunks),
+    } | options
+
+
+def gpt(row: Row, **options: object) -> pp.Model:
+    sizes = (number(row, name) for name in ("layers", "width", "heads", "vocabulary"))
+    return pp.Model(*sizes, positions=number(row, "sequence"), **{**GPT, **options})
+
+
+def step(row: Row, schedule: str = "1f1b") -> Iterator[Cell]:
+    """From the measured times of each stage, the time of the step."""
+    times = ([float(each) for each in row[f"{name}_us_of_each_rank"].split()] for name in ("forward", "backward"))
+    timeline = pp.simulate(pp.schedule(schedule, 8, number(row, "global_batch")), pp.Costs(*times))
+    yield Cell("stage times: seconds a step", _run(row), float(row["iteration_ms"]) / 1e3, timeline.makespan / 1e6)
+
+
+def _run(row: Row) -> str:
+    return f"{row['method']}, sequence {row['sequence']}, vocabulary {row['vocabulary']}"
+
+
+def vocabulary() -> Iterator[Cell]:
+    """arXiv 2411.05288, runs with whole vocabularies: the step from measured stages; step and memory from sizes."""
+    for row in rows("vocabulary_parallelism"):
+        if row["method"] not in ("base", "redis"):
+            continue
+        yield from step(row)
+        model = gpt(row)
+        options = {"partition": _moved(row)} if row["method"] == "redis" else {}
+        best = pp.plan(machine="a100", **asked(row, model, 1, 1, **options)).best
+        yield Cell("arXiv 2411.05288: seconds a step", _run(row), float(row["iteration_ms"]) / 1e3, float(best.whole))
+        peak = max(best.memory) / 2**20
+        yield Cell("arXiv 2411.05288: GiB", _run(row), float(row["largest_peak_mib"]) / 1024, peak / 1024)
+
+
+def _moved(row: Row) -> list[int]:
+    """Return the partition of a run whose layers were moved off the last stage, from its forward times."""
+    times = [float(each) for each in row["forward_us_of_each_rank"].split()]
+    last = number(row, "layers_last_stage", 0)
+    layer = min(times) / 4
+    counts = [round(time / layer) for time in times[:-1]] + [last]
+    counts[0] += 32 - sum(counts)
+    counts[0] += 1
+    counts[-1] += 1
+    return counts
+
+
+def zero_bubble() -> Iterator[Cell]:
+    """arXiv 2401.10241, tables 4 and 9: from measured F, I, W and messages, the speed-ups over 1F1B.
+
+    An iteration of ZB-2p takes its longest rank's span: its ranks wait for no one between steps (section 4).
+    """
+    names = {"interleaved": "interleaved", "zb1p": "zb-h1", "zb2p": "zb-h2"}
+    for row in rows("zero_bubble"):
+        forward, first, second, message = (float(row[f"{name}_ms"]) for name in ("f", "b", "w", "message"))
+        costs = pp.Costs(forward=forward, input=first, weight=second, latency=message)
+        ranks, microbatches = number(row, "pipeline"), number(row, "microbatches")
+        plain = pp.simulate(pp.schedule("1f1b", ranks, microbatches), costs).makespan
+        for name, schedule in names.items():
+            options = {"chunks": number(row, "chunks_interleaved")} if name == "interleaved" else {}
+            timed = _blocking(costs, message * options["chunks"]) if options else costs
+            timeline = pp.simulate(pp.schedule(schedule, ranks, microbatches, **options), timed)
+            time = timeline.span if name == "zb2p" else timeline.makespan
+            published = float(row[f"samples_per_s_per_gpu_{name}"]) / float(row["samples_per_s_per_gpu_1f1b"])
+            run = f"{row['model']}, {microbatches} microbatches, {schedule}"
+            yield Cell("arXiv 2401.10241: speed-up over 1F1B", run, published, float(plain / time))
+
+
+def _blocking(costs: pp.Costs, message: float) -> pp.Costs:
+    """Return costs with messages that occupy their ranks; costs are those of all chunks together."""
+    return replace(costs, forward=costs.forward + message, input=costs.input + message, latency=0)
+
+
+def recompute() -> Iterator[Cell]:
+    """arXiv 2205.05198: seconds a step with full and with selective recompute."""
+    for row in rows("recompute"):
+        model = gpt(row, tied=True, dropout=True, flash=False)
+        for kind in ("full", "selective"):
+            question = asked(row, model, number(row, "micro_batch"), number(row, "chunks"), recompute=kind, zero=0)
+            best = pp.plan(machine="a100", **question).best
+            published = float(row[f"iteration_ms_{kind}_recompute"]) / 1e3
+            yield Cell("arXiv 2205.05198: seconds a step", f"{row['model']}, {kind}", published, float(best.whole))
+
+
+def sc21() -> Iterator[Cell]:
+    """arXiv 2104.04473, table 1: TFLOP/s with full recompute, whose FLOPs count; without sequence parallelism."""
+    for row in rows("megatron_sc21"):
+        best = pp.plan(machine="a100", **sc21_question(row)).best
+        ours = sc21_flops(row) * (best.tokens_per_second or 0) / number(row, "gpus") / 1e12
+        yield Cell("arXiv 2104.04473: TFLOP/s", row["model"], float(row["tflops_per_gpu"]), ours)
+
+
+def sc21_question(row: Row) -> dict[str, object]:
+    microbatch, chunks = number(row, "micro_batch"), number(row, "chunks")
+    model = gpt(row, tied=True, dropout=True, flash=False)
+    pieces = model.pieces(2048, microbatch, number(row, "tensor"), sequence_parallel=False, recompute="full")
+    question = asked(row, model, microbatch, chunks, zero=0, blocking=True)
+    return question | {"model": pieces, "sequence": None, "batch": 1, "tensor": None}
+
+
+def sc21_flops(row: Row) -> float:
+    """Return the FLOPs of a token: the paper's equation 3."""
+    layers, width = number(row, "layers"), number(row, "width")
+    return 96 * layers * width**2 * (1 + 2048 / (6 * width) + number(row, "vocabulary") / (16 * layers * width))
+
+
+def core() -> Iterator[Cell]:
+    """Megatron-Core's weak scaling: TFLOP/s at the best microbatch and number of chunks, which are not published."""
+    for row in rows("megatron_core"):
+        model, ranks = gpt(row), number(row, "pipeline")
+        found = []
+        for microbatch in (1, 2, 4):
+            for chunks in range(1, 24):
+                if model.layers % (ranks * chunks) or (ranks == 1 and chunks > 1):
+                    continue
+                if number(row, "global_batch") // number(row, "replicas") % (microbatch * (ranks if chunks > 1 else 1)):
+                    continue
+                try:
+                    best = pp.plan(machine="h100", **asked(row, model, microbatch, chunks)).best
+                except pp.SettingError:  # it does not fit
+                    continue
+                found.append(float(best.whole))
+        flops = 72 * number(row, "global_batch") * 4096 * model.layers * model.width**2
+        flops *= 1 + 4096 / (6 * model.width) + model.vocabulary / (12 * model.width * model.layers)
+        ours = flops / min(found) / number(row, "gpus") / 1e12
+        yield Cell("Megatron-Core, weak scaling: TFLOP/s", row["model"], float(row["tflops_per_gpu"]), ours)
+
+
+def llama() -> Iterator[Cell]:
+    """arXiv 2407.21783, table 4: MFU of Llama 3 405B with 8,192 tokens. A layer a chunk, which is not published.
+
+    It ran on 80 GB without recompute; with these chunks and Megatron's tensors it would need 84 GB.
+    """
+    for row in rows("llama3")[:2]:
+        model = pp.Model(126, 16384, 128, 128000, kv_heads=8, ffn=53248)
+        options = {"partition": [1] * 128, "recompute": False, "zero": 2}
+        machine = replace(MACHINES["h100"], memory=100e9)
+        best = pp.plan(machine=machine, **asked(row, model, 1, 8, **options)).best
+        yield Cell(
+            "arXiv 2407.21783: MFU", f"405B on {row['gpus']} GPUs", float(row["mfu_percent"]), 100 * (best.mfu or 0)
+        )
+
+
+SOURCES: tuple[Callable[[], Iterator[Cell]], ...] = (vocabulary, zero_bubble, recompute, sc21, core, llama)
+
+
+def summary(cells: Iterable[Cell]) -> Iterator[str]:
+    """Yield a line for each source."""
+    ordered = sorted(cells, key=lambda cell: cell.source)
+    for source, of_source in groupby(ordered, key=lambda cell: cell.source):
+        errors = [cell.error for cell in of_source]
+        sizes = [abs(error) for error in errors]
+        worst = max(errors, key=abs)
+        yield f"{source:40} {len(errors):5} {median(sizes):8.1%} {worst:+8.1%}"
+
+
+if __name__ == "__main__":
+    found = [cell for source in SOURCES for cell in source()]
+    for cell in found:
+        print(f"{cell.source:40} {cell.run:45} {cell.published:9.4g} {cell.ours:9.4g} {cell.error:+7.1%}")
+    print(f"\n{'source':40} {'cells':>5} {'median':>8} {'worst':>8}")
+    print("\n".join(summary(found)))

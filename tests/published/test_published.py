@@ -1,0 +1,100 @@
+"""Runs that others measured and published, against what ppedu says of them, and the limits of its errors."""
+
+from itertools import pairwise
+from statistics import median
+
+import pytest
+from compare import SOURCES, asked, gpt, rows, sc21, sc21_flops, sc21_question
+
+import ppedu as pp
+
+# For each source, how far its median and its worst cell are off, at most.
+LIMITS = {
+    "stage times: seconds a step": (0.01, 0.02),
+    "arXiv 2401.10241: speed-up over 1F1B": (0.02, 0.045),
+    "arXiv 2411.05288: seconds a step": (0.06, 0.12),
+    "arXiv 2411.05288: GiB": (0.06, 0.08),
+    "arXiv 2205.05198: seconds a step": (0.06, 0.08),
+    "arXiv 2104.04473: TFLOP/s": (0.06, 0.10),
+    "arXiv 2407.21783: MFU": (0.06, 0.08),
+    "Megatron-Core, weak scaling: TFLOP/s": (0.06, 0.15),
+}
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return [cell for source in SOURCES for cell in source()]
+
+
+@pytest.mark.parametrize("source", LIMITS)
+def test_errors_are_small(cells, source):
+    errors = [abs(cell.error) for cell in cells if cell.source == source]
+    usual, worst = LIMITS[source]
+    assert len(errors) > 1 and median(errors) <= usual and max(errors) <= worst
+
+
+def test_no_source_is_left_out(cells):
+    assert {cell.source for cell in cells} == {*LIMITS}
+
+
+def test_schedules_are_in_the_published_order(cells):
+    """Of the schedules that a row of Zero Bubble's table compares, where they differ by more than 3 %."""
+    of_row = {}
+    for cell in cells:
+        if "speed-up" in cell.source:
+            model, microbatches, _ = cell.run.split(", ")
+            of_row.setdefault((model, microbatches), [(1, 1)]).append((cell.published, cell.ours))
+    pairs = [(one, other) for row in of_row.values() for one in row for other in row if one[0] > 1.03 * other[0]]
+    assert len(of_row) == 12 and len(pairs) > 50
+    assert [pair for pair in pairs if pair[0][1] <= pair[1][1]] == []
+
+
+def test_layers_that_are_moved_off_the_head_help_as_much_as_published(cells):
+    steps = [cell for cell in cells if cell.source == "arXiv 2411.05288: seconds a step"]
+    gains = [
+        (base.published / moved.published, base.ours / moved.ours)
+        for base, moved in pairwise(steps)
+        if base.run.startswith("base")
+    ]
+    assert len(gains) == 8
+    assert median(abs(ours - published) for published, ours in gains) < 0.02
+    assert all(ours > 1 for published, ours in gains if published > 1.03)
+
+
+def test_larger_models_use_a_gpu_better():
+    """Table 1 of arXiv 2104.04473, from 1.7B to 1T."""
+    found = [*sc21()]
+    assert found[-1].published > 1.15 * found[0].published and found[-1].ours > 1.15 * found[0].ours
+
+
+def test_runs_that_ran_fit_and_those_of_less_memory_do_not():
+    """A run on GPUs with two thirds of its published memory, which is 1.5 times what these have."""
+    for row in rows("vocabulary_parallelism")[::5][:8]:
+        question = asked(row, gpt(row), 1, 1, recompute=False)
+        used = float(row["largest_peak_mib"]) * 2**20
+        machine = pp.Machine(memory=1.1 * used, flops=240e12)
+        assert pp.plan(machine=machine, **question).best.excess == 0
+        with pytest.raises(pp.SettingError, match="nothing fits"):
+            pp.plan(machine=pp.Machine(memory=used / 1.5, flops=240e12), **question)
+
+
+def test_one_number_of_a_source_corrects_the_others():
+    """Table 1 of arXiv 2104.04473 from the speed of its model of 145 billion parameters, on GPUs of unknown speed."""
+    unknown = pp.Machine(80e9, 100e12, 312e12, 10e-6, 25e9, 8, 5e-6, 300e9, 2.039e12, "s", 30e12)
+    table = rows("megatron_sc21")
+    speeds = [float(row["tflops_per_gpu"]) * 1e12 * int(row["gpus"]) / sc21_flops(row) for row in table]
+    machine = pp.calibrate(unknown, speeds[6], **sc21_question(table[6]))
+    found = [pp.plan(machine=machine, **sc21_question(row)).best.tokens_per_second for row in table]
+    errors = [abs(ours / published - 1) for ours, published in zip(found, speeds, strict=True)]
+    assert errors[6] < 1e-3 and median(errors) < 0.06 and max(errors) < 0.15
+
+
+def test_a_speed_that_no_gpu_explains_is_refused():
+    question = {"model": "gpt2", "ranks": 2, "microbatches": 4, "sequence": 8, "schedules": "1f1b", "partition": [7, 7]}
+    with pytest.raises(pp.SettingError, match=r"no speed of the GPUs explains 1,000,000 tokens/s: links, memory and"):
+        pp.calibrate("h100", 1e6, **question)
+    with pytest.raises(pp.SettingError, match="the machine has no speed to correct"):
+        pp.calibrate(pp.Machine(80e9), 1e3, **question)
+    pieces = pp.Model.measured([1] * 14, unit="ms")
+    with pytest.raises(pp.SettingError, match="times that were measured have no speed to correct"):
+        pp.calibrate("h100", 1e3, **question | {"model": pieces})
