@@ -18,7 +18,7 @@ FILES := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
 .PHONY: atlas lab check test test-unit test-widgets test-ranks test-browser test-lessons test-all test-pythons test-torches \
-  gpu lint $(LINTERS) bench lessons pictures hooks dist chromium clean recordings site site-serve
+  gpu lint $(LINTERS) bench lessons pictures hooks dist chromium clean recordings published site site-serve
 
 lab: .venv/.lab
 	@$(BIN)/python -m ppedu lessons notebooks --lab="$(LAB)"
@@ -145,6 +145,7 @@ bench: .venv/.bench
 	PYTHONPATH=tests/browser $(BIN)/python tests/bench_view.py
 	PYTHONPATH=.:tests/browser:tests/papers $(BIN)/python tests/bench_site.py
 	$(BIN)/python tests/bench_lessons.py
+	$(BIN)/python tests/published/compare.py
 
 # Run the lessons and save their outputs, with pictures instead of widgets. The second pass joins output that was printed
 # in several pieces, the third makes the pictures smaller.
@@ -155,7 +156,11 @@ lessons: .venv/.test
 	$(BIN)/python tools/palette.py $(LESSONS)
 
 pictures: chromium .venv/.test
-	$(BIN)/python docs/pictures.py
+	PYTHONPATH=tests/published $(BIN)/python docs/pictures.py
+
+# Runs that others measured and published, beside what ppedu says of them.
+published: .venv/.test
+	$(BIN)/python tests/published/compare.py
 
 # Build what a release uploads. TAG, if given, must be v and the version.
 dist: .venv/.test

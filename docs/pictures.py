@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import compare
 import nbformat
 from matplotlib import pyplot
 from matplotlib.figure import Figure
@@ -44,6 +45,26 @@ def timelines() -> None:
     for name, ax in zip(("gpipe", "1f1b"), panels, strict=True):
         pp.simulate(pp.schedule(name, ranks=4, microbatches=8)).plot(ax, memory=8)
     figure.savefig(HERE / "timelines.png", dpi=140)
+
+
+def published() -> None:
+    """Every published number against ours, and the errors of each source."""
+    cells = [cell for source in compare.SOURCES for cell in source()]
+    sources = [*dict.fromkeys(cell.source for cell in cells)]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained", width_ratios=(4, 6))
+    left.axline((1, 1), (10, 10), color="#bbbbbb", linewidth=1, zorder=0)
+    right.axvline(0, color="#bbbbbb", linewidth=1, zorder=0)
+    for place, source in enumerate(sources):
+        mine = [cell for cell in cells if cell.source == source]
+        color = pyplot.get_cmap("tab10")(place)
+        left.plot([cell.published for cell in mine], [cell.ours for cell in mine], "o", color=color, ms=4, alpha=0.7)
+        right.plot([100 * cell.error for cell in mine], [place] * len(mine), "o", color=color, ms=5, alpha=0.5)
+    left.set(xscale="log", yscale="log", xlabel="published", ylabel="ours")
+    right.set(xlabel="error, %", yticks=range(len(sources)), yticklabels=sources, xlim=(-20, 20))
+    right.invert_yaxis()
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.savefig(HERE / "published.png", dpi=120)
 
 
 def lessons() -> None:
@@ -172,5 +193,6 @@ def _film(page: Page) -> Iterator[bytes]:
 
 if __name__ == "__main__":
     timelines()
+    published()
     lessons()
     animation()

@@ -1,6 +1,8 @@
 """Runs that others measured and published, against what ppedu says of them, and the limits of its errors."""
 
+import re
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -21,6 +23,9 @@ LIMITS = {
 }
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def cells():
     return [cell for source in SOURCES for cell in source()]
@@ -35,6 +40,20 @@ def test_errors_are_small(cells, source):
 
 def test_no_source_is_left_out(cells):
     assert {cell.source for cell in cells} == {*LIMITS}
+
+
+def test_the_page_says_how_large_the_errors_are(cells):
+    found = {}
+    for cell in cells:
+        found.setdefault(cell.source, []).append(cell.error)
+    rows = re.findall(r"\| (\d+) \| ([\d.]+%) \| ([+−][\d.]+%) \|$", PAGE, re.MULTILINE)
+    expected = [
+        (str(len(errors)), f"{median(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}".replace("-", "−"))
+        for errors in found.values()
+    ]
+    assert sorted(rows) == sorted(expected) and f"Here are {len(cells)} of their numbers" in PAGE
+    for worst in re.findall(r"\(([+−][\d.]+%)\)", PAGE):
+        assert any(worst == row[2] for row in rows)
 
 
 def test_schedules_are_in_the_published_order(cells):
