@@ -193,7 +193,7 @@ def core() -> Iterator[Cell]:
 def llama() -> Iterator[Cell]:
     """arXiv 2407.21783, table 4: MFU of Llama 3 405B with 8,192 tokens. A layer a chunk, which is not published.
 
-    It ran on 80 GB without recompute; with these chunks and Megatron's tensors it would need 84 GB.
+    It ran on 80 GB without recompute; with these chunks and Megatron's tensors it would need 83 GB.
     """
     for row in rows("llama3")[:2]:
         model = pp.Model(126, 16384, 128, 128000, kv_heads=8, ffn=53248)
