@@ -168,6 +168,8 @@ CALLS = {
         16,
         2,
         "megatron",
+        "fp8",
+        2,
     ),
     "Model.layer_activation": (pp.Model(2, 64, 8, 97).layer_activation, 8, 2, True, "full", 2),
     "Model.measured": (

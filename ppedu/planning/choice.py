@@ -164,14 +164,18 @@ class Workload:
     @cached_property
     def delays(self) -> Number | dict[Link, Number]:
         """The time of a message: one number, or one for each link of the ranks."""
-        return self.machine.delays(self.ranks, self.pieces.message, self.pieces.unit, self.pieces.tensor)
+        return self.machine.delays(self.ranks, self.pieces.message, self.pieces.unit, self.pieces.gpus)
+
+    def holders(self, schedule: Schedule) -> int:
+        """Return how many GPUs hold the same weights."""
+        return self.replicas * self.pieces.context * schedule.placement.copies
 
     def cutting(
         self, schedule: Schedule, recompute: bool, until: float = math.inf, limit: Number | None = None
     ) -> Cutting:
         """Return the search for a schedule's partition. limit: Bytes of a GPU, by default the machine's."""
         memory = self.machine.memory if limit is None else limit
-        holders = self.replicas * schedule.placement.copies
+        holders = self.holders(schedule)
         weights, gradients, optimizer = self.pieces.bytes_per_weight
         shared = weights, gradients / (holders if self.zero > 1 else 1), optimizer / (holders if self.zero else 1)
         pieces = replace(self.pieces, bytes_per_weight=shared) if holders > 1 and self.zero else self.pieces
@@ -188,7 +192,7 @@ class Workload:
         if pieces.tokens and seconds:
             tokens = pieces.tokens * schedule.microbatches * self.replicas / seconds
         if pieces.flops and self.machine.peak:
-            gpus = self.ranks * pieces.tensor
+            gpus = self.ranks * pieces.gpus
             peak = self.machine.peak * SPEEDUP[pieces.precision]
             mfu = float(pieces.flops * schedule.microbatches / (seconds * peak * gpus))
         return Choice(
@@ -220,9 +224,8 @@ class Workload:
             timeline: Of the step without all this.
             parameters: By rank.
         """
-        holders, machine, unit = self.replicas * timeline.schedule.placement.copies, self.machine, self.pieces.unit
-        within = self.replicas * self.ranks * self.pieces.tensor <= (machine.node or 1)
-        bandwidth = machine.near_bandwidth if within and machine.near_bandwidth else machine.bandwidth
+        holders, machine, unit = self.holders(timeline.schedule), self.machine, self.pieces.unit
+        bandwidth = machine.among(self.replicas * self.ranks * self.pieces.gpus)
         if (holders > 1 and bandwidth is None) or machine.memory_bandwidth is None:
             return None
         weights, gradients, optimizer = self.pieces.bytes_per_weight

@@ -74,7 +74,7 @@ class Machine:
         if self.unit is not None:
             require_unit(self.unit)
 
-    def seconds(self, work: Work, tensor: int = 1) -> float:
+    def seconds(self, work: Work, tensor: int = 1, context: int = 1) -> float:
         """Return how long a GPU takes for some work: its matrices, attention, memory and links, one after the other.
 
         Small models are slower than large ones because what lies between the matrices grows with the width, and the
@@ -82,8 +82,8 @@ class Machine:
 
         Args:
             work: Of a GPU whose `flops` are known.
-            tensor: The GPUs that split the work. What they send each other is as fast as the links of a node that holds
-                them all.
+            tensor, context: The GPUs that split the work, and the groups of these that split its sequence. What they
+                send each other is as fast as the links of a node if it holds them all.
         """
         assert self.flops
         time = (work.matrices + work.short / SPEEDUP["fp8"]) / self.flops + work.attention / (
@@ -91,11 +91,15 @@ class Machine:
         )
         if self.memory_bandwidth:
             time += work.moved / (STREAMED * self.memory_bandwidth)
-        within = tensor <= (self.node or 1)
-        bandwidth = self.near_bandwidth if within and self.near_bandwidth else self.bandwidth
-        if tensor > 1 and bandwidth:
-            time += work.exchanged / (EXCHANGED * bandwidth)
+        for sent, gpus in ((work.exchanged, tensor), (work.passed, tensor * context)):
+            bandwidth = self.among(gpus)
+            if sent and bandwidth:
+                time += sent / (EXCHANGED * bandwidth)
         return float(time)
+
+    def among(self, gpus: int) -> Number | None:
+        """Return the bandwidth among neighboring GPUs: that of a node if it holds them all; None if unknown."""
+        return self.near_bandwidth if self.near_bandwidth and gpus <= (self.node or 1) else self.bandwidth
 
     def delays(self, ranks: int, message: Number, unit: str, tensor: int = 1) -> Number | dict[Link, Number]:
         """Return the time of a message of `message` bytes in `unit`: one number, or one for each link of the ranks.

@@ -304,6 +304,7 @@ class Model:
         element: int = 2,
         implementation: str = "megatron",
         precision: str = "bf16",
+        context: int = 1,
     ) -> Pieces:
         """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
 
@@ -318,6 +319,8 @@ class Model:
             element: Bytes of a number.
             implementation: Of `ppedu.planning.implementations`.
             precision: Of the layers' matrices: "bf16", or "fp8", in which their inputs are kept, too.
+            context: Groups of `tensor` GPUs that split each sequence. A GPU has 1 / `context` of all but the weights.
+                In each layer, it gets the others' keys and values; in I, it also sends their gradients.
 
         Raises:
             SettingError: A number is not possible, or a name is unknown.
@@ -325,6 +328,7 @@ class Model:
         sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
         self._require(recompute, tensor)
         require_count("element", element, most=MOST)
+        require_count("context", context, most=sequence)
         require_precision(precision)
         kept_by = implementation_named(implementation)
         parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
@@ -337,21 +341,24 @@ class Model:
             again = Work(0, forward.attention, forward.moved - whole.moved)
         else:
             again = Work()
-        first = Work(*map(sum, zip(first, again, strict=True)))
+        keys = 2 * element * self._keys * batch * sequence * (context - 1) / tensor  # and values
+        forward, first = forward._replace(passed=keys), first.plus(again)._replace(passed=2 * keys)
+        whole_layer, whole_head = (forward, first, second), self.head_work(sequence, batch, tensor, element)
         inputs = 1 if precision == "fp8" else element
-        kept = batch * self.layer_activation(sequence, tensor, parallel, recompute, element, kept_by.gated, inputs)
-        embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), batch * 8 * sequence)
-        layer = Piece.of_work("", (forward, first, second), -(-self.layer_parameters // tensor), kept)
-        work = self.head_work(sequence, batch, tensor, element)
-        size, logits = (batch * each for each in self.head_activation(sequence, tensor, element))
-        head = Piece.of_work("head", work, -(-self.head_parameters // tensor), size, logits)
+        kept = self.layer_activation(sequence, tensor, parallel, recompute, element, kept_by.gated, inputs)
+        part = batch / context
+        embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), part * 8 * sequence)
+        layer_work, head_work = ([each.part(context) for each in work] for work in (whole_layer, whole_head))
+        layer = Piece.of_work("", layer_work, -(-self.layer_parameters // tensor), part * kept)
+        size, logits = (part * each for each in self.head_activation(sequence, tensor, element))
+        head = Piece.of_work("head", head_work, -(-self.head_parameters // tensor), size, logits)
         layers = [replace(layer, name=f"layer {number}") for number in range(self.layers)]
-        message = batch * sequence * element * self.width / (tensor if parallel else 1)
+        message = part * sequence * element * self.width / (tensor if parallel else 1)
         once = 3 * (self.layers * self.layer_flops(sequence)[0] + self.head_flops(sequence))
         tied = -(-self._shared // tensor)
         sizes = per_weight(kept_by.bytes_per_weight if bytes_per_weight is None else bytes_per_weight)
         pieces = (embedding, *layers, head)
-        return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor, precision)
+        return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor, precision, context)
 
     def _require(self, recompute: str, tensor: int) -> None:
         if not isinstance(recompute, str) or recompute not in RECOMPUTED:

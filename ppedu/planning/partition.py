@@ -348,7 +348,7 @@ def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None)
     require_instance("model", model, Pieces, "pieces: Model.measured(…), or model.pieces(sequence=…) of a Model")
     machine = None if machine is None else machine_named(machine)
     pieces = model.timed(machine)
-    delay = machine.delays(schedule.ranks, pieces.message, pieces.unit, pieces.tensor) if machine else 0
+    delay = machine.delays(schedule.ranks, pieces.message, pieces.unit, pieces.gpus) if machine else 0
     search = Cutting(schedule, pieces, math.inf, delay)
     search.start()
     search.improve(QUICK)

@@ -28,7 +28,8 @@ class Work(NamedTuple):
 
     matrices, attention: FLOPs in 16 bits. short: FLOPs of matrices in 8 bits, twice as many of which take as long.
     moved: Bytes that everything else reads and writes: norms, additions, activation functions, the loss.
-    exchanged: Bytes that the GPU sends to those that split the piece with it.
+    exchanged: Bytes that the GPU sends to those that split the piece with it. passed: Those that it sends to GPUs with
+        other parts of the sequence.
     """
 
     matrices: Number = 0
@@ -36,10 +37,19 @@ class Work(NamedTuple):
     moved: Number = 0
     exchanged: Number = 0
     short: Number = 0
+    passed: Number = 0
 
     @property
     def flops(self) -> Number:
         return self.matrices + self.attention + self.short
+
+    def plus(self, other: Work) -> Work:
+        """Return the work of both."""
+        return Work(*map(add, self, other))
+
+    def part(self, count: int) -> Work:
+        """Return one of `count` equal parts."""
+        return Work(*(amount / count for amount in self))
 
 
 @dataclass(frozen=True)
@@ -64,12 +74,11 @@ class Piece:
     work: tuple[Work, Work, Work] | None = None
 
     @classmethod
-    def of_work(
-        cls, name: str, work: tuple[Work, Work, Work], weights: int, activation: Number, logits: Number = 0
-    ) -> Piece:
-        """Return a piece whose times are the FLOPs of its work."""
-        forward, first, second = (each.flops for each in work)
-        return cls(name, forward, first + second, first, second, weights, activation, logits, work)
+    def of_work(cls, name: str, work: Sequence[Work], weights: int, activation: Number, logits: Number = 0) -> Piece:
+        """Return a piece whose times are the FLOPs of its work in F, I and W."""
+        forward, first, second = work
+        times = forward.flops, first.flops + second.flops, first.flops, second.flops
+        return cls(name, *times, weights, activation, logits, (forward, first, second))
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,9 @@ class Pieces:
     weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
     flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
     tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
-    tensor: GPUs that split every piece. Times, weights, activations and messages are those of one of them; `tokens`
-        and `flops` are those of all.
+    tensor: GPUs that split every piece. context: GPUs, or groups of them, that split every sequence, each with all of
+        a piece's weights. Times, weights, activations and messages are those of one GPU; `tokens` and `flops` are those
+        of all.
     precision: Of the layers' matrices: "bf16" or "fp8".
 
     Raises:
@@ -101,6 +111,7 @@ class Pieces:
     tied: int = 0
     tensor: int = 1
     precision: str = "bf16"
+    context: int = 1
 
     def __post_init__(self) -> None:
         _require_few(self.pieces)
@@ -108,6 +119,7 @@ class Pieces:
         require_number("weight_memory", self.weight_memory, lambda part: 0 <= part <= 1, "a part, 0 to 1")
         require_count("tied", self.tied, least=0)
         require_count("tensor", self.tensor, most=MOST)
+        require_count("context", self.context, most=MOST)
         require_precision(self.precision)
         if self.tokens is not None:
             require_count("tokens", self.tokens)
@@ -116,6 +128,11 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @property
+    def gpus(self) -> int:
+        """The GPUs of a rank."""
+        return self.tensor * self.context
 
     @property
     def parameters(self) -> int:
@@ -139,7 +156,7 @@ class Pieces:
 
     def _timed(self, piece: Piece, machine: Machine) -> Piece:
         work = piece.work or (Work(piece.forward), Work(piece.input), Work(piece.weight))
-        forward, first, second = (machine.seconds(each, self.tensor) for each in work)
+        forward, first, second = (machine.seconds(each, self.tensor, self.context) for each in work)
         backward = first + second if piece.work else machine.seconds(Work(piece.backward))
         return replace(piece, forward=forward, backward=backward, input=first, weight=second, work=None)
 

@@ -68,7 +68,7 @@ class Plan:
         return [*self._findings()]
 
     def _findings(self) -> Iterator[str]:
-        best, pieces, node, tensor = self.best, self.job.pieces.pieces, self.job.machine.node, self.job.pieces.tensor
+        best, pieces, node, gpus = self.best, self.job.pieces.pieces, self.job.machine.node, self.job.pieces.gpus
         causes = best.timeline().causes()
         messages, imbalance = causes.get("communication", 0.0), causes.get("imbalance", 0.0)
         if messages > max(WORTH_A_WORD, best.bubble / 2):
@@ -81,11 +81,8 @@ class Plan:
                 "messages take their latency alone: the model does not say how many bytes a stage sends; give them, as "
                 "in Model.measured(…, message=67e6)"
             )
-        if node and tensor > node:
-            yield (
-                f"the {tensor} GPUs that split a stage are in several nodes of {node}; what they send each "
-                "other then takes longer, and the times leave it out"
-            )
+        if node and gpus > node:
+            yield f"the {gpus} GPUs that split a stage are in several nodes of {node}, with slower links between them"
         if imbalance > WORTH_A_WORD:
             times = [piece.forward + piece.backward for piece in pieces]
             usual, longest = sorted(times)[len(times) // 2], max(times)
@@ -158,7 +155,7 @@ class Plan:
         """Return what a weight takes, in words."""
         weights, gradients, optimizer = self.job.pieces.bytes_per_weight
         each = f"bytes of a weight: {weights:g}, its gradient {gradients:g}, the optimizer {optimizer:g}"
-        if self.job.replicas * self.best.schedule.placement.copies == 1 or not self.job.zero:
+        if self.job.holders(self.best.schedule) == 1 or not self.job.zero:
             return each
         return f"{each}; the GPUs that hold the same stage share {SHARED[self.job.zero]} (ZeRO {self.job.zero})"
 
@@ -166,7 +163,7 @@ class Plan:
         job = self.job
         head, *rows = self._rows(SHOWN)
         more = sum(not each.excess for each in self.choices) - len(rows)
-        split = f" of {job.pieces.tensor} GPUs" if job.pieces.tensor > 1 else ""
+        split = f" of {job.pieces.gpus} GPUs" if job.pieces.gpus > 1 else ""
         size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
         lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each", *wrap(self._bytes(), LINE)]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40, LINE))]

@@ -44,6 +44,7 @@ def plan(
     batch: int = 1,
     replicas: int = 1,
     tensor: int | None = None,
+    context: int | None = None,
     schedules: Iterable[str] | None = None,
     partition: str | Sequence[int] | None = None,
     recompute: bool | str | None = None,
@@ -64,8 +65,10 @@ def plan(
         microbatches: Of a step and replica; several numbers to compare.
         sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
         replicas: Pipelines that train side by side.
-        tensor: GPUs that split each stage; a rank of the pipeline is then `tensor` GPUs, and memory and FLOPs are those
-            of one. By default 1 for a model by sizes. Pieces know theirs; another number than that is refused.
+        tensor: GPUs that split each stage; by default 1 for a model by sizes. Pieces know theirs; another number than
+            that is refused.
+        context: Groups of such GPUs that split each sequence, every one with all weights of a stage; likewise. A rank
+            of the pipeline is then `tensor` · `context` GPUs; memory, FLOPs and messages are those of one.
         schedules: Names to try; by default all, with two and more chunks where that is possible.
         partition: Of your own: the number of pieces of each stage, or a layout as Megatron writes it, such as
             "Ettt|tttt|tttt|tttL". By default, the best one is searched for.
@@ -103,7 +106,7 @@ def plan(
         until = time.monotonic() + seconds
     if precision is not None:
         require_precision(precision)
-    pieces = _pieces(model, machine, sequence, batch, tensor, within, implementation, precision)
+    pieces = _pieces(model, machine, sequence, batch, tensor, context, within, implementation, precision)
     if bytes_per_weight is not None:
         pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
     _require_below_peak(pieces, machine.peak)
@@ -144,11 +147,11 @@ def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
     times = (piece.forward + min(piece.backward, piece.input + piece.weight) for piece in pieces.pieces)
     seconds = float(sum(times)) * SECONDS[pieces.unit]
     peak = peak * SPEEDUP[pieces.precision]
-    least = float(pieces.flops / pieces.tensor / peak)
+    least = float(pieces.flops / pieces.gpus / peak)
     if seconds < least * (1 - 1e-9):
         raise SettingError(
             f"the pieces take {pretty(seconds, 's')} for a microbatch of {pieces.flops:.3g} FLOPs on "
-            f"{plural(pieces.tensor, 'GPU')}, which takes at least {pretty(least, 's')} at the peak of {peak:.3g} "
+            f"{plural(pieces.gpus, 'GPU')}, which takes at least {pretty(least, 's')} at the peak of {peak:.3g} "
             "FLOP/s each, so the utilization (MFU) would be above 1; give pieces whose times, flops and tensor are "
             "those of the same GPUs, and the peak of these GPUs"
         )
@@ -160,6 +163,7 @@ def _pieces(
     sequence: int | None,
     batch: int,
     tensor: int | None,
+    context: int | None,
     recompute: str,
     implementation: str,
     precision: str | None,
@@ -168,6 +172,7 @@ def _pieces(
     batch = require_count("batch", batch, most=MOST)
     sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
     tensor = None if tensor is None else require_count("tensor", tensor, most=MOST)
+    context = None if context is None else require_count("context", context, most=MOST)
     if isinstance(model, Model):
         if sequence is None:
             raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
@@ -178,6 +183,7 @@ def _pieces(
             recompute=recompute,
             implementation=implementation,
             precision=precision or "bf16",
+            context=context or 1,
         )
         return sized.timed(machine)
     if recompute != "none":
@@ -190,11 +196,12 @@ def _pieces(
             f"the pieces are those of {plural(model.tensor, 'GPU')}, not of tensor={tensor}; leave out tensor, or make "
             f"them for it: model.pieces(…, tensor={tensor}), or Model.measured(…, tensor={tensor}) with its times"
         )
-    if precision not in (None, model.precision):
-        raise SettingError(
-            f"the pieces are those of {model.precision}, not of precision={precision!r}; make them with it: "
-            f"model.pieces(…, precision={precision!r})"
-        )
+    for name, given, theirs in (("precision", precision, model.precision), ("context", context, model.context)):
+        if given not in (None, theirs):
+            raise SettingError(
+                f"the pieces are those of {name}={theirs!r}, not of {name}={given!r}; make them with it: "
+                f"model.pieces(…, {name}={given!r})"
+            )
     if batch != 1 and sequence is None:
         raise SettingError("batch= is for models by sizes; measured times are those of the microbatch as it is")
     if model.tokens is not None and sequence is not None and sequence * batch != model.tokens:

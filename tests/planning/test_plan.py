@@ -513,6 +513,25 @@ def test_a_model_in_8_bits_keeps_less_and_is_faster():
     assert times[1].forward == pytest.approx(attention + times[1].weight)
 
 
+def test_gpus_that_split_a_sequence_have_its_parts_and_all_weights():
+    """Of 4 groups, each gets the keys and values of the other three: of 8 heads of 128 numbers."""
+    model, machine = MODELS["llama-3-8b"], pp.Machine(1e12, 4e14, 1e15, 0, 5e10, 8, near_bandwidth=4e11)
+    whole, part = (model.pieces(8192, tensor=2, context=context).timed(machine) for context in (1, 4))
+    sent = 8192 * 2 * 2 * 8 * 128 * 3 / 4 / 2 / (0.75 * 4e11)
+    for one, other in zip(whole.pieces, part.pieces, strict=True):
+        passed = sent if one.name.startswith("layer") else 0
+        assert other.forward == pytest.approx(one.forward / 4 + passed)
+        assert other.input == pytest.approx(one.input / 4 + 2 * passed)
+        assert other.weight == pytest.approx(one.weight / 4)
+        assert (other.activation, other.logits) == (one.activation / 4, one.logits / 4)
+        assert other.weights == one.weights
+    assert part.message == whole.message / 4 and part.flops == whole.flops and part.gpus == 8
+    asked = {"ranks": 2, "microbatches": 4, "sequence": 8192, "tensor": 2, "schedules": "1f1b", "partition": [17, 17]}
+    plans = [pp.plan("llama-3-8b", machine, context=context, **asked) for context in (1, 4)]
+    assert str(plans[1]).startswith("2 ranks of 8 GPUs, 1 replica")
+    assert plans[1].best.kinds[0]["optimizer"] * 4 == plans[0].best.kinds[0]["optimizer"]  # all four hold the weights
+
+
 def test_libraries_keep_different_bytes():
     asked = {"ranks": 2, "microbatches": 4, "sequence": 1024, "schedules": ["1f1b"], "replicas": 4, "recompute": False}
     machine = replace(MACHINES["h100"], memory=1e12)
@@ -557,7 +576,7 @@ def test_layers_can_be_recomputed():
     assert pp.plan(pieces, machine, **asked).best.costs == full.costs
     with pytest.raises(pp.SettingError, match=r"recompute='full' is for models by sizes; make the pieces with it"):
         pp.plan(pieces, machine, recompute="full", **asked)
-    with pytest.raises(pp.SettingError, match=r"the pieces are those of bf16, not of precision='fp8'"):
+    with pytest.raises(pp.SettingError, match=r"the pieces are those of precision='bf16', not of precision='fp8'"):
         pp.plan(pieces, machine, precision="fp8", **asked)
 
 

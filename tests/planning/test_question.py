@@ -200,7 +200,7 @@ KINDS = {  # only for a model with sizes, [plan] says how many GPUs split it and
         "machine": MACHINE,
         "plan": PLAN
         | {"tensor": ("2", "1"), "bytes_per_weight": ("16", "18"), "implementation": ('"megatron"', '"pytorch"')}
-        | {"precision": ('"bf16"', '"fp8"')},
+        | {"precision": ('"bf16"', '"fp8"'), "context": ("1", "2")},
     },
     "times": {"model": TIMES, "machine": MACHINE, "plan": PLAN},
 }
@@ -232,7 +232,7 @@ def test_every_key_changes_the_question(tmp_path, kind):
         "machine": {*inspect.signature(pp.Machine).parameters},
         "plan": {*inspect.signature(pp.plan).parameters}
         - {"model", "machine", "progress", "partition"}  # which must fit the layers; see test_plan.py
-        - ({"tensor", "bytes_per_weight", "implementation", "precision"} if kind == "times" else set()),
+        - ({"tensor", "bytes_per_weight", "implementation", "precision", "context"} if kind == "times" else set()),
     }
     before = planned(path, written(tables))
     for table, keys in tables.items():

@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 import ppedu as pp
-from ppedu.planning.presets import MACHINES
+from ppedu.planning.presets import MACHINES, MODELS
 
 HERE = Path(__file__).parent
 GPT = {"gated": False, "norm": "layer", "biases": "all"}
@@ -203,6 +203,13 @@ def llama() -> Iterator[Cell]:
         yield Cell(
             "arXiv 2407.21783: MFU", f"405B on {row['gpus']} GPUs", float(row["mfu_percent"]), 100 * (best.mfu or 0)
         )
+
+
+def bridge(row: Row) -> dict[str, object]:
+    """Return the question of one of Megatron-Bridge's Llama runs on H100s in FP8."""
+    model = MODELS[{"LLAMA3_70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3-405b"}[row["model"]]]
+    options = {"precision": "fp8", "context": number(row, "context"), "recompute": False}
+    return asked(row, model, 1, number(row, "chunks"), **options)
 
 
 SOURCES: tuple[Callable[[], Iterator[Cell]], ...] = (vocabulary, zero_bubble, recompute, sc21, core, llama)

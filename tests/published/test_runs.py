@@ -1,14 +1,16 @@
 """Runs that others measured and published, against what ppedu says of them, and the limits of its errors."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import pytest
-from compare import SOURCES, asked, gpt, rows, sc21, sc21_flops, sc21_question
+from compare import SOURCES, asked, bridge, gpt, rows, sc21, sc21_flops, sc21_question
 
 import ppedu as pp
+from ppedu.planning.presets import MACHINES
 
 # For each source, how far its median and its worst cell are off, at most.
 LIMITS = {
@@ -106,6 +108,20 @@ def test_one_number_of_a_source_corrects_the_others():
     found = [pp.plan(machine=machine, **sc21_question(row)).best.tokens_per_second for row in table]
     errors = [abs(ours / published - 1) for ours, published in zip(found, speeds, strict=True)]
     assert errors[6] < 1e-3 and median(errors) < 0.06 and max(errors) < 0.15
+
+
+def test_a_run_in_8_bits_corrects_another():
+    """Megatron-Bridge's Llama 3 405B, with context parallelism, and 70B. Both ran on 80 GB; ours is 1% more."""
+    large, small = (
+        next(row for row in rows("training_runs") if row["model"] == name and row["gpu"] == "H100")
+        for name in ("LLAMA3.1_405B", "LLAMA3_70B")
+    )
+    h100 = replace(MACHINES["h100"], memory=1.02 * 80e9)
+    wanted = float(large["tokens_per_s_per_gpu_highest"]) * int(large["gpus"])
+    assert pp.plan(machine=h100, **bridge(large)).best.tokens_per_second == pytest.approx(wanted, rel=0.1)
+    machine = pp.calibrate(h100, wanted, **bridge(large))
+    found = pp.plan(machine=machine, **bridge(small)).best.tokens_per_second / int(small["gpus"])
+    assert found == pytest.approx(float(small["tokens_per_s_per_gpu_highest"]), rel=0.1)
 
 
 def test_a_speed_that_no_gpu_explains_is_refused():
