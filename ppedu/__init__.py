@@ -46,7 +46,7 @@ __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "S
 __all__ += ["align", "check", "label", "lower", "merge_backward", "simulate", "strip"]
 __all__ += ["register", "schedule", "schedules"]
 __all__ += ["compare", "differences", "doctor", "explore", "export", "give_back", "partition", "puzzle", "show_live"]
-__all__ += ["Machine", "Model", "Run", "calibrate", "plan", "theory"]
+__all__ += ["Machine", "Model", "Run", "calibrate", "layouts", "plan", "theory"]
 
 # Names that are imported when first used, each with the module that defines it or that it stands for.
 LAZY = {
@@ -57,6 +57,7 @@ LAZY = {
     "explore": "ppedu.view.explore",
     "export": "ppedu.core.export",
     "give_back": "ppedu.launch.exchange",
+    "layouts": "ppedu.planning.layouts",
     "Machine": "ppedu.planning.machine",
     "Model": "ppedu.planning.model",
     "notebook": "ppedu.notebook",

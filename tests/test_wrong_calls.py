@@ -222,6 +222,24 @@ CALLS = {
         "h100",
         2e4,
     ),
+    "layouts": (
+        lambda *given: pp.layouts(*given, microbatch=1, schedules="1f1b", seconds=0),
+        "gpt2",
+        "h100",
+        2,
+        4,
+        64,
+    ),
+    "layouts, options": (
+        lambda tensor, context, ranks, microbatch: pp.layouts(
+            "gpt2", "h100", 2, 4, 64, tensor=tensor, context=context, ranks=ranks, microbatch=microbatch, seconds=0
+        ),
+        [1, 2],
+        [1, 2],
+        [1, 2],
+        [1, 2],
+    ),
+    "plan, context": (lambda context: pp.plan("gpt2", "h100", 2, 4, sequence=8, context=context, schedules="1f1b"), 2),
     "plan, tensor": (lambda tensor: pp.plan("gpt2", "h100", 2, 4, sequence=8, tensor=tensor, schedules="1f1b"), 2),
     "compare, model": (
         lambda *given: pp.compare("1f1b", ranks=2, model=given[0], machine=given[1]),

@@ -1,0 +1,206 @@
+"""How to divide a number of GPUs: into tensor groups, sequence parts, pipeline ranks and replicas."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from ppedu.core import PipelineError, SettingError
+from ppedu.core.numeric import plural
+from ppedu.core.tables import LINE, in_html, in_text
+from ppedu.core.validate import require_count
+from ppedu.planning.machine import Machine
+from ppedu.planning.model import Model
+from ppedu.planning.pieces import MOST, require_amount
+from ppedu.planning.plan import GB, Plan
+from ppedu.planning.planner import MOST_RANKS, Progress, plan
+from ppedu.planning.presets import machine_named, model_named
+from ppedu.zoo import schedule as registered
+
+FIRST = ("1f1b", "zb-v")  # the schedules by which layouts are compared before the best are planned
+PROMISING = 3  # layouts that are planned with all schedules
+SHOWN = 10  # in the printed table
+
+
+@dataclass(frozen=True)
+class Division:
+    """A way to divide the GPUs, with its plan.
+
+    tensor, context, replicas: As in `plan`. batch: Sequences of a microbatch.
+    """
+
+    tensor: int
+    context: int
+    replicas: int
+    batch: int
+    plan: Plan
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.plan.best.tokens_per_second or 0.0
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The answer of `ppedu.layouts`.
+
+    rows: The fastest first.
+    too_large: How many other ways to divide the GPUs do not fit in their memory.
+    interrupted: Whether the search was ended early.
+    """
+
+    rows: tuple[Division, ...]
+    too_large: int
+    interrupted: bool = False
+
+    @property
+    def best(self) -> Division:
+        return self.rows[0]
+
+    def _cells(self, count: int) -> Iterator[Sequence[str]]:
+        """Yield the head of the table and its rows."""
+        yield "tensor", "context", "ranks", "replicas", "microbatch", "schedule", "tokens/s", "", "MFU", "GB"
+        for row in self.rows[:count]:
+            best = row.plan.best
+            slower = "best" if row is self.best else f"{row.tokens_per_second / self.best.tokens_per_second - 1:.1%}"
+            sizes = (row.tensor, row.context, best.schedule.ranks, row.replicas, row.batch)
+            speed = f"{row.tokens_per_second:,.0f}", slower, "" if best.mfu is None else f"{best.mfu:.1%}"
+            yield *map(str, sizes), best.name, *speed, f"{float(max(best.memory)) / GB:.1f}"
+
+    def __str__(self) -> str:
+        lines = [line for row in in_text(self._cells(SHOWN), 30, LINE) for line in row]
+        if len(self.rows) > SHOWN:
+            lines.append(f"… and {len(self.rows) - SHOWN} more")
+        if self.too_large:
+            others = plural(self.too_large, "other layout")
+            lines += ["", f"not in the memory, with the schedules that are tried first: {others}"]
+        if self.interrupted:
+            lines += ["", "The search was interrupted, or its time was over; a longer one may find better plans."]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return in_html([[escape(cell) for cell in row] for row in self._cells(len(self.rows))])
+
+
+def layouts(
+    model: Model | str,
+    machine: Machine | str,
+    gpus: int,
+    batch: int,
+    sequence: int,
+    *,
+    tensor: int | Iterable[int] | None = None,
+    context: int | Iterable[int] = 1,
+    ranks: int | Iterable[int] | None = None,
+    microbatch: int | Iterable[int] = (1, 2, 4),
+    seconds: float | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Layouts:
+    """Return the ways to divide GPUs among tensor groups, sequence parts, pipeline ranks and replicas, fastest first.
+
+        pp.layouts("llama-3-70b", "h100", gpus=64, batch=256, sequence=8192)
+
+    Every way that uses all GPUs is planned quickly, with two schedules; the best few are then planned with all.
+
+    Args:
+        gpus: All of them.
+        batch: Sequences of a step, of all replicas together.
+        sequence: Tokens of a sequence.
+        tensor: GPUs that split each stage, a number or several to try; by default the powers of two up to a node.
+        context: Parts of a sequence, likewise.
+        ranks: Of the pipeline, likewise; by default all that leave a whole number of replicas.
+        microbatch: Sequences of a microbatch, likewise.
+        seconds: To search for at most.
+        progress: As in `plan`.
+        options: The other arguments of `plan`.
+
+    Raises:
+        SettingError: An argument is not possible, or no way fits in the machine's memory.
+    """
+    sized, machine = model_named(model), machine_named(machine)
+    if not isinstance(sized, Model):
+        raise SettingError("layouts need a model by sizes: a Model, or the name of a published one; pieces are for one")
+    gpus, batch = require_count("gpus", gpus, most=MOST), require_count("batch", batch, most=MOST)
+    sequence = require_count("sequence", sequence, most=MOST)
+    tensors = [1 << power for power in range((machine.node or 1).bit_length())] if tensor is None else _several(tensor)
+    given = tensors, _several(context), [*range(1, MOST_RANKS + 1)] if ranks is None else _several(ranks)
+    until = math.inf
+    if seconds is not None:
+        require_amount("seconds", seconds, "a number of at least 0")
+        until = time.monotonic() + seconds
+    ways = [
+        {"tensor": t, "context": c, "ranks": p, "replicas": gpus // (t * c * p), "batch": b}
+        for t, c, p, b in product(*given, _several(microbatch))
+        if gpus % (t * c * p) == 0 and batch % (gpus // (t * c * p) * b) == 0
+        if sized.heads % t == 0 and c <= sequence and p <= sized.layers + 2
+    ]
+    if not ways:
+        raise SettingError(
+            f"no layout uses all of {plural(gpus, 'GPU')} and divides a batch of {batch} into their microbatches; "
+            "allow more values of tensor, context, ranks or microbatch"
+        )
+
+    def planned(way: dict[str, int], schedules: Any, seconds: float | None) -> Division:
+        count = batch // (way["replicas"] * way["batch"])
+        if schedules is None and seconds == 0:
+            schedules = [name for name in FIRST if _runs(name, way["ranks"], count)]
+        asked = {**options, **way, "schedules": schedules, "seconds": seconds}
+        answer = plan(sized, machine, microbatches=count, sequence=sequence, **asked)
+        return Division(way["tensor"], way["context"], way["replicas"], way["batch"], answer)
+
+    schedules, report = options.get("schedules"), progress or (lambda what, part: None)
+    found: list[tuple[Division, dict[str, int]]] = []
+    problems: list[SettingError] = []
+    interrupted = False
+    try:
+        for place, way in enumerate(ways):
+            report(f"layout {place + 1} of {len(ways)}", place / len(ways) / 2)
+            if time.monotonic() > until and found:
+                interrupted = True
+                break
+            try:
+                found.append((planned(way, schedules, 0), way))
+            except SettingError as error:  # it does not fit, as a rule
+                problems.append(error)
+        if not found:
+            raise problems[0]
+        found.sort(key=_slowness)
+        for place, (_, way) in enumerate(found[:PROMISING]):
+            report(f"the best layouts: {place + 1}", 0.5 + place / PROMISING / 2)
+            left = until - time.monotonic()
+            if left <= 0:
+                interrupted = True
+                break
+            found[place] = planned(way, schedules, None if left == math.inf else left), way
+    except KeyboardInterrupt:
+        if not found:
+            raise SettingError("the search was interrupted before it found anything") from None
+        interrupted = True
+    rows = tuple(layout for layout, _ in sorted(found, key=_slowness))
+    return Layouts(rows, len(problems), interrupted)
+
+
+def _slowness(found: tuple[Division, dict[str, int]]) -> float:
+    return -found[0].tokens_per_second
+
+
+def _runs(name: str, ranks: int, microbatches: int) -> bool:
+    """Return whether a schedule of this name exists for the numbers."""
+    with suppress(PipelineError):
+        registered(name, ranks, microbatches)
+        return True
+    return False
+
+
+def _several(given: Any) -> Sequence[Any]:
+    """Return several values, or a single one as the only value."""
+    values = [*given] if isinstance(given, (list, tuple, range)) else [given]
+    return [require_count("tensor, context, ranks and microbatch", value, most=MOST) for value in values]
