@@ -133,7 +133,7 @@ def plan(
         raise SettingError("the search was interrupted before it found anything")
     choices.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
     if choices[0].excess > 0:
-        raise SettingError(shortage(job, choices[0], recompute is False))
+        raise SettingError(shortage(job, choices[0], recompute is False, cuts is not None))
     return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until)
 
 

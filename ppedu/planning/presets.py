@@ -44,9 +44,10 @@ MODELS: Mapping[str, Model] = {
 }
 
 # Bandwidths are those of one direction; data sheets often give the sum of both. The achieved FLOP/s, of matrix products
-# and of attention, are fitted to published runs (tests/published): those of A100s to the times of stages in arXiv
-# 2401.10241, table 9, and of arXiv 2411.05288; those of H100s to Megatron-Core's weak scaling. They contain neither
-# bubbles nor messages. Latencies are assumptions. Override what you know.
+# and of attention, contain neither bubbles nor messages. They are fitted to published runs (tests/published): those of
+# A100s to the times of stages in arXiv 2401.10241, table 9, and of arXiv 2411.05288; those of H100s to Megatron-Core's
+# weak scaling; those of GB200s to Megatron-Bridge's Llama runs in MXFP8. Latencies are assumptions. Override what you
+# know.
 MACHINES: Mapping[str, Machine] = {
     # NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s bf16 dense, 2.039 TB/s, NVLink 600 GB/s in both directions
     "a100": Machine(
@@ -59,6 +60,11 @@ MACHINES: Mapping[str, Machine] = {
     # NVIDIA H200 SXM data sheet: as H100, with 141 GB at 4.8 TB/s
     "h200": Machine(
         141e9, 590e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=4.8e12, unit="s", attention=300e12
+    ),
+    # NVIDIA GB200 NVL72: 2.5 PFLOP/s bf16 dense, 192 GB at 8 TB/s, NVLink 1.8 TB/s in both directions among 72 GPUs
+    # (glennklockwood.com/garden/processors/B200 quotes the data sheet). Attention is half as fast, as on H100s.
+    "gb200": Machine(
+        192e9, 1370e12, 2500e12, 10e-6, 50e9, 72, 5e-6, 900e9, memory_bandwidth=8e12, unit="s", attention=685e12
     ),
 }
 

@@ -15,20 +15,22 @@ from ppedu.zoo import schedule as registered
 GB = 1e9
 
 
-def shortage(job: Workload, closest: Choice, kept: bool) -> str:
+def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> str:
     """Return the error if nothing fits: what is short, by how much, and what would fit.
 
-    kept: Whether the caller refused to recompute activations.
+    kept: Whether the caller refused to recompute activations. fixed: Whether the caller gave the partition.
     """
     limit = job.machine.memory
     if limit < 1e6:
         return f"the machine has a memory of {limit:g} bytes; 80 GB are memory=80e9"
-    closest = _smallest(job, closest)
+    smallest = _smallest(job, closest)
+    closest = closest if fixed else smallest
     sizes = closest.memory
     rank = max(range(len(sizes)), key=sizes.__getitem__)
     parts = ", ".join(f"{kind} {size / GB:.1f}" for kind, size in closest.kinds[rank].items() if size >= 0.05 * GB)
     microbatches = closest.schedule.microbatches
-    more = ["recompute=True"] if kept and _fits_on(job, job.ranks, microbatches) else []
+    more = ["another partition"] if fixed and not smallest.excess else []
+    more += ["recompute=True"] if kept and _fits_on(job, job.ranks, microbatches) else []
     wider = (job.ranks * factor for factor in (2, 4, 8) if job.ranks * factor <= len(job.pieces))
     more += [f"{ranks} ranks" for ranks in wider if _fits_on(job, ranks, microbatches)][:1]
     more.append(f"a memory of {sizes[rank] / GB:.1f} GB")

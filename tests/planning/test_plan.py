@@ -491,6 +491,17 @@ def test_a_partition_that_does_not_fit_is_refused(partition, problem):
         pp.plan(pp.Model.measured([1, *[2] * 8, 3]), MACHINE, 4, 8, partition=partition)
 
 
+def test_a_partition_that_needs_too_much_names_another():
+    """Two ranks, of which one holds all layers of 10 bytes and 16 bytes of weights each."""
+    model, machine = pp.Model.measured([1] * 6, activation=10, weights=1), pp.Machine(1e9)
+    asked = {"ranks": 2, "microbatches": 4, "schedules": "1f1b", "recompute": False}
+    sizes = pp.plan(model, machine, partition=[6, 0], **asked).best.memory
+    assert sizes == (6 * 16 + 2 * 6 * 10, 0)
+    model = replace(model, pieces=tuple(replace(piece, activation=10e6, weights=10**6) for piece in model.pieces))
+    with pytest.raises(pp.SettingError, match=r"needs 0.2 GB on rank 0 .* would fit: another partition,"):
+        pp.plan(model, replace(machine, memory=0.15e9), partition=[6, 0], **asked)
+
+
 @given(ranks=st.integers(1, 5), microbatches=st.integers(1, 9), message=st.integers(0, 3))
 def test_messages_that_block_make_every_action_longer(ranks, microbatches, message):
     """1F1B with equal stages: (m + p - 1) · (F + B + 2c), in which a rank alone sends nothing."""
