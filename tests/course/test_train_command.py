@@ -78,6 +78,7 @@ def test_the_command_saves_the_timeline(four):
     assert timeline.source == "measured" and timeline.costs.unit == "s" and timeline.makespan > 0
 
 
+@pytest.mark.slow  # cells start ranks with torchrun, too
 def test_torchrun_gives_the_same_loss(four, tmp_path):
     out = tmp_path / "timeline.json"
     launcher = (
