@@ -226,10 +226,11 @@ def require_unit(unit: Any) -> None:
         raise SettingError(f'unit must be "s", "ms" or "us"; got {unit!r}')
 
 
-def require_precision(precision: Any) -> None:
-    """Raise SettingError unless `precision` is one of the formats of matrices."""
+def require_precision(precision: Any) -> str:
+    """Return the name of a format of matrices; raise SettingError if it is unknown."""
     if not isinstance(precision, str) or precision not in SPEEDUP:
         raise SettingError(f'precision must be "bf16" or "fp8"; got {shown(precision)}')
+    return precision
 
 
 def per_weight(given: Any) -> tuple[Number, Number, Number]:

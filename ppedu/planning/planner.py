@@ -77,7 +77,7 @@ def plan(
             fit without.
         bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of
             the pieces or of the implementation.
-        implementation: "megatron", "torchtitan" or "pytorch": what a library keeps in memory, and what replicas share
+        implementation: "megatron", "torchtitan" or "pytorch": what a library keeps in memory, and what replicas
             share; see `ppedu.planning.implementations`.
         precision: "bf16", the default for a model by sizes; or "fp8", for the layers' matrices: they are twice as fast,
             and their inputs take half as many bytes. Weights, gradients and the head stay as they are.
@@ -104,9 +104,12 @@ def plan(
     if seconds is not None:
         require_amount("seconds", seconds, "a number of at least 0")
         until = time.monotonic() + seconds
-    if precision is not None:
-        require_precision(precision)
-    pieces = _pieces(model, machine, sequence, batch, tensor, context, within, implementation, precision)
+    split = {
+        "tensor": None if tensor is None else require_count("tensor", tensor, most=MOST),
+        "context": None if context is None else require_count("context", context, most=MOST),
+        "precision": None if precision is None else require_precision(precision),
+    }
+    pieces = _pieces(model, machine, sequence, batch, split, within, implementation)
     if bytes_per_weight is not None:
         pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
     _require_below_peak(pieces, machine.peak)
@@ -162,45 +165,30 @@ def _pieces(
     machine: Machine,
     sequence: int | None,
     batch: int,
-    tensor: int | None,
-    context: int | None,
+    split: dict[str, Any],
     recompute: str,
     implementation: str,
-    precision: str | None,
 ) -> Pieces:
-    """Return the timed pieces of a model."""
+    """Return the timed pieces of a model. split: The arguments `tensor`, `context` and `precision`, None if not given."""
     batch = require_count("batch", batch, most=MOST)
     sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
-    tensor = None if tensor is None else require_count("tensor", tensor, most=MOST)
-    context = None if context is None else require_count("context", context, most=MOST)
+    split = {name: value for name, value in split.items() if value is not None}
     if isinstance(model, Model):
         if sequence is None:
             raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
-        sized = model.pieces(
-            sequence,
-            batch,
-            tensor or 1,
-            recompute=recompute,
-            implementation=implementation,
-            precision=precision or "bf16",
-            context=context or 1,
-        )
+        sized = model.pieces(sequence, batch, recompute=recompute, implementation=implementation, **split)
         return sized.timed(machine)
     if recompute != "none":
         raise SettingError(
             f"recompute={recompute!r} is for models by sizes; make the pieces with it: "
             f"model.pieces(…, recompute={recompute!r}), or recompute whole stages: recompute=True"
         )
-    if tensor not in (None, model.tensor):
-        raise SettingError(
-            f"the pieces are those of {plural(model.tensor, 'GPU')}, not of tensor={tensor}; leave out tensor, or make "
-            f"them for it: model.pieces(…, tensor={tensor}), or Model.measured(…, tensor={tensor}) with its times"
-        )
-    for name, given, theirs in (("precision", precision, model.precision), ("context", context, model.context)):
-        if given not in (None, theirs):
+    for name, value in split.items():
+        if value != getattr(model, name):
             raise SettingError(
-                f"the pieces are those of {name}={theirs!r}, not of {name}={given!r}; make them with it: "
-                f"model.pieces(…, {name}={given!r})"
+                f"the pieces are those of {name}={getattr(model, name)!r}, not of {name}={value!r}; leave out {name}, or "
+                f"make them for it: model.pieces(…, {name}={value!r})"
+                + (f", or Model.measured(…, tensor={value}) with its times" if name == "tensor" else "")
             )
     if batch != 1 and sequence is None:
         raise SettingError("batch= is for models by sizes; measured times are those of the microbatch as it is")

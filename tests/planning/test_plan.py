@@ -421,9 +421,9 @@ def test_measured_times_can_be_those_of_a_tensor_group():
 def test_a_tensor_size_that_contradicts_the_pieces_is_refused():
     asked = {"ranks": 2, "microbatches": 4, "schedules": ["1f1b"]}
     for pieces, tensor, match in [
-        (MODELS["gpt2"].pieces(64, tensor=2), 4, r"those of 2 GPUs, not of tensor=4; leave out tensor, or"),
-        (MODELS["gpt2"].pieces(64, tensor=2), 1, r"those of 2 GPUs, not of tensor=1"),
-        (pp.Model.measured([1, 2, 1]), 8, r"those of 1 GPU, not of tensor=8; .* Model.measured\(…, tensor=8\)"),
+        (MODELS["gpt2"].pieces(64, tensor=2), 4, r"those of tensor=2, not of tensor=4; leave out tensor, or make"),
+        (MODELS["gpt2"].pieces(64, tensor=2), 1, r"those of tensor=2, not of tensor=1"),
+        (pp.Model.measured([1, 2, 1]), 8, r"those of tensor=1, not of tensor=8; .* Model.measured\(…, tensor=8\)"),
     ]:
         with pytest.raises(pp.SettingError, match=match):
             pp.plan(pieces, "h100", **asked, tensor=tensor)
