@@ -169,7 +169,7 @@ def _pieces(
     recompute: str,
     implementation: str,
 ) -> Pieces:
-    """Return the timed pieces of a model. split: The arguments `tensor`, `context` and `precision`, None if not given."""
+    """Return the timed pieces of a model. split: `tensor`, `context` and `precision`; None if not given."""
     batch = require_count("batch", batch, most=MOST)
     sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
     split = {name: value for name, value in split.items() if value is not None}
@@ -186,8 +186,8 @@ def _pieces(
     for name, value in split.items():
         if value != getattr(model, name):
             raise SettingError(
-                f"the pieces are those of {name}={getattr(model, name)!r}, not of {name}={value!r}; leave out {name}, or "
-                f"make them for it: model.pieces(…, {name}={value!r})"
+                f"the pieces are those of {name}={getattr(model, name)!r}, not of {name}={value!r}; leave out {name}, "
+                f"or make them for it: model.pieces(…, {name}={value!r})"
                 + (f", or Model.measured(…, tensor={value}) with its times" if name == "tensor" else "")
             )
     if batch != 1 and sequence is None:
