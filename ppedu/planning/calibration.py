@@ -13,7 +13,7 @@ from ppedu.planning.presets import machine_named
 
 CLOSE = 1e-4  # of the time, relative
 ATTEMPTS = 10
-FASTEST = 1e-3  # of the machine's own slowness
+FASTEST, SLOWEST = 1e-3, 1e4  # times the machine's own slowness
 
 
 def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> Machine:
@@ -29,13 +29,14 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
 
     Args:
         tokens_per_second: Of all replicas of the run.
-        run: The other arguments of `plan`, for a model by sizes. With one schedule and the run's own partition it takes
-            a second; otherwise, the best choice is searched for.
+        run: The other arguments of `plan`, for a model by sizes: best with one schedule and the run's own partition.
+            Otherwise, the choice that is best at the machine's own speed is taken; at another speed, another may be.
 
     Raises:
         SettingError: As in `plan`; or no speed explains the number: links, memory and optimizer alone take longer.
     """
     require_amount("tokens_per_second", tokens_per_second, "tokens of all replicas per second, such as 100e3", 1e-9)
+    tokens_per_second = float(tokens_per_second)
     now = machine_named(machine)
     if now.flops is None:
         raise SettingError(
@@ -50,7 +51,7 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
 
     def seconds(slowness: float) -> float:
         """Return the time of a token at 1/`slowness` of the machine's speed."""
-        tokens = plan(machine=_scaled(now, 1 / slowness), **fixed).best.tokens_per_second
+        tokens = plan(machine=_scaled(replace(now, peak=None), 1 / slowness), **fixed).best.tokens_per_second
         if tokens is None:
             raise SettingError("the tokens of a microbatch are unknown; give sequence=, such as sequence=8192")
         return 1 / tokens
@@ -64,6 +65,11 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
         now_at += (wanted - time_now) / slope if slope else 0
         if not slope:
             raise SettingError("calibrate is for models by sizes: times that were measured have no speed to correct")
+        if now_at > SLOWEST:
+            raise SettingError(
+                f"{tokens_per_second:,.3g} tokens/s are too few: at the machine's own speed, the plan has "
+                f"{1 / seconds(1.0):,.0f}; give those of all replicas"
+            )
         if now_at < FASTEST:
             raise SettingError(
                 f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links, memory and optimizer alone "
@@ -72,6 +78,11 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
         time_now = seconds(now_at)
         if abs(time_now / wanted - 1) < CLOSE:
             break
+    if now.peak and now.flops > now.peak * now_at:
+        raise SettingError(
+            f"{tokens_per_second:,.0f} tokens/s would need {now.flops / now_at / 1e12:,.0f} TFLOP/s of each GPU, more "
+            f"than its peak of {now.peak / 1e12:,.0f}; check ranks, replicas, tensor, sequence and precision"
+        )
     return _scaled(now, 1 / now_at)
 
 

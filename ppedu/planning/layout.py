@@ -10,7 +10,8 @@ from ppedu.core import SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, shown
 
-_RUN = re.compile(r"([EtL])(?:\*([0-9]+))?|\(([^()]*)\)\*([0-9]+)")
+_RUN = re.compile(r"([EtL|])\*([0-9]{1,6})(?![0-9])|\(([^()*]*)\)\*([0-9]{1,6})(?![0-9])")  # t*3, (tt|)*3
+LONGEST, SHOWN = 100_000, 60  # letters: of a layout, and of one that is quoted
 
 
 def cuts_of(partition: str | Sequence[int], pieces: int) -> tuple[int, ...]:
@@ -28,8 +29,8 @@ def cuts_of(partition: str | Sequence[int], pieces: int) -> tuple[int, ...]:
         letters = _unrolled(partition)
         if (row := letters.replace("|", "")) != "E" + "t" * (pieces - 2) + "L":
             raise SettingError(
-                f"the layout must have an E, {plural(pieces - 2, 't')} and an L in this order, with | between stages; "
-                f"got {plural(row.count('t'), 't')} in {shown(partition)}"
+                f"the layout must have an E, then {pieces - 2} times t, then an L, with | between stages; got "
+                f"{row.count('t')} times t in {partition[:SHOWN]!r}"
             )
         counts = [len(stage) for stage in letters.split("|")]
     elif isinstance(partition, (list, tuple)):
@@ -49,14 +50,19 @@ def cuts_of(partition: str | Sequence[int], pieces: int) -> tuple[int, ...]:
 
 def _unrolled(layout: str) -> str:
     """Return a layout with its repetitions written out: "t*3|" as "ttt|", "(tt|)*2" as "tt|tt|"."""
-    text = layout.replace(" ", "").replace(",", "")
-    while "*" in text:
-        changed = _RUN.sub(lambda run: (run[1] or run[3]) * int(run[2] or run[4] or 1), text, count=0)
-        if changed == text or len(changed) > 100_000:
-            break
-        text = changed
-    if set(text) - set("EtL|"):
+
+    def repeated(run: re.Match[str]) -> str:
+        what, count = run[1] or run[3] or "", int(run[2] or run[4])
+        if len(what) * count > LONGEST:
+            raise SettingError(f"a layout has at most {LONGEST:,} pieces and stages; {run[0][:SHOWN]!r} has more")
+        return what * count
+
+    text, before = re.sub(r"[\s,]", "", layout), ""
+    while text != before and len(text) <= LONGEST:
+        text, before = _RUN.sub(repeated, text), text
+    if len(text) > LONGEST or set(text) - set("EtL|"):
         raise SettingError(
-            f'a layout has the letters E, t, L and |, and repeats such as "t*3" and "(tt|)*2"; got {shown(layout)}'
+            f"a layout has the letters E, t, L and |, at most {LONGEST:,}, and repeats such as t*3 and (tt|)*2; "
+            f"got {layout[:SHOWN]!r}"
         )
     return text

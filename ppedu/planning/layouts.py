@@ -13,7 +13,7 @@ from typing import Any
 from ppedu.core import PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.tables import LINE, in_html, in_text
-from ppedu.core.validate import require_count
+from ppedu.core.validate import require_count, shown
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import MOST, require_amount
@@ -50,7 +50,7 @@ class Layouts:
     """The answer of `ppedu.layouts`.
 
     rows: The fastest first.
-    too_large: How many other ways to divide the GPUs do not fit in their memory.
+    too_large: How many other ways to divide the GPUs do not fit in their memory, or cannot run what was asked.
     interrupted: Whether the search was ended early.
     """
 
@@ -78,7 +78,7 @@ class Layouts:
             lines.append(f"… and {len(self.rows) - SHOWN} more")
         if self.too_large:
             others = plural(self.too_large, "other layout")
-            lines += ["", f"not in the memory, with the schedules that are tried first: {others}"]
+            lines += ["", f"{others} cannot run the schedules that are tried first, most for want of memory"]
         if self.interrupted:
             lines += ["", "The search was interrupted, or its time was over; a longer one may find better plans."]
         return "\n".join(lines)
@@ -130,22 +130,34 @@ def layouts(
         raise SettingError("layouts need a model by sizes: a Model, or the name of a published one; pieces are for one")
     gpus, batch = require_count("gpus", gpus, most=MOST), require_count("batch", batch, most=MOST)
     sequence = require_count("sequence", sequence, most=MOST)
-    tensors = [1 << power for power in range((machine.node or 1).bit_length())] if tensor is None else _several(tensor)
-    given = tensors, _several(context), [*range(1, MOST_RANKS + 1)] if ranks is None else _several(ranks)
+    if own := [name for name in ("replicas", "microbatches") if name in options]:
+        raise SettingError(
+            f"layouts finds {own[0]} itself; narrow it by gpus, batch, tensor, context, ranks, microbatch"
+        )
+    if progress is not None and not callable(progress):
+        raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
+    powers = [1 << power for power in range((machine.node or 1).bit_length())]
+    given = {
+        "tensor": _several("tensor", powers if tensor is None else tensor),
+        "context": _several("context", context),
+        "ranks": _several("ranks", range(1, MOST_RANKS + 1) if ranks is None else ranks),
+        "microbatch": _several("microbatch", microbatch),
+    }
     until = math.inf
     if seconds is not None:
         require_amount("seconds", seconds, "a number of at least 0")
         until = time.monotonic() + seconds
     ways = [
         {"tensor": t, "context": c, "ranks": p, "replicas": gpus // (t * c * p), "batch": b}
-        for t, c, p, b in product(*given, _several(microbatch))
+        for t, c, p, b in product(*given.values())
         if gpus % (t * c * p) == 0 and batch % (gpus // (t * c * p) * b) == 0
         if sized.heads % t == 0 and c <= sequence and p <= sized.layers + 2
     ]
     if not ways:
         raise SettingError(
-            f"no layout uses all of {plural(gpus, 'GPU')} and divides a batch of {batch} into their microbatches; "
-            "allow more values of tensor, context, ranks or microbatch"
+            f"no layout uses all of {plural(gpus, 'GPU')}, divides {plural(sized.heads, 'head')} among tensor groups, and "
+            f"a batch of {batch} among microbatches, with at most {sized.layers + 2} ranks; allow more values of tensor, "
+            "context, ranks or microbatch"
         )
 
     def planned(way: dict[str, int], schedules: Any, seconds: float | None) -> Division:
@@ -154,6 +166,8 @@ def layouts(
             schedules = [name for name in FIRST if _runs(name, way["ranks"], count)]
         asked = {**options, **way, "schedules": schedules, "seconds": seconds}
         answer = plan(sized, machine, microbatches=count, sequence=sequence, **asked)
+        if answer.stopped:
+            raise KeyboardInterrupt
         return Division(way["tensor"], way["context"], way["replicas"], way["batch"], answer)
 
     schedules, report = options.get("schedules"), progress or (lambda what, part: None)
@@ -175,11 +189,12 @@ def layouts(
         found.sort(key=_slowness)
         for place, (_, way) in enumerate(found[:PROMISING]):
             report(f"the best layouts: {place + 1}", 0.5 + place / PROMISING / 2)
-            left = until - time.monotonic()
+            left = (until - time.monotonic()) / (PROMISING - place)
             if left <= 0:
                 interrupted = True
                 break
-            found[place] = planned(way, schedules, None if left == math.inf else left), way
+            with suppress(SettingError):  # too many schedules for this many microbatches; the quick plan stays
+                found[place] = planned(way, schedules, None if left == math.inf else left), way
     except KeyboardInterrupt:
         if not found:
             raise SettingError("the search was interrupted before it found anything") from None
@@ -200,7 +215,7 @@ def _runs(name: str, ranks: int, microbatches: int) -> bool:
     return False
 
 
-def _several(given: Any) -> Sequence[Any]:
+def _several(name: str, given: Any) -> list[int]:
     """Return several values, or a single one as the only value."""
-    values = [*given] if isinstance(given, (list, tuple, range)) else [given]
-    return [require_count("tensor, context, ranks and microbatch", value, most=MOST) for value in values]
+    values = [*given] if isinstance(given, (list, tuple, range, set)) else [given]
+    return [require_count(name, value, most=MOST) for value in values]

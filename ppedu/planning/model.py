@@ -337,15 +337,18 @@ class Model:
         if recompute == "full":
             again = forward
         elif recompute == "selective":
-            whole = replace(self, flash=True).layer_work(sequence, batch, tensor, parallel, element)[0]
-            again = Work(0, forward.attention, forward.moved - whole.moved)
+            others = replace(self, flash=True).layer_work(sequence, batch, tensor, parallel, element)[0]
+            again = Work(0, forward.attention, forward.moved - others.moved)
         else:
             again = Work()
         keys = 2 * element * self._keys * batch * sequence * (context - 1) / tensor  # and values
         forward, first = forward._replace(passed=keys), first.plus(again)._replace(passed=2 * keys)
         whole_layer, whole_head = (forward, first, second), self.head_work(sequence, batch, tensor, element)
         inputs = 1 if precision == "fp8" else element
-        kept = self.layer_activation(sequence, tensor, parallel, recompute, element, kept_by.gated, inputs)
+        whole, kept = (
+            self.layer_activation(sequence, tensor, parallel, each, element, kept_by.gated, inputs)
+            for each in ("none", recompute)
+        )
         part = batch / context
         embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), part * 8 * sequence)
         layer_work, head_work = ([each.part(context) for each in work] for work in (whole_layer, whole_head))
@@ -358,7 +361,21 @@ class Model:
         tied = -(-self._shared // tensor)
         sizes = per_weight(kept_by.bytes_per_weight if bytes_per_weight is None else bytes_per_weight)
         pieces = (embedding, *layers, head)
-        return Pieces(pieces, FLOP, message, batch * sequence, sizes, 1, batch * once, tied, tensor, precision, context)
+        return Pieces(
+            pieces,
+            FLOP,
+            message,
+            batch * sequence,
+            sizes,
+            flops=batch * once,
+            tied=tied,
+            tensor=tensor,
+            precision=precision,
+            context=context,
+            implementation=implementation,
+            recompute=recompute,
+            restored=part * (whole - kept),
+        )
 
     def _require(self, recompute: str, tensor: int) -> None:
         if not isinstance(recompute, str) or recompute not in RECOMPUTED:

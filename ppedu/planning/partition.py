@@ -83,7 +83,8 @@ class Cutting:
         """Return the costs of the stages."""
         of_stages: dict[str, Any] = {name: self.of_stages(name, cuts) for name in (*TIMES, "activation")}
         if self.blocking:
-            for name in ("forward", "backward", "input"):
+            # A backward that recomputes contains a forward, and with it the time of the messages.
+            for name in ("forward",) if self.recompute else ("forward", "backward", "input"):
                 of_stages[name] = [*map(add, of_stages[name], self._messages)]
         return Costs(
             **of_stages,
@@ -124,14 +125,14 @@ class Cutting:
         of_logits = sum(count * logits[stage] for stage, count in zip(stages, held[::2], strict=True))
         parameters = self.parameters(cuts)[rank]
         static = [parameters * each for each in self.pieces.bytes_per_weight]
-        sizes = (*static, size - of_logits, of_logits, self._buffers[rank])
+        sizes = (*static, size - of_logits + self.pieces.restored, of_logits, self._buffers[rank])
         return dict(zip(KINDS, sizes, strict=True))
 
     def memory(self, cuts: Cuts) -> list[Number]:
         """Return the bytes of each rank at its peak: the sums of `kinds`, sooner."""
         whole, each = self.of_stages("activation", cuts), sum(self.pieces.bytes_per_weight)
         return [
-            each * parameters + self.in_flight.peak(rank, whole, self.inputs)[0] + buffers
+            each * parameters + self.in_flight.peak(rank, whole, self.inputs)[0] + self.pieces.restored + buffers
             for rank, (parameters, buffers) in enumerate(zip(self.parameters(cuts), self._buffers, strict=True))
         ]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count, require_number, shown
+from ppedu.planning.implementations import implementation_named
 
 if TYPE_CHECKING:
     from ppedu.planning.machine import Machine
@@ -95,7 +96,9 @@ class Pieces:
     tensor: GPUs that split every piece. context: GPUs, or groups of them, that split every sequence, each with all of
         a piece's weights. Times, weights, activations and messages are those of one GPU; `tokens` and `flops` are those
         of all.
-    precision: Of the layers' matrices: "bf16" or "fp8".
+    precision: Of the layers' matrices: "bf16" or "fp8". implementation: Of `ppedu.planning.implementations`.
+    recompute: The part of each layer that its backward computes again: "none", "selective" or "full". restored: Its
+        bytes, of one layer at a time.
 
     Raises:
         SettingError: A number is not possible, or there are too many pieces.
@@ -112,6 +115,9 @@ class Pieces:
     tensor: int = 1
     precision: str = "bf16"
     context: int = 1
+    implementation: str = "megatron"
+    recompute: str = "none"
+    restored: Number = 0
 
     def __post_init__(self) -> None:
         _require_few(self.pieces)
@@ -121,6 +127,8 @@ class Pieces:
         require_count("tensor", self.tensor, most=MOST)
         require_count("context", self.context, most=MOST)
         require_precision(self.precision)
+        implementation_named(self.implementation)
+        require_amount("restored", self.restored, "bytes of at least 0")
         if self.tokens is not None:
             require_count("tokens", self.tokens)
         if self.flops is not None:

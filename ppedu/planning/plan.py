@@ -30,12 +30,13 @@ class Plan:
     """The answer of `ppedu.plan`.
 
     choices: The best first; those that do not fit in memory last.
-    interrupted: Whether the search was ended early.
+    interrupted: Whether the search was ended early. stopped: Whether Ctrl+C has ended it.
     """
 
     job: Workload
     choices: tuple[Choice, ...]
     interrupted: bool = False
+    stopped: bool = False
 
     @property
     def best(self) -> Choice:
@@ -151,13 +152,22 @@ class Plan:
             lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
         return "\n".join(lines)
 
-    def _bytes(self) -> str:
-        """Return what a weight takes, in words."""
-        weights, gradients, optimizer = self.job.pieces.bytes_per_weight
-        each = f"bytes of a weight: {weights:g}, its gradient {gradients:g}, the optimizer {optimizer:g}"
-        if self.job.holders(self.best.schedule) == 1 or not self.job.zero:
-            return each
-        return f"{each}; the GPUs that hold the same stage share {SHARED[self.job.zero]} (ZeRO {self.job.zero})"
+    def _settings(self) -> str:
+        """Return what was asked or assumed, in words."""
+        pieces, zero = self.job.pieces, self.job.zero
+        weights, gradients, optimizer = pieces.bytes_per_weight
+        said = [f"bytes of a weight: {weights:g}, its gradient {gradients:g}, the optimizer {optimizer:g}"]
+        if zero and self.job.holders(self.best.schedule) > 1:
+            said.append(f"the GPUs that hold the same stage share {SHARED[zero]} (ZeRO {zero})")
+        if pieces.context > 1:
+            said.append(f"each sequence is in {pieces.context} parts")
+        if pieces.precision != "bf16":
+            said.append(f"the layers' matrices are in {pieces.precision}, and MFU is of that format's peak")
+        if pieces.recompute != "none":
+            said.append("each layer is recomputed" if pieces.recompute == "full" else "attention is recomputed")
+        if self.job.blocking:
+            said.append("ranks do not compute while they send and receive")
+        return "; ".join(said)
 
     def __str__(self) -> str:
         job = self.job
@@ -165,7 +175,7 @@ class Plan:
         more = sum(not each.excess for each in self.choices) - len(rows)
         split = f" of {job.pieces.gpus} GPUs" if job.pieces.gpus > 1 else ""
         size = f"{plural(job.ranks, 'rank')}{split}, {plural(job.replicas, 'replica')}"
-        lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each", *wrap(self._bytes(), LINE)]
+        lines = [f"{size}, {float(job.machine.memory) / GB:g} GB each", *wrap(self._settings(), LINE)]
         lines += ["", *chain.from_iterable(in_text([head, *rows], 40, LINE))]
         lines += [f"… and {more} more"] if more > 0 else []
         copies = " (two copies of the model: two ranks hold each stage)" * (self.best.schedule.placement.copies > 1)

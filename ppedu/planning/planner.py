@@ -49,7 +49,7 @@ def plan(
     partition: str | Sequence[int] | None = None,
     recompute: bool | str | None = None,
     bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
-    implementation: str = "megatron",
+    implementation: str | None = None,
     precision: str | None = None,
     zero: int | None = None,
     blocking: bool = False,
@@ -77,8 +77,8 @@ def plan(
             fit without.
         bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of
             the pieces or of the implementation.
-        implementation: "megatron", "torchtitan" or "pytorch": what a library keeps in memory, and what replicas
-            share; see `ppedu.planning.implementations`.
+        implementation: "megatron", the default for a model by sizes, "torchtitan" or "pytorch": what a library keeps in
+            memory, and what replicas share; see `ppedu.planning.implementations`.
         precision: "bf16", the default for a model by sizes; or "fp8", for the layers' matrices: they are twice as fast,
             and their inputs take half as many bytes. Weights, gradients and the head stay as they are.
         zero: What the GPUs that hold the same stage share (arXiv 1910.02054, section 5): 0 nothing, 1 the optimizer, 2
@@ -97,9 +97,6 @@ def plan(
         raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
     if recompute is not None:
         require_instance("recompute", recompute, bool | str, 'True, False, "none", "selective", "full" or None')
-    within = recompute if isinstance(recompute, str) else "none"
-    library = implementation_named(implementation)
-    zero = library.zero if zero is None else require_count("zero", zero, least=0, most=2)
     until = math.inf
     if seconds is not None:
         require_amount("seconds", seconds, "a number of at least 0")
@@ -108,8 +105,13 @@ def plan(
         "tensor": None if tensor is None else require_count("tensor", tensor, most=MOST),
         "context": None if context is None else require_count("context", context, most=MOST),
         "precision": None if precision is None else require_precision(precision),
+        "recompute": recompute if isinstance(recompute, str) else None,
+        "implementation": implementation,
     }
-    pieces = _pieces(model, machine, sequence, batch, split, within, implementation)
+    pieces = _pieces(model, machine, sequence, batch, split)
+    if zero is None:
+        zero = implementation_named(pieces.implementation).zero
+    require_count("zero", zero, least=0, most=2)
     if bytes_per_weight is not None:
         pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
     _require_below_peak(pieces, machine.peak)
@@ -137,7 +139,7 @@ def plan(
     choices.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
     if choices[0].excess > 0:
         raise SettingError(shortage(job, choices[0], recompute is False, cuts is not None))
-    return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until)
+    return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until, interrupted)
 
 
 def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
@@ -165,29 +167,21 @@ def _pieces(
     machine: Machine,
     sequence: int | None,
     batch: int,
-    split: dict[str, Any],
-    recompute: str,
-    implementation: str,
+    given: dict[str, Any],
 ) -> Pieces:
-    """Return the timed pieces of a model. split: `tensor`, `context` and `precision`; None if not given."""
+    """Return the timed pieces of a model. given: What pieces know themselves: `tensor`, … None if it is not given."""
     batch = require_count("batch", batch, most=MOST)
     sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
-    split = {name: value for name, value in split.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None}
     if isinstance(model, Model):
         if sequence is None:
             raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
-        sized = model.pieces(sequence, batch, recompute=recompute, implementation=implementation, **split)
-        return sized.timed(machine)
-    if recompute != "none":
-        raise SettingError(
-            f"recompute={recompute!r} is for models by sizes; make the pieces with it: "
-            f"model.pieces(…, recompute={recompute!r}), or recompute whole stages: recompute=True"
-        )
-    for name, value in split.items():
+        return model.pieces(sequence, batch, **given).timed(machine)
+    for name, value in given.items():
         if value != getattr(model, name):
             raise SettingError(
                 f"the pieces are those of {name}={getattr(model, name)!r}, not of {name}={value!r}; leave out {name}, "
-                f"or make them for it: model.pieces(…, {name}={value!r})"
+                f"or make them for it: model.pieces(…, {name}={value!r}) of a Model"
                 + (f", or Model.measured(…, tensor={value}) with its times" if name == "tensor" else "")
             )
     if batch != 1 and sequence is None:

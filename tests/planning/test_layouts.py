@@ -48,28 +48,45 @@ def test_a_table_lists_the_layouts():
 def test_layouts_that_do_not_fit_are_counted():
     found = pp.layouts("llama-2-13b", "h100", 8, 8, 2048, tensor=[1, 8], ranks=[1, 8], microbatch=1, schedules=["1f1b"])
     assert [(row.tensor, row.plan.job.ranks) for row in found.rows] in ([(8, 1), (1, 8)], [(1, 8), (8, 1)])
-    assert found.too_large == 1 and "tried first: 1 other layout" in str(found)  # a whole model on each GPU
+    assert found.too_large == 1 and "1 other layout cannot run the schedules" in str(found)  # a whole model on each GPU
     with pytest.raises(pp.SettingError, match="nothing fits in 80 GB on 1 rank"):
         pp.layouts("llama-2-13b", "h100", 8, 8, 2048, tensor=1, ranks=1, microbatch=1, schedules=["1f1b"])
 
 
-def test_a_search_can_be_ended():
+def test_a_search_can_be_ended(monkeypatch):
     def interrupt(what, part):
         if what.startswith("layout 3 of "):
             raise KeyboardInterrupt
+
+    def stop_the_plan(what, part):
+        if what == "the best layouts: 2":
+            monkeypatch.setattr("ppedu.planning.planner._search", interrupt_search)
+
+    def interrupt_search(job, tried, *others):
+        tried[0].start()
+        raise KeyboardInterrupt
 
     asked = {"tensor": [1, 2], "microbatch": 1, "ranks": [1, 2, 4, 8], "schedules": ["1f1b"]}
     found = pp.layouts("gpt2", "h100", 8, 8, 128, **asked, progress=interrupt)
     assert found.interrupted and len(found.rows) == 2 and "interrupted" in str(found)
     assert pp.layouts("gpt2", "h100", 8, 8, 128, **asked, seconds=0).interrupted
+    found = pp.layouts("gpt2", "h100", 8, 8, 128, **asked, progress=stop_the_plan)
+    assert found.interrupted and len(found.rows) > 3  # Ctrl+C within a plan ends the search, too
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"gpus": 7, "tensor": 2}, "no layout uses all of 7 GPUs and divides a batch of 8"),
+        (
+            {"gpus": 7, "tensor": 2},
+            "no layout uses all of 7 GPUs, divides 12 heads among tensor groups, and a batch of 8",
+        ),
+        ({"replicas": 2}, "layouts finds replicas itself"),
+        ({"microbatches": 4}, "layouts finds microbatches itself"),
+        ({"progress": 3}, "progress must be a function"),
+        ({"ranks": [0]}, "ranks must be at least 1"),
         ({"model": pp.Model.measured([1, 2, 1])}, "layouts need a model by sizes"),
-        ({"tensor": 0}, "must be at least 1; got 0"),
+        ({"tensor": 0}, "tensor must be at least 1; got 0"),
         ({"gpus": math.nan}, "gpus must be a whole number"),
         ({"wat": 1}, "wat"),
     ],

@@ -478,8 +478,10 @@ def test_a_partition_is_given_by_numbers_or_by_megatrons_layout(layout, counts):
         ([3, 3, 3], "the partition has 9 pieces and the model 10: the embedding, each layer, the head"),
         ([5, 5], "no schedule runs on 4 ranks with 8 microbatches in 2 stages"),
         ([11, -1, 0, 0], "a stage's number of pieces must be at least 0; got -1"),
-        ("Ett|tt|tt|ttt", "the layout must have an E, 8 ts and an L in this order"),
-        ("Ett|tt|tt|tL", "got 7 ts in"),
+        ("Ett|tt|tt|ttt", "the layout must have an E, then 8 times t, then an L"),
+        ("Et*99999999999|L", "a layout has the letters"),
+        ("E(t*900)*900|L", "a layout has at most 100,000 pieces and stages"),
+        ("Ett|tt|tt|tL", "got 7 times t in"),
         ("Exx|tL", "a layout has the letters E, t, L and |"),
         ("(" * 50 + "t", "a layout has the letters"),
         ("E" + "t*99999" * 99, "the layout must have|a layout has"),
@@ -507,9 +509,10 @@ def test_messages_that_block_make_every_action_longer(ranks, microbatches, messa
     """1F1B with equal stages: (m + p - 1) · (F + B + 2c), in which a rank alone sends nothing."""
     machine = pp.Machine(80e9, latency=message)
     asked = {"schedules": "1f1b", "partition": [1] * ranks, "blocking": True}
-    best = pp.plan(pp.Model.measured([1] * ranks), machine, ranks, microbatches, **asked).best
     occupied = 2 * message if ranks > 1 else 0
-    assert best.step_time == (microbatches + ranks - 1) * (3 + occupied)
+    for recompute in (False, True):
+        best = pp.plan(pp.Model.measured([1] * ranks), machine, ranks, microbatches, recompute=recompute, **asked).best
+        assert best.step_time == (microbatches + ranks - 1) * (3 + recompute + occupied)
 
 
 def test_a_model_in_8_bits_keeps_less_and_is_faster():
@@ -578,15 +581,19 @@ def test_layers_can_be_recomputed():
     )
     layer = 2048 * 12288 / 8
     inputs = 2048 * 8  # the embedding keeps its tokens
-    assert full.kinds[0]["activations"] == 8 * (12 * 2 * layer + inputs)
-    assert selective.kinds[0]["activations"] == 8 * (12 * 34 * layer + inputs)
-    assert none.kinds[0]["activations"] == 8 * (12 * (34 * layer + 5 * 96 * 2048**2 / 8) + inputs)
+    matrix = 5 * 96 * 2048**2 / 8
+    # One layer at a time is restored, which each rank needs once.
+    assert full.kinds[0]["activations"] == 8 * (12 * 2 * layer + inputs) + 32 * layer + matrix
+    assert selective.kinds[0]["activations"] == 8 * (12 * 34 * layer + inputs) + matrix
+    assert none.kinds[0]["activations"] == 8 * (12 * (34 * layer + matrix) + inputs)
     assert none.busiest < selective.busiest < full.busiest
     pieces = MODELS["megatron-175b"].pieces(2048, tensor=8, recompute="full")
     del asked["sequence"]
     assert pp.plan(pieces, machine, **asked).best.costs == full.costs
-    with pytest.raises(pp.SettingError, match=r"recompute='full' is for models by sizes; make the pieces with it"):
-        pp.plan(pieces, machine, recompute="full", **asked)
+    with pytest.raises(pp.SettingError, match=r"those of recompute='full', not of recompute='none'; leave out"):
+        pp.plan(pieces, machine, recompute="none", **asked)
+    with pytest.raises(pp.SettingError, match=r"those of implementation='megatron', not of implementation='pytorch'"):
+        pp.plan(pieces, machine, implementation="pytorch", **asked)
     with pytest.raises(pp.SettingError, match=r"the pieces are those of precision='bf16', not of precision='fp8'"):
         pp.plan(pieces, machine, precision="fp8", **asked)
 

@@ -128,6 +128,12 @@ def test_a_speed_that_no_gpu_explains_is_refused():
         pp.calibrate("h100", 1e6, **question)
     with pytest.raises(pp.SettingError, match="the machine has no speed to correct"):
         pp.calibrate(pp.Machine(80e9), 1e3, **question)
+    for speed, problem in [
+        (1e5, "would need .* TFLOP/s of each GPU, more than its peak of 989; check"),
+        (1e-3, "too few"),
+    ]:
+        with pytest.raises(pp.SettingError, match=problem):
+            pp.calibrate("h100", speed, model="gpt2-xl", ranks=2, microbatches=4, sequence=8192, schedules="1f1b")
     pieces = pp.Model.measured([1] * 14, unit="ms")
     with pytest.raises(pp.SettingError, match="times that were measured have no speed to correct"):
         pp.calibrate("h100", 1e3, **question | {"model": pieces})
