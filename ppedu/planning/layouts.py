@@ -155,9 +155,9 @@ def layouts(
     ]
     if not ways:
         raise SettingError(
-            f"no layout uses all of {plural(gpus, 'GPU')}, divides {plural(sized.heads, 'head')} among tensor groups, and "
-            f"a batch of {batch} among microbatches, with at most {sized.layers + 2} ranks; allow more values of tensor, "
-            "context, ranks or microbatch"
+            f"no layout uses all of {plural(gpus, 'GPU')}, divides {plural(sized.heads, 'head')} among tensor groups, "
+            f"and a batch of {batch} among microbatches, with at most {sized.layers + 2} ranks; allow more values of "
+            "tensor, context, ranks or microbatch"
         )
 
     def planned(way: dict[str, int], schedules: Any, seconds: float | None) -> Division:
