@@ -70,7 +70,8 @@ def _collect(sources: Path) -> None:
     for name in PAGES:
         text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         (sources / "docs" / f"{name}.md").write_text(_linked(text), encoding="utf-8")
-    shutil.copy(ROOT / "docs" / "timelines.png", sources / "docs")
+    for picture in (ROOT / "docs").glob("*.png"):
+        shutil.copy(picture, sources / "docs")
     lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
     for path in lessons:
         book = json.loads(path.read_text(encoding="utf-8"))
