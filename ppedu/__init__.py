@@ -46,18 +46,18 @@ __all__ += ["CommunicationError", "ParseError", "PipelineError", "RankError", "S
 __all__ += ["align", "check", "label", "lower", "merge_backward", "simulate", "strip"]
 __all__ += ["register", "schedule", "schedules"]
 __all__ += ["compare", "differences", "doctor", "explore", "export", "give_back", "partition", "puzzle", "show_live"]
-__all__ += ["Machine", "Model", "Run", "calibrate", "layouts", "plan", "theory"]
+__all__ += ["Machine", "Model", "Run", "calibrate", "divide", "plan", "theory"]
 
 # Names that are imported when first used, each with the module that defines it or that it stands for.
 LAZY = {
     "calibrate": "ppedu.planning.calibration",
+    "divide": "ppedu.planning.divide",
     "compare": "ppedu.view.interactive",
     "differences": "ppedu.view.interactive",
     "doctor": "ppedu.cli.checkup",
     "explore": "ppedu.view.explore",
     "export": "ppedu.core.export",
     "give_back": "ppedu.launch.exchange",
-    "layouts": "ppedu.planning.layouts",
     "Machine": "ppedu.planning.machine",
     "Model": "ppedu.planning.model",
     "notebook": "ppedu.notebook",

@@ -33,7 +33,7 @@ MODULES = {
 RETURNED = {
     "ppedu.planning.plan": "Plan",
     "ppedu.planning.choice": "Choice",
-    "ppedu.planning.layouts": "Layouts",
+    "ppedu.planning.divide": "Divisions",
     "ppedu.planning.pieces": "Pieces",
     "ppedu.trace.autopsy": "Autopsy",
     "ppedu.trace.predict": "Prediction",

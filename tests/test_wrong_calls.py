@@ -222,16 +222,16 @@ CALLS = {
         "h100",
         2e4,
     ),
-    "layouts": (
-        lambda *given: pp.layouts(*given, microbatch=1, schedules="1f1b", seconds=0),
+    "divide": (
+        lambda *given: pp.divide(*given, microbatch=1, schedules="1f1b", seconds=0),
         "gpt2",
         "h100",
         2,
         4,
         64,
     ),
-    "layouts, options": (
-        lambda tensor, context, ranks, microbatch: pp.layouts(
+    "divide, options": (
+        lambda tensor, context, ranks, microbatch: pp.divide(
             "gpt2", "h100", 2, 4, 64, tensor=tensor, context=context, ranks=ranks, microbatch=microbatch, seconds=0
         ),
         [1, 2],

@@ -13,8 +13,8 @@ from ppedu.sim.per_link import Link
 # Of each amount, what it must be and the least that it can be; anything less is in the wrong unit.
 SPEED, BANDWIDTH = ("FLOP/s, such as 400e12", 1e9), ("bytes per second, such as 50e9", 1e6)
 LATENCY = ("a number of at least 0", 0)
-# The parts of the data sheets' bandwidths that kernels between matrices, and collectives, reach: chosen so that published
-# runs on A100s and H100s come out well; see tests/published.
+# The parts of the data sheets' bandwidths that kernels between matrices, and collectives, reach: chosen to suit the
+# published runs on A100s and H100s; see tests/published.
 STREAMED, EXCHANGED = 0.45, 0.75
 AMOUNTS = {
     "memory": ("bytes, such as 80e9", 1),

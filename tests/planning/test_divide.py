@@ -1,4 +1,4 @@
-"""Layouts of GPUs, against a plan for each of them, and against a published one."""
+"""Divisions of GPUs, against a plan for each of them, and against a published one."""
 
 import math
 from itertools import product
@@ -8,10 +8,10 @@ import pytest
 import ppedu as pp
 
 
-def test_the_best_layout_is_the_best_of_all_plans():
+def test_the_best_division_is_the_best_of_all_plans():
     """8 GPUs, 16 sequences of GPT-2: every way to divide them, with the one schedule."""
     sizes = {"tensor": [1, 2, 4], "context": [1, 2], "ranks": [1, 2, 4, 8], "microbatch": [1, 2]}
-    found = pp.layouts("gpt2", "h100", 8, 16, 512, **sizes, schedules=["1f1b"])
+    found = pp.divide("gpt2", "h100", 8, 16, 512, **sizes, schedules=["1f1b"])
     speeds = {}
     for tensor, context, ranks, batch in product(*sizes.values()):
         replicas = 8 / tensor / context / ranks
@@ -33,33 +33,35 @@ def test_the_best_layout_is_the_best_of_all_plans():
         assert row.tensor * row.context * row.plan.job.ranks * row.replicas == 8
 
 
-def test_a_table_lists_the_layouts():
-    found = pp.layouts("gpt2", "h100", 4, 8, 512, tensor=[1, 2], schedules=["1f1b"], microbatch=1)
+def test_a_table_lists_the_divisions():
+    found = pp.divide("gpt2", "h100", 4, 8, 512, tensor=[1, 2], schedules=["1f1b"], microbatch=1)
     head, first, *_ = str(found).splitlines()
     assert head.split()[:6] == ["tensor", "context", "ranks", "replicas", "microbatch", "schedule"]
     best = found.best.plan.best
     assert f"{best.tokens_per_second:,.0f}" in first and "best" in first
     assert found._repr_html_().count("<tr>") == len(found.rows) + 1
     told = []
-    pp.layouts("gpt2", "h100", 4, 8, 512, tensor=1, schedules=["1f1b"], progress=lambda what, part: told.append(part))
+    pp.divide("gpt2", "h100", 4, 8, 512, tensor=1, schedules=["1f1b"], progress=lambda what, part: told.append(part))
     assert told == sorted(told) and told[0] == 0 and told[-1] < 1
 
 
-def test_layouts_that_do_not_fit_are_counted():
-    found = pp.layouts("llama-2-13b", "h100", 8, 8, 2048, tensor=[1, 8], ranks=[1, 8], microbatch=1, schedules=["1f1b"])
+def test_divisions_that_do_not_fit_are_counted():
+    found = pp.divide("llama-2-13b", "h100", 8, 8, 2048, tensor=[1, 8], ranks=[1, 8], microbatch=1, schedules=["1f1b"])
     assert [(row.tensor, row.plan.job.ranks) for row in found.rows] in ([(8, 1), (1, 8)], [(1, 8), (8, 1)])
-    assert found.too_large == 1 and "1 other layout cannot run the schedules" in str(found)  # a whole model on each GPU
+    assert found.too_large == 1 and "1 other division cannot run the schedules" in str(
+        found
+    )  # a whole model on each GPU
     with pytest.raises(pp.SettingError, match="nothing fits in 80 GB on 1 rank"):
-        pp.layouts("llama-2-13b", "h100", 8, 8, 2048, tensor=1, ranks=1, microbatch=1, schedules=["1f1b"])
+        pp.divide("llama-2-13b", "h100", 8, 8, 2048, tensor=1, ranks=1, microbatch=1, schedules=["1f1b"])
 
 
 def test_a_search_can_be_ended(monkeypatch):
     def interrupt(what, part):
-        if what.startswith("layout 3 of "):
+        if what.startswith("division 3 of "):
             raise KeyboardInterrupt
 
     def stop_the_plan(what, part):
-        if what == "the best layouts: 2":
+        if what == "the best divisions: 2":
             monkeypatch.setattr("ppedu.planning.planner._search", interrupt_search)
 
     def interrupt_search(job, tried, *others):
@@ -67,10 +69,10 @@ def test_a_search_can_be_ended(monkeypatch):
         raise KeyboardInterrupt
 
     asked = {"tensor": [1, 2], "microbatch": 1, "ranks": [1, 2, 4, 8], "schedules": ["1f1b"]}
-    found = pp.layouts("gpt2", "h100", 8, 8, 128, **asked, progress=interrupt)
+    found = pp.divide("gpt2", "h100", 8, 8, 128, **asked, progress=interrupt)
     assert found.interrupted and len(found.rows) == 2 and "interrupted" in str(found)
-    assert pp.layouts("gpt2", "h100", 8, 8, 128, **asked, seconds=0).interrupted
-    found = pp.layouts("gpt2", "h100", 8, 8, 128, **asked, progress=stop_the_plan)
+    assert pp.divide("gpt2", "h100", 8, 8, 128, **asked, seconds=0).interrupted
+    found = pp.divide("gpt2", "h100", 8, 8, 128, **asked, progress=stop_the_plan)
     assert found.interrupted and len(found.rows) > 3  # Ctrl+C within a plan ends the search, too
 
 
@@ -79,13 +81,13 @@ def test_a_search_can_be_ended(monkeypatch):
     [
         (
             {"gpus": 7, "tensor": 2},
-            "no layout uses all of 7 GPUs, divides 12 heads among tensor groups, and a batch of 8",
+            "no division uses all of 7 GPUs, splits 12 heads among tensor groups, and a batch of 8",
         ),
-        ({"replicas": 2}, "layouts finds replicas itself"),
-        ({"microbatches": 4}, "layouts finds microbatches itself"),
+        ({"replicas": 2}, "divide finds replicas itself"),
+        ({"microbatches": 4}, "divide finds microbatches itself"),
         ({"progress": 3}, "progress must be a function"),
         ({"ranks": [0]}, "ranks must be at least 1"),
-        ({"model": pp.Model.measured([1, 2, 1])}, "layouts need a model by sizes"),
+        ({"model": pp.Model.measured([1, 2, 1])}, "divide needs a model by sizes"),
         ({"tensor": 0}, "tensor must be at least 1; got 0"),
         ({"gpus": math.nan}, "gpus must be a whole number"),
         ({"wat": 1}, "wat"),
@@ -94,12 +96,12 @@ def test_a_search_can_be_ended(monkeypatch):
 def test_questions_that_make_no_sense(changes, problem):
     asked = {"model": "gpt2", "machine": "h100", "gpus": 8, "batch": 8, "sequence": 128}
     with pytest.raises((pp.SettingError, TypeError), match=problem):
-        pp.layouts(**{**asked, **changes})
+        pp.divide(**{**asked, **changes})
 
 
 @pytest.mark.slow
 def test_the_published_layout_is_among_the_first():
     """Megatron-Bridge runs Llama 3 70B on 64 H100s with tensor 4, 8 ranks and 2 replicas (tests/published)."""
-    found = pp.layouts("llama-3-70b", "h100", 64, 256, 8192)
+    found = pp.divide("llama-3-70b", "h100", 64, 256, 8192)
     first = [(row.tensor, row.context, row.plan.job.ranks, row.replicas) for row in found.rows[:3]]
     assert (4, 1, 8, 2) in first

@@ -22,8 +22,8 @@ from ppedu.planning.planner import MOST_RANKS, Progress, plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.zoo import schedule as registered
 
-FIRST = ("1f1b", "zb-v")  # the schedules by which layouts are compared before the best are planned
-PROMISING = 3  # layouts that are planned with all schedules
+FIRST = ("1f1b", "zb-v")  # the schedules by which divisions are compared before the best are planned
+PROMISING = 3  # divisions that are planned with all schedules
 SHOWN = 10  # in the printed table
 
 
@@ -46,8 +46,8 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Layouts:
-    """The answer of `ppedu.layouts`.
+class Divisions:
+    """The answer of `ppedu.divide`.
 
     rows: The fastest first.
     too_large: How many other ways to divide the GPUs do not fit in their memory, or cannot run what was asked.
@@ -77,7 +77,7 @@ class Layouts:
         if len(self.rows) > SHOWN:
             lines.append(f"… and {len(self.rows) - SHOWN} more")
         if self.too_large:
-            others = plural(self.too_large, "other layout")
+            others = plural(self.too_large, "other division")
             lines += ["", f"{others} cannot run the schedules that are tried first, most for want of memory"]
         if self.interrupted:
             lines += ["", "The search was interrupted, or its time was over; a longer one may find better plans."]
@@ -89,7 +89,7 @@ class Layouts:
         return in_html([[escape(cell) for cell in row] for row in self._cells(len(self.rows))])
 
 
-def layouts(
+def divide(
     model: Model | str,
     machine: Machine | str,
     gpus: int,
@@ -103,10 +103,10 @@ def layouts(
     seconds: float | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> Layouts:
+) -> Divisions:
     """Return the ways to divide GPUs among tensor groups, sequence parts, pipeline ranks and replicas, fastest first.
 
-        pp.layouts("llama-3-70b", "h100", gpus=64, batch=256, sequence=8192)
+        pp.divide("llama-3-70b", "h100", gpus=64, batch=256, sequence=8192)
 
     Every way that uses all GPUs is planned quickly, with two schedules; the best few are then planned with all.
 
@@ -127,12 +127,12 @@ def layouts(
     """
     sized, machine = model_named(model), machine_named(machine)
     if not isinstance(sized, Model):
-        raise SettingError("layouts need a model by sizes: a Model, or the name of a published one; pieces are for one")
+        raise SettingError("divide needs a model by sizes: a Model, or the name of a published one; pieces are for one")
     gpus, batch = require_count("gpus", gpus, most=MOST), require_count("batch", batch, most=MOST)
     sequence = require_count("sequence", sequence, most=MOST)
     if own := [name for name in ("replicas", "microbatches") if name in options]:
         raise SettingError(
-            f"layouts finds {own[0]} itself; narrow it by gpus, batch, tensor, context, ranks, microbatch"
+            f"divide finds {own[0]} itself; narrow it by gpus, batch, tensor, context, ranks, microbatch"
         )
     if progress is not None and not callable(progress):
         raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
@@ -155,7 +155,7 @@ def layouts(
     ]
     if not ways:
         raise SettingError(
-            f"no layout uses all of {plural(gpus, 'GPU')}, divides {plural(sized.heads, 'head')} among tensor groups, "
+            f"no division uses all of {plural(gpus, 'GPU')}, splits {plural(sized.heads, 'head')} among tensor groups, "
             f"and a batch of {batch} among microbatches, with at most {sized.layers + 2} ranks; allow more values of "
             "tensor, context, ranks or microbatch"
         )
@@ -176,7 +176,7 @@ def layouts(
     interrupted = False
     try:
         for place, way in enumerate(ways):
-            report(f"layout {place + 1} of {len(ways)}", place / len(ways) / 2)
+            report(f"division {place + 1} of {len(ways)}", place / len(ways) / 2)
             if time.monotonic() > until and found:
                 interrupted = True
                 break
@@ -188,7 +188,7 @@ def layouts(
             raise problems[0]
         found.sort(key=_slowness)
         for place, (_, way) in enumerate(found[:PROMISING]):
-            report(f"the best layouts: {place + 1}", 0.5 + place / PROMISING / 2)
+            report(f"the best divisions: {place + 1}", 0.5 + place / PROMISING / 2)
             left = (until - time.monotonic()) / (PROMISING - place)
             if left <= 0:
                 interrupted = True
@@ -199,8 +199,8 @@ def layouts(
         if not found:
             raise SettingError("the search was interrupted before it found anything") from None
         interrupted = True
-    rows = tuple(layout for layout, _ in sorted(found, key=_slowness))
-    return Layouts(rows, len(problems), interrupted)
+    rows = tuple(division for division, _ in sorted(found, key=_slowness))
+    return Divisions(rows, len(problems), interrupted)
 
 
 def _slowness(found: tuple[Division, dict[str, int]]) -> float:
