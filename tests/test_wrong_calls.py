@@ -203,10 +203,13 @@ CALLS = {
         *[8, 1, 2, ["1f1b"], None, 1],
     ),
     "plan, partition": (
-        lambda cut, zero, blocking: pp.plan(MODEL, pp.Machine(1000), 2, 4, partition=cut, zero=zero, blocking=blocking),
+        lambda cut, zero, blocking, barrier: pp.plan(
+            MODEL, pp.Machine(1000), 2, 4, partition=cut, zero=zero, blocking=blocking, barrier=barrier
+        ),
         [2, 2],
         1,
         True,
+        False,
     ),
     "plan, implementation": (
         lambda name, precision: pp.plan(

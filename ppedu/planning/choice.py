@@ -152,6 +152,7 @@ class Workload:
     zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
         gradients.
     blocking: Whether a rank cannot compute while it sends and receives.
+    barrier: Whether ranks wait for each other between steps.
     """
 
     pieces: Pieces
@@ -160,6 +161,7 @@ class Workload:
     replicas: int
     zero: int = 0
     blocking: bool = False
+    barrier: bool = True
 
     @cached_property
     def delays(self) -> Number | dict[Link, Number]:
@@ -179,7 +181,7 @@ class Workload:
         weights, gradients, optimizer = self.pieces.bytes_per_weight
         shared = weights, gradients / (holders if self.zero > 1 else 1), optimizer / (holders if self.zero else 1)
         pieces = replace(self.pieces, bytes_per_weight=shared) if holders > 1 and self.zero else self.pieces
-        return Cutting(schedule, pieces, memory, self.delays, recompute, self.blocking, until)
+        return Cutting(schedule, pieces, memory, self.delays, recompute, self.blocking, self.barrier, until)
 
     def choice(self, found: Cutting) -> Choice:
         """Return the best partition of a search with all its numbers."""

@@ -39,6 +39,8 @@ class Cutting:
 
     limit: Bytes of a rank. delay: Of messages, as `Costs(latency=…)`.
     blocking: Whether a rank cannot compute while it sends and receives.
+    barrier: Whether ranks wait for each other between steps. Without, a step takes as long as its longest rank, from
+        its first action to its last.
     until: The clock (`time.monotonic`) at which the search ends, whatever is left to do.
     best: The best partition so far within the limit, or the one that exceeds it least.
     proven: Whether `best` is the best of all.
@@ -52,6 +54,7 @@ class Cutting:
     delay: Any = 0
     recompute: bool = False
     blocking: bool = False
+    barrier: bool = True
     until: float = math.inf
     best: Cuts = ()
     proven: bool = False
@@ -114,7 +117,8 @@ class Cutting:
         """Return how long the step takes."""
         if cuts not in self.times:
             self.spent += 3 * self.schedule.stages * self.schedule.microbatches
-            self.times[cuts] = simulate(self.schedule, self.costs(cuts)).makespan
+            timeline = simulate(self.schedule, self.costs(cuts))
+            self.times[cuts] = timeline.makespan if self.barrier else timeline.span
         return self.times[cuts]
 
     def kinds(self, rank: int, cuts: Cuts) -> dict[str, Number]:
@@ -189,6 +193,8 @@ class Cutting:
 
         It works for so long; before, the first microbatch has to come to it; after it, a gradient has to go on.
         """
+        if not self.barrier:
+            return self.busy(cuts)
         sums, found = self.sums, []
         for busy, (first, last) in zip(self.busy(cuts), self._ends_of_ranks, strict=True):
             after = 0 if last is None else min(sums["backward"][cuts[last]], sums["input"][cuts[last]])

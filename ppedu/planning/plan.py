@@ -167,6 +167,8 @@ class Plan:
             said.append("each layer is recomputed" if pieces.recompute == "full" else "attention is recomputed")
         if self.job.blocking:
             said.append("ranks do not compute while they send and receive")
+        if not self.job.barrier:
+            said.append("a step begins without waiting for all ranks")
         return "; ".join(said)
 
     def __str__(self) -> str:

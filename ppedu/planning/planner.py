@@ -53,6 +53,7 @@ def plan(
     precision: str | None = None,
     zero: int | None = None,
     blocking: bool = False,
+    barrier: bool = True,
     seconds: float | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -85,6 +86,9 @@ def plan(
             also the gradients. By default as in the implementation.
         blocking: A rank does not compute while it sends and receives, as in Megatron without
             `--overlap-p2p-communication`. Schedules of many chunks send most.
+        barrier: False if ranks begin the next step without waiting for each other, as with an optimizer that is
+            validated afterwards (arXiv 2401.10241, section 4; `pp.run.PostValidation`). A step then takes as long as
+            its longest rank.
         seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
         progress: Is called with the schedule that is tried, and with the part of the search that is done.
 
@@ -116,7 +120,8 @@ def plan(
         pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
     _require_below_peak(pieces, machine.peak)
     require_instance("blocking", blocking, bool, "True or False")
-    job = Workload(pieces, machine, ranks, replicas, zero, blocking)
+    require_instance("barrier", barrier, bool, "True or False")
+    job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier)
     if ranks > len(pieces):
         raise SettingError(
             f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "

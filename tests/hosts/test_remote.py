@@ -1,5 +1,7 @@
 """Ranks on other hosts: what works on one machine works there, too."""
 
+import contextlib
+import os
 import re
 import socket
 import sys
@@ -101,11 +103,23 @@ def test_nothing_of_ours_listens_and_torch_listens_on_the_interface_only(on_host
         assert places and all(place.startswith(network.address(name)) for place in places)
     # gloo's ranks on both, and the store on alpha.
     assert _listening() == before
+    with socket.create_server(("127.0.0.1", 0)):
+        assert len(_listening()) == len(before) + 1
 
 
 def _listening() -> set[str]:
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return {line.split()[1] for line in lines if line.split()[3] == "0A"}
+    """Return the addresses at which this process listens, or one that it has started."""
+    parents, own, sockets = {}, {os.getpid()}, set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    while more := {process for process, parent in parents.items() if parent in own} - own:
+        own |= more
+    for file in (file for process in own for file in Path(f"/proc/{process}/fd").glob("*")):
+        with contextlib.suppress(OSError):  # it is closed
+            sockets.add(str(file.readlink()))
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
 
 
 def test_command_lines_and_logs_hold_no_secret(on_hosts, network):

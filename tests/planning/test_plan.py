@@ -515,6 +515,16 @@ def test_messages_that_block_make_every_action_longer(ranks, microbatches, messa
         assert best.step_time == (microbatches + ranks - 1) * (3 + recompute + occupied)
 
 
+def test_without_a_barrier_a_step_takes_as_long_as_its_longest_rank():
+    """ZB-H2 with F = I = W = 1: no rank waits, so each takes 3 · m (arXiv 2401.10241, section 2.3)."""
+    model, machine = pp.Model.measured([1] * 4, input=[1] * 4, weight=[1] * 4), pp.Machine(80e9)
+    asked = {"ranks": 4, "microbatches": 8, "schedules": "zb-h2", "partition": [1] * 4}
+    best, waiting = (pp.plan(model, machine, barrier=barrier, **asked).best for barrier in (False, True))
+    assert (best.step_time, best.bubble) == (24, 0) and waiting.step_time == 24 + 3
+    searched = pp.plan(model, machine, 2, 4, schedules=["1f1b", "zb-v"], barrier=False).choices
+    assert all(each.step_time == each.timeline().span for each in searched)
+
+
 def test_a_model_in_8_bits_keeps_less_and_is_faster():
     """A Llama layer keeps four inputs of matrices: of two times its width, its queries, and its perceptron."""
     model = MODELS["llama-3-8b"]

@@ -192,6 +192,7 @@ PLAN = {
     "recompute": ("false", "true"),
     "zero": ("0", "1"),
     "blocking": ("false", "true"),
+    "barrier": ("true", "false"),
     "seconds": ("0", "1"),
 }
 KINDS = {  # only for a model with sizes, [plan] says how many GPUs split it and what a library keeps of it

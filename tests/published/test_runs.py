@@ -69,6 +69,19 @@ def test_schedules_are_in_the_published_order(cells):
     assert [pair for pair in pairs if pair[0][1] <= pair[1][1]] == []
 
 
+def test_the_fastest_schedule_is_named():
+    """Zero Bubble's table 4: ZB-2p in all twelve rows. Its steps need no barrier."""
+    for row in rows("zero_bubble"):
+        ranks, microbatches = int(row["pipeline"]), int(row["microbatches"])
+        forward, first, second = ([float(row[f"{name}_ms"])] * ranks for name in ("f", "b", "w"))
+        pieces = pp.Model.measured(forward, input=first, weight=second, unit="ms")
+        machine = pp.Machine(80e9, latency=float(row["message_ms"]))
+        asked = {"schedules": ["1f1b", "zb-h1", "zb-h2"], "partition": [1] * ranks, "barrier": False}
+        best = pp.plan(pieces, machine, ranks, microbatches, **asked).best
+        throughput = {name: float(row[f"samples_per_s_per_gpu_{name}"]) for name in ("1f1b", "zb1p", "zb2p")}
+        assert max(throughput, key=throughput.get) == "zb2p" and best.name == "zb-h2"
+
+
 def test_layers_that_are_moved_off_the_head_help_as_much_as_published(cells):
     steps = [cell for cell in cells if cell.source == "arXiv 2411.05288: seconds a step"]
     gains = [
