@@ -21,7 +21,7 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
 
         h100 = pp.calibrate(
             "h100", 64 * 1664, model="llama-3-70b", ranks=8, microbatches=128, sequence=8192, tensor=4, replicas=2,
-            schedules="interleaved", partition="Ett|(tt|)*38ttL",
+            schedules="interleaved", partition="Ett|(tt|)*38ttL", precision="fp8", recompute=False,
         )
         pp.plan("llama-3-70b", h100, ranks=16, …)
 
@@ -57,33 +57,33 @@ def calibrate(machine: Machine | str, tokens_per_second: float, **run: Any) -> M
         return 1 / tokens
 
     # The time is nearly a line over the slowness, so the secant method takes few steps.
-    wanted, before, now_at = 1 / tokens_per_second, 1.0, 2.0
-    time_before, time_now = seconds(before), seconds(now_at)
+    wanted, earlier, slowness = 1 / tokens_per_second, 1.0, 2.0
+    earlier_time, time = seconds(earlier), seconds(slowness)
     for _ in range(ATTEMPTS):
-        slope = (time_now - time_before) / (now_at - before)
-        before, time_before = now_at, time_now
-        now_at += (wanted - time_now) / slope if slope else 0
+        slope = (time - earlier_time) / (slowness - earlier)
+        earlier, earlier_time = slowness, time
+        slowness += (wanted - time) / slope if slope else 0
         if not slope:
             raise SettingError("calibrate is for models by sizes: times that were measured have no speed to correct")
-        if now_at > SLOWEST:
+        if slowness > SLOWEST:
             raise SettingError(
                 f"{tokens_per_second:,.3g} tokens/s are too few: at the machine's own speed, the plan has "
                 f"{1 / seconds(1.0):,.0f}; give those of all replicas"
             )
-        if now_at < FASTEST:
+        if slowness < FASTEST:
             raise SettingError(
                 f"no speed of the GPUs explains {tokens_per_second:,.0f} tokens/s: links, memory and optimizer alone "
                 f"take longer; at the machine's own speed, the plan has {1 / seconds(1.0):,.0f}"
             )
-        time_now = seconds(now_at)
-        if abs(time_now / wanted - 1) < CLOSE:
+        time = seconds(slowness)
+        if abs(time / wanted - 1) < CLOSE:
             break
-    if now.peak and now.flops > now.peak * now_at:
+    if now.peak and now.flops > now.peak * slowness:
         raise SettingError(
-            f"{tokens_per_second:,.0f} tokens/s would need {now.flops / now_at / 1e12:,.0f} TFLOP/s of each GPU, more "
-            f"than its peak of {now.peak / 1e12:,.0f}; check ranks, replicas, tensor, sequence and precision"
+            f"{tokens_per_second:,.0f} tokens/s would need {now.flops / slowness / 1e12:,.0f} TFLOP/s of each GPU, "
+            f"more than its peak of {now.peak / 1e12:,.0f}; check ranks, replicas, tensor, sequence and precision"
         )
-    return _scaled(now, 1 / now_at)
+    return _scaled(now, 1 / slowness)
 
 
 def _scaled(machine: Machine, factor: float) -> Machine:
