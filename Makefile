@@ -8,12 +8,12 @@ LESSONS := $(wildcard notebooks/*.ipynb)
 PYTHONS := 3.10 3.11 3.12 3.13
 
 # tests/conftest.py sets these markers. Tests without them run on all cores. The others use several cores each and wait
-# much of the time, so four files of them run at a time.
+# much of the time, so three files of them run at a time.
 PROCESSES := ranks or kernel or browser or programs
 UNIT := not slow and not ($(PROCESSES))
 # Loading nbval takes each process two seconds; only `make test-lessons` needs it.
 EACH_CORE := OMP_NUM_THREADS=1 $(BIN)/pytest -p no:nbval -n auto --dist worksteal
-FILES := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+FILES := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
 
