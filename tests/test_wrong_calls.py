@@ -170,6 +170,9 @@ CALLS = {
         "megatron",
         "fp8",
         2,
+        1,
+        True,
+        True,
     ),
     "Model.layer_activation": (pp.Model(2, 64, 8, 97).layer_activation, 8, 2, True, "full", 2),
     "Model.measured": (

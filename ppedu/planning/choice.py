@@ -14,9 +14,10 @@ from typing import Any
 from ppedu.core import Op, ParseError, PipelineError, Schedule, SettingError
 from ppedu.core.files import named, write_text
 from ppedu.core.numeric import Number
+from ppedu.planning.layout import letters_of
 from ppedu.planning.machine import EXCHANGED, Machine
 from ppedu.planning.partition import Cutting
-from ppedu.planning.pieces import SECONDS, SPEEDUP, Pieces
+from ppedu.planning.pieces import SECONDS, Piece, Pieces
 from ppedu.sim import Costs, Span, Timeline, simulate
 from ppedu.sim.per_link import Link
 from ppedu.zoo.registry import options_of
@@ -37,6 +38,7 @@ class Choice:
     kinds: By rank, the bytes at its peak, by what they are for. memory: Their sums.
     excess: By how many bytes the fullest rank exceeds the machine's memory, or 0.
     proven: Whether no partition is better.
+    letters: Of the pieces, as in Megatron's layouts; see `ppedu.planning.layout`.
     why: How it differs from the best choice, in a sentence.
     """
 
@@ -53,6 +55,7 @@ class Choice:
     kinds: tuple[dict[str, Number], ...]
     excess: Number
     proven: bool
+    letters: str
     why: str = ""
 
     @property
@@ -97,15 +100,21 @@ class Choice:
         write_text(path, json.dumps(saved) + "\n")
 
     def torchtitan(self) -> list[list[str]]:
-        """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part` has them."""
-        layers = max(pieces.stop for pieces in self.partition) - 2
+        """Return the names of each stage's modules, as torchtitan's `module_fqns_per_model_part` has them.
+
+        Raises:
+            SettingError: The model predicts further tokens, which torchtitan's do not.
+        """
+        if "m" in self.letters:
+            raise SettingError("torchtitan's models predict one token; plan without predictions")
+        layers = len(self.letters) - 2
         names = [["tok_embeddings"], *([f"layers.{layer}"] for layer in range(layers)), ["norm", "output"]]
         return [[name for piece in pieces for name in names[piece]] for pieces in self.partition]
 
     def megatron(self) -> str:
         """Return the layout of the stages for Megatron's `--pipeline-model-parallel-layout`.
 
-        E is the embedding, t a layer, L the loss with the head; | separates stages.
+        E is the embedding, t a layer, m a further prediction, L the loss with the head; | separates stages.
 
         Raises:
             SettingError: The schedule does not place its stages in a loop, which is all that Megatron does.
@@ -116,10 +125,9 @@ class Choice:
                 f"Megatron places stages in a loop, and {schedule.name} in the placement {schedule.placement.name!r}; "
                 'plan with schedules=["1f1b", "interleaved"]'
             )
-        letters = "E" + "t" * (max(pieces.stop for pieces in self.partition) - 2) + "L"
         stages = []
         for pieces in self.partition:
-            runs = [(letter, len([*run])) for letter, run in groupby(letters[pieces.start : pieces.stop])]
+            runs = [(letter, len([*run])) for letter, run in groupby(self.letters[pieces.start : pieces.stop])]
             stages.append("".join(letter if count == 1 else f"{letter}*{count}" for letter, count in runs))
         return "|".join(stages)
 
@@ -150,7 +158,7 @@ class Workload:
     """A model and the machines that it is to run on.
 
     zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
-        gradients.
+        gradients, 3 also the weights.
     blocking: Whether a rank cannot compute while it sends and receives.
     barrier: Whether ranks wait for each other between steps.
     """
@@ -172,30 +180,75 @@ class Workload:
         """Return how many GPUs hold the same weights."""
         return self.replicas * self.pieces.context * schedule.placement.copies
 
+    def expert_holders(self, schedule: Schedule) -> int:
+        """Return how many GPUs hold the same experts."""
+        if self.pieces.expert == 1:
+            return self.holders(schedule)
+        return self.holders(schedule) * self.pieces.tensor // self.pieces.expert
+
     def cutting(
         self, schedule: Schedule, recompute: bool, until: float = math.inf, limit: Number | None = None
     ) -> Cutting:
         """Return the search for a schedule's partition. limit: Bytes of a GPU, by default the machine's."""
         memory = self.machine.memory if limit is None else limit
-        holders = self.holders(schedule)
-        weights, gradients, optimizer = self.pieces.bytes_per_weight
-        shared = weights, gradients / (holders if self.zero > 1 else 1), optimizer / (holders if self.zero else 1)
-        pieces = replace(self.pieces, bytes_per_weight=shared) if holders > 1 and self.zero else self.pieces
+        pieces = self._gathering(schedule) if self.zero == 3 else self.pieces
+        pieces = replace(
+            pieces,
+            bytes_per_weight=self._shared(self.holders(schedule)),
+            expert_bytes=self._shared(self.expert_holders(schedule)),
+        )
         return Cutting(schedule, pieces, memory, self.delays, recompute, self.blocking, self.barrier, until)
+
+    def _shared(self, holders: int) -> tuple[Number, Number, Number]:
+        """Return the bytes per parameter on each of the GPUs that hold it: weights, gradients, optimizer."""
+        weights, gradients, optimizer = self.pieces.bytes_per_weight
+        if self.zero >= 1 and holders > 1:
+            optimizer = optimizer / holders
+        if self.zero >= 2 and holders > 1:
+            gradients = gradients / holders
+        if self.zero == 3 and holders > 1:
+            weights = weights / holders
+        return weights, gradients, optimizer
+
+    def _gathering(self, schedule: Schedule) -> Pieces:
+        """Return the pieces if weights are gathered for each use, and gradients are summed up, while a GPU computes.
+
+        Each then takes as long as the longer of the two. Two pieces are whole in memory at a time: the one that
+        computes, and the next.
+        """
+        pieces, holders = self.pieces, self.holders(schedule)
+        bandwidth = self.machine.among(self.replicas * self.ranks * pieces.gpus)
+        if holders == 1 or not bandwidth:
+            return pieces
+        weights, gradients, _ = pieces.bytes_per_weight
+        sent = (holders - 1) / holders / (EXCHANGED * bandwidth) / SECONDS[pieces.unit]
+
+        def at_least(piece: Piece) -> Piece:
+            gathered, summed = (size * (piece.weights - piece.experts) * sent for size in (weights, gradients))
+            return replace(
+                piece,
+                forward=max(piece.forward, gathered),
+                backward=max(piece.backward, gathered + summed),
+                input=max(piece.input, gathered),
+                weight=max(piece.weight, summed),
+            )
+
+        whole = 2 * weights * max(piece.weights - piece.experts for piece in pieces.pieces)
+        return replace(pieces, pieces=tuple(map(at_least, pieces.pieces)), restored=pieces.restored + whole)
 
     def choice(self, found: Cutting) -> Choice:
         """Return the best partition of a search with all its numbers."""
         cuts, schedule, pieces = found.best, found.schedule, self.pieces
         kinds = tuple(found.kinds(rank, cuts) for rank in range(self.ranks))
         step_time, busy = found.time(cuts), found.busy(cuts)
-        after = self.after(simulate(schedule, found.costs(cuts)), found.parameters(cuts))
+        after = self.after(simulate(schedule, found.costs(cuts)), found.parameters(cuts), found.experts(cuts))
         seconds = float(step_time + (after or 0)) * SECONDS[pieces.unit]
         tokens = mfu = None
         if pieces.tokens and seconds:
             tokens = pieces.tokens * schedule.microbatches * self.replicas / seconds
         if pieces.flops and self.machine.peak:
             gpus = self.ranks * pieces.gpus
-            peak = self.machine.peak * SPEEDUP[pieces.precision]
+            peak = self.machine.peak * self.machine.speedup(pieces.precision)
             mfu = float(pieces.flops * schedule.microbatches / (seconds * peak * gpus))
         return Choice(
             schedule,
@@ -211,9 +264,10 @@ class Workload:
             kinds=kinds,
             excess=max(0, *(size - self.machine.memory for size in found.memory(cuts))),
             proven=found.proven,
+            letters=letters_of(pieces.pieces),
         )
 
-    def after(self, timeline: Timeline, parameters: Sequence[int]) -> Number | None:
+    def after(self, timeline: Timeline, parameters: Sequence[int], experts: Sequence[int]) -> Number | None:
         """Return the time that gradients, optimizer and weights add to a step, if the bandwidths are known.
 
         Among the n GPUs that hold a stage, each sends (n - 1) / n of its gradients twice, in a ring; or, if they share
@@ -224,21 +278,28 @@ class Workload:
 
         Args:
             timeline: Of the step without all this.
-            parameters: By rank.
+            parameters, experts: By rank; the parameters, and those of them that are of experts.
         """
-        holders, machine, unit = self.holders(timeline.schedule), self.machine, self.pieces.unit
+        schedule, machine, second = timeline.schedule, self.machine, SECONDS[self.pieces.unit]
         bandwidth = machine.among(self.replicas * self.ranks * self.pieces.gpus)
-        if (holders > 1 and bandwidth is None) or machine.memory_bandwidth is None:
+        if (self.holders(schedule) > 1 and bandwidth is None) or machine.memory_bandwidth is None:
             return None
         weights, gradients, optimizer = self.pieces.bytes_per_weight
-        sent = (holders - 1) / holders / (EXCHANGED * bandwidth) / SECONDS[unit] if bandwidth else 0
-        read = 2 * (weights + gradients + optimizer) / (holders if self.zero else 1) / machine.memory_bandwidth
-        at_end, at_begin = (gradients, weights) if self.zero else (2 * gradients, 0)
+        at_end = gradients if self.zero else 2 * gradients  # sent by each holder
+        at_begin = weights if self.zero in (1, 2) else 0
         ends, begins = [], []
-        for row, number in zip(timeline.rows, parameters, strict=True):
-            begins.append(max(0, number * at_begin * sent - _first_forward(row)))
-            reduced = max(0, number * at_end * sent - (timeline.makespan - _last_backward(row)))
-            ends.append(reduced + number * read / SECONDS[unit])
+        for row, of_rank, of_experts in zip(timeline.rows, parameters, experts, strict=True):
+            sent = read = 0.0
+            for count, holders in (
+                (of_rank - of_experts, self.holders(schedule)),
+                (of_experts, self.expert_holders(schedule)),
+            ):
+                if bandwidth:
+                    sent += count * (holders - 1) / holders / (EXCHANGED * bandwidth) / second
+                read += 2 * count * (weights + gradients + optimizer) / (holders if self.zero else 1)
+            begins.append(max(0, at_begin * sent - _first_forward(row)))
+            reduced = max(0, at_end * sent - (timeline.makespan - _last_backward(row)))
+            ends.append(reduced + read / machine.memory_bandwidth / second)
         return max(begins) + max(ends)
 
 

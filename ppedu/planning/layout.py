@@ -9,17 +9,26 @@ from itertools import accumulate
 from ppedu.core import SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_count, shown
+from ppedu.planning.pieces import Piece
 
-_RUN = re.compile(r"([EtL|])\*([0-9]{1,6})(?![0-9])|\(([^()*]*)\)\*([0-9]{1,6})(?![0-9])")  # t*3, (tt|)*3
+PREDICTION = "prediction"  # the name of a piece that predicts a further token
+LETTERS = "EtmL|"
+_RUN = re.compile(r"([EtmL|])\*([0-9]{1,6})(?![0-9])|\(([^()*]*)\)\*([0-9]{1,6})(?![0-9])")  # t*3, (tt|)*3
 LONGEST, SHOWN = 100_000, 60  # letters: of a layout, and of one that is quoted
 
 
-def cuts_of(partition: str | Sequence[int], pieces: int) -> tuple[int, ...]:
+def letters_of(pieces: Sequence[Piece]) -> str:
+    """Return a letter for each piece: E the embedding, t a layer, m a further prediction, L the head."""
+    return "E" + "".join("m" if piece.name == PREDICTION else "t" for piece in pieces[1:-1]) + "L" * (len(pieces) > 1)
+
+
+def cuts_of(partition: str | Sequence[int], pieces: Sequence[Piece]) -> tuple[int, ...]:
     """Return where a partition cuts a row of pieces: stage s holds the pieces from cuts[s] to cuts[s + 1].
 
     Args:
         partition: The number of pieces of each stage; or a layout for Megatron's `--pipeline-model-parallel-layout`,
-            such as "Et*3|(tttt|)*2tttL": E is the embedding, t a layer, L the head with the loss, | separates stages.
+            such as "Et*3|(tttt|)*2tttL": E is the embedding, t a layer, m a further prediction, L the head with the
+            loss, | separates stages.
         pieces: Of the model.
 
     Raises:
@@ -27,18 +36,20 @@ def cuts_of(partition: str | Sequence[int], pieces: int) -> tuple[int, ...]:
     """
     if isinstance(partition, str):
         letters = _unrolled(partition)
-        if (row := letters.replace("|", "")) != "E" + "t" * (pieces - 2) + "L":
+        wanted = letters_of(pieces)
+        if (row := letters.replace("|", "")) != wanted:
+            more = f", then {wanted.count('m')} times m" if "m" in wanted else ""
             raise SettingError(
-                f"the layout must have an E, then {pieces - 2} times t, then an L, with | between stages; got "
-                f"{row.count('t')} times t in {partition[:SHOWN]!r}"
+                f"the layout must have an E, then {wanted.count('t')} times t{more}, then an L, with | between stages; "
+                f"got {row.count('t')} times t in {partition[:SHOWN]!r}"
             )
         counts = [len(stage) for stage in letters.split("|")]
     elif isinstance(partition, (list, tuple)):
         counts = [require_count("a stage's number of pieces", each, least=0) for each in partition]
-        if sum(counts) != pieces:
+        if sum(counts) != len(pieces):
             raise SettingError(
-                f"the partition has {plural(sum(counts), 'piece')} and the model {pieces}: the embedding, each layer, "
-                "the head"
+                f"the partition has {plural(sum(counts), 'piece')} and the model {len(pieces)}: the embedding, each "
+                "layer, the head"
             )
     else:
         raise SettingError(
@@ -60,9 +71,9 @@ def _unrolled(layout: str) -> str:
     text, before = re.sub(r"[\s,]", "", layout), ""
     while text != before and len(text) <= LONGEST:
         text, before = _RUN.sub(repeated, text), text
-    if len(text) > LONGEST or set(text) - set("EtL|"):
+    if len(text) > LONGEST or set(text) - set(LETTERS):
         raise SettingError(
-            f"a layout has the letters E, t, L and |, at most {LONGEST:,}, and repeats such as t*3 and (tt|)*2; "
+            f"a layout has the letters E, t, m, L and |, at most {LONGEST:,}, and repeats such as t*3 and (tt|)*2; "
             f"got {layout[:SHOWN]!r}"
         )
     return text

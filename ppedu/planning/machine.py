@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from ppedu.core import SettingError
 from ppedu.core.numeric import Number
 from ppedu.core.validate import require_count
-from ppedu.planning.pieces import MOST, SECONDS, SPEEDUP, Work, require_amount, require_unit
+from ppedu.planning.pieces import MOST, SECONDS, Pieces, Work, require_amount, require_unit
 from ppedu.sim.per_link import Link
 
 # Of each amount, what it must be and the least that it can be; anything less is in the wrong unit.
 SPEED, BANDWIDTH = ("FLOP/s, such as 400e12", 1e9), ("bytes per second, such as 50e9", 1e6)
 LATENCY = ("a number of at least 0", 0)
+TIMES_AS_FAST = ("a multiple of the speed in bf16, such as 2", 1)
 # The parts of the data sheets' bandwidths that kernels between matrices, and collectives, reach: chosen to suit the
 # published runs on A100s and H100s; see tests/published.
 STREAMED, EXCHANGED = 0.45, 0.75
+# The part of a GPU that computes while it sends tokens to experts: 20 of an H800's 132 multiprocessors send (arXiv
+# 2412.19437, section 3.2.2).
+LEFT = 112 / 132
 AMOUNTS = {
     "memory": ("bytes, such as 80e9", 1),
     "flops": SPEED,
@@ -26,6 +30,8 @@ AMOUNTS = {
     "near_latency": LATENCY,
     "near_bandwidth": BANDWIDTH,
     "memory_bandwidth": BANDWIDTH,
+    "fp8": TIMES_AS_FAST,
+    "nvfp4": TIMES_AS_FAST,
 }
 
 
@@ -43,6 +49,7 @@ class Machine:
     memory_bandwidth: Bytes per second between a GPU and its own memory, as on the data sheet, for the optimizer and for
         what lies between the matrices of a model that is given by its sizes. None leaves these out.
     unit: Of the latencies: "s", "ms" or "us"; None for the model's unit.
+    fp8, nvfp4: How many times as fast matrix products are in these formats; None if the GPU does not have them.
 
     Raises:
         SettingError: A number is not possible.
@@ -59,6 +66,8 @@ class Machine:
     memory_bandwidth: Number | None = None
     unit: str | None = None
     attention: Number | None = None
+    fp8: Number | None = 2
+    nvfp4: Number | None = None
 
     def __post_init__(self) -> None:
         for name, (wanted, least) in AMOUNTS.items():
@@ -74,28 +83,53 @@ class Machine:
         if self.unit is not None:
             require_unit(self.unit)
 
-    def seconds(self, work: Work, tensor: int = 1, context: int = 1) -> float:
+    def speedup(self, precision: str) -> Number:
+        """Return how many times as fast matrix products are in a format as in bf16.
+
+        Raises:
+            SettingError: The GPU does not have it.
+        """
+        factor = {"bf16": 1, "fp8": self.fp8, "nvfp4": self.nvfp4}[precision]
+        if factor is None:
+            raise SettingError(
+                f"the machine has no matrix products in {precision}; if it does, give their speed as a multiple of "
+                f'that in bf16, such as Machine(…, {precision}=2); or take precision="bf16"'
+            )
+        return factor
+
+    def seconds(self, work: Work, pieces: Pieces) -> float:
         """Return how long a GPU takes for some work: its matrices, attention, memory and links, one after the other.
 
         Small models are slower than large ones because what lies between the matrices grows with the width, and the
-        matrices with its square.
+        matrices with its square. What GPUs send each other is as fast as the links of a node if it holds them all.
 
         Args:
             work: Of a GPU whose `flops` are known.
-            tensor, context: The GPUs that split the work, and the groups of these that split its sequence. What they
-                send each other is as fast as the links of a node if it holds them all.
+            pieces: Those that it is of, for the GPUs that split them and for their format.
         """
         assert self.flops
-        time = (work.matrices + work.short / SPEEDUP["fp8"]) / self.flops + work.attention / (
-            self.attention or self.flops
-        )
+        matrices = work.matrices + (work.short / self.speedup(pieces.precision) if work.short else 0)
+        time = matrices / self.flops + work.attention / (self.attention or self.flops)
         if self.memory_bandwidth:
             time += work.moved / (STREAMED * self.memory_bandwidth)
-        for sent, gpus in ((work.exchanged, tensor), (work.passed, tensor * context)):
-            bandwidth = self.among(gpus)
-            if sent and bandwidth:
-                time += sent / (EXCHANGED * bandwidth)
-        return float(time)
+        time += self._sending(work.exchanged, pieces.tensor) + self._sending(work.passed, pieces.gpus)
+        routed = self._sending(work.routed * self._copies(pieces.expert, pieces.visited), pieces.expert)
+        return float(max(time / LEFT, routed) if pieces.overlap and routed else time + routed)
+
+    def _sending(self, sent: Number, gpus: int) -> Number:
+        """Return how long a GPU takes to send bytes to the others of a group."""
+        bandwidth = self.among(gpus)
+        return sent / (EXCHANGED * bandwidth) if sent and bandwidth else 0
+
+    def _copies(self, expert: int, visited: int) -> Number:
+        """Return to how many other places a token goes on average if it visits any of the experts.
+
+        A place is a GPU; or a node if the experts are in several, because the links between nodes are the slow ones,
+        and a token needs to come to a node only once (github.com/deepseek-ai/DeepEP).
+        """
+        node = self.node or 1
+        places = expert if expert <= node else -(-expert // node)
+        return (places - 1) * (1 - (1 - 1 / places) ** visited)
 
     def among(self, gpus: int) -> Number | None:
         """Return the bandwidth among neighboring GPUs: that of a node if it holds them all; None if unknown."""

@@ -7,9 +7,10 @@ from typing import Any
 
 from ppedu.core import SettingError, hooks
 from ppedu.core.numeric import Number
-from ppedu.core.validate import require_count, require_instance
-from ppedu.planning.implementations import implementation_named
-from ppedu.planning.pieces import FLOP, MOST, MOST_LAYERS, Piece, Pieces, Work, measured, per_weight, require_precision
+from ppedu.core.validate import require_count, require_instance, require_number
+from ppedu.planning.attention import Attention, grouped, latent
+from ppedu.planning.pieces import MOST, MOST_LAYERS, Pieces, measured
+from ppedu.planning.work import pieces_of
 
 RECOMPUTED = ("none", "selective", "full")
 
@@ -32,6 +33,13 @@ class Model:
     experts, active: Experts of a layer, and how many of them a token visits (mixture of experts). `ffn` is then the
         width of one expert.
     shared: Experts that every token visits.
+    imbalance: The tokens of the GPU with the busiest experts, as a multiple of the mean.
+    dense, dense_ffn: The first layers that have one perceptron in place of experts, and its width.
+    key_rank, query_rank, rotary: For multi-head latent attention: the numbers of a token that its keys and values, and
+        its queries, are made of; and the numbers that carry the position, which each head has beside its `head_size`.
+        See `ppedu.planning.attention.latent`.
+    predictions: Further tokens that the model predicts in training, each with a layer and the head (multi-token
+        prediction, arXiv 2412.19437, section 2.2). `parameters` leaves them out, as published numbers do.
     dropout: After attention, after both halves of a layer and on the attention matrix: it keeps masks.
     flash: Attention keeps one number per token and head in place of its matrix (arXiv 2205.14135).
 
@@ -57,13 +65,24 @@ class Model:
     shared: int = 0
     dropout: bool = False
     flash: bool = True
+    imbalance: Number = 1
+    dense: int = 0
+    dense_ffn: int | None = None
+    key_rank: int = 0
+    query_rank: int = 0
+    rotary: int = 0
+    predictions: int = 0
 
     def __post_init__(self) -> None:
         require_count("layers", self.layers, most=MOST_LAYERS)
         for name in ("width", "heads", "vocabulary"):
             require_count(name, getattr(self, name), most=MOST)
-        for name in ("positions", "experts", "active", "shared"):
+        for name in ("positions", "experts", "active", "shared", "dense", "key_rank", "query_rank", "rotary"):
             require_count(name, getattr(self, name), least=0, most=MOST)
+        require_count("predictions", self.predictions, least=0, most=MOST_LAYERS)
+        if self.dense_ffn is not None:
+            require_count("dense_ffn", self.dense_ffn, most=MOST)
+        require_number("imbalance", self.imbalance, lambda number: 1 <= number <= MOST, "at least 1")
         for name in (each.name for each in fields(self) if each.type == "bool"):
             require_instance(name, getattr(self, name), bool, "True or False")
         if self.head_size is None and self.width % self.heads:
@@ -92,8 +111,21 @@ class Model:
             raise SettingError(
                 f"a token visits 1 to {self.experts or 'all'} experts; got active={self.active} of {self.experts}"
             )
+        if (self.query_rank or self.rotary) and not self.key_rank:
+            raise SettingError("query_rank and rotary are for latent attention; give key_rank, too, such as 512")
+        if self.key_rank and (self.kv_heads != self.heads or self.qk_norm or self.biases != "none"):
+            raise SettingError(
+                "latent attention (key_rank) has as many heads of keys as of queries, and no biases or "
+                "qk_norm; leave out kv_heads, biases and qk_norm"
+            )
+        if bool(self.dense) != (self.dense_ffn is not None) or self.dense > self.layers * bool(self.experts):
+            raise SettingError(
+                f"dense, the first layers without experts, must be at most the {self.layers} layers of a model with "
+                f"experts, and dense_ffn is their width; got dense={self.dense} and dense_ffn={self.dense_ffn}"
+            )
 
     measured = staticmethod(measured)
+    pieces = pieces_of
 
     @classmethod
     def of(cls, module: Any, example: Any, loss_fn: Any = None, bytes_per_weight: Any = 16) -> Pieces:
@@ -112,23 +144,23 @@ class Model:
         return self.kv_heads or self.heads
 
     @property
-    def _queries(self) -> int:
-        """The width of all queries of a token."""
-        return self.heads * (self.head_size or 0)
+    def attention(self) -> Attention:
+        """The attention of a layer."""
+        size = self.head_size or 0
+        if self.key_rank:
+            return latent(self.width, self.heads, size, self.rotary, self.key_rank, self.query_rank)
+        rotated = not self.positions
+        return grouped(self.width, self.heads, self._kv_heads, size, self.biases, self.qk_norm, rotated)
 
     @property
-    def _keys(self) -> int:
-        """The width of all keys of a token, and of all values."""
-        return self._kv_heads * (self.head_size or 0)
+    def first(self) -> Model:
+        """The model with its first, dense layers alone."""
+        changes: dict[str, Any] = dict.fromkeys(("experts", "active", "shared", "dense"), 0)
+        return replace(self, layers=self.dense, ffn=self.dense_ffn, dense_ffn=None, **changes)
 
     @property
-    def _visited(self) -> int:
-        """The perceptrons that a token visits in a layer."""
-        return self.active + self.shared if self.experts else 1
-
-    @property
-    def _perceptron(self) -> int:
-        """The weights in the matrices of one perceptron."""
+    def perceptron(self) -> int:
+        """The weights in the matrices of one perceptron, or of one expert."""
         return (3 if self.gated else 2) * self.width * (self.ffn or 0)
 
     @property
@@ -137,18 +169,22 @@ class Model:
         return self.width * (2 if self.norm == "layer" else 1)
 
     @property
+    def _perceptron_parameters(self) -> int:
+        biases = (2 if self.gated else 1) * (self.ffn or 0) + self.width
+        return self.perceptron + (biases if self.biases == "all" else 0)
+
+    @property
+    def expert_parameters(self) -> int:
+        """The parameters of those experts of a layer among which tokens choose."""
+        return self.experts * self._perceptron_parameters
+
+    @property
     def layer_parameters(self) -> int:
-        """The parameters of a layer."""
-        width, queries, keys = self.width, self._queries, self._keys
-        inner = queries + 2 * keys
-        attention = width * inner + queries * width
-        attention += {"none": 0, "qkv": inner, "all": inner + width}[self.biases]
-        attention += 2 * (self.head_size or 0) if self.qk_norm else 0
-        one = self._perceptron
-        if self.biases == "all":
-            one += (2 if self.gated else 1) * (self.ffn or 0) + width
-        perceptrons = (self.experts + self.shared) * one + width * self.experts if self.experts else one
-        return attention + perceptrons + 2 * self.norm_parameters
+        """The parameters of a layer, with all its experts; of the last one, if the first layers are dense."""
+        perceptrons = self.shared * self._perceptron_parameters + self.width * self.experts  # and the router
+        if not self.experts:
+            perceptrons = self._perceptron_parameters
+        return self.attention.parameters + perceptrons + self.expert_parameters + 2 * self.norm_parameters
 
     @property
     def embedding_parameters(self) -> int:
@@ -163,11 +199,13 @@ class Model:
     @property
     def parameters(self) -> int:
         """The parameters of the model."""
-        ends = self.embedding_parameters + self.head_parameters - self._shared
-        return ends + self.layers * self.layer_parameters
+        ends = self.embedding_parameters + self.head_parameters - self.tied_parameters
+        layers = (self.layers - self.dense) * self.layer_parameters
+        return ends + layers + (self.dense * self.first.layer_parameters if self.dense else 0)
 
     @property
-    def _shared(self) -> int:
+    def tied_parameters(self) -> int:
+        """The parameters of the head that are the embedding's."""
         return self.vocabulary * self.width if self.tied else 0
 
     def layer_flops(self, sequence: int) -> tuple[float, float, float]:
@@ -177,66 +215,25 @@ class Model:
         token and number of a query, half of the products being masked, and twice as many in I; it has no weights,
         so it adds nothing to W (arXiv 2205.05198, appendix A, which counts the masked half, too).
         """
-        matrices = self.width * (2 * self._queries + 2 * self._keys) + self._visited * self._perceptron
-        matrices += self.width * self.experts
-        attention = 2.0 * sequence * self._queries
+        visited = self.active + self.shared if self.experts else 1
+        matrices = self.attention.matrices + visited * self.perceptron + self.width * self.experts
+        attention = float(sequence * self.attention.scored)
         per_token = 2 * matrices + attention, 2 * matrices + 2 * attention, 2 * matrices
         return per_token[0] * sequence, per_token[1] * sequence, per_token[2] * sequence
-
-    def layer_work(
-        self,
-        sequence: int,
-        batch: int = 1,
-        tensor: int = 1,
-        sequence_parallel: bool = False,
-        element: int = 2,
-        precision: str = "bf16",
-    ) -> tuple[Work, Work, Work]:
-        """Return what one of the GPUs that split a layer does in its F, I and W for `batch` sequences.
-
-        The FLOPs are those of `layer_flops`. Between the matrices, F and I each read and write the inputs and outputs
-        of two norms and two additions, of the rotation of queries and keys, and of the activation function. Without
-        `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input,
-        and scatter and add its output, once for the attention and once for the perceptron.
-        """
-        width, tokens, element_ffn = self.width, sequence * batch, element * (self.ffn or 0)
-        flops = self.layer_flops(sequence)
-        attention = 2.0 * sequence * self._queries * sequence
-        part = tensor if sequence_parallel else 1
-        shared = 10 * element * width / part  # 2 · (2 + 3): a norm has an input and an output, an addition three
-        split = self._visited * element_ffn * (3 if self.gated else 2)
-        split += 0 if self.positions else 2 * element * (self._queries + self._keys)
-        if not self.flash:
-            split += self.heads * sequence * (4 * element + (element + 1 if self.dropout else 0))
-        if self.experts:  # tokens are copied to their experts, and their results are added up
-            split += 4 * element * self.active * width
-        moved = tokens * (shared + split / tensor)
-        exchanged = 4 * element * tokens * width * (tensor - 1) / tensor
-        matrices, attention = batch * flops[2] / tensor, batch * attention / tensor  # W has the matrices alone
-        long, short = (0, matrices) if precision == "fp8" else (matrices, 0)
-        return (
-            Work(long, attention, moved, exchanged, short),
-            Work(long, 2 * attention, moved, exchanged, short),
-            Work(long, short=short),
-        )
-
-    def head_work(self, sequence: int, batch: int = 1, tensor: int = 1, element: int = 2) -> tuple[Work, Work, Work]:
-        """Return what one of the GPUs that split the head does in its F, I and W for `batch` sequences.
-
-        The loss in fp32 reads the logits, and reads and writes their exponentials several times; I turns these into the
-        gradient of the logits.
-        """
-        tokens = sequence * batch
-        matrices = batch * self.head_flops(sequence) / tensor
-        logits = tokens * self.vocabulary / tensor
-        exchanged = element * tokens * self.width * (tensor - 1) / tensor
-        norm = 2 * element * tokens * self.width
-        forward = Work(matrices, 0, norm + logits * (2 * element + 18), exchanged)
-        return forward, Work(matrices, 0, norm + logits * (4 + 2 * element), exchanged), Work(matrices)
 
     def head_flops(self, sequence: int) -> float:
         """Return the FLOPs of the head for one sequence, in each of F, I and W."""
         return 2.0 * sequence * self.width * self.vocabulary
+
+    def flops(self, sequence: int) -> float:
+        """Return the FLOPs of the model for one sequence, forward and backward, as it needs them in training.
+
+        The backward takes twice as many as the forward.
+        """
+        dense = self.dense * self.first.layer_flops(sequence)[0] if self.dense else 0
+        layers = (self.layers - self.dense + self.predictions) * self.layer_flops(sequence)[0]
+        joined = self.predictions * 4.0 * sequence * self.width**2
+        return 3 * (dense + layers + joined + (1 + self.predictions) * self.head_flops(sequence))
 
     def layer_activation(
         self,
@@ -246,7 +243,7 @@ class Model:
         recompute: str = "none",
         element: int = 2,
         gated: int = 4,
-        inputs: int | None = None,
+        inputs: Number | None = None,
     ) -> float:
         """Return the bytes on each GPU that a layer keeps for the backward of one sequence.
 
@@ -262,28 +259,30 @@ class Model:
             are one kernel.
         inputs: Bytes of a number in the inputs of matrices, if they are kept in another format.
         """
-        inputs = element if inputs is None else require_count("inputs", inputs, most=MOST)
+        inputs = element if inputs is None else inputs
         for name, number in (("sequence", sequence), ("element", element)):
             require_count(name, number, most=MOST)
         require_instance("sequence_parallel", sequence_parallel, bool, "True or False")
-        self._require(recompute, tensor)
-        width, queries, keys, ffn = self.width, self._queries, self._keys, self.ffn or 0
+        self.require_split(recompute, tensor)
+        width, attention = self.width, self.attention
         part = tensor if sequence_parallel else 1
         mask = width if self.dropout else 0  # a byte for each number
         if recompute == "full":
             return sequence * element * width / part
         between = 2 * (element + inputs) * width + 2 * mask  # inputs of both norms, of the attention, of the perceptron
-        attention = element * (queries + 2 * keys) + inputs * queries  # queries, keys, values; the projection's input
+        split: Number = element * attention.kept + inputs * attention.fed
         if self.flash:
-            attention += 4 * self.heads  # the logarithm of a sum, in fp32
+            split += 4 * self.heads  # the logarithm of a sum, in fp32
         elif recompute == "none":
-            attention += self.heads * sequence * (2 * element + 1 if self.dropout else element)
-        each = ffn * (
-            element * ((gated if self.gated else 2) - 1) + inputs
-        )  # the last one is the second matrix's input
+            split += self.heads * sequence * (2 * element + 1 if self.dropout else element)
+        # The last tensor of a perceptron is its second matrix's input.
+        perceptron = (self.ffn or 0) * (element * ((gated if self.gated else 2) - 1) + inputs)
         if self.experts:  # each expert gets a copy of its tokens, and its output is kept for the weighted sum
-            each = each + 2 * element * width
-        return sequence * (between / part + (attention + self._visited * each) / tensor)
+            expert = perceptron + 2 * element * width
+            split += self.active * float(self.imbalance) * expert + self.shared * perceptron
+        else:
+            split += perceptron
+        return sequence * (between / part + split / tensor)
 
     def head_activation(self, sequence: int, tensor: int = 1, element: int = 2) -> tuple[float, float]:
         """Return the bytes of the head and the loss for one sequence, and how many of them are logits.
@@ -293,91 +292,8 @@ class Model:
         logits = sequence * self.vocabulary * (4 + (element if element < 4 else 0)) / tensor
         return sequence * 2 * element * self.width + logits, logits
 
-    def pieces(
-        self,
-        sequence: int,
-        batch: int = 1,
-        tensor: int = 1,
-        sequence_parallel: bool | None = None,
-        recompute: str = "none",
-        bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
-        element: int = 2,
-        implementation: str = "megatron",
-        precision: str = "bf16",
-        context: int = 1,
-    ) -> Pieces:
-        """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
-
-        Args:
-            sequence: Tokens of a sequence.
-            batch: Sequences of a microbatch.
-            tensor: GPUs that split every piece; FLOPs and bytes are those of one of them.
-            sequence_parallel: Whether they also split what lies between the matrices; by default if there are several.
-            recompute: "none"; "selective", the attention; or "full", each layer from its input. See `layer_activation`.
-                What is computed again comes to I. Whole stages are recomputed by `plan(recompute=True)`.
-            bytes_per_weight: By default those of the implementation.
-            element: Bytes of a number.
-            implementation: Of `ppedu.planning.implementations`.
-            precision: Of the layers' matrices: "bf16", or "fp8", in which their inputs are kept, too.
-            context: Groups of `tensor` GPUs that split each sequence. A GPU has 1 / `context` of all but the weights.
-                In each layer, it gets the others' keys and values; in I, it also sends their gradients.
-
-        Raises:
-            SettingError: A number is not possible, or a name is unknown.
-        """
-        sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
-        self._require(recompute, tensor)
-        require_count("element", element, most=MOST)
-        require_count("context", context, most=sequence)
-        require_precision(precision)
-        kept_by = implementation_named(implementation)
-        parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
-        require_instance("sequence_parallel", parallel, bool, "True, False or None")
-        forward, first, second = self.layer_work(sequence, batch, tensor, parallel, element, precision)
-        if recompute == "full":
-            again = forward
-        elif recompute == "selective":
-            others = replace(self, flash=True).layer_work(sequence, batch, tensor, parallel, element)[0]
-            again = Work(0, forward.attention, forward.moved - others.moved)
-        else:
-            again = Work()
-        keys = 2 * element * self._keys * batch * sequence * (context - 1) / tensor  # and values
-        forward, first = forward._replace(passed=keys), first.plus(again)._replace(passed=2 * keys)
-        whole_layer, whole_head = (forward, first, second), self.head_work(sequence, batch, tensor, element)
-        inputs = 1 if precision == "fp8" else element
-        whole, kept = (
-            self.layer_activation(sequence, tensor, parallel, each, element, kept_by.gated, inputs)
-            for each in ("none", recompute)
-        )
-        part = batch / context
-        embedding = Piece("embedding", 0, 0, 0, 0, -(-self.embedding_parameters // tensor), part * 8 * sequence)
-        layer_work, head_work = ([each.part(context) for each in work] for work in (whole_layer, whole_head))
-        layer = Piece.of_work("", layer_work, -(-self.layer_parameters // tensor), part * kept)
-        size, logits = (part * each for each in self.head_activation(sequence, tensor, element))
-        head = Piece.of_work("head", head_work, -(-self.head_parameters // tensor), size, logits)
-        layers = [replace(layer, name=f"layer {number}") for number in range(self.layers)]
-        message = part * sequence * element * self.width / (tensor if parallel else 1)
-        once = 3 * (self.layers * self.layer_flops(sequence)[0] + self.head_flops(sequence))
-        tied = -(-self._shared // tensor)
-        sizes = per_weight(kept_by.bytes_per_weight if bytes_per_weight is None else bytes_per_weight)
-        pieces = (embedding, *layers, head)
-        return Pieces(
-            pieces,
-            FLOP,
-            message,
-            batch * sequence,
-            sizes,
-            flops=batch * once,
-            tied=tied,
-            tensor=tensor,
-            precision=precision,
-            context=context,
-            implementation=implementation,
-            recompute=recompute,
-            restored=part * (whole - kept),
-        )
-
-    def _require(self, recompute: str, tensor: int) -> None:
+    def require_split(self, recompute: str, tensor: int) -> None:
+        """Raise SettingError unless the layers can be recomputed, and split among `tensor` GPUs, like this."""
         if not isinstance(recompute, str) or recompute not in RECOMPUTED:
             raise SettingError(f'recompute must be "none", "selective" or "full"; got {recompute!r}')
         if recompute == "selective" and self.flash:

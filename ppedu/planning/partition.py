@@ -65,7 +65,7 @@ class Cutting:
     def sums(self) -> dict[str, list[Any]]:
         """For each number of a piece, its sums over the pieces before each cut."""
         pieces = self.pieces.pieces
-        names = (*TIMES, "weights", "activation", "logits")
+        names = (*TIMES, "weights", "experts", "activation", "logits")
         return {name: [*accumulate((getattr(piece, name) for piece in pieces), initial=0)] for name in names}
 
     @cached_property
@@ -127,17 +127,26 @@ class Cutting:
         size, held = self.in_flight.peak(rank, whole, self.inputs)
         stages = self.in_flight.stages[rank]
         of_logits = sum(count * logits[stage] for stage, count in zip(stages, held[::2], strict=True))
-        parameters = self.parameters(cuts)[rank]
-        static = [parameters * each for each in self.pieces.bytes_per_weight]
+        parameters, experts = self.parameters(cuts)[rank], self.experts(cuts)[rank]
+        static = [
+            (parameters - experts) * size + experts * of_experts
+            for size, of_experts in zip(self.pieces.bytes_per_weight, self.pieces.bytes_per_expert, strict=True)
+        ]
         sizes = (*static, size - of_logits + self.pieces.restored, of_logits, self._buffers[rank])
         return dict(zip(KINDS, sizes, strict=True))
 
     def memory(self, cuts: Cuts) -> list[Number]:
         """Return the bytes of each rank at its peak: the sums of `kinds`, sooner."""
         whole, each = self.of_stages("activation", cuts), sum(self.pieces.bytes_per_weight)
+        fewer = each - sum(self.pieces.bytes_per_expert)
+        numbers = zip(self.parameters(cuts), self.experts(cuts), self._buffers, strict=True)
         return [
-            each * parameters + self.in_flight.peak(rank, whole, self.inputs)[0] + self.pieces.restored + buffers
-            for rank, (parameters, buffers) in enumerate(zip(self.parameters(cuts), self._buffers, strict=True))
+            each * parameters
+            - fewer * experts
+            + self.in_flight.peak(rank, whole, self.inputs)[0]
+            + self.pieces.restored
+            + buffers
+            for rank, (parameters, experts, buffers) in enumerate(numbers)
         ]
 
     def parameters(self, cuts: Cuts) -> list[int]:
@@ -148,6 +157,11 @@ class Cutting:
             sum(of_stages[stage] for stage in stages) - (self.pieces.tied if ends.issubset(stages) else 0)
             for stages in self.in_flight.stages
         ]
+
+    def experts(self, cuts: Cuts) -> list[int]:
+        """Return how many of the parameters on each rank are of experts."""
+        of_stages = self.of_stages("experts", cuts)
+        return [sum(of_stages[stage] for stage in stages) for stages in self.in_flight.stages]
 
     def excess(self, cuts: Cuts) -> Number:
         """Return by how many bytes the ranks exceed the limit, together."""

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}  # in a unit of time
 FLOP = "FLOP"
-SPEEDUP = {"bf16": 1, "fp8": 2}  # how many times as many FLOPs a GPU has in a format
+PRECISIONS = {"bf16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4"}
+# Of an input of a matrix; in NVFP4, 16 numbers of half a byte have a scale of one byte.
+INPUT_BYTES = {"fp8": 1, "nvfp4": 0.5625}
 TIMES = ("forward", "backward", "input", "weight")  # of a piece
 MOST_LAYERS = 10_000
 MOST = 10**9  # of everything else that is counted, such as tokens and GPUs
@@ -27,10 +29,10 @@ LARGEST = 1e50  # of every amount: sums and products of a plan's amounts still f
 class Work(NamedTuple):
     """The work of one GPU for a microbatch, in the F, I or W of a piece. `Machine.seconds` is its time.
 
-    matrices, attention: FLOPs in 16 bits. short: FLOPs of matrices in 8 bits, twice as many of which take as long.
+    matrices, attention: FLOPs in 16 bits. short: FLOPs of matrices in 8 or 4 bits, which are faster.
     moved: Bytes that everything else reads and writes: norms, additions, activation functions, the loss.
     exchanged: Bytes that the GPU sends to those that split the piece with it. passed: Those that it sends to GPUs with
-        other parts of the sequence.
+        other parts of the sequence. routed: Those of its tokens, sent to one expert each, and of their results.
     """
 
     matrices: Number = 0
@@ -39,6 +41,7 @@ class Work(NamedTuple):
     exchanged: Number = 0
     short: Number = 0
     passed: Number = 0
+    routed: Number = 0
 
     @property
     def flops(self) -> Number:
@@ -58,7 +61,7 @@ class Piece:
     """A part of the model that is not cut.
 
     forward, backward, input, weight: What F, B, I and W of a microbatch take, in the unit of the `Pieces`.
-    weights: The number of parameters.
+    weights: The number of parameters. experts: Those of them that are of experts.
     activation: Bytes of a microbatch from the forward to the end of the backward.
     logits: The part of `activation` that is logits.
     work: Of F, I and W, if the unit is "FLOP" and the work is known; `forward` and the others are then its FLOPs.
@@ -73,13 +76,16 @@ class Piece:
     activation: Number = 0
     logits: Number = 0
     work: tuple[Work, Work, Work] | None = None
+    experts: int = 0
 
     @classmethod
-    def of_work(cls, name: str, work: Sequence[Work], weights: int, activation: Number, logits: Number = 0) -> Piece:
+    def of_work(
+        cls, name: str, work: Sequence[Work], weights: int, activation: Number, logits: Number = 0, experts: int = 0
+    ) -> Piece:
         """Return a piece whose times are the FLOPs of its work in F, I and W."""
         forward, first, second = work
         times = forward.flops, first.flops + second.flops, first.flops, second.flops
-        return cls(name, *times, weights, activation, logits, (forward, first, second))
+        return cls(name, *times, weights, activation, logits, (forward, first, second), experts)
 
 
 @dataclass(frozen=True)
@@ -90,15 +96,19 @@ class Pieces:
     message: Bytes that a stage sends to the next for a microbatch; the gradient that comes back has as many.
     tokens: Of a microbatch; None if unknown.
     bytes_per_weight: Bytes per parameter of the weights, the gradients and the optimizer.
+    expert_bytes: Those of experts, if they differ.
     weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
     flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
     tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
     tensor: GPUs that split every piece. context: GPUs, or groups of them, that split every sequence, each with all of
         a piece's weights. Times, weights, activations and messages are those of one GPU; `tokens` and `flops` are those
         of all.
-    precision: Of the layers' matrices: "bf16" or "fp8". implementation: Of `ppedu.planning.implementations`.
+    precision: Of the layers' matrices: "bf16", "fp8" or "nvfp4". implementation: Of `ppedu.planning.implementations`.
     recompute: The part of each layer that its backward computes again: "none", "selective" or "full". restored: Its
         bytes, of one layer at a time.
+    expert: GPUs, of all that hold a stage, among which its experts are divided. visited: The experts of a layer that a
+        token visits. overlap: Whether tokens are on their way to experts while another microbatch computes.
+    shard_vocabulary: Whether the embedding and the head are divided among the ranks.
 
     Raises:
         SettingError: A number is not possible, or there are too many pieces.
@@ -118,6 +128,11 @@ class Pieces:
     implementation: str = "megatron"
     recompute: str = "none"
     restored: Number = 0
+    expert: int = 1
+    visited: int = 0
+    overlap: bool = False
+    shard_vocabulary: bool = False
+    expert_bytes: tuple[Number, Number, Number] | None = None
 
     def __post_init__(self) -> None:
         _require_few(self.pieces)
@@ -126,6 +141,7 @@ class Pieces:
         require_count("tied", self.tied, least=0)
         require_count("tensor", self.tensor, most=MOST)
         require_count("context", self.context, most=MOST)
+        require_count("expert", self.expert, most=MOST)
         require_precision(self.precision)
         implementation_named(self.implementation)
         require_amount("restored", self.restored, "bytes of at least 0")
@@ -136,6 +152,10 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.pieces)
+
+    @property
+    def bytes_per_expert(self) -> tuple[Number, Number, Number]:
+        return self.expert_bytes or self.bytes_per_weight
 
     @property
     def gpus(self) -> int:
@@ -164,8 +184,8 @@ class Pieces:
 
     def _timed(self, piece: Piece, machine: Machine) -> Piece:
         work = piece.work or (Work(piece.forward), Work(piece.input), Work(piece.weight))
-        forward, first, second = (machine.seconds(each, self.tensor, self.context) for each in work)
-        backward = first + second if piece.work else machine.seconds(Work(piece.backward))
+        forward, first, second = (machine.seconds(each, self) for each in work)
+        backward = first + second if piece.work else machine.seconds(Work(piece.backward), self)
         return replace(piece, forward=forward, backward=backward, input=first, weight=second, work=None)
 
 
@@ -235,10 +255,10 @@ def require_unit(unit: Any) -> None:
 
 
 def require_precision(precision: Any) -> str:
-    """Return the name of a format of matrices; raise SettingError if it is unknown."""
-    if not isinstance(precision, str) or precision not in SPEEDUP:
-        raise SettingError(f'precision must be "bf16" or "fp8"; got {shown(precision)}')
-    return precision
+    """Return the name of a format of matrices, "mxfp8" as "fp8"; raise SettingError if it is unknown."""
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        raise SettingError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}; got {shown(precision)}")
+    return PRECISIONS[precision]
 
 
 def per_weight(given: Any) -> tuple[Number, Number, Number]:

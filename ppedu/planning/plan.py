@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,9 @@ GB = 1e9
 SHOWN = 8  # choices in the printed table
 LISTED = 16  # ranks in the printed partition
 ACTIVATIONS = ("activations", "logits")  # the kinds of bytes that a schedule decides
+LARGE = 6  # choices that do not fit, in a finding
 WORTH_A_WORD = 0.005  # the part of all ranks' time that a cause of the bubble takes
-SHARED = ("nothing", "the optimizer", "gradients and optimizer")  # by ZeRO's stage
+SHARED = ("nothing", "the optimizer", "gradients and optimizer", "weights, gradients and optimizer")  # by ZeRO's stage
 HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 
 
@@ -111,7 +112,8 @@ class Plan:
             yield f"{self.choices[1].name}, the runner-up, {self.choices[1].why}"
         too_large = [f"{each.name} ({float(max(each.memory)) / GB:.0f} GB)" for each in self.choices if each.excess]
         if too_large:
-            yield f"too large: {'; '.join(too_large)}"
+            more = f"; and {len(too_large) - LARGE} more" if len(too_large) > LARGE else ""
+            yield f"too large: {'; '.join(too_large[:LARGE])}{more}"
 
     def _rows(self, count: int) -> Iterator[Sequence[str]]:
         """Yield the head of the table and its rows: the choices that fit. Columns without a number are left out."""
@@ -142,11 +144,11 @@ class Plan:
             choice: One of `choices`; by default the best.
             most: Of more ranks than this, only the first and the last are listed.
         """
-        chosen, last = choice or self.best, len(self.job.pieces) - 1
+        chosen = choice or self.best
         lines = []
         for rank in range(chosen.schedule.ranks):
             stages = chosen.schedule.placement.stages_of(rank)
-            held = "; ".join(f"stage {stage}: {_held(chosen.partition[stage], last)}" for stage in stages)
+            held = "; ".join(f"stage {stage}: {_held(chosen.partition[stage], chosen.letters)}" for stage in stages)
             lines.append(f"rank {rank}: {held}")
         if most and len(lines) > most:
             lines[most // 2 : -(most // 2)] = [f"… {len(lines) - most // 2 * 2} more ranks: print(plan.partition())"]
@@ -161,6 +163,11 @@ class Plan:
             said.append(f"the GPUs that hold the same stage share {SHARED[zero]} (ZeRO {zero})")
         if pieces.context > 1:
             said.append(f"each sequence is in {pieces.context} parts")
+        if pieces.expert > 1:
+            beside = ", beside the computation of another microbatch" if pieces.overlap else ""
+            said.append(f"a layer's experts are on {pieces.expert} GPUs, and tokens are sent to them{beside}")
+        if pieces.shard_vocabulary:
+            said.append("every rank has a part of the embedding and of the head")
         if pieces.precision != "bf16":
             said.append(f"the layers' matrices are in {pieces.precision}, and MFU is of that format's peak")
         if pieces.recompute != "none":
@@ -200,15 +207,16 @@ class Plan:
         return f"{in_html(rows)}{stages}<ol>{notes}</ol>"
 
 
-def _held(pieces: range, last: int) -> str:
-    """Return a stage's pieces in words: "embedding, layers 0–3"."""
-    layers = range(max(pieces.start, 1) - 1, min(pieces.stop, last) - 1)
-    words = ["embedding"] if 0 in pieces else []
-    if len(layers) == 1:
-        words.append(f"layer {layers.start}")
-    elif layers:
-        words.append(f"layers {layers.start}–{layers.stop - 1}")
-    words += ["head"] if last in pieces else []
+def _held(pieces: range, letters: str) -> str:
+    """Return a stage's pieces in words: "embedding, layers 0–3". letters: Of all pieces."""
+    words = []
+    for letter, run in groupby(pieces, letters.__getitem__):
+        places = [*run]
+        if letter == "t":
+            first, last = places[0] - 1, places[-1] - 1
+            words.append(f"layer {first}" if first == last else f"layers {first}–{last}")
+        else:
+            words.append({"E": "embedding", "m": "prediction", "L": "head"}[letter])
     return ", ".join(words) or "nothing"
 
 

@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
+from inspect import signature
 from itertools import product
 from typing import Any
 
 from ppedu.core import Schedule, SettingError
-from ppedu.core.numeric import Number, plural, pretty
+from ppedu.core.numeric import plural, pretty
 from ppedu.core.validate import require_count, require_instance, shown
 from ppedu.planning.choice import Workload
 from ppedu.planning.implementations import implementation_named
@@ -18,10 +20,11 @@ from ppedu.planning.layout import cuts_of
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.partition import Cuts, Cutting
-from ppedu.planning.pieces import MOST, SECONDS, SPEEDUP, Pieces, per_weight, require_amount, require_precision
+from ppedu.planning.pieces import MOST, SECONDS, Pieces, per_weight, require_amount, require_precision
 from ppedu.planning.plan import Plan
 from ppedu.planning.presets import machine_named, model_named
 from ppedu.planning.reasons import explained, shortage
+from ppedu.planning.work import pieces_of
 from ppedu.zoo import schedule as registered
 from ppedu.zoo import schedules as all_schedules
 from ppedu.zoo.registry import options_of, require_registered
@@ -31,6 +34,8 @@ MOST_RANKS = 512
 MOST_FORWARDS = 4_000_000  # of all schedules that are tried: a minute or two, and some gigabytes
 PROMISING = 6  # schedules that are searched longer
 FIRST, LATER = 1_500_000, 500_000  # spent on each of these, and of the others; see `Cutting.spent`
+# How a model by sizes is split: arguments of `Model.pieces` that `plan` passes on.
+SPLITS = [name for name in signature(pieces_of).parameters if name not in ("model", "sequence", "batch")]
 Progress = Callable[[str, float], None]
 
 
@@ -43,19 +48,15 @@ def plan(
     sequence: int | None = None,
     batch: int = 1,
     replicas: int = 1,
-    tensor: int | None = None,
-    context: int | None = None,
     schedules: Iterable[str] | None = None,
     partition: str | Sequence[int] | None = None,
     recompute: bool | str | None = None,
-    bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
-    implementation: str | None = None,
-    precision: str | None = None,
     zero: int | None = None,
     blocking: bool = False,
     barrier: bool = True,
     seconds: float | None = None,
     progress: Progress | None = None,
+    **split: Any,
 ) -> Plan:
     """Return a `Plan`: schedules with their best partitions for a model on `ranks` GPUs in a row, fastest first.
 
@@ -66,24 +67,15 @@ def plan(
         microbatches: Of a step and replica; several numbers to compare.
         sequence, batch: Tokens of a sequence, sequences of a microbatch. Times that were measured are for these.
         replicas: Pipelines that train side by side.
-        tensor: GPUs that split each stage; by default 1 for a model by sizes. Pieces know theirs; another number than
-            that is refused.
-        context: Groups of such GPUs that split each sequence, every one with all weights of a stage; likewise. A rank
-            of the pipeline is then `tensor` · `context` GPUs; memory, FLOPs and messages are those of one.
         schedules: Names to try; by default all, with two and more chunks where that is possible.
         partition: Of your own: the number of pieces of each stage, or a layout as Megatron writes it, such as
             "Ettt|tttt|tttt|tttL". By default, the best one is searched for.
         recompute: True recomputes the activations of whole stages, "full" those of each layer, "selective" the
             attention. False and "none" recompute nothing; by default, stages are recomputed where a schedule does not
             fit without.
-        bytes_per_weight: Of the weights, the gradients and the optimizer, as in `Model.measured`; by default those of
-            the pieces or of the implementation.
-        implementation: "megatron", the default for a model by sizes, "torchtitan" or "pytorch": what a library keeps in
-            memory, and what replicas share; see `ppedu.planning.implementations`.
-        precision: "bf16", the default for a model by sizes; or "fp8", for the layers' matrices: they are twice as fast,
-            and their inputs take half as many bytes. Weights, gradients and the head stay as they are.
         zero: What the GPUs that hold the same stage share (arXiv 1910.02054, section 5): 0 nothing, 1 the optimizer, 2
-            also the gradients. By default as in the implementation.
+            also the gradients, 3 also the weights, which are then gathered for each use. By default as in the
+            implementation.
         blocking: A rank does not compute while it sends and receives, as in Megatron without
             `--overlap-p2p-communication`. Schedules of many chunks send most.
         barrier: False if ranks begin the next step without waiting for each other, as with an optimizer that is
@@ -91,6 +83,10 @@ def plan(
             its longest rank.
         seconds: To search for at most; by default, the search ends by itself. Ctrl+C ends it with what it has found.
         progress: Is called with the schedule that is tried, and with the part of the search that is done.
+        split: How a model by sizes is split and kept: the other arguments of `Model.pieces`, such as `tensor`,
+            `context`, `expert`, `precision` and `implementation`. A rank of the pipeline is `tensor` · `context` GPUs;
+            memory, FLOPs and messages are those of one. Pieces know theirs: another value than that is refused, except
+            for `bytes_per_weight`.
 
     Raises:
         SettingError: An argument is not possible, or nothing fits in the machine's memory; it says how much is missing.
@@ -105,20 +101,18 @@ def plan(
     if seconds is not None:
         require_amount("seconds", seconds, "a number of at least 0")
         until = time.monotonic() + seconds
-    split = {
-        "tensor": None if tensor is None else require_count("tensor", tensor, most=MOST),
-        "context": None if context is None else require_count("context", context, most=MOST),
-        "precision": None if precision is None else require_precision(precision),
-        "recompute": recompute if isinstance(recompute, str) else None,
-        "implementation": implementation,
-    }
+    if isinstance(recompute, str):
+        split["recompute"] = recompute
     pieces = _pieces(model, machine, sequence, batch, split)
     if zero is None:
         zero = implementation_named(pieces.implementation).zero
-    require_count("zero", zero, least=0, most=2)
-    if bytes_per_weight is not None:
-        pieces = replace(pieces, bytes_per_weight=per_weight(bytes_per_weight))
-    _require_below_peak(pieces, machine.peak)
+    require_count("zero", zero, least=0, most=3)
+    if replicas * pieces.gpus % pieces.expert:
+        raise SettingError(
+            f"experts on {pieces.expert} GPUs need a multiple of that many GPUs for each stage; got {pieces.gpus} in "
+            f"each of {plural(replicas, 'replica')}"
+        )
+    _require_below_peak(pieces, machine)
     require_instance("blocking", blocking, bool, "True or False")
     require_instance("barrier", barrier, bool, "True or False")
     job = Workload(pieces, machine, ranks, replicas, zero, blocking, barrier)
@@ -127,7 +121,7 @@ def plan(
             f"{ranks} ranks are more than the {plural(len(pieces), 'piece')} of the model: the embedding, each layer "
             f"and the head; take at most {plural(len(pieces), 'rank')}, or give a number for each piece"
         )
-    cuts = None if partition is None else cuts_of(partition, len(pieces))
+    cuts = None if partition is None else cuts_of(partition, pieces.pieces)
     candidates = [*_candidates(job, microbatches, schedules, len(cuts) - 1 if cuts else None)]
     if not candidates:
         stages = f" in {plural(len(cuts) - 1, 'stage')}" if cuts else ""
@@ -147,16 +141,16 @@ def plan(
     return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until, interrupted)
 
 
-def _require_below_peak(pieces: Pieces, peak: Number | None) -> None:
+def _require_below_peak(pieces: Pieces, machine: Machine) -> None:
     """Raise SettingError if the pieces would use more of their GPUs than all: a utilization (MFU) above 1.
 
     No schedule takes less than F and the shorter one of B and I with W on each rank.
     """
-    if not pieces.flops or peak is None:
+    if not pieces.flops or machine.peak is None:
         return
     times = (piece.forward + min(piece.backward, piece.input + piece.weight) for piece in pieces.pieces)
     seconds = float(sum(times)) * SECONDS[pieces.unit]
-    peak = peak * SPEEDUP[pieces.precision]
+    peak = machine.peak * machine.speedup(pieces.precision)
     least = float(pieces.flops / pieces.gpus / peak)
     if seconds < least * (1 - 1e-9):
         raise SettingError(
@@ -172,18 +166,28 @@ def _pieces(
     machine: Machine,
     sequence: int | None,
     batch: int,
-    given: dict[str, Any],
+    split: dict[str, Any],
 ) -> Pieces:
-    """Return the timed pieces of a model. given: What pieces know themselves: `tensor`, … None if it is not given."""
+    """Return the timed pieces of a model. split: How it is split, where it is given."""
     batch = require_count("batch", batch, most=MOST)
     sequence = None if sequence is None else require_count("sequence", sequence, most=MOST)
-    given = {name: value for name, value in given.items() if value is not None}
+    unknown = [name for name in split if name not in SPLITS]
+    if unknown:
+        near = get_close_matches(unknown[0], [*SPLITS, *signature(plan).parameters], 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise SettingError(f"unknown argument {unknown[0]!r}; {hint}a model is split by {', '.join(SPLITS)}")
     if isinstance(model, Model):
         if sequence is None:
             raise SettingError("sequence is missing: the tokens of a sequence, such as sequence=8192")
-        return model.pieces(sequence, batch, **given).timed(machine)
-    for name, value in given.items():
-        if value != getattr(model, name):
+        return model.pieces(sequence, batch, **split).timed(machine)
+    if "bytes_per_weight" in split:
+        model = replace(model, bytes_per_weight=per_weight(split["bytes_per_weight"]))
+    if "precision" in split:
+        split = split | {"precision": require_precision(split["precision"])}
+    for name, value in split.items():
+        if name in ("sequence_parallel", "element"):
+            raise SettingError(f"{name} is for models by sizes; leave it out: pieces are those of one value")
+        if name != "bytes_per_weight" and value != getattr(model, name):
             raise SettingError(
                 f"the pieces are those of {name}={getattr(model, name)!r}, not of {name}={value!r}; leave out {name}, "
                 f"or make them for it: model.pieces(…, {name}={value!r}) of a Model"

@@ -41,31 +41,89 @@ MODELS: Mapping[str, Model] = {
     "qwen3-30b-a3b": Model(
         48, 2048, 32, 151936, kv_heads=4, head_size=128, ffn=768, experts=128, active=8, qk_norm=True
     ),
+    "qwen3-235b-a22b": Model(
+        94, 4096, 64, 151936, kv_heads=4, head_size=128, ffn=1536, experts=128, active=8, qk_norm=True
+    ),
+    # Kimi K2: github.com/MoonshotAI/Kimi-K2, README
+    "kimi-k2": Model(
+        61,
+        7168,
+        64,
+        163840,
+        ffn=2048,
+        head_size=128,
+        experts=384,
+        active=8,
+        shared=1,
+        dense=1,
+        dense_ffn=18432,
+        key_rank=512,
+        query_rank=1536,
+        rotary=64,
+    ),
+    # DeepSeek-V3: arXiv 2412.19437, section 4.2; add predictions=1 for its training
+    "deepseek-v3": Model(
+        61,
+        7168,
+        128,
+        129280,
+        ffn=2048,
+        head_size=128,
+        experts=256,
+        active=8,
+        shared=1,
+        dense=3,
+        dense_ffn=18432,
+        key_rank=512,
+        query_rank=1536,
+        rotary=64,
+    ),
 }
 
 # Bandwidths are those of one direction; data sheets often give the sum of both. The achieved FLOP/s, of matrix products
 # and of attention, contain neither bubbles nor messages. They are fitted to published runs (tests/published): those of
 # A100s to the times of stages in arXiv 2401.10241, table 9, and of arXiv 2411.05288; those of H100s to Megatron-Core's
-# weak scaling; those of GB200s to Megatron-Bridge's Llama runs in MXFP8. Latencies are assumptions. Override what you
-# know.
+# weak scaling; those of GB200s to Megatron-Bridge's Llama runs in MXFP8. Others have the same part of their peak.
+# Latencies are assumptions. Override what you know.
+_HOPPER: dict[str, Any] = {
+    "flops": 590e12,
+    "attention": 300e12,
+    "peak": 989e12,
+    "latency": 10e-6,
+    "bandwidth": 50e9,
+    "node": 8,
+    "near_latency": 5e-6,
+    "near_bandwidth": 450e9,
+    "unit": "s",
+}
+_BLACKWELL: dict[str, Any] = _HOPPER | {
+    "flops": 1233e12,
+    "attention": 617e12,
+    "peak": 2250e12,
+    "near_bandwidth": 900e9,
+    "memory_bandwidth": 8e12,
+    "nvfp4": 4,
+}
+_RACK: dict[str, Any] = _BLACKWELL | {"flops": 1370e12, "attention": 685e12, "peak": 2500e12, "node": 72}
 MACHINES: Mapping[str, Machine] = {
     # NVIDIA A100 80GB SXM data sheet: 312 TFLOP/s bf16 dense, 2.039 TB/s, NVLink 600 GB/s in both directions
-    "a100": Machine(
-        80e9, 240e12, 312e12, 10e-6, 25e9, 8, 5e-6, 300e9, memory_bandwidth=2.039e12, unit="s", attention=70e12
-    ),
+    "a100": Machine(80e9, 240e12, 312e12, 10e-6, 25e9, 8, 5e-6, 300e9, 2.039e12, unit="s", attention=70e12, fp8=None),
     # NVIDIA H100 SXM data sheet: 989 TFLOP/s bf16 dense, 3.35 TB/s, NVLink 900 GB/s in both directions
-    "h100": Machine(
-        80e9, 590e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=3.35e12, unit="s", attention=300e12
-    ),
+    "h100": Machine(80e9, memory_bandwidth=3.35e12, **_HOPPER),
     # NVIDIA H200 SXM data sheet: as H100, with 141 GB at 4.8 TB/s
-    "h200": Machine(
-        141e9, 590e12, 989e12, 10e-6, 50e9, 8, 5e-6, 450e9, memory_bandwidth=4.8e12, unit="s", attention=300e12
-    ),
-    # NVIDIA GB200 NVL72: 2.5 PFLOP/s bf16 dense, 192 GB at 8 TB/s, NVLink 1.8 TB/s in both directions among 72 GPUs
-    # (glennklockwood.com/garden/processors/B200 quotes the data sheet). Attention is half as fast, as on H100s.
-    "gb200": Machine(
-        192e9, 1370e12, 2500e12, 10e-6, 50e9, 72, 5e-6, 900e9, memory_bandwidth=8e12, unit="s", attention=685e12
-    ),
+    "h200": Machine(141e9, memory_bandwidth=4.8e12, **_HOPPER),
+    # NVIDIA HGX B200 and B300, GB200 NVL72 and GB300 NVL72: peaks in bf16, fp8 and NVFP4, and memory as in
+    # github.com/stas00/ml-engineering, compute/accelerator/README.md, which names the data sheets; the network as in
+    # the submissions to MLPerf training 5.1. Attention on the 300s is twice as fast (developer.nvidia.com, "Inside
+    # NVIDIA Blackwell Ultra").
+    "b200": Machine(180e9, **_BLACKWELL),
+    "b300": Machine(270e9, **_BLACKWELL | {"attention": 1233e12, "bandwidth": 100e9, "nvfp4": 6}),
+    "gb200": Machine(186e9, **_RACK),
+    "gb300": Machine(279e9, **_RACK | {"attention": 1370e12, "bandwidth": 100e9, "nvfp4": 6}),
+    # AMD Instinct MI300X: 1307 TFLOP/s bf16 dense and 5.3 TB/s (rocm.docs.amd.com, "MI300 microarchitecture"), 448 GB/s
+    # among the 8 GPUs of a node and 50 GB/s beyond (AMD-AGI/Primus, hardware_configs/mi300x.yaml). The speed is three
+    # quarters of the largest measured by stas00/ml-engineering, as an H100's is; no run was compared.
+    "mi300x": Machine(192e9, 500e12, 1307e12, 10e-6, 50e9, 8, 5e-6, 448e9, 5.3e12, unit="s", attention=250e12),
 }
 
 

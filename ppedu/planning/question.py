@@ -14,7 +14,7 @@ from ppedu.core.validate import require_count, require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.model import Model
 from ppedu.planning.pieces import MOST_LAYERS, Pieces, measured
-from ppedu.planning.planner import plan
+from ppedu.planning.planner import SPLITS, plan
 
 ROWS = ("forward", "backward", "input", "weight", "activation", "weights")
 EXAMPLE = """[model]
@@ -41,8 +41,10 @@ KEYS = {
     SIZES: _keys(Model),
     TIMES: {**_keys(measured), "layers": False},
     MACHINE: _keys(Machine),
-    PLAN: {name: needed for name, needed in _keys(plan).items() if name not in ("model", "machine", "progress")},
+    PLAN: {**_keys(plan), **dict.fromkeys(SPLITS, False)},
 }
+for absent in ("model", "machine", "progress", "split"):
+    del KEYS[PLAN][absent]
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

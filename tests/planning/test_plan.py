@@ -173,7 +173,7 @@ def test_units_are_converted():
 def test_questions_that_make_no_sense():
     for arguments, match in [
         (("llama-4-8b", MACHINE, 8), "unknown model 'llama-4-8b'; known: gpt2"),
-        (("llama-3-8b", "b200", 8), "unknown machine 'b200'"),
+        (("llama-3-8b", "b100", 8), "unknown machine 'b100'"),
         (("llama-3-8b", "h100", 8), "sequence is missing"),
         (("llama-3-8b", MACHINE, 8, 32, 2048), "positional"),
         ((32, MACHINE, 8), "model must be a Model"),
@@ -482,7 +482,7 @@ def test_a_partition_is_given_by_numbers_or_by_megatrons_layout(layout, counts):
         ("Et*99999999999|L", "a layout has the letters"),
         ("E(t*900)*900|L", "a layout has at most 100,000 pieces and stages"),
         ("Ett|tt|tt|tL", "got 7 times t in"),
-        ("Exx|tL", "a layout has the letters E, t, L and |"),
+        ("Exx|tL", "a layout has the letters E, t, m, L and |"),
         ("(" * 50 + "t", "a layout has the letters"),
         ("E" + "t*99999" * 99, "the layout must have|a layout has"),
         (7, "partition must be the number of pieces of each stage"),
@@ -650,8 +650,9 @@ NUMBERS = {
     pp.Model.measured: {"forward": [1, 2]},
 }
 OPTIONAL = {
-    pp.Machine: "flops peak bandwidth near_latency near_bandwidth memory_bandwidth",
-    pp.Model: "kv_heads ffn head_size positions experts active shared",
+    pp.Machine: "flops peak bandwidth near_latency near_bandwidth memory_bandwidth fp8 nvfp4",
+    pp.Model: "kv_heads ffn head_size positions experts active shared imbalance dense dense_ffn predictions key_rank "
+    "query_rank rotary",
     pp.Model.measured: "backward input weight activation weights bytes_per_weight message weight_memory logits tensor",
 }
 NEEDED = {"memory", "latency", "layers", "width", "heads", "vocabulary", "positions", "experts", "active", "shared"}

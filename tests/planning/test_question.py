@@ -153,7 +153,13 @@ SIZES = {
     "shared": ("0", "1"),
     "dropout": ("true", "false"),
     "flash": ("true", "false"),
+    "imbalance": ("1", "1.5"),
+    "dense": ("1", "2"),
+    "dense_ffn": ("256", "128"),
+    "predictions": ("0", "1"),
 }
+GROUPED = {"kv_heads", "biases", "qk_norm"}
+LATENT = {"key_rank": ("8", "16"), "query_rank": ("8", "16"), "rotary": ("2", "4")}
 TIMES = {
     "layers": ("4", "5"),
     "forward": ("[1, 2, 3]", "[1, 2, 4]"),
@@ -181,6 +187,8 @@ MACHINE = {
     "memory_bandwidth": ("1e12", "2e12"),
     "attention": ("1e12", "2e12"),
     "unit": ('"s"', '"ms"'),
+    "fp8": ("2", "3"),
+    "nvfp4": ("4", "6"),
 }
 PLAN = {
     "ranks": ("2", "1"),
@@ -195,13 +203,24 @@ PLAN = {
     "barrier": ("true", "false"),
     "seconds": ("0", "1"),
 }
-KINDS = {  # only for a model with sizes, [plan] says how many GPUs split it and what a library keeps of it
-    "sizes": {
-        "model": SIZES,
+SPLIT = {  # only for a model with sizes, [plan] says how GPUs split it and what a library keeps of it
+    "tensor": ("2", "1"),
+    "context": ("1", "2"),
+    "expert": ("1", "2"),
+    "sequence_parallel": ("true", "false"),
+    "overlap": ("false", "true"),
+    "shard_vocabulary": ("false", "true"),
+    "element": ("2", "4"),
+    "bytes_per_weight": ("16", "18"),
+    "implementation": ('"megatron"', '"pytorch"'),
+    "precision": ('"bf16"', '"fp8"'),
+}
+KINDS = {
+    "sizes": {"model": SIZES, "machine": MACHINE, "plan": PLAN | SPLIT},
+    "latent": {
+        "model": {key: values for key, values in (SIZES | LATENT).items() if key not in GROUPED},
         "machine": MACHINE,
-        "plan": PLAN
-        | {"tensor": ("2", "1"), "bytes_per_weight": ("16", "18"), "implementation": ('"megatron"', '"pytorch"')}
-        | {"precision": ('"bf16"', '"fp8"'), "context": ("1", "2")},
+        "plan": PLAN | SPLIT,
     },
     "times": {"model": TIMES, "machine": MACHINE, "plan": PLAN},
 }
@@ -227,13 +246,15 @@ def planned(path, text):
 def test_every_key_changes_the_question(tmp_path, kind):
     tables, path = KINDS[kind], tmp_path / "x.toml"
     assert {name: {*keys} for name, keys in tables.items()} == {
-        "model": {*inspect.signature(pp.Model).parameters}
-        if kind == "sizes"
-        else {*inspect.signature(pp.Model.measured).parameters, "layers"},
+        "model": {
+            "sizes": {*inspect.signature(pp.Model).parameters} - {*LATENT},
+            "latent": {*inspect.signature(pp.Model).parameters} - GROUPED,
+            "times": {*inspect.signature(pp.Model.measured).parameters, "layers"},
+        }[kind],
         "machine": {*inspect.signature(pp.Machine).parameters},
         "plan": {*inspect.signature(pp.plan).parameters}
-        - {"model", "machine", "progress", "partition"}  # which must fit the layers; see test_plan.py
-        - ({"tensor", "bytes_per_weight", "implementation", "precision", "context"} if kind == "times" else set()),
+        - {"model", "machine", "progress", "split", "partition"}  # a partition must fit the layers; see test_plan.py
+        | (set() if kind == "times" else {*inspect.signature(pp.Model.pieces).parameters} - {"self", "model"}),
     }
     before = planned(path, written(tables))
     for table, keys in tables.items():

@@ -157,9 +157,8 @@ def sc21() -> Iterator[Cell]:
 def sc21_question(row: Row) -> dict[str, object]:
     microbatch, chunks = number(row, "micro_batch"), number(row, "chunks")
     model = gpt(row, tied=True, dropout=True, flash=False)
-    pieces = model.pieces(2048, microbatch, number(row, "tensor"), sequence_parallel=False, recompute="full")
-    question = asked(row, model, microbatch, chunks, zero=0, blocking=True)
-    return question | {"model": pieces, "sequence": None, "batch": 1, "tensor": None}
+    options = {"sequence_parallel": False, "recompute": "full", "zero": 0, "blocking": True}
+    return asked(row, model, microbatch, chunks, **options)
 
 
 def sc21_flops(row: Row) -> float:

@@ -1,0 +1,228 @@
+"""What each GPU does and keeps for a model that is given by its sizes, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ppedu.core import SettingError
+from ppedu.core.numeric import Number, plural
+from ppedu.core.validate import require_count, require_instance
+from ppedu.planning.implementations import implementation_named
+from ppedu.planning.layout import PREDICTION
+from ppedu.planning.pieces import FLOP, INPUT_BYTES, MOST, Piece, Pieces, Work, per_weight, require_precision
+
+if TYPE_CHECKING:
+    from ppedu.planning.model import Model
+
+Works = tuple[Work, Work, Work]  # of F, I and W
+
+
+def pieces_of(
+    model: Model,
+    sequence: int,
+    batch: int = 1,
+    tensor: int = 1,
+    sequence_parallel: bool | None = None,
+    recompute: str = "none",
+    bytes_per_weight: Number | tuple[Number, Number, Number] | None = None,
+    element: int = 2,
+    implementation: str = "megatron",
+    precision: str = "bf16",
+    context: int = 1,
+    expert: int = 1,
+    overlap: bool = False,
+    shard_vocabulary: bool = False,
+) -> Pieces:
+    """Return the pieces of the model for microbatches of `batch` sequences of `sequence` tokens.
+
+    Args:
+        sequence: Tokens of a sequence.
+        batch: Sequences of a microbatch.
+        tensor: GPUs that split every piece; FLOPs and bytes are those of one of them.
+        sequence_parallel: Whether they also split what lies between the matrices; by default if there are several.
+        recompute: "none"; "selective", the attention; or "full", each layer from its input. See `layer_activation`.
+            What is computed again comes to I. Whole stages are recomputed by `plan(recompute=True)`.
+        bytes_per_weight: By default those of the implementation.
+        element: Bytes of a number.
+        implementation: Of `ppedu.planning.implementations`.
+        precision: Of the layers' matrices: "bf16"; "fp8" (or "mxfp8") or "nvfp4", in which their inputs are kept, too.
+        context: Groups of `tensor` GPUs that split each sequence. A GPU has 1 / `context` of all but the weights.
+            In each layer, it gets the others' keys and values; in I, it also sends their gradients.
+        expert: GPUs, of all that hold a stage, among which each layer's experts are divided: every GPU has whole
+            experts, and tokens are sent to them. With 1, each tensor group has all experts and splits each of them.
+        overlap: What is sent to experts and back is on its way while another microbatch computes, so that F and I take
+            as long as the longer of the two (arXiv 2412.19437, section 3.2.1).
+        shard_vocabulary: Every rank has an equal part of the embedding and of the head, and works on it with the
+            others (arXiv 2411.05288). It is counted in equal parts with the layers.
+
+    Raises:
+        SettingError: A number is not possible, or a name is unknown.
+    """
+    sequence, batch = require_count("sequence", sequence, 1, MOST), require_count("batch", batch, 1, MOST)
+    model.require_split(recompute, tensor)
+    require_count("element", element, most=MOST)
+    require_count("context", context, most=sequence)
+    precision = require_precision(precision)
+    for name, flag in (("overlap", overlap), ("shard_vocabulary", shard_vocabulary)):
+        require_instance(name, flag, bool, "True or False")
+    if max(model.experts, 1) % require_count("expert", expert, most=MOST):
+        has = f"the {plural(model.experts, 'expert')} of a layer" if model.experts else "1: the model has no experts"
+        raise SettingError(f"expert must be a divisor of {has}; got {expert}")
+    parallel = tensor > 1 if sequence_parallel is None else sequence_parallel
+    require_instance("sequence_parallel", parallel, bool, "True, False or None")
+    kept_by = implementation_named(implementation)
+    inputs = element if precision == "bf16" else INPUT_BYTES[precision]
+    part = batch / context
+
+    def layer_of(sized: Model) -> tuple[Piece, Number]:
+        """Return a layer, and the bytes of it that are restored in its backward."""
+        split = expert if sized.experts else 1
+        works = layer_work(sized, sequence, batch, tensor, parallel, element, precision, split)
+        whole, kept = (
+            sized.layer_activation(sequence, tensor, parallel, each, element, kept_by.gated, inputs)
+            for each in ("none", recompute)
+        )
+        again = _again(sized, works[0], recompute, sequence, batch, tensor, parallel, element)
+        parts = _with_context(sized, (works[0], works[1].plus(again), works[2]), tokens, element, tensor, context)
+        experts = sized.expert_parameters // split if split > 1 else -(-sized.expert_parameters // tensor)
+        others = -(-(sized.layer_parameters - sized.expert_parameters) // tensor)
+        return Piece.of_work("", parts, others + experts, part * kept, experts=experts), part * (whole - kept)
+
+    tokens = batch * sequence
+    layer, restored = layer_of(model)
+    first, of_first = layer_of(model.first) if model.dense else (layer, restored)
+    layers = [first if number < model.dense else layer for number in range(model.layers)]
+    embedding = Piece("embedding", 0, 0, 0, 0, -(-model.embedding_parameters // tensor), part * 8 * sequence)
+    size, logits = (part * each for each in model.head_activation(sequence, tensor, element))
+    works = [each.part(context) for each in head_work(model, sequence, batch, tensor, element)]
+    head = Piece.of_work("head", works, -(-model.head_parameters // tensor), size, logits)
+    more = [_prediction(model, layer, head, tokens, tensor, context, element) for _ in range(model.predictions)]
+    tied = -(-model.tied_parameters // tensor)
+    if shard_vocabulary:
+        shares = model.layers + model.predictions
+        layers, more = ([_with_share(each, embedding, head, shares, tied) for each in row] for row in (layers, more))
+        embedding, head, tied = replace(embedding, weights=0, activation=0), Piece("head", 0, 0, 0, 0), 0
+    layers = [replace(piece, name=f"layer {number}") for number, piece in enumerate(layers)]
+    more = [replace(piece, name=PREDICTION) for piece in more]
+    return Pieces(
+        (embedding, *layers, *more, head),
+        FLOP,
+        part * sequence * element * model.width / (tensor if parallel else 1),
+        tokens,
+        per_weight(kept_by.bytes_per_weight if bytes_per_weight is None else bytes_per_weight),
+        flops=batch * model.flops(sequence),
+        tied=tied,
+        tensor=tensor,
+        precision=precision,
+        context=context,
+        implementation=implementation,
+        recompute=recompute,
+        restored=max(restored, of_first),
+        expert=expert,
+        visited=model.active,
+        overlap=overlap,
+        shard_vocabulary=shard_vocabulary,
+    )
+
+
+def layer_work(
+    model: Model,
+    sequence: int,
+    batch: int = 1,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    element: int = 2,
+    precision: str = "bf16",
+    expert: int = 1,
+) -> Works:
+    """Return what one of the GPUs that split a layer does in its F, I and W for `batch` sequences.
+
+    The FLOPs are those of `Model.layer_flops`. Between the matrices, F and I each read and write the inputs and outputs
+    of two norms and two additions, of the rotation of queries and keys, and of the activation function. Without
+    `flash`, the attention matrix is written, scaled, normalized and read. GPUs that split a layer gather its input, and
+    scatter and add its output, once for the attention and once for the perceptron. With `expert` GPUs, each sends its
+    tokens to their experts and gets the results; an expert that every token visits is split all the same.
+    """
+    width, tokens = model.width, sequence * batch
+    flops = model.layer_flops(sequence)
+    scored = float(sequence * model.attention.scored) * tokens / tensor
+    part = tensor if sequence_parallel else 1
+    visits = float(model.active * model.imbalance) + (model.shared if model.experts else 1)
+    shared = 10 * element * width / part  # 2 · (2 + 3): a norm has an input and an output, an addition three
+    split = element * model.attention.moved + visits * element * (model.ffn or 0) * (3 if model.gated else 2)
+    if not model.flash:
+        split += model.heads * sequence * (4 * element + (element + 1 if model.dropout else 0))
+    if model.experts:  # tokens are copied to their experts, and their results are added up
+        split += 4 * element * model.active * width
+    moved = tokens * (shared + split / tensor)
+    sent = element * tokens * width
+    routed = 2 * sent / tensor if expert > 1 else 0
+    exchanged = (4 if model.shared or not routed else 2) * sent * (tensor - 1) / tensor
+    uneven = 2 * tokens * model.active * float(model.imbalance - 1) * model.perceptron
+    matrices = (batch * flops[2] + uneven) / tensor  # W has the matrices alone
+    long, short = (matrices, 0) if precision == "bf16" else (0, matrices)
+    return (
+        Work(long, scored, moved, exchanged, short, routed=routed),
+        Work(long, 2 * scored, moved, exchanged, short, routed=routed),
+        Work(long, short=short),
+    )
+
+
+def head_work(model: Model, sequence: int, batch: int = 1, tensor: int = 1, element: int = 2) -> Works:
+    """Return what one of the GPUs that split the head does in its F, I and W for `batch` sequences.
+
+    The loss in fp32 reads the logits, and reads and writes their exponentials several times; I turns these into the
+    gradient of the logits.
+    """
+    tokens = sequence * batch
+    matrices = batch * model.head_flops(sequence) / tensor
+    logits = tokens * model.vocabulary / tensor
+    exchanged = element * tokens * model.width * (tensor - 1) / tensor
+    norm = 2 * element * tokens * model.width
+    forward = Work(matrices, 0, norm + logits * (2 * element + 18), exchanged)
+    return forward, Work(matrices, 0, norm + logits * (4 + 2 * element), exchanged), Work(matrices)
+
+
+def _again(
+    model: Model, forward: Work, recompute: str, sequence: int, batch: int, tensor: int, parallel: bool, element: int
+) -> Work:
+    """Return what a layer's backward computes again of its `forward`."""
+    if recompute == "full":
+        return forward
+    if recompute == "none":
+        return Work()
+    others = layer_work(replace(model, flash=True), sequence, batch, tensor, parallel, element)[0]
+    return Work(0, forward.attention, forward.moved - others.moved)
+
+
+def _with_context(model: Model, works: Works, tokens: int, element: int, tensor: int, context: int) -> Sequence[Work]:
+    """Return the work of one of `context` parts of the sequences."""
+    forward, first, second = works
+    keys = element * model.attention.shared * tokens * (context - 1) / tensor
+    all_parts = forward._replace(passed=keys), first._replace(passed=2 * keys), second
+    return [each.part(context) for each in all_parts]
+
+
+def _prediction(model: Model, layer: Piece, head: Piece, tokens: int, tensor: int, context: int, element: int) -> Piece:
+    """Return the piece that predicts a further token: a matrix of two widths to one, a layer, and the head again.
+
+    Embedding and head are those of the model.
+    """
+    assert layer.work and head.work
+    matrix = 2 * model.width**2
+    joined = Work(2 * tokens * matrix / tensor / context, 0, 8 * element * tokens * model.width / tensor / context)
+    works = [work.plus(of_head).plus(joined) for work, of_head in zip(layer.work, head.work, strict=True)]
+    weights = layer.weights + -(-(matrix + 3 * model.norm_parameters) // tensor)
+    kept = layer.activation + head.activation + 4 * element * tokens * model.width / tensor / context
+    return Piece.of_work("", works, weights, kept, head.logits, layer.experts)
+
+
+def _with_share(piece: Piece, embedding: Piece, head: Piece, shares: int, tied: int) -> Piece:
+    """Return a layer with one of `shares` equal parts of the embedding and the head."""
+    assert piece.work and head.work
+    works = [mine.plus(whole.part(shares)) for mine, whole in zip(piece.work, head.work, strict=True)]
+    weights = piece.weights + -(-(embedding.weights + head.weights - tied) // shares)
+    kept = piece.activation + (embedding.activation + head.activation) / shares
+    return Piece.of_work("", works, weights, kept, piece.logits + head.logits / shares, piece.experts)
