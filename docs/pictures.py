@@ -51,16 +51,16 @@ def published() -> None:
     """Every published number against ours, and the errors of each source."""
     cells = [cell for source in compare.SOURCES for cell in source()]
     sources = [*dict.fromkeys(cell.source for cell in cells)]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4), layout="constrained", width_ratios=(4, 6))
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.8), layout="constrained", width_ratios=(4, 6))
     left.axline((1, 1), (10, 10), color="#bbbbbb", linewidth=1, zorder=0)
     right.axvline(0, color="#bbbbbb", linewidth=1, zorder=0)
     for place, source in enumerate(sources):
         mine = [cell for cell in cells if cell.source == source]
-        color = pyplot.get_cmap("tab10")(place)
+        color = pyplot.get_cmap("tab20")(place)
         left.plot([cell.published for cell in mine], [cell.ours for cell in mine], "o", color=color, ms=4, alpha=0.7)
         right.plot([100 * cell.error for cell in mine], [place] * len(mine), "o", color=color, ms=5, alpha=0.5)
     left.set(xscale="log", yscale="log", xlabel="published", ylabel="ours")
-    right.set(xlabel="error, %", yticks=range(len(sources)), yticklabels=sources, xlim=(-20, 20))
+    right.set(xlabel="error, %", yticks=range(len(sources)), yticklabels=sources, xlim=(-50, 20))
     right.invert_yaxis()
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)

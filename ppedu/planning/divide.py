@@ -1,4 +1,4 @@
-"""How to divide a number of GPUs: into tensor groups, sequence parts, pipeline ranks and replicas."""
+"""How to divide a number of GPUs: into tensor groups, sequence parts, experts, pipeline ranks and replicas."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from random import Random
 from typing import Any
 
 from ppedu.core import PipelineError, SettingError
@@ -31,11 +32,12 @@ SHOWN = 10  # in the printed table
 class Division:
     """A way to divide the GPUs, with its plan.
 
-    tensor, context, replicas: As in `plan`. batch: Sequences of a microbatch.
+    tensor, context, expert, replicas: As in `plan` and `Model.pieces`. batch: Sequences of a microbatch.
     """
 
     tensor: int
     context: int
+    expert: int
     replicas: int
     batch: int
     plan: Plan
@@ -64,13 +66,22 @@ class Divisions:
 
     def _cells(self, count: int) -> Iterator[Sequence[str]]:
         """Yield the head of the table and its rows."""
-        yield "tensor", "context", "ranks", "replicas", "microbatch", "schedule", "tokens/s", "", "MFU", "GB"
+        of_experts = any(row.expert > 1 for row in self.rows)
+        sizes = ["tensor", "context", *["expert"] * of_experts, "ranks", "replicas", "microbatch"]
+        yield *sizes, "schedule", "tokens/s", "", "MFU", "GB"
         for row in self.rows[:count]:
             best = row.plan.best
             slower = "best" if row is self.best else f"{row.tokens_per_second / self.best.tokens_per_second - 1:.1%}"
-            sizes = (row.tensor, row.context, best.schedule.ranks, row.replicas, row.batch)
+            numbers = (
+                row.tensor,
+                row.context,
+                *[row.expert] * of_experts,
+                best.schedule.ranks,
+                row.replicas,
+                row.batch,
+            )
             speed = f"{row.tokens_per_second:,.0f}", slower, "" if best.mfu is None else f"{best.mfu:.1%}"
-            yield *map(str, sizes), best.name, *speed, f"{float(max(best.memory)) / GB:.1f}"
+            yield *map(str, numbers), best.name, *speed, f"{float(max(best.memory)) / GB:.1f}"
 
     def __str__(self) -> str:
         lines = [line for row in in_text(self._cells(SHOWN), 30, LINE) for line in row]
@@ -98,13 +109,14 @@ def divide(
     *,
     tensor: int | Iterable[int] | None = None,
     context: int | Iterable[int] = 1,
+    expert: int | Iterable[int] | None = None,
     ranks: int | Iterable[int] | None = None,
     microbatch: int | Iterable[int] = (1, 2, 4),
     seconds: float | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Divisions:
-    """Return the ways to divide GPUs among tensor groups, sequence parts, pipeline ranks and replicas, fastest first.
+    """Return the ways to divide GPUs among tensor groups, sequence parts, experts, ranks and replicas, fastest first.
 
         pp.divide("llama-3-70b", "h100", gpus=64, batch=256, sequence=8192)
 
@@ -116,6 +128,8 @@ def divide(
         sequence: Tokens of a sequence.
         tensor: GPUs that split each stage, a number or several to try; by default the powers of two up to a node.
         context: Parts of a sequence, likewise.
+        expert: GPUs among which the experts of a layer are divided, likewise; by default the powers of two up to a
+            node, for a model with experts.
         ranks: Of the pipeline, likewise; by default all that leave a whole number of replicas.
         microbatch: Sequences of a microbatch, likewise.
         seconds: To search for at most.
@@ -132,7 +146,7 @@ def divide(
     sequence = require_count("sequence", sequence, most=MOST)
     if own := [name for name in ("replicas", "microbatches") if name in options]:
         raise SettingError(
-            f"divide finds {own[0]} itself; narrow it by gpus, batch, tensor, context, ranks, microbatch"
+            f"divide finds {own[0]} itself; narrow it by gpus, batch, tensor, context, expert, ranks, microbatch"
         )
     if progress is not None and not callable(progress):
         raise SettingError(f"progress must be a function of a name and a number; got {shown(progress)}")
@@ -140,6 +154,7 @@ def divide(
     given = {
         "tensor": _several("tensor", powers if tensor is None else tensor),
         "context": _several("context", context),
+        "expert": _several("expert", (powers if sized.experts else 1) if expert is None else expert),
         "ranks": _several("ranks", range(1, MOST_RANKS + 1) if ranks is None else ranks),
         "microbatch": _several("microbatch", microbatch),
     }
@@ -148,17 +163,20 @@ def divide(
         require_amount("seconds", seconds, "a number of at least 0")
         until = time.monotonic() + seconds
     ways = [
-        {"tensor": t, "context": c, "ranks": p, "replicas": gpus // (t * c * p), "batch": b}
-        for t, c, p, b in product(*given.values())
+        {"tensor": t, "context": c, "expert": e, "ranks": p, "replicas": gpus // (t * c * p), "batch": b}
+        for t, c, e, p, b in product(*given.values())
         if gpus % (t * c * p) == 0 and batch % (gpus // (t * c * p) * b) == 0
         if sized.heads % t == 0 and c <= sequence and p <= sized.layers + 2
+        if max(sized.experts, 1) % e == 0 and gpus // p % e == 0
     ]
     if not ways:
         raise SettingError(
             f"no division uses all of {plural(gpus, 'GPU')}, splits {plural(sized.heads, 'head')} among tensor groups, "
             f"and a batch of {batch} among microbatches, with at most {sized.layers + 2} ranks; allow more values of "
-            "tensor, context, ranks or microbatch"
+            "tensor, context, expert, ranks or microbatch"
         )
+
+    Random(0).shuffle(ways)  # a search that is ended early has tried ways of every kind
 
     def planned(way: dict[str, int], schedules: Any, seconds: float | None) -> Division:
         count = batch // (way["replicas"] * way["batch"])
@@ -168,7 +186,7 @@ def divide(
         answer = plan(sized, machine, microbatches=count, sequence=sequence, **asked)
         if answer.stopped:
             raise KeyboardInterrupt
-        return Division(way["tensor"], way["context"], way["replicas"], way["batch"], answer)
+        return Division(way["tensor"], way["context"], way["expert"], way["replicas"], way["batch"], answer)
 
     schedules, report = options.get("schedules"), progress or (lambda what, part: None)
     found: list[tuple[Division, dict[str, int]]] = []

@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def best(self) -> Choice:
-        """The fastest choice that fits in memory."""
+        """The fastest choice that fits in memory, or one that is hardly slower and needs less of it."""
         return self.choices[0]
 
     def search(self, choice: Choice | None = None, time_limit: float = 30) -> Found:

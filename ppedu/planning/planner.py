@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any
 
 from ppedu.core import Schedule, SettingError
-from ppedu.core.numeric import plural, pretty
+from ppedu.core.numeric import Number, plural, pretty
 from ppedu.core.validate import require_count, require_instance, shown
-from ppedu.planning.choice import Workload
+from ppedu.planning.choice import Choice, Workload
 from ppedu.planning.implementations import implementation_named
 from ppedu.planning.layout import cuts_of
 from ppedu.planning.machine import Machine
@@ -33,6 +33,7 @@ MOST_CHUNKS = 8
 MOST_RANKS = 512
 MOST_FORWARDS = 4_000_000  # of all schedules that are tried: a minute or two, and some gigabytes
 PROMISING = 6  # schedules that are searched longer
+ALIKE = 0.005  # times that differ by less are alike: the one with less memory is better
 FIRST, LATER = 1_500_000, 500_000  # spent on each of these, and of the others; see `Cutting.spent`
 # How a model by sizes is split: arguments of `Model.pieces` that `plan` passes on.
 SPLITS = [name for name in signature(pieces_of).parameters if name not in ("model", "sequence", "batch")]
@@ -59,6 +60,8 @@ def plan(
     **split: Any,
 ) -> Plan:
     """Return a `Plan`: schedules with their best partitions for a model on `ranks` GPUs in a row, fastest first.
+
+    Of those that are slower than the fastest by less than 0.5%, the one with the least memory comes before all others.
 
     Args:
         model: Sizes (`Model`), times (`Model.measured`), or the name of a published model; see
@@ -138,7 +141,16 @@ def plan(
     choices.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
     if choices[0].excess > 0:
         raise SettingError(shortage(job, choices[0], recompute is False, cuts is not None))
+    fastest = choices[0]
+    leanest = min((each for each in choices if not each.excess and each.longer(fastest) <= ALIKE), key=_fullest)
+    choices.remove(leanest)
+    choices.insert(0, leanest)
     return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until, interrupted)
+
+
+def _fullest(choice: Choice) -> Number:
+    """Return the bytes of the fullest rank."""
+    return max(choice.memory)
 
 
 def _require_below_peak(pieces: Pieces, machine: Machine) -> None:

@@ -74,6 +74,9 @@ def _why(choice: Choice, best: Choice, unit: str) -> str:
         rank = max(range(len(choice.kinds)), key=choice.memory.__getitem__)
         size = f"{float(choice.memory[rank]) / GB:.1f} GB on rank {rank}"
         return f"needs {size}, {float(choice.excess) / GB:.1f} GB too many"
+    more_memory = (max(choice.memory) - max(best.memory)) / GB
+    if choice.longer(best) < -0.0005:
+        return f"takes {-choice.longer(best):.1%} less, and needs {float(more_memory):.1f} GB more"
     if choice.longer(best) < 0.0005:
         return "takes as long"
     scale = best.schedule.microbatches / choice.schedule.microbatches  # per microbatch, if the numbers differ
