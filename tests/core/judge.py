@@ -225,14 +225,26 @@ def draw_placement(random, microbatches, most_ranks=4):
     return Placement.make(name, ranks, chunks, microbatches)
 
 
-def draw(random, lowered=True, together=False, sharded=False, most_ranks=4, most_microbatches=3, placement=None):
+def draw(
+    random,
+    lowered=True,
+    together=False,
+    sharded=False,
+    most_ranks=4,
+    most_microbatches=3,
+    placement=None,
+    split=None,
+    pairs=None,
+):
     """Draw a legal schedule by executing actions in random order.
 
     together: Each message is received as it is sent, so that sends may block.
+    split, pairs: The share of backwards that are split, and of steps at which a rank runs a pair if it can.
     """
     microbatches = random.randint(1, most_microbatches)
     placement = placement or draw_placement(random, microbatches, most_ranks)
-    split, pairs = random.choice([0, 0.5, 1]), random.choice([0, 0, 0.4])
+    split = random.choice([0, 0.5, 1]) if split is None else split
+    pairs = random.choice([0, 0, 0.4]) if pairs is None else pairs
     orders = [[] for _ in range(placement.ranks)]
     here = [set() for _ in orders]
     queues = defaultdict(list)
@@ -306,15 +318,15 @@ def shard(random, order):
 
 MUTATIONS = (
     *("drop", "double", "swap", "neighbours", "move", "receives", "sends", "renumber", "restage", "delay", "hurry"),
-    *("fuse", "unfuse", "insert", "flip"),
+    *("fuse", "unfuse", "split", "insert", "flip"),
 )
 
 
-def mutate(random, schedule, changes=None):
+def mutate(random, schedule, mutations=MUTATIONS):
     """Return the schedule with one to three random changes. Usually, but not always, it is illegal."""
     orders = [list(order) for order in schedule.orders]
-    for _ in range(changes or random.choice([1, 1, 1, 2, 3])):
-        _change(random, schedule, orders, random.choice(MUTATIONS))
+    for _ in range(random.choice([1, 1, 1, 2, 3])):
+        _change(random, schedule, orders, random.choice(mutations))
     return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
 
 
@@ -368,6 +380,8 @@ def _change(random, schedule, orders, mutation):
         order[index : index + 2] = [paired(action, order[index + 1])]
     elif mutation == "unfuse":
         order[index : index + 1] = random.choice([action.singles, action.singles[::-1]])
+    elif mutation == "split" and action.op == "B":
+        order[index : index + 1] = [I(action.stage, action.microbatch), W(action.stage, action.microbatch)]
     elif mutation == "insert":
         stage, m = random.randrange(schedule.stages), random.randrange(schedule.microbatches)
         op = random.choice([Op(op) for op in (*COMPUTE, *MESSAGES, *SHARDING)])

@@ -1,15 +1,13 @@
-"""The stepper: an oracle for legality and times, written from the rules instead of ppedu's code.
+"""The stepper: an oracle for times and deadlocks, written from the rules instead of ppedu's code.
 
 ppedu replays a schedule from event to event. This module visits every rank at every tick of time. It is slow and short
 and shares nothing with `ppedu.core.checking` or `simulate`.
 """
 
-from collections import Counter
 from typing import Any
 
-from ppedu import Action, B, F, I, Op, W
+from ppedu import Action, B, F, I, Op
 
-COMPUTE = ("F", "B", "I", "W")
 PAIRS = {"FB": Op.OVERLAP_F_B, "FI": Op.OVERLAP_F_B, "BF": Op.OVERLAP_B_F, "IF": Op.OVERLAP_B_F}
 
 
@@ -78,34 +76,6 @@ def run(schedule, length=lambda action: 1, latency=0):
         now += 1
 
 
-def complete(schedule):
-    """Return whether each stage runs, on rank `stage % ranks`, exactly F and either B or I and W per microbatch."""
-    found = Counter(
-        (rank, single)
-        for rank, order in enumerate(schedule.orders)
-        for action in order
-        for single in action.singles
-        if single.op in COMPUTE
-    )
-    for stage in range(schedule.stages):
-        rank = stage % schedule.ranks
-        for microbatch in range(schedule.microbatches):
-            ways = (F, B), (F, I, W)
-            for way in ways:
-                wanted = [(rank, make(stage, microbatch)) for make in way]
-                if all(found[each] for each in wanted):
-                    found.subtract(wanted)
-                    break
-            else:
-                return False
-    return not any(found.values())
-
-
-def legal(schedule):
-    """Return whether `ppedu.check` should find no problems."""
-    return complete(schedule) and run(schedule) is not None
-
-
 def held(row, weigh, kept=1):
     """Return the memory of a rank's activations in the middle of every tick, recounted each time.
 
@@ -123,13 +93,3 @@ def held(row, weigh, kept=1):
                     value -= weigh(single.stage) * given_back.get(single.op, 0)
         curve.append(value)
     return curve
-
-
-def singles(schedule):
-    """Yield every single action with its place: (rank, index, action)."""
-    return [
-        (rank, index, single)
-        for rank, order in enumerate(schedule.orders)
-        for index, action in enumerate(order)
-        for single in action.singles
-    ]

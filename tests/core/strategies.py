@@ -1,11 +1,12 @@
 """Hypothesis strategies: legal and illegal schedules."""
 
+import judge
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from stepper import paired, parents
+from stepper import paired
 
-from ppedu import Action, B, F, I, Op, Placement, Schedule, W
+from ppedu import Action, Op, Placement, Schedule
 
 
 def often(examples):
@@ -36,42 +37,14 @@ def read(*lines, microbatches=1, chunks=1):
     return Schedule("read", Placement.make("loop", len(lines), chunks), microbatches, orders)
 
 
-def random_legal(random, ranks, chunks, microbatches, split=0.5, pairs=0.0):
-    """Return a legal schedule: actions in a random order in which each follows its dependencies.
-
-    split: The share of backwards that are split into I and W.
-    pairs: The share of the steps at which a rank runs an overlapped pair, if two of its actions can.
-    """
-    placement = Placement.make("loop", ranks, chunks)
-    left = []
-    for stage in range(ranks * chunks):
-        for microbatch in range(microbatches):
-            halves = (I, W) if random.random() < split else (B,)
-            left += [make(stage, microbatch) for make in (F, *halves)]
-    orders = [[] for _ in range(ranks)]
-    done = set()
-    while left:
-        ready = [action for action in left if all(done & set(choices) for choices in parents(action, placement.stages))]
-        action = random.choice(ready)
-        here = [other for other in ready if (other.stage - action.stage) % ranks == 0]
-        partners = [other for other in here if paired(action, other)]
-        orders[action.stage % ranks].append(action)
-        done.add(action)
-        left.remove(action)
-        if partners and random.random() < pairs:
-            partner = random.choice(partners)
-            orders[action.stage % ranks][-1] = paired(action, partner)
-            done.add(partner)
-            left.remove(partner)
-    return Schedule("drawn", placement, microbatches, tuple(map(tuple, orders)))
-
-
 @st.composite
 def legal_schedules(draw, most_ranks=4, most_chunks=3, most_microbatches=4, split=0.5, pairs=0.0):
-    ranks = draw(st.integers(1, most_ranks))
-    chunks = draw(st.integers(1, most_chunks))
-    microbatches = draw(st.integers(1, most_microbatches))
-    return random_legal(draw(st.randoms(use_true_random=False)), ranks, chunks, microbatches, split, pairs)
+    """Draw a legal schedule in a loop, without messages; see `judge.draw`."""
+    placement = Placement.make("loop", draw(st.integers(1, most_ranks)), draw(st.integers(1, most_chunks)))
+    random = draw(st.randoms(use_true_random=False))
+    return judge.draw(
+        random, lowered=False, most_microbatches=most_microbatches, placement=placement, split=split, pairs=pairs
+    )
 
 
 def with_orders(schedule, orders):
@@ -80,61 +53,16 @@ def with_orders(schedule, orders):
 
 
 @st.composite
-def shuffled_schedules(draw):
+def mutated_schedules(draw, *mutations):
+    """Draw a legal schedule with one to three of these mutations of `judge.mutate`, none of which adds messages."""
+    schedule = draw(legal_schedules(most_ranks=3, most_chunks=2, most_microbatches=3, pairs=0.2))
+    some = mutations or [each for each in judge.MUTATIONS if each != "insert"]
+    return judge.mutate(draw(st.randoms(use_true_random=False)), schedule, some)
+
+
+def shuffled_schedules():
     """Draw a complete schedule whose orders may or may not be legal."""
-    schedule = draw(legal_schedules(most_ranks=3, most_chunks=2, most_microbatches=3, pairs=0.2))
-    orders = [list(order) for order in schedule.orders]
-    for order in orders:
-        for _ in range(draw(st.integers(0, 2))):
-            here, there = (draw(st.integers(0, len(order) - 1)) for _ in range(2))
-            order.insert(there, order.pop(here))
-    return with_orders(schedule, orders)
-
-
-MUTATIONS = ("drop", "double", "move", "swap", "restage", "renumber", "reop", "split", "unpair")
-
-
-@st.composite
-def mutated_schedules(draw, mutations=MUTATIONS):
-    """Draw a legal schedule with up to three random changes. Usually, but not always, it is illegal."""
-    schedule = draw(legal_schedules(most_ranks=3, most_chunks=2, most_microbatches=3, pairs=0.2))
-    orders = [list(order) for order in schedule.orders]
-    for _ in range(draw(st.integers(0, 3))):
-        rank, index = draw(st.sampled_from([(r, i) for r, order in enumerate(orders) for i in range(len(order))]))
-        action = orders[rank][index]
-        mutation = draw(st.sampled_from(mutations))
-        if mutation == "drop":
-            if sum(map(len, orders)) > 1:
-                del orders[rank][index]
-        elif mutation in ("double", "move"):
-            if mutation == "move":
-                del orders[rank][index]
-            other = orders[draw(st.integers(0, len(orders) - 1))]
-            other.insert(draw(st.integers(0, len(other))), action)
-        elif mutation == "swap":
-            other = draw(st.integers(0, len(orders[rank]) - 1))
-            orders[rank][index], orders[rank][other] = orders[rank][other], action
-        else:
-            orders[rank][index : index + 1] = _changed(draw, schedule, mutation, action)
-    return with_orders(schedule, orders)
-
-
-def _changed(draw, schedule, mutation, action):
-    """Return the actions that replace `action`."""
-    if action.parts:
-        if mutation == "unpair":
-            return action.parts
-        first = _changed(draw, schedule, mutation, action.parts[0])[0]
-        return [paired(first, action.parts[1]) or first]
-    if mutation == "restage":
-        return [action._replace(stage=draw(st.integers(-1, schedule.stages)))]
-    if mutation == "renumber":
-        return [action._replace(microbatch=draw(st.integers(-1, schedule.microbatches)))]
-    if mutation == "reop":
-        return [action._replace(op=draw(st.sampled_from([Op.F, Op.B, Op.I, Op.W])))]
-    if mutation == "split" and action.op == Op.B:
-        return [action._replace(op=Op.I), action._replace(op=Op.W)]
-    return [action]
+    return mutated_schedules("swap", "neighbours")
 
 
 actions = st.deferred(lambda: compute | messages | sharding | overlapped)

@@ -1,67 +1,19 @@
-"""Simulated times: compared with the stepper's, and checked for properties of any schedule."""
+"""Simulated times: by hand, and properties of any schedule. test_varied_costs compares them with the judge's."""
 
+from dataclasses import replace
 from fractions import Fraction
 
+import judge
 import pytest
 import stepper
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import legal_schedules, often, read
+from test_varied_costs import draw_costs, rows, scaled
 
 import ppedu as pp
 from ppedu import Action, Costs, ScheduleError, SettingError, simulate
-
-
-def rows(timeline):
-    return [[tuple(span) for span in row] for row in timeline.rows]
-
-
-def per_stage(stages, least=0):
-    return st.lists(st.integers(least, 4), min_size=stages, max_size=stages)
-
-
-@st.composite
-def schedules_with_costs(draw, overlap=False, least=0, **options):
-    """Draw a legal schedule, costs per stage in whole ticks, and the same costs as `length(action)` for the stepper."""
-    schedule = draw(legal_schedules(**options))
-    times = {op: draw(per_stage(schedule.stages, least)) for op in "FBIW"}
-    fused = [2 * time for time in draw(per_stage(schedule.stages, least))] if overlap else None
-
-    def length(action):
-        if action.parts and fused:
-            return sum(fused[part.stage] for part in action.parts) // 2  # the mean of the two stages'
-        return sum(times[single.op][single.stage] for single in action.singles)
-
-    costs = Costs(
-        forward=times["F"],
-        backward=times["B"],
-        input=times["I"],
-        weight=times["W"],
-        overlap=fused,
-        latency=draw(st.integers(0, 3)),
-    )
-    return schedule, costs, length
-
-
-@given(schedules_with_costs())
-@often(80)
-def test_the_stepper_gives_the_same_times(drawn):
-    schedule, costs, length = drawn
-    assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
-
-
-@given(schedules_with_costs(pairs=0.4))
-@often(30)
-def test_a_pair_takes_the_sum_of_its_parts_unless_overlap_is_given(drawn):
-    schedule, costs, length = drawn
-    assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
-
-
-@given(schedules_with_costs(pairs=0.4, overlap=True))
-@often(30)
-def test_a_pair_takes_the_mean_of_its_two_stages_overlap(drawn):
-    schedule, costs, length = drawn
-    assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, costs.latency)
+from ppedu.core.numeric import by_microbatch
 
 
 def test_an_overlap_given_as_a_number_is_for_a_ranks_share():
@@ -80,45 +32,31 @@ def test_by_default_a_backward_takes_two_forwards_and_each_half_of_it_one(schedu
     assert rows(simulate(schedule)) == [[(a, start * share, end * share) for a, start, end in row] for row in expected]
 
 
-@given(schedules_with_costs(pairs=0.2), st.integers(1, 7))
+@given(st.randoms(use_true_random=False), st.floats(0.001, 1000))
 @often(30)
-def test_fractions_are_exact(drawn, parts):
-    schedule, costs, length = drawn
-    small = scaled(costs, Fraction(1, parts))
-    expected = stepper.run(schedule, length, costs.latency)
-    found = rows(simulate(schedule, small))
-    assert found == [[(a, Fraction(s, parts), Fraction(e, parts)) for a, s, e in row] for row in expected]
-    assert {type(time) for row in found for _, *times in row for time in times} <= {int, Fraction}
-
-
-@given(schedules_with_costs(pairs=0.2), st.floats(0.001, 1000))
-@often(30)
-def test_floats_are_close_to_the_exact_times(drawn, factor):
-    schedule, costs, length = drawn
-    expected = stepper.run(schedule, length, costs.latency)
+def test_floats_are_close_to_the_exact_times(chance, factor):
+    schedule = judge.draw(chance)
+    costs, length, latency = draw_costs(chance, schedule)
+    expected = judge.clock(schedule, length, latency)
     for row, exact in zip(rows(simulate(schedule, scaled(costs, factor))), expected, strict=True):
         assert [span[0] for span in row] == [span[0] for span in exact]
         times = [time / factor for span in row for time in span[1:]]
         assert times == pytest.approx([time for span in exact for time in span[1:]], rel=1e-9, abs=1e-9)
 
 
-@given(schedules_with_costs(), st.data())
+@given(st.randoms(use_true_random=False))
 @often(30)
-def test_no_action_gets_earlier_when_something_takes_longer(drawn, data):
-    schedule, costs, _ = drawn
-    name = data.draw(st.sampled_from(["forward", "backward", "input", "weight", "latency"]))
-    old = getattr(costs, name)
-    new = old + 1 if name == "latency" else [time + data.draw(st.integers(0, 2)) for time in old]
-    slower = Costs(**{**vars(costs), name: new})
+def test_no_action_gets_earlier_when_something_takes_longer(chance):
+    schedule = judge.draw(chance)
+    costs, _, latency = draw_costs(chance, schedule, overlap=False)
+    name = chance.choice(["forward", "backward", "input", "weight", "latency"])
+    if name == "latency":
+        new = {link: time + chance.randint(0, 2) for link, time in latency.items()}
+    else:
+        new = [by_microbatch(lambda time: time + chance.randint(0, 2), each) for each in getattr(costs, name)]
+    slower = replace(costs, **{name: new})
     for before, after in zip(simulate(schedule, costs).rows, simulate(schedule, slower).rows, strict=True):
         assert all(old.start <= new.start and old.end <= new.end for old, new in zip(before, after, strict=True))
-
-
-def scaled(costs, factor):
-    """Return `costs` with every time multiplied."""
-    names = "forward", "backward", "input", "weight"
-    times = {name: [time * factor for time in getattr(costs, name)] for name in names}
-    return Costs(**times, latency=costs.latency * factor)
 
 
 def test_latency_is_paid_between_ranks_only():
