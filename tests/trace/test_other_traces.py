@@ -36,12 +36,47 @@ def assert_is(run, job, steps=None):
                     assert (start - first, end - first) == pytest.approx([time - zero for time in known], abs=2e-5)
 
 
-def files_of(folder, job, keep=lambda rank, records: records, **how):
-    """Write the trace of each rank, and return the files."""
+def files_of(
+    folder,
+    job,
+    keep=lambda rank, records: records,
+    named="{}.rank{}.json",
+    told=lambda replica, rank: rank,
+    groups=lambda replica, rank: None,
+    more=lambda rank, records: [],
+    **how,
+):
+    """Write the trace of each rank, and return the files.
+
+    named: their names, with the replica and the rank. told, groups: what torch notes in them. more: further events.
+    """
     return [
-        kineto(folder / f"{replica}.rank{rank}.json", rank, shuffled(events_of(keep(rank, records), **how)))
+        kineto(
+            folder / named.format(replica, rank),
+            told(replica, rank),
+            shuffled([*events_of(keep(rank, records), **how), *more(rank, records)]),
+            groups=groups(replica, rank),
+        )
         for (replica, rank), records in by_rank(job).items()
     ]
+
+
+def merged(folder, job, pid=lambda replica, rank: rank, **how):
+    """Write one trace of all ranks, and return its file."""
+    ranks = by_rank(job).items()
+    events = [each for (replica, rank), records in ranks for each in events_of(records, pid(replica, rank), **how)]
+    return kineto(folder / "all.json", None, shuffled(events))
+
+
+STEPS = {"forward_step": "F", "backward_step": "B"}
+
+
+def called_step(record):
+    return "forward_step" if record.action.op == "F" else "backward_step"
+
+
+def as_gpipe(record):
+    return f"{'Forward' if record.action.op == 'F' else 'Backward'} {record.action.microbatch}"
 
 
 @pytest.mark.parametrize("device", ["cuda_runtime", "cuda_driver", "xpu_runtime", "Runtime"])
@@ -102,15 +137,15 @@ def test_time_outside_the_pipeline_is_its_own(tmp_path, device, lead):
 def test_ranks_that_begin_to_record_in_unlike_steps(tmp_path, lost):
     """With equal numbers of steps, but not the same ones; and clocks that are right, or seconds apart."""
     job = drawn("1f1b", 4, 8, steps=8 + abs(lost))
+
+    def recorded(rank, records, apart):
+        early = (rank == 1) == (lost < 0)
+        kept = [each for each in records if (each.step < 8 if early else each.step >= abs(lost))]
+        shift = apart * (rank == 1)
+        return [each._replace(start=each.start + shift, end=each.end + shift) for each in kept]
+
     for apart in (0.0, 7.7):
-        files = []
-        for (_, rank), records in by_rank(job).items():
-            early = (rank == 1) == (lost < 0)
-            kept = [each for each in records if (each.step < 8 if early else each.step >= abs(lost))]
-            shift = apart * (rank == 1)
-            kept = [each._replace(start=each.start + shift, end=each.end + shift) for each in kept]
-            files.append(kineto(tmp_path / f"rank{rank}.json", rank, shuffled(events_of(kept))))
-        run = pp.Run.load(files)
+        run = pp.Run.load(files_of(tmp_path, job, partial(recorded, apart=apart)))
         assert_is(run, job, steps=range(abs(lost), 8))
         assert any("recorded" in remark for remark in run.remarks)
 
@@ -124,10 +159,9 @@ def without_first(count, ranks, rank, records):
 def test_a_trace_without_numbers_may_begin_within_a_step(tmp_path, name, cut):
     """The first actions of one rank, or of all, are lost."""
     job = drawn(name, 4, 8)
-    names = {"forward_step": "F", "backward_step": "B"}
     for ranks in ([cut], range(4)):
         files = files_of(tmp_path, job, partial(without_first, 1 + cut, ranks), called=called_step)
-        run = pp.Run.load(files, names=names)
+        run = pp.Run.load(files, names=STEPS)
         assert_is(run, job, steps=[1, 2])
         assert run.remarks[0] == "microbatches have no numbers, and were counted in the order in which they ran"
 
@@ -163,56 +197,44 @@ def test_a_table_may_number_the_ranks_of_all_replicas(tmp_path):
 def test_megatrons_process_groups(tmp_path, tensor):
     """Several groups have the same ranks; one named after everything is more than a pipeline."""
     job = drawn("1f1b", 2, 4, replicas=2 * tensor)
-    files = []
-    for (replica, rank), records in by_rank(job).items():
+
+    def number(replica, rank):
         data, part = divmod(replica, tensor)
-        mine = (rank * 2 + data) * tensor + part
-        world = 4 * tensor
-        pipeline = [(stage * 2 + data) * tensor + part for stage in (0, 1)]
-        model = sorted((stage * 2 + data) * tensor + each for stage in (0, 1) for each in range(tensor))
-        groups = [
-            {"pg_desc": "default_pg", "pg_size": world, "ranks": []},
+        return (rank * 2 + data) * tensor + part
+
+    def groups(replica, rank):
+        peers = range(replica // tensor * tensor, (replica // tensor + 1) * tensor)  # of the tensor group
+        pipeline = [number(replica, stage) for stage in (0, 1)]
+        model = sorted(number(each, stage) for stage in (0, 1) for each in peers)
+        return [
+            {"pg_desc": "default_pg", "pg_size": 4 * tensor, "ranks": []},
             {"pg_desc": "MODEL_PARALLEL_GROUP", "ranks": model},
             {"pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": pipeline},
             {"pg_desc": "EMBEDDING_GROUP", "ranks": pipeline},
             {"pg_desc": "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "ranks": model},
         ]
-        events = shuffled(events_of(records, called=called_step))
-        files.append(kineto(tmp_path / f"{mine}.json", mine, events, groups=groups))
-    assert_is(pp.Run.load(files, names={"forward_step": "F", "backward_step": "B"}), job)
+
+    files = files_of(tmp_path, job, told=number, groups=groups, called=called_step)
+    assert_is(pp.Run.load(files, names=STEPS), job)
 
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-v", "dualpipe"])
 def test_a_merged_file_has_a_rank_for_each_process(tmp_path, name):
     job = drawn(name, 4, 8)
-    events = [each for (_, rank), records in by_rank(job).items() for each in events_of(records, pid=4711 - rank)]
-    assert_is(pp.Run.load(kineto(tmp_path / "all.json", None, shuffled(events))), job)
+    assert_is(pp.Run.load(merged(tmp_path, job, lambda replica, rank: 4711 - rank)), job)
 
 
 def test_replicas_in_a_merged_file_are_told_apart(tmp_path):
     job = drawn("1f1b", 4, 8, replicas=3, noise=0.02)
-    events = [
-        each
-        for (replica, rank), records in by_rank(job).items()
-        for each in events_of(records, pid=1000 * replica + rank)
-    ]
-    assert_is(pp.Run.load(kineto(tmp_path / "all.json", None, shuffled(events))), job)
+    assert_is(pp.Run.load(merged(tmp_path, job, lambda replica, rank: 1000 * replica + rank)), job)
 
 
 def test_a_merged_file_of_gpus_is_refused(tmp_path):
-    events = [
-        each
-        for (_, rank), records in by_rank(drawn()).items()
-        for each in events_of(records, rank, device="cuda_runtime")
-    ]
+    file = merged(tmp_path, drawn(), device="cuda_runtime")
     with pytest.raises(
         pp.ParseError, match="holds 2 processes, and does not say which kernel is whose; give a file for"
     ):
-        pp.Run.load(kineto(tmp_path / "all.json", None, events))
-
-
-def as_gpipe(record):
-    return f"{'Forward' if record.action.op == 'F' else 'Backward'} {record.action.microbatch}"
+        pp.Run.load(file)
 
 
 @pytest.mark.parametrize("outer", ["replica", "pipeline"])
@@ -224,20 +246,18 @@ def test_replicas_of_torchs_gpipe_are_found_by_their_process_groups(tmp_path, ou
         for replica in (0, 1)
         for rank in (0, 1)
     }
-    files, unnamed = [], []
-    for (replica, rank), records in by_rank(job).items():
-        mine = number[replica, rank]
-        pipeline = sorted(number[replica, each] for each in (0, 1))
+
+    def groups(replica, rank, names=("default_pg", "mesh_dp", "mesh_pp")):
         data = sorted(number[each, rank] for each in (0, 1))
-        groups = [
-            {"pg_desc": "default_pg", "ranks": [0, 1, 2, 3]},
-            {"pg_desc": "mesh_dp", "ranks": data},
-            {"pg_desc": "mesh_pp", "ranks": pipeline},
+        pipeline = sorted(number[replica, each] for each in (0, 1))
+        return [
+            {"pg_desc": name, "ranks": each} for name, each in zip(names, ([0, 1, 2, 3], data, pipeline), strict=True)
         ]
-        events = shuffled(events_of(records, called=as_gpipe))
-        files.append(kineto(tmp_path / f"{mine}.json", mine, events, groups=groups))
-        nameless = [{**group, "pg_desc": "undefined"} for group in groups]
-        unnamed.append(kineto(tmp_path / f"unnamed{mine}.json", mine, events, groups=nameless))
+
+    how = {"told": lambda *key: number[key], "called": as_gpipe}
+    files = files_of(tmp_path, job, groups=groups, **how)
+    nameless = partial(groups, names=["undefined"] * 3)
+    unnamed = files_of(tmp_path, job, named="unnamed{}.{}.json", groups=nameless, **how)
     assert_is(pp.Run.load(files), job)
     with pytest.raises(
         pp.ParseError, match=r"does not say which of its process groups is the pipeline.*\{\(replica, rank\): file\}"
@@ -247,22 +267,20 @@ def test_replicas_of_torchs_gpipe_are_found_by_their_process_groups(tmp_path, ou
 
 
 NAMES = [
-    "rank-{}.Apr_03_12_00.pt.trace.json",
-    "worker_{}.1712134567890.pt.trace.json",
-    "r{}/trace.json",
-    "rank{}/host_123.json.gz",
-    "node7_{}_17.json",
-    "trace.{}.json",
-    "{0}-at-17{0}.json",  # both numbers tell the files apart, and one of them counts
+    "rank-{1}.Apr_03_12_00.pt.trace.json",
+    "worker_{1}.1712134567890.pt.trace.json",
+    "r{1}/trace.json",
+    "rank{1}/host_123.json.gz",
+    "node7_{1}_17.json",
+    "trace.{1}.json",
+    "{1}-at-17{1}.json",  # both numbers tell the files apart, and one of them counts
 ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_rank_is_found_in_the_name(tmp_path, name):
     job = drawn("gpipe", 3, 4)
-    files = []
-    for (_, rank), records in by_rank(job).items():
-        files.append(kineto(tmp_path / name.format(rank), None, shuffled(events_of(records, called=as_gpipe))))
+    files = files_of(tmp_path, job, named=name, told=lambda *_: None, called=as_gpipe)
     for given in (files, files[::-1], tmp_path, dict(enumerate(files))):
         assert_is(pp.Run.load(given), job)
 
@@ -281,27 +299,22 @@ def test_a_dict_says_what_names_do_not(tmp_path):
             pp.Run.load(wrong)
 
 
-def called_step(record):
-    return "forward_step" if record.action.op == "F" else "backward_step"
-
-
 @pytest.mark.parametrize(("name", "ranks"), [("1f1b", 4), ("gpipe", 2), ("1f1b", 1)])
 @pytest.mark.parametrize("labelled", [False, True])
 def test_names_of_ones_own_are_mapped(tmp_path, name, ranks, labelled):
     """Without a stage or a microbatch, as in Megatron's forward_step: both are found from the order."""
     job = drawn(name, ranks, 8)
-    files = []
-    for (_, rank), records in by_rank(job).items():
-        events = list(events_of(records, called=called_step))
-        if labelled:
-            for step in range(job.steps):
-                mine = [record for record in records if record.step == step]
-                begin, end = (kineto_time(mine[0].start - 0.0005), kineto_time(mine[-1].end + 0.0001))
-                events.append(event(f"ProfilerStep#{step + 7}", begin, end - begin))
-        files.append(kineto(tmp_path / f"rank{rank}.json", None, shuffled(events)))
+
+    def labels(rank, records):
+        for step in range(job.steps if labelled else 0):
+            mine = [record for record in records if record.step == step]
+            begin, end = START + 1e6 * (mine[0].start - 0.0005), START + 1e6 * (mine[-1].end + 0.0001)
+            yield event(f"ProfilerStep#{step + 7}", begin, end - begin)
+
+    files = files_of(tmp_path, job, told=lambda *_: None, more=labels, called=called_step)
     if (name, ranks, labelled) == ("1f1b", 1, False):
         return  # a rank alone has nothing in flight after each microbatch
-    run = pp.Run.load(files, names={"forward_step": "F", "backward_step": "B"})
+    run = pp.Run.load(files, names=STEPS)
     assert_is(run, job)
     assert run.steps == tuple(range(7, 7 + job.steps) if labelled else range(job.steps))
     with pytest.raises(pp.ParseError, match=r"its ranges are 'backward_step', 'forward_step'.*names=\{'forward_step'"):
@@ -310,18 +323,11 @@ def test_names_of_ones_own_are_mapped(tmp_path, name, ranks, labelled):
 
 def test_names_may_contain_the_numbers(tmp_path):
     job = drawn("zb-v", 2, 4)
-    files = [
-        kineto(
-            tmp_path / f"rank{rank}.json",
-            rank,
-            shuffled(
-                events_of(
-                    each, called=lambda r: f"{r.action.op}(mb={r.action.microbatch}, layer group {r.action.stage})"
-                )
-            ),
-        )
-        for (_, rank), each in by_rank(job).items()
-    ]
+
+    def called(record):
+        return f"{record.action.op}(mb={record.action.microbatch}, layer group {record.action.stage})"
+
+    files = files_of(tmp_path, job, called=called)
     assert_is(pp.Run.load(files, names={r"([FBIW])\(mb=(\d+), layer group (\d+)\)": r"\3\1\2"}), job)
     for wrong in ({"(": "F"}, {"a": r"\1"}, {1: "F"}, {"a": 1}, ["a"], "a"):
         with pytest.raises(pp.SettingError, match="names"):
@@ -341,19 +347,9 @@ def test_a_table_of_nvtx_ranges(tmp_path):
     assert_is(pp.Run.load(path, names={":forward_step": "F", ":backward_step": "B"}), job)
 
 
-def kineto_time(seconds):
-    from kineto import START
-
-    return START + 1e6 * seconds
-
-
 def test_a_trace_that_begins_and_ends_within_a_step(tmp_path):
     job = drawn("1f1b", 4, 8, steps=4)
-    files = []
-    for (_, rank), records in by_rank(job).items():
-        events = list(events_of(records[5 + rank : len(records) - 3]))
-        files.append(kineto(tmp_path / f"r{rank}.json", rank, shuffled(events)))
-    run = pp.Run.load(files)
+    run = pp.Run.load(files_of(tmp_path, job, lambda rank, records: records[5 + rank : len(records) - 3]))
     assert_is(run, job, steps=[1, 2])
     assert any("incomplete step" in remark for remark in run.remarks)
 
@@ -362,11 +358,11 @@ def test_a_trace_that_begins_and_ends_within_a_step(tmp_path):
 def test_a_rank_with_fewer_steps(tmp_path, lost):
     """Steps are matched by time."""
     job = drawn("1f1b", 3, 4)
-    files = []
-    for (_, rank), records in by_rank(job).items():
-        kept = [record for record in records if rank != 1 or record.step != lost]
-        files.append(kineto(tmp_path / f"r{rank}.json", rank, shuffled(events_of(kept))))
-    run = pp.Run.load(files)
+
+    def kept(rank, records):
+        return [record for record in records if rank != 1 or record.step != lost]
+
+    run = pp.Run.load(files_of(tmp_path, job, kept))
     assert_is(run, job, steps=[step for step in range(3) if step != lost])
     assert run.remarks[0] == "rank 1 recorded 2 of 3 steps"
 
