@@ -34,8 +34,11 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
         found = ", ".join(f"{ranks} ranks and {stages} stages" for ranks, stages in sorted(sizes)) or "no timelines"
         raise SettingError(f"timelines must have the same number of ranks and of stages; got {found}")
     known = timelines[0].costs
+    times: dict[str, Any] = {
+        name: [_median(each or chain(*stages)) for each in stages] for name, stages in action_times(timelines).items()
+    }
     return Costs(
-        **_times(timelines),
+        **times,
         latency=_latency(timelines),
         activation=known.activation,
         weight_memory=known.weight_memory,
@@ -44,8 +47,8 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
     )
 
 
-def _times(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """Return for each kind of action the median time of each stage; a stage without any gets that of all stages."""
+def action_times(timelines: Sequence[Timeline]) -> dict[str, list[list[Any]]]:
+    """Return, by the name of a cost and by stage, the times of all actions with this cost."""
     times: dict[str, list[list[Any]]] = {}
     for action, start, end in chain(*chain(*(timeline.rows for timeline in timelines))):
         if action.computes:
@@ -53,7 +56,7 @@ def _times(timelines: Sequence[Timeline]) -> dict[str, Any]:
             stages = times.setdefault(name, [[] for _ in range(timelines[0].schedule.stages)])
             for single in action.singles:
                 stages[single.stage].append(end - start)
-    return {name: [_median(each or chain(*stages)) for each in stages] for name, stages in times.items()}
+    return times
 
 
 def _latency(timelines: Sequence[Timeline]) -> Any:
@@ -84,7 +87,20 @@ def _messages(timeline: Timeline) -> Iterator[tuple[Link, Any]]:
     The time is that from the end of the action that made it to the start of the action that requires it. If a rank
     waited for two messages at once, it is not known which one came last.
     """
-    made: dict[Any, tuple[int, Any]] = {}  # by result: the rank that made it, and when
+    for rank, before, span, made in inputs(timeline):
+        awaited = {(source, end) for source, end in made if source != rank and (not before or before.end <= end)}
+        if len(awaited) == 1:
+            ((source, end),) = awaited
+            if end <= span.start:
+                yield (source, rank), span.start - end
+
+
+def inputs(timeline: Timeline) -> Iterator[tuple[int, Span | None, Span, list[tuple[int, Any]]]]:
+    """Yield the rank of each compute span, the span before it, the span, and its inputs.
+
+    An input is the rank on which it was made, and when.
+    """
+    made: dict[Any, tuple[int, Any]] = {}  # by result
     for rank, row in enumerate(timeline.rows):
         for action, _, end in row:
             made.update(dict.fromkeys(produces(action), (rank, end)))
@@ -93,11 +109,6 @@ def _messages(timeline: Timeline) -> Iterator[tuple[Link, Any]]:
         before: Span | None = None
         for span in row:
             if span.action.computes:
-                needs = [made[need] for need in requires(span.action, placement) if need in made]
-                awaited = {each for each in needs if each[0] != rank and (not before or before.end <= each[1])}
-                if len(awaited) == 1:
-                    ((source, end),) = awaited
-                    if end <= span.start:
-                        yield (source, rank), span.start - end
+                yield rank, before, span, [made[need] for need in requires(span.action, placement) if need in made]
             if timeline.occupies_rank(span.action):
                 before = span

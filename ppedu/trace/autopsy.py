@@ -24,8 +24,6 @@ from ppedu.trace.replay import Measured, by_rank, kind_of, usual_travels
 from ppedu.trace.stragglers import Step, find_stragglers
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from ppedu.trace.run import Run
 
 # In the order in which they are taken away. The last two remain when nothing is wrong with the machines.
@@ -185,10 +183,6 @@ class Autopsy:
         findings = "".join(f"<li>{escape(str(finding))}</li>" for finding in self.findings)
         return f"<p>{head}</p>{table}<ol>{findings}</ol>"
 
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the shares of the causes with matplotlib."""
-        return hooks.call("plot causes", self.causes, ax)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a page with the autopsy and a typical step to a file that ends in .html. It needs no network.
 
@@ -198,11 +192,7 @@ class Autopsy:
         """
         if named(path).suffix.lower() != ".html":
             raise SettingError(f"cannot save an autopsy as {str(path)!r}; end it in .html")
-        hooks.call("save report", self._repr_html_(), self.run.timeline(), self.run.replay(), path)
-
-    def show(self) -> Any:
-        """Return the interactive widget of a typical step: the measured times over the replayed ones."""
-        return self.run.timeline().show(self.run.replay())
+        hooks.call("save report", self._repr_html_(), self.run.timeline().show(self.run.replay()), path)
 
 
 def _percent(part: float) -> str:

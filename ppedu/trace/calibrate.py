@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,9 +11,8 @@ from typing import Any
 from ppedu.core.numeric import pretty
 from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.sim import Costs, Timeline
-from ppedu.sim.fit import NAMES, fit
+from ppedu.sim.fit import action_times, fit, inputs
 from ppedu.sim.per_link import each_link
-from ppedu.trace.replay import turns
 
 WARMER = 1.03  # a warm-up step takes this much longer than the others, or as much less
 CLEARER = 0.6  # two medians leave at most this part of the deviation from one
@@ -60,19 +58,17 @@ def calibrate(timelines: Sequence[Timeline], warm_up: Sequence[int] = ()) -> Cal
     """Return the costs of measured steps of one schedule: those of `fit`, with the overhead in the times of actions."""
     found = fit(timelines)
     overhead = _overhead(timelines, found)
-    spread: defaultdict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(timelines[0].schedule.stages)])
-    for action, start, end in chain(*chain(*(timeline.rows for timeline in timelines))):
-        for single in action.singles:
-            spread[NAMES.get(action.op, "overlap")][single.stage].append(end - start + overhead)
-    times: dict[str, Any] = {name: tuple(time + overhead for time in getattr(found, name)) for name in spread}
+    spread: dict[str, list[tuple[float, float]]] = {}
+    times: dict[str, Any] = {}
+    for name, stages in action_times(timelines).items():
+        ordered = [sorted(each or chain(*stages)) for each in stages]
+        ends = [(each[len(each) // 10], each[-1 - len(each) // 10]) for each in ordered]
+        spread[name] = [(low + overhead, high + overhead) for low, high in ends]
+        times[name] = tuple(time + overhead for time in getattr(found, name))
     if "backward" in times and "weight" in times and "input" not in times:  # I is what W leaves of B, if anything
         times["input"] = tuple(max(0.0, b - w) for b, w in zip(times["backward"], times["weight"], strict=True))
     latency = each_link(lambda time: max(0.0, time - overhead), found.latency)
-    ranges = {}
-    for name, stages in spread.items():
-        ordered = [sorted(each or chain(*stages)) for each in stages]
-        ranges[name] = [(each[len(each) // 10], each[-1 - len(each) // 10]) for each in ordered]
-    return Calibration(replace(found, **times, latency=latency), overhead, ranges, tuple(warm_up))
+    return Calibration(replace(found, **times, latency=latency), overhead, spread, tuple(warm_up))
 
 
 def _overhead(timelines: Iterable[Timeline], costs: Costs) -> float:
@@ -82,12 +78,9 @@ def _overhead(timelines: Iterable[Timeline], costs: Costs) -> float:
     """
     gaps = []
     for timeline in timelines:
-        spans = [*chain(*timeline.rows)]
-        for at, rank, _, before, needs in turns(timeline.schedule):
-            if before is not None:
-                free = spans[before].end
-                if all(spans[need].end + costs.delay(sender, rank) <= free for sender, need in needs):
-                    gaps.append(spans[at].start - free)
+        for rank, before, span, made in inputs(timeline):
+            if before and all(end + costs.delay(sender, rank) <= before.end for sender, end in made):
+                gaps.append(span.start - before.end)
     gaps.sort()
     return max(0.0, fmean(gaps[: max(1, len(gaps) - len(gaps) // 10)])) if gaps else 0.0
 

@@ -9,8 +9,8 @@ from itertools import product
 from math import inf
 from typing import NamedTuple
 
-from ppedu.core import produces, requires
 from ppedu.sim import Timeline
+from ppedu.sim.fit import inputs
 
 PARTS = 1024  # of the range in which the least time lies by which messages arrive early
 
@@ -81,16 +81,8 @@ def _shortest(timelines: Iterable[Timeline]) -> Mapping[tuple[int, int], float]:
     """Return, by link, the shortest time from the end of an action to the start of one that needs its result."""
     shortest: defaultdict[tuple[int, int], float] = defaultdict(lambda: inf)
     for timeline in timelines:
-        made = {
-            result: (rank, end)
-            for rank, row in enumerate(timeline.rows)
-            for action, _, end in row
-            for result in produces(action)
-        }
-        for rank, row in enumerate(timeline.rows):
-            for action, start, _ in row:
-                for need in requires(action, timeline.schedule.placement):
-                    sender, end = made.get(need, (rank, start))
-                    if sender != rank:
-                        shortest[sender, rank] = min(shortest[sender, rank], start - end)
+        for rank, _, span, made in inputs(timeline):
+            for sender, end in made:
+                if sender != rank:
+                    shortest[sender, rank] = min(shortest[sender, rank], span.start - end)
     return shortest

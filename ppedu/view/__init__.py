@@ -15,6 +15,7 @@ from ppedu.core import SettingError
 from ppedu.sim import Timeline
 from ppedu.trace.saved import load, load_all
 from ppedu.view.model import Panel
+from ppedu.view.saving import require_savable
 
 __all__ = ["load", "load_all", "save"]
 
@@ -32,7 +33,6 @@ def save(timelines: Timeline | Iterable[Timeline], path: str | os.PathLike[str])
     if not all(isinstance(each, Timeline) for each in every):
         raise SettingError(f"save takes timelines, such as simulate(schedule); got {timelines!r}")
     from ppedu.view.interactive import Interactive
-    from ppedu.view.saving import require_savable
 
     if not every or (len(every) > 1 and require_savable(path) != ".json"):
         raise SettingError(f"{str(path)!r} cannot hold {len(every)} timelines; save one, or several in a .json file")

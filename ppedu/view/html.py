@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from html import escape
+from typing import TYPE_CHECKING
 
 from ppedu.core.files import write_text
 from ppedu.core.numeric import pretty
 from ppedu.sim import Timeline
-from ppedu.view.interactive import Interactive, display
 from ppedu.view.label import encodable
 from ppedu.view.script import script, style
+
+if TYPE_CHECKING:
+    from ppedu.view.interactive import Interactive
 
 
 def page(shown: Interactive, report: str = "") -> str:
@@ -46,9 +49,9 @@ mount(document.querySelector("main"), {state});
 """)
 
 
-def save_report(report: str, timeline: Timeline, outline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Write a page with a report, given as HTML, and the widget of a timeline. See `Autopsy.save`."""
-    write_text(path, page(display(timeline, outline), report))
+def save_report(report: str, shown: Interactive, path: str | os.PathLike[str]) -> None:
+    """Write a page with a report, given as HTML, above timelines. See `Autopsy.save`."""
+    write_text(path, page(shown, report))
 
 
 def _section(heading: str, timeline: Timeline) -> str:

@@ -17,13 +17,15 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from ppedu.core import SEND, PipelineError, Schedule, ScheduleError, SettingError, hooks
+from ppedu.core import SEND, PipelineError, Schedule, ScheduleError, SettingError
+from ppedu.core.files import write_bytes
 from ppedu.core.validate import require_instance
 from ppedu.planning.machine import Machine
 from ppedu.planning.partition import fitted
 from ppedu.planning.pieces import Pieces
 from ppedu.sim import Costs, Timeline, require_costs, simulate, simulate_partial
 from ppedu.view.model import Data, Panel, Stack, require_lanes
+from ppedu.view.saving import require_savable
 from ppedu.view.script import script, style
 from ppedu.zoo import schedule
 
@@ -116,7 +118,20 @@ class Interactive:
             SettingError: the ending is none of these, or a picture needs matplotlib, which is not installed.
             PipelineError: the file cannot be written.
         """
-        hooks.call("save widget", self, path)
+        ending = require_savable(path)
+        if ending == ".json":
+            from ppedu.view.perfetto import chrome_trace
+
+            content = chrome_trace(*(panel.timeline for panel in self.panels())).encode()
+        elif ending == ".html":
+            from ppedu.view.html import page
+
+            content = page(self if self.kind in ("show", "compare") else Interactive(*self.panels())).encode()
+        else:
+            from ppedu.view.plot import picture
+
+            content = picture(self.stack, ending[1:])
+        write_bytes(path, content)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
         if not in_notebook():
