@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,6 @@ from ppedu.core.numeric import plural
 from ppedu.core.placement import Placement
 from ppedu.core.validate import require_count, require_instance
 
-_OLD = re.compile(r"([0-9]+)(F|BW|B|I|W)([0-9]+)").fullmatch
 Orders = tuple[tuple[Action, ...], ...]
 
 
@@ -41,7 +39,6 @@ def read(
     while rows and not rows[-1]:
         del rows[-1]  # trailing blank lines
     parse = cache(Action.parse)
-    rows = _in_todays_letters(rows)
     orders = tuple(tuple(_actions(row, line, where, parse)) for line, row in enumerate(rows, 1))
     number = sum(map(len, orders))
     singles = {single for action in set().union(*orders) for single in action.singles}
@@ -65,24 +62,6 @@ def read(
     elif (placement.ranks, placement.stages) != (len(orders), stages):
         raise ParseError(f"{size}; the placement has {placement.ranks} and {placement.stages}: give one that fits")
     return placement, found, orders
-
-
-def _in_todays_letters(rows: list[list[str]]) -> list[list[str]]:
-    """Return the cells of a file from before torch 2.6 as torch writes them since (pytorch #138886), others unchanged.
-
-    BW was a full backward, and a B with a W was the half that is I today; today, these would be three halves.
-    """
-    cells = {cell: match.groups() for cell in set().union(*rows) if (match := _OLD(cell.strip()))}
-    found = set(cells.values())
-    halves = {(stage, microbatch) for stage, op, microbatch in found if op == "W"}
-    full = {(stage, microbatch) for stage, op, microbatch in found if op == "B"}
-    ops = {op for _, op, _ in found}
-    if "I" in ops or ("BW" not in ops and not (halves and halves <= full)):
-        return rows
-    for cell, (stage, op, microbatch) in cells.items():
-        split = op == "B" and (stage, microbatch) in halves
-        cells[cell] = stage, "I" if split else "B" if op == "BW" else op, microbatch
-    return [["".join(cells.get(cell, (cell,))) for cell in row] for row in rows]
 
 
 def _actions(row: list[str], line: int, path: Path, parse: Callable[[str], Action]) -> Iterable[Action]:

@@ -172,8 +172,7 @@ class Schedule:
         """Return the schedule in a CSV file with one line per rank and one action per cell.
 
         In a file without communication, empty cells are idle steps. They are dropped, because orders have no times;
-        `align` finds them again. Files from before torch 2.6, where BW is a full backward, are read as torch writes
-        them today.
+        `align` finds them again.
 
         Args:
             microbatches: The number of microbatches that the file must contain. By default it is inferred: the largest

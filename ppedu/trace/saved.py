@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import fields
 from typing import Any
 
 from ppedu.core import Action, ParseError, PipelineError, Placement, Schedule
@@ -20,8 +21,6 @@ About = dict[str, Any]
 MICROSECONDS = 1_000_000  # per second; a unit of simulated time without a name counts as a second
 PREFIX = "PP:"
 END = 1 << 20  # bytes at the end of a file, which hold its key "ppedu"
-PER_LINK = ("latency", "transfer")
-PER_STAGE = ("forward", "backward", "input", "weight", "overlap", "activation")
 
 
 def is_saved(path: str | os.PathLike[str]) -> bool:
@@ -106,9 +105,8 @@ def _timeline(about: About, placement: Placement, rows: list[list[Span]]) -> Tim
     orders = tuple(tuple(span.action for span in row) for row in rows)
     forward_only = about.get("forward_only", False)  # files of version 0.1.0 do not state it
     schedule = Schedule(about["schedule"], placement, about["microbatches"], orders, forward_only)
-    names = (*PER_STAGE, *PER_LINK, "links", "weight_memory", "recompute", "stage_input", "unit", "memory_unit")
-    saved = {name: about[name] for name in names if name in about}  # version 0.1.0 saved fewer
-    for name in PER_LINK:
+    saved = {each.name: about[each.name] for each in fields(Costs) if each.name in about}  # version 0.1.0 saved fewer
+    for name in ("latency", "transfer"):
         if isinstance(saved.get(name), list):
             saved[name] = {(source, target): time for source, target, time in saved[name]}
     costs = Costs(**saved)

@@ -22,7 +22,7 @@ from typing import Any
 from ppedu.core import COMMUNICATION, Action
 from ppedu.sim import Timeline
 from ppedu.sim.per_link import PerLink
-from ppedu.trace.saved import MICROSECONDS, PER_LINK, PER_STAGE, PREFIX
+from ppedu.trace.saved import MICROSECONDS, PREFIX
 from ppedu.view.model import Data, Panel
 
 # Viewers round to whole nanoseconds, and drop a slice that then overlaps the next one. Multiples of an eighth of a
@@ -108,30 +108,19 @@ def _about(timeline: Timeline) -> Data:
 
     Fractions among the costs are written as floats. Whole numbers stay whole, so that sums of them do.
     """
-    schedule = timeline.schedule
-    costs = timeline.costs.tabulated(schedule.stages, schedule.microbatches)
-    size = schedule.stages, schedule.ranks, schedule.microbatches
-    of_stages = {name: getattr(costs, name) for name in PER_STAGE}
-    of_links = {name: getattr(costs, name) for name in PER_LINK}
+    schedule, placement = timeline.schedule, timeline.schedule.placement
+    costs = vars(timeline.costs.tabulated(schedule.stages, schedule.microbatches))
+    links = {name: cost.items() for name, cost in costs.items() if isinstance(cost, PerLink)}
     return {
         "schedule": schedule.name,
-        "placement": schedule.placement.name,
-        "ranks": schedule.ranks,
-        "chunks": schedule.chunks,
-        "holders": schedule.placement.holders[0],
+        "placement": placement.name,
+        "ranks": placement.ranks,
+        "chunks": placement.chunks,
+        "holders": placement.holders[0],
         "microbatches": schedule.microbatches,
         "forward_only": schedule.forward_only,
         "steps": len(timeline.steps),
-        **{name: None if cost is None else costs.per_stage(cost, *size) for name, cost in of_stages.items()},
-        **{
-            name: [[*link, time] for link, time in cost.items()] if isinstance(cost, PerLink) else cost
-            for name, cost in of_links.items()
-        },
-        "links": costs.links,
-        "weight_memory": costs.weight_memory,
-        "recompute": costs.recompute,
-        "stage_input": costs.per_stage(costs.stage_input, schedule.stages, schedule.stages),
-        "unit": costs.unit,
-        "memory_unit": costs.memory_unit,
         "source": timeline.source,
+        **costs,
+        **{name: [[*link, time] for link, time in times] for name, times in links.items()},
     }

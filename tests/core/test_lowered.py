@@ -4,7 +4,6 @@ import itertools
 import re
 from collections import Counter
 from fractions import Fraction
-from importlib.metadata import version
 from types import SimpleNamespace
 
 import judge
@@ -362,21 +361,6 @@ def test_messages_change_no_times():
             assert timeline.peak_activations == bare.peak_activations
 
 
-@given(randoms)
-@often(80)
-def test_the_judges_clock_gives_the_same_times(random):
-    schedule = judge.draw(random, **KINDS[random.choice(["compute", "buffered", "sharded"])])
-    times = {op: [random.randint(1, 4) for _ in range(schedule.stages)] for op in "FIW"}
-    latency = random.randint(0, 3)
-    timeline = simulate(schedule, Costs(times["F"], input=times["I"], weight=times["W"], latency=latency))
-    times["B"] = [sum(halves) for halves in zip(times["I"], times["W"], strict=True)]
-
-    def length(action):
-        return sum(times[single.op][single.stage] for single in action.singles) if is_compute(action) else 0
-
-    assert [list(map(tuple, row)) for row in timeline.rows] == judge.clock(schedule, length, latency)
-
-
 # --- merged backwards -------------------------------------------------------------------------------------------
 
 
@@ -544,31 +528,6 @@ def test_schedules_lowered_by_torch_are_legal(runtime, tmp_path):
             for rendezvous in (False, True):
                 agree(lowered, rendezvous=rendezvous)
                 assert late or check(lowered, rendezvous=rendezvous) == []
-
-
-def test_torch_2_13_with_late_receives_receives_out_of_order(runtime, tmp_path):
-    """ZB-V, 2 ranks, 3 microbatches, defer_pp_recv=True: each receive is delayed until its message is required.
-
-    Rank 0 sends an activation, then a gradient. Rank 1 requires the gradient first, so it receives that first. torch's
-    messages have no tags and both have the same size, so it computes with the activation without an error. The option
-    is from pytorch pull request 178815; on two ranks, the gradients of all four stages are wrong.
-    """
-    if not version("torch").startswith("2.13"):
-        pytest.skip("it is a fault of torch 2.13")
-    schedule = pp.schedule("zb-v", 2, 3)
-    to_torch(schedule, tmp_path / "ours.csv")
-    theirs = runtime(schedule, defer_pp_recv=True)
-    theirs._load_csv(tmp_path / "ours.csv")
-    theirs._dump_csv(tmp_path / "late.csv")
-    late = Schedule.from_csv(tmp_path / "late.csv", "v")
-    sent, received = ([str(action) for _, action in log] for log in routes(late)[0, 1])
-    assert sent[2:4] == ["0SEND_F2", "3SEND_B0"] and received[2:4] == ["2RECV_B0", "1RECV_F2"]
-    assert not judge.legal(late)
-    assert [(str(problem.action), problem.kind) for problem in check(late)] == [
-        ("2RECV_B0", "message"),
-        ("1RECV_F2", "message"),
-    ]
-    assert check(lower(schedule, "late")) == []
 
 
 def test_weights_are_gathered_and_freed_where_torch_gathers_and_frees_them(torchs):

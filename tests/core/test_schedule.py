@@ -303,16 +303,3 @@ def test_an_unknown_placement_is_refused(written):
 def test_a_cell_too_long_for_csv_is_a_parse_error(written):
     with pytest.raises(PipelineError):
         Schedule.from_csv(written("x" * 200_000))
-
-
-@given(legal_schedules(), st.booleans())
-@often(40)
-def test_letters_from_before_torch_2_6_are_read_as_todays(tmp_path_factory, schedule, spelled_out):
-    """BW was a full backward, and B with a W its half for the input; where no full one is split, B may be either."""
-    path = tmp_path_factory.mktemp("csv") / f"{schedule.name}.csv"
-    split = {action.op for order in schedule.orders for action in order} & {Op.I, Op.W}
-    text = schedule.to_csv()
-    if spelled_out or not split:
-        text = re.sub(r"(\d)B(\d)", r"\1BW\2", text)
-    path.write_text(re.sub(r"(\d)I(\d)", r"\1B\2", text))
-    assert Schedule.from_csv(path) == schedule

@@ -1,4 +1,4 @@
-"""Costs: valid and invalid values, defaults, and costs fitted to a run."""
+"""Costs: valid and invalid values, and defaults."""
 
 import math
 import pickle
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import legal_schedules, often, read
 
 import ppedu as pp
-from ppedu import Costs, SettingError, Span, Timeline, simulate
+from ppedu import Costs, SettingError, simulate
 from ppedu.course.board.board import Board
 
 NUMBERS = ["forward", "backward", "input", "weight", "overlap", "latency", "weight_memory", "activation"]
@@ -167,43 +167,6 @@ def test_accepted_costs_give_finite_times_that_can_be_printed(schedule, values):
 def test_a_unit_that_is_not_text_is_refused(name, example, unit):
     with pytest.raises(SettingError, match=f'^{name} must be text, such as "{example}"; got '):
         Costs(**{name: unit})
-
-
-# --- fit --------------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def runs(draw, split):
-    schedule = draw(legal_schedules(split=split))
-    times = st.lists(st.integers(1, 9), min_size=schedule.stages, max_size=schedule.stages)
-    given = {"forward": draw(times)}
-    given |= {"input": draw(times), "weight": draw(times)} if split else {"backward": draw(times)}
-    return schedule, given
-
-
-@pytest.mark.parametrize("split", [0, 1])
-@given(st.data())
-@often(50)
-def test_fit_recovers_the_costs_of_a_simulated_run(split, data):
-    schedule, given = data.draw(runs(split))
-    timeline = simulate(schedule, Costs(**given))
-    found = Costs.fit(timeline)
-    assert {name: list(getattr(found, name)) for name in given} == given
-    assert simulate(schedule, found).rows == timeline.rows
-
-
-def test_fit_ignores_a_single_slow_action():
-    schedule = read("0F0 0F1 0F2 0B0 0B1 0B2", microbatches=3)
-    ends = [0, 2, 3, 53, 57, 58, 61]
-    spans = zip(schedule.orders[0], ends, ends[1:], strict=False)
-    measured = Timeline(schedule, (tuple(Span(*span) for span in spans),), Costs(unit="s"), "measured")
-    assert Costs.fit(measured) == Costs(forward=[2], backward=[3], unit="s")
-
-
-def test_fit_accepts_a_run_in_which_only_some_stages_split_backwards():
-    schedule = read("0F0 0B0", "1F0 1I0 1W0")
-    timeline = simulate(schedule, Costs(forward=[1, 2], backward=[3, 9], input=[9, 4], weight=[9, 5]))
-    assert simulate(schedule, Costs.fit(timeline)).rows == timeline.rows
 
 
 def test_boards_and_formulas_do_not_recompute():

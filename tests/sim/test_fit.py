@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stepper import parents
-from strategies import legal_schedules, often
+from strategies import legal_schedules, often, read
 
 import ppedu as pp
 from ppedu import Costs, SettingError, Span, Timeline, simulate
@@ -60,6 +60,12 @@ def test_simulating_with_the_fitted_costs_gives_the_same_timeline(name):
     assert found.latency == Fraction(1, 4)
     assert simulate(schedule, found).rows == timeline.rows
     assert Costs.fit(simulate(pp.lower(schedule), Costs(latency=Fraction(1, 4)))) == found
+
+
+def test_fit_accepts_a_run_in_which_only_some_stages_split_backwards():
+    schedule = read("0F0 0B0", "1F0 1I0 1W0")
+    timeline = simulate(schedule, Costs(forward=[1, 2], backward=[3, 9], input=[9, 4], weight=[9, 5]))
+    assert simulate(schedule, Costs.fit(timeline)).rows == timeline.rows
 
 
 def measured(late=0, slow=0):

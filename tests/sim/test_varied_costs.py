@@ -11,7 +11,7 @@ import pytest
 import stepper
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import legal_schedules, often, read
+from strategies import often, read
 
 import ppedu as pp
 from ppedu import Costs, SettingError, Timeline, simulate
@@ -56,17 +56,10 @@ def scaled(costs, factor):
     return Costs(**{name: times(getattr(costs, name)) for name in (*NAMES.values(), "overlap")}, latency=latency)
 
 
-@given(legal_schedules(pairs=0.3), st.randoms(use_true_random=False))
-@often(120)
-def test_the_stepper_gives_the_same_times(schedule, chance):
-    costs, length, latency = draw_costs(chance, schedule)
-    assert rows(simulate(schedule, costs)) == stepper.run(schedule, length, latency)
-
-
 @given(st.randoms(use_true_random=False), st.booleans())
 @often(120)
 def test_the_judge_gives_the_same_times_for_any_placement_lowered_or_not(chance, lowered):
-    schedule = judge.draw(chance, lowered=lowered)
+    schedule = judge.draw(chance, lowered=lowered, sharded=lowered and chance.random() < 0.3)
     costs, length, latency = draw_costs(chance, schedule)
     expected = judge.clock(schedule, length, latency)
     timeline = simulate(schedule, costs)

@@ -24,10 +24,6 @@ def kinds(order):
     return "".join(action.op for action in order)
 
 
-def test_the_published_schedules_are_known():
-    assert set(ZOO) <= set(pp.schedules())
-
-
 def test_every_module_with_a_schedule_is_a_family():
     files = Path(zoo.__file__).parent.glob("*.py")
     assert {file.stem for file in files if "@register(" in file.read_text(encoding="utf-8")} - {"registry"} == {
@@ -67,18 +63,6 @@ def test_1f1b_has_a_warm_up_a_steady_state_and_a_cooldown(ranks, microbatches):
     for rank, order in enumerate(pp.schedule("1f1b", ranks, microbatches).orders):
         warmup = min(ranks - 1 - rank, microbatches)
         assert kinds(order) == "F" * warmup + "FB" * (microbatches - warmup) + "B" * warmup
-
-
-@sizes
-@many
-def test_1f1b_on_one_rank_is_the_naive_schedule(ranks, microbatches):
-    assert pp.schedule("1f1b", 1, microbatches).orders == pp.schedule("naive", 1, microbatches).orders
-
-
-@sizes
-@many
-def test_the_last_rank_of_1f1b_alternates_from_the_start(ranks, microbatches):
-    assert kinds(pp.schedule("1f1b", ranks, microbatches).orders[-1]) == "FB" * microbatches
 
 
 @sizes
