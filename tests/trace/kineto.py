@@ -59,6 +59,11 @@ def events_of(
             launched = max(launched + 1.0, begin - 1e6 * lead)
             yield event(name, launched, 0.8, pid=pid)
             if not idle(record):
+                if action:  # what does not count: the range as the device sees it, and the message before
+                    yield event(name, begin, last - begin, "gpu_user_annotation", 0, 7)
+                    yield event("launch", launched + 0.1, 0.1, device, pid, correlation=-1 - number)
+                    wait = max(0.0, begin - first)
+                    yield event("ncclDevKernel_SendRecv", first, wait, "kernel", 0, 7, correlation=-1 - number)
                 yield event("launch", launched + 0.2, 0.5, device, pid, correlation=number)
                 part = (last - begin) / 3
                 for kernel in (0, 2, 1):
@@ -76,3 +81,28 @@ def shuffled(events, seed=0):
     events = list(events)
     random.Random(seed).shuffle(events)
     return events
+
+
+def files_of(
+    folder,
+    job,
+    keep=lambda rank, records: records,
+    named="{}.rank{}.json",
+    told=lambda replica, rank: rank,
+    groups=lambda replica, rank: None,
+    more=lambda rank, records: [],
+    **how,
+):
+    """Write the trace of each rank, and return the files.
+
+    named: their names, with the replica and the rank. told, groups: what torch notes in them. more: further events.
+    """
+    return [
+        kineto(
+            folder / named.format(replica, rank),
+            told(replica, rank),
+            shuffled([*events_of(keep(rank, records), **how), *more(rank, records)]),
+            groups=groups(replica, rank),
+        )
+        for (replica, rank), records in by_rank(job).items()
+    ]

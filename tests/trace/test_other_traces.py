@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from kineto import START, by_rank, drawn, event, events_of, kineto, shuffled
+from kineto import START, by_rank, drawn, event, events_of, files_of, kineto, shuffled
 
 import ppedu as pp
 from ppedu.course.drawn import table_of
@@ -34,31 +34,6 @@ def assert_is(run, job, steps=None):
                 for action, start, end in row:
                     known = expected[number, replica, rank, action]
                     assert (start - first, end - first) == pytest.approx([time - zero for time in known], abs=2e-5)
-
-
-def files_of(
-    folder,
-    job,
-    keep=lambda rank, records: records,
-    named="{}.rank{}.json",
-    told=lambda replica, rank: rank,
-    groups=lambda replica, rank: None,
-    more=lambda rank, records: [],
-    **how,
-):
-    """Write the trace of each rank, and return the files.
-
-    named: their names, with the replica and the rank. told, groups: what torch notes in them. more: further events.
-    """
-    return [
-        kineto(
-            folder / named.format(replica, rank),
-            told(replica, rank),
-            shuffled([*events_of(keep(rank, records), **how), *more(rank, records)]),
-            groups=groups(replica, rank),
-        )
-        for (replica, rank), records in by_rank(job).items()
-    ]
 
 
 def merged(folder, job, pid=lambda replica, rank: rank, **how):
@@ -118,7 +93,8 @@ def test_time_outside_the_pipeline_is_its_own(tmp_path, device, lead):
     files = files_of(tmp_path, job, device=device, lead=lead)
     for file in files:
         trace = json.loads(file.read_text())
-        ranges = [each for each in trace["traceEvents"] if each["name"].startswith("PP:")]
+        marked = [each for each in trace["traceEvents"] if each["cat"] == "user_annotation"]
+        ranges = [each for each in marked if each["name"].startswith("PP:")]
         first, last = min(each["ts"] for each in ranges), max(each["ts"] for each in ranges)
         events = [event("run_training_epoch", first - 99, last - first + 2e6)]
         starts = [*sorted(each["ts"] - 50 for each in ranges if each["name"].endswith("F0")), last + 9e5]

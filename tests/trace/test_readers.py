@@ -4,12 +4,11 @@ import gzip
 import json
 import random
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto import event, kineto
+from kineto import drawn, event, files_of, kineto
 from strategies import often
 
 import ppedu as pp
@@ -126,51 +125,26 @@ def test_a_saved_timeline_is_a_run(tmp_path):
     assert run.timeline().makespan == pytest.approx(timeline.makespan, abs=1e-6)
 
 
-def two_ranks(folder, device=False, skew=0):
+def two_ranks(folder, skew=0.0, device=""):
     """Write the traces of two ranks and one microbatch, in milliseconds: F 0–10, 12–22, B 22–42, 44–64."""
-    paths = []
-    times = {0: {"PP:0F0": (0, 10), "PP:0B0": (44, 64)}, 1: {"PP:1F0": (12, 22), "PP:1B0": (22, 42)}}
-    for rank, ranges in times.items():
-        events = []
-        waits = 0.0  # in milliseconds: a range begins when the one before ends
-        for number, (name, (start, end)) in enumerate(ranges.items()):
-            before, waits = 1000 * (waits + skew * rank), end
-            start, end = 1000 * (start + skew * rank), 1000 * (end + skew * rank)
-            if device:  # launched within a millisecond, long before
-                events.append(event(name, start - 900, 800))
-                events.append(event(name, start, end - start, "gpu_user_annotation"))
-                for kernel, part in enumerate((0.25, 0.75)):
-                    launch = 10 * number + kernel
-                    events.append(
-                        event("cudaLaunchKernel", start - 800 + kernel, 5, "cuda_runtime", correlation=launch)
-                    )
-                    begin = start + (end - start) * (part - 0.25) / 1.0
-                    last = end - begin if kernel else (end - start) / 4
-                    events.append(event("gemm", begin, last, "kernel", correlation=launch))
-                events.append(event("cudaLaunchKernel", start - 700, 5, "cuda_runtime", correlation=99 + number))
-                events.append(event("ncclDevKernel_SendRecv", start - 9000, 9e6, "kernel", correlation=99 + number))
-            else:
-                events.append(event(name, before, end - before))
-                events.append(event("c10d::recv_", before, 10, "cpu_op"))
-                events.append(event("aten::mm", start, (end - start) / 2, "cpu_op"))
-                events.append(event("aten::mm", (start + end) / 2, (end - start) / 2, "cpu_op"))
-        events.append(event("Optimizer.step#SGD.step", 70_000, 5_000))
-        random.Random(rank).shuffle(events)
-        paths.append(kineto(folder / f"r{rank}.json", rank, events))
-    return paths
+    tail = (("Optimizer.step#SGD.step", 0.005),)
+    job = drawn(ranks=2, microbatches=1, steps=1, forward=0.01, backward=0.02, noise=0, tail=tail)
+
+    def skewed(rank, records):
+        return [each._replace(start=each.start + skew * rank, end=each.end + skew * rank) for each in records]
+
+    return files_of(folder, job, skewed, device=device)
 
 
-@pytest.mark.parametrize(("device", "skew"), list(product([False, True], [0, -20])))
+@pytest.mark.parametrize("device", ["", "cuda_runtime"])
+@pytest.mark.parametrize("skew", [0, -0.02])
 def test_times_are_those_of_the_work(tmp_path, device, skew):
-    run = pp.Run.load(two_ranks(tmp_path, device, skew))
-    rows = run.timeline().rows
-    assert [[(round(start * 1e3, 3), round(end * 1e3, 3)) for _, start, end in row] for row in rows] == [
-        [(0, 10), (44, 64)],
-        [(12, 22), (22, 42)],
-    ]
-    assert run.clocks[0].shifts == pytest.approx((0, -skew / 1e3), abs=1e-9)
-    if not device:
-        assert {other.name for other in run.recorded[0, 0].others} == {"Optimizer.step#SGD.step"}
+    run = pp.Run.load(two_ranks(tmp_path, skew, device))
+    timeline = run.timeline()
+    times = [[1e3 * (time - timeline.start) for span in row for time in span[1:]] for row in timeline.rows]
+    assert times == [pytest.approx([0, 10, 44, 64], abs=1e-3), pytest.approx([12, 22, 22, 42], abs=1e-3)]
+    assert run.clocks[0].shifts == pytest.approx((0, -skew), abs=1e-6)
+    assert {other.name for other in run.recorded[0, 0].others} == {"Optimizer.step#SGD.step"}
 
 
 def test_traces_that_lie(tmp_path):
