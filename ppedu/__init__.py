@@ -90,7 +90,6 @@ hooks.register(
         "display frontier": "ppedu.view.frontier:bundle",
         "show": "ppedu.view.interactive:display",
         "plot": "ppedu.view.plot:plot",
-        "plot frontier": "ppedu.view.frontier:plot",
         "count": "ppedu.engine.stages.count:count",
     }
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppedu.core import Placement, hooks
 from ppedu.core.numeric import Number, plain, pretty
@@ -15,9 +15,6 @@ from ppedu.search.instance import Instance, named
 from ppedu.search.optimal import Found, require_limits, search
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule, schedules
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,6 @@ class Frontier:
             if each.makespan <= slowest
         ]
         return [(name, memory, timeline.makespan, timeline) for name, memory, timeline in rows]
-
-    def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the frontier, its bounds and the published schedules with matplotlib.
-
-        Args:
-            ax: Axes to draw into; by default those of a new figure.
-        """
-        return hooks.call("plot frontier", self, ax)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         return hooks.call("display frontier", self)

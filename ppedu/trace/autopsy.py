@@ -16,6 +16,7 @@ from ppedu.core.files import named
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.sim import simulate
+from ppedu.sim.costs import TIMES
 from ppedu.sim.reorder import reorder
 from ppedu.trace.calibrate import steps_in_words
 from ppedu.trace.findings import find
@@ -113,9 +114,7 @@ class Autopsy:
         """The part of a pipeline of even stages that another order of its actions saves in the same memory."""
         costs = self.run.costs()
         even: dict[str, Any] = {
-            name: (fmean(times),) * len(times)
-            for name in ("forward", "backward", "input", "weight", "overlap")
-            if isinstance(times := getattr(costs, name), tuple)
+            name: (fmean(times),) * len(times) for name in TIMES if isinstance(times := getattr(costs, name), tuple)
         }
         timeline = simulate(self.run.schedule, replace(costs, latency=0, **even))
         return float(1 - reorder(timeline).makespan / timeline.makespan)
@@ -145,9 +144,7 @@ class Autopsy:
 
     def _head(self) -> Iterator[str]:
         run = self.run
-        replicas = f", {plural(len(run.replicas), 'replica')}" if len(run.replicas) > 1 else ""
-        steps = f"{plural(len(self.steps), 'step')} of {pretty(self.step, 's')}"
-        yield f"{run.schedule.name}, {run.schedule.size}{replicas}: {steps}, bubble {self.bubble:.1%}"
+        yield f"{run.title}: {plural(len(self.steps), 'step')} of {pretty(self.step, 's')}, bubble {self.bubble:.1%}"
         if run.warm_up:
             yield f"left out, as a slow start: {steps_in_words(run.warm_up)}"
         if unlike := len(run.recorded) - len(run.regular):

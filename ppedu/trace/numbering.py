@@ -190,20 +190,13 @@ def _match_steps(rows: Rows, unlabelled: Sequence[Worker]) -> Iterator[str]:
     known = [*begins[model]]
     for worker in unlabelled:
         offset = _offset([*begins[worker].values()], [*begins[model].values()])
-        numbers = {step: _number_of(step + offset, known) for step in range(CUT, len(begins[worker]) + 1)}
-        rows[worker] = [record._replace(step=numbers[record.step or 0]) for record in rows[worker]]
-        matched = {numbers[step] for step in begins[worker]} & set(known)
+        numbers = dict(enumerate(known, -offset))  # of the worker's own steps; those that the model lacks are not whole
+        rows[worker] = [record._replace(step=numbers.get(record.step or 0, CUT)) for record in rows[worker]]
+        matched = numbers.keys() & begins[worker].keys()
         if len(matched) < len(known):
             replica, rank = worker
             where = f"rank {rank} of replica {replica}" if replica else f"rank {rank}"
             yield f"{where} recorded {len(matched)} of {plural(len(known), 'step')}"
-
-
-def _number_of(place: int, known: Sequence[int]) -> int:
-    """Return the number of a step by its place among the known ones, after which others count on."""
-    if place < 0:
-        return CUT
-    return known[place] if place < len(known) else place - len(known) + 1 + (known[-1] if known else CUT)
 
 
 def _offset(times: Sequence[float], known: Sequence[float]) -> int:

@@ -15,6 +15,7 @@ from ppedu.core import OVERLAP, Op, PipelineError, Schedule, SettingError, requi
 from ppedu.core.numeric import plural, pretty
 from ppedu.core.tables import LINE
 from ppedu.sim import Costs, Timeline, require_costs, simulate
+from ppedu.sim.costs import TIMES
 from ppedu.trace.replay import Measured, travels, turns
 from ppedu.zoo.registry import published
 from ppedu.zoo.registry import schedule as named_schedule
@@ -27,7 +28,6 @@ Layers = tuple[Sequence[int], Sequence[int]]
 DRAWS = 400
 LOW, HIGH = 0.05, 0.95
 UNEVEN = 1.2  # an end of the model that takes this many times as long as the other stages holds more than layers
-FIELDS = ("forward", "backward", "input", "weight", "overlap")
 SPLIT = {Op.I: Op.B, Op.W: Op.B, Op.B: Op.I}  # the op whose variation stands in for that of one the run does not have
 
 
@@ -91,7 +91,7 @@ def predict(
 def _by_stage(costs: Costs) -> dict[str, tuple[float, ...]]:
     """Return the costs that are given for each stage, by name; raise SettingError if some vary by microbatch."""
     found = {}
-    for name in FIELDS:
+    for name in TIMES:
         times = getattr(costs, name)
         if callable(times) or (isinstance(times, tuple) and any(isinstance(time, tuple) for time in times)):
             raise SettingError(

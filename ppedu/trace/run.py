@@ -91,6 +91,12 @@ class Run:
         counted = Counter(each.timeline.schedule for each in self.recorded.values())
         return counted.most_common(1)[0][0]
 
+    @property
+    def title(self) -> str:
+        """The schedule and its size: "1f1b, 4 ranks, 8 microbatches, 2 replicas"."""
+        replicas = f", {plural(len(self.replicas), 'replica')}" if len(self.replicas) > 1 else ""
+        return f"{self.schedule.name}, {self.schedule.size}{replicas}"
+
     @cached_property
     def regular(self) -> dict[Key, Recorded]:
         """The steps that follow `schedule`."""
@@ -212,10 +218,8 @@ class Run:
         return predict(self, schedule, costs, layers)
 
     def __repr__(self) -> str:
-        schedule = self.schedule
-        replicas = f", {plural(len(self.replicas), 'replica')}" if len(self.replicas) > 1 else ""
         length = pretty(median(each.timeline.makespan for each in self.recorded.values()), "s")
-        return f"<Run: {schedule.name}, {schedule.size}{replicas}, {plural(len(self.steps), 'step')} of {length}>"
+        return f"<Run: {self.title}, {plural(len(self.steps), 'step')} of {length}>"
 
 
 def _numbers(name: str, values: Any) -> set[int]:
