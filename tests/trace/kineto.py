@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import ppedu as pp
-from ppedu.course.drawn import DrawnJob
+from ppedu.course.drawn import DrawnJob, table_of
 
 START = 1_700_000_000_000_000  # microseconds
 
@@ -106,3 +106,9 @@ def files_of(
         )
         for (replica, rank), records in by_rank(job).items()
     ]
+
+
+def csv_of(path, records):
+    """Write records, or those of a job, as a table, and return its file."""
+    path.write_text(table_of(records.records() if isinstance(records, DrawnJob) else records))
+    return path

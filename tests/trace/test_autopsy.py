@@ -9,10 +9,11 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kineto import csv_of
 from strategies import often, sample
 
 import ppedu as pp
-from ppedu.course.drawn import PLANTED, DrawnJob, table_of
+from ppedu.course.drawn import PLANTED, DrawnJob
 from ppedu.course.exercises.finale import Case
 from ppedu.trace.records import Record
 from ppedu.trace.replay import Measured, by_rank, travels
@@ -44,9 +45,7 @@ def draw(seed, **settings):
 
 
 def load(job, folder):
-    path = folder / "run.csv"
-    path.write_text(table_of(job.records()))
-    return pp.Run.load(path)
+    return pp.Run.load(csv_of(folder / "run.csv", job))
 
 
 def test_the_named_cause_is_the_planted_one(tmp_path):
@@ -215,9 +214,7 @@ def test_messages_that_are_late_in_every_step_are_not_pauses(tmp_path, name):
         for rank, row in enumerate(by_rank(schedule, zip(starts, lasts, strict=True))):
             for action, (start, time) in zip(schedule.orders[rank], row, strict=True):
                 records.append(Record(step, 0, rank, action, str(action), 3 * step + start, 3 * step + start + time))
-    path = tmp_path / "late.csv"
-    path.write_text(table_of(records))
-    autopsy = pp.Run.load(path).autopsy()
+    autopsy = load(records, tmp_path).autopsy()
     assert abs(autopsy.causes["pauses"]) < 0.005 and autopsy.causes["messages"] > 0.03
     finding = next(each.sentence for each in autopsy.findings if each.cause == "messages")
     assert finding.startswith("a message from rank 0 to rank 1 takes")

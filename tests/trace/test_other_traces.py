@@ -7,10 +7,9 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from kineto import START, by_rank, drawn, event, events_of, files_of, kineto, shuffled
+from kineto import START, by_rank, csv_of, drawn, event, events_of, files_of, kineto, shuffled
 
 import ppedu as pp
-from ppedu.course.drawn import table_of
 
 
 def assert_is(run, job, steps=None):
@@ -89,7 +88,7 @@ def test_kernels_without_launches_are_refused(tmp_path):
 def test_time_outside_the_pipeline_is_its_own(tmp_path, device, lead):
     """NCCL's kernels count there; what the host does ahead of the device, and ranges around whole steps, do not."""
     job = drawn("1f1b", 4, 8, tail=(("all_reduce_gradients", 0.4),))
-    known = pp.Run.load(csv_of(tmp_path / "x.csv", job.records())).autopsy()
+    known = pp.Run.load(csv_of(tmp_path / "x.csv", job)).autopsy()
     files = files_of(tmp_path, job, device=device, lead=lead)
     for file in files:
         trace = json.loads(file.read_text())
@@ -144,9 +143,8 @@ def test_a_trace_without_numbers_may_begin_within_a_step(tmp_path, name, cut):
 
 def test_a_profilers_step_may_hold_two_steps(tmp_path):
     job = drawn("1f1b", 4, 8, steps=4)
-    lines = table_of(record._replace(step=record.step // 2) for record in job.records())
-    (tmp_path / "x.csv").write_text(lines)
-    run = pp.Run.load(tmp_path / "x.csv")
+    records = [record._replace(step=record.step // 2) for record in job.records()]
+    run = pp.Run.load(csv_of(tmp_path / "x.csv", records))
     assert_is(run, job)
     assert "holds several steps of the pipeline" in run.remarks[0]
 
@@ -368,11 +366,6 @@ def test_what_is_unknown_is_counted_and_left_out(tmp_path):
     }
 
 
-def csv_of(path, records):
-    path.write_text(table_of(records))
-    return path
-
-
 def test_lines_that_are_repeated_or_cut_off(tmp_path):
     job = drawn("zb-h1", 4, 8)
     records = list(job.records())
@@ -459,7 +452,7 @@ def test_a_saved_timeline_may_be_zipped(tmp_path):
 def test_a_part_of_a_run_knows_when_the_run_was_warming_up(tmp_path):
     """Every second step predicts the others, although too few slow ones are left to be seen."""
     job = drawn("1f1b", 4, 8, steps=24, noise=0.01, warm_up=4)
-    run = pp.Run.load(csv_of(tmp_path / "x.csv", job.records()))
+    run = pp.Run.load(csv_of(tmp_path / "x.csv", job))
     assert run.warm_up == (0, 1, 2, 3)
     for half in (run.steps[::2], run.steps[1::2]):
         part = run.only(steps=half)
@@ -487,6 +480,6 @@ def test_clocks_that_drift_apart_a_little(tmp_path, drift):
     run = pp.Run.load(path)
     remark = run.remarks[-1]
     assert remark.startswith("messages arrive up to 0.") and remark.endswith("however the clocks are shifted")
-    known = pp.Run.load(csv_of(tmp_path / "y.csv", drawn("1f1b", 3, 6, steps=8, latency=0.0).records()))
+    known = pp.Run.load(csv_of(tmp_path / "y.csv", drawn("1f1b", 3, 6, steps=8, latency=0.0)))
     assert run.autopsy().causes == pytest.approx(known.autopsy().causes, abs=2e-3)
     assert run.predict("zb-h1").makespan == pytest.approx(known.predict("zb-h1").makespan, rel=2e-3)

@@ -4,16 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
+from kineto import csv_of
 
 import ppedu as pp
-from ppedu.course.drawn import DrawnJob, table_of
+from ppedu.course.drawn import DrawnJob
 from ppedu.trace.calibrate import calibrate, settled
 
 
 def load(job, folder):
-    path = folder / "run.csv"
-    path.write_text(table_of(job.records()))
-    return pp.Run.load(path)
+    return pp.Run.load(csv_of(folder / "run.csv", job))
 
 
 @pytest.mark.parametrize("name", ["gpipe", "zb-h1", "interleaved", "dualpipev", "zb-v"])
@@ -63,9 +62,7 @@ def test_messages_that_are_fast_in_some_steps_make_these_fast(tmp_path):
     fast, slow = (list(DrawnJob(pp.schedule("1f1b", 4, 8), latency=each, **times).records()) for each in (0.002, 0.03))
     later = max(record.end for record in fast) + 1
     slow = [each._replace(step=each.step + 10, start=each.start + later, end=each.end + later) for each in slow]
-    path = tmp_path / "run.csv"
-    path.write_text(table_of([*fast, *slow]))
-    run = pp.Run.load(path)
+    run = load([*fast, *slow], tmp_path)
     prediction = run.predict("1f1b")
     assert run.warm_up == () and run.timeline(19).makespan > run.timeline(0).makespan + 0.1
     assert prediction.low == pytest.approx(run.timeline(0).makespan, rel=1e-3)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto import drawn, event, files_of, kineto
+from kineto import csv_of, drawn, event, files_of, kineto
 from strategies import often
 
 import ppedu as pp
@@ -117,14 +117,6 @@ def test_files_that_are_not_tables(tmp_path):
             pp.Run.load(wrong)
 
 
-def test_a_saved_timeline_is_a_run(tmp_path):
-    timeline = pp.simulate(pp.schedule("zb-h1", 4, 8), pp.Costs(0.01, 0.02, unit="s"))
-    timeline.save(tmp_path / "x.json")
-    run = pp.Run.load(tmp_path / "x.json")
-    assert run.schedule.orders == timeline.schedule.orders
-    assert run.timeline().makespan == pytest.approx(timeline.makespan, abs=1e-6)
-
-
 def two_ranks(folder, skew=0.0, device=""):
     """Write the traces of two ranks and one microbatch, in milliseconds: F 0–10, 12–22, B 22–42, 44–64."""
     tail = (("Optimizer.step#SGD.step", 0.005),)
@@ -218,9 +210,7 @@ def test_clocks_that_are_off_by_more_than_half_a_step_are_pointed_out(tmp_path, 
         record._replace(start=record.start + part * 0.54, end=record.end + part * 0.54) if record.rank else record
         for record in job.records()
     ]
-    path = tmp_path / "x.csv"
-    path.write_text(table_of(records))
-    run = pp.Run.load(path)
+    run = pp.Run.load(csv_of(tmp_path / "x.csv", records))
     assert run.timeline().makespan == pytest.approx(0.54, abs=1e-4)
     assert any("over half a step" in remark for remark in run.remarks) == (part > 0.5)
 
@@ -249,9 +239,7 @@ def test_a_large_trace_is_read_in_a_stream(tmp_path):
 
 def test_a_table_of_a_run_reads_back(tmp_path):
     job = DrawnJob(pp.schedule("dualpipev", 2, 4), replicas=2, steps=2)
-    path = tmp_path / "x.csv"
-    path.write_text(table_of(job.records()))
-    run = pp.Run.load(path)
+    run = pp.Run.load(csv_of(tmp_path / "x.csv", job))
     assert run.schedule.name == "dualpipev"
     assert (run.steps, run.replicas) == ((0, 1), (0, 1))
 

@@ -18,6 +18,7 @@ def idle(schedule, costs=DOUBLE):
 
 
 LEGAL = [
+    *[(name, {}, range(1, 9), lambda p: range(1, 20)) for name in ("naive", "gpipe", "1f1b")],
     ("gpipe", {"lifo": True}, RANKS, lambda p: range(1, 12)),
     ("interleaved", {"chunks": 1}, RANKS, lambda p: range(1, 20)),
     ("interleaved", {"chunks": 3}, RANKS, lambda p: range(1, 20)),
@@ -40,7 +41,9 @@ def test_a_schedule_is_legal_for_every_size_for_which_it_exists():
     for name, options, ranks, microbatches in LEGAL:
         for p in ranks:
             for m in sample(microbatches(p), start=3 * p):  # fewer and more than p
-                assert pp.check(pp.schedule(name, p, m, **options)) == [], (p, m)
+                schedule = pp.schedule(name, p, m, **options)
+                assert pp.check(schedule) == [], (p, m)
+                assert (schedule.name, schedule.ranks, schedule.microbatches) == (name, p, m)
 
 
 # Makespans at each (p, m) for F=1, B=2, I=W=1 and a pair of 3, by the formulas of arXiv 2412.19437 and 2104.04473.

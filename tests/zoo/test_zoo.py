@@ -37,17 +37,6 @@ def test_three_ranks_and_four_microbatches_as_printed(name):
     assert [list(order) for order in pp.schedule(name, 3, 4).orders] == expected
 
 
-def test_simple_schedules_are_legal_for_any_number_of_microbatches():
-    for name in ZOO:
-        for ranks in range(1, 9):
-            for microbatches in range(1, 20):
-                schedule = pp.schedule(name, ranks, microbatches)
-                assert pp.check(schedule) == []
-                assert (schedule.name, schedule.ranks, schedule.stages, schedule.microbatches) == (
-                    *(name, ranks, ranks, microbatches),
-                )
-
-
 @pytest.mark.parametrize("name", ZOO)
 @sizes
 @many
