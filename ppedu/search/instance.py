@@ -166,10 +166,6 @@ class Instance:
             if self.split:
                 yield (stage, Op.I), (stage, Op.W), 0
 
-    def pair(self, forward: int, backward: int) -> int:
-        """Return the ticks of an overlapped pair of the forward and the backward of two stages."""
-        return self.overlap[forward] + self.overlap[backward]
-
     @cached_property
     def in_ticks(self) -> Costs:
         """The costs in ticks."""
@@ -259,7 +255,7 @@ class Instance:
                     energy += count * sizes[stage] * (ends[copy][stage, op] - begins[-1])
                 if self.pairs:
                     apart = ((self.times[Op.F][stage] + self.times[Op.B][other], other) for _, other in stages)
-                    work -= count * max(0, *(time - self.pair(stage, other) for time, other in apart))
+                    work -= count * max(0, *(time - self.overlap[stage] - self.overlap[other] for time, other in apart))
             begin = min(begins, default=0)
             bounds.append(begin + work)
             if self.memory is not None and not self.pairs:

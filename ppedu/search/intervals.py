@@ -68,7 +68,7 @@ class Intervals:
                 if forward.op == "F" and backward.op == "B" and not same:
                     both = model.new_bool_var("")
                     start, end = self.starts[forward], self.ends[forward]
-                    length = self.instance.pair(forward.stage, backward.stage)
+                    length = self.instance.overlap[forward.stage] + self.instance.overlap[backward.stage]
                     model.add(start == self.starts[backward]).only_enforce_if(both)
                     model.add(end == self.ends[backward]).only_enforce_if(both)
                     model.add(end == start + length).only_enforce_if(both)

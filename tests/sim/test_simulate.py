@@ -124,9 +124,3 @@ def test_costs_for_another_number_of_stages_are_refused(name, value):
     ):
         timeline = simulate(pp.schedule("1f1b", 2, 2), Costs(**given))
         assert timeline.peak_activations  # computed only here
-
-
-def test_64_ranks_and_256_microbatches_are_made_checked_and_simulated():
-    schedule = pp.schedule("1f1b", ranks=64, microbatches=256)
-    assert pp.check(schedule) == []
-    assert simulate(schedule).makespan == 957
