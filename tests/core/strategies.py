@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from stepper import paired
 
-from ppedu import Action, Op, Placement, Schedule
+from ppedu import Action, B, F, Op, Placement, Schedule
 
 
 def often(examples):
@@ -50,6 +50,18 @@ def legal_schedules(draw, most_ranks=4, most_chunks=3, most_microbatches=4, spli
 def with_orders(schedule, orders):
     """Return `schedule` with other orders."""
     return Schedule(schedule.name, schedule.placement, schedule.microbatches, tuple(map(tuple, orders)))
+
+
+def one_f_one_b(ranks, microbatches, warmup):
+    """Return 1F1B with `warmup(rank)` forwards before its steady state."""
+    orders = []
+    for rank in range(ranks):
+        first = min(warmup(rank), microbatches)
+        order = [F(rank, m) for m in range(first)]
+        for m in range(first, microbatches):
+            order += [F(rank, m), B(rank, m - first)]
+        orders.append(order + [B(rank, m) for m in range(microbatches - first, microbatches)])
+    return Schedule("1f1b", Placement.make("loop", ranks), microbatches, orders)
 
 
 @st.composite

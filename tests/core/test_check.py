@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stepper import parents
-from strategies import legal_schedules, mutated_schedules, often, read, shuffled_schedules, with_orders
+from strategies import legal_schedules, mutated_schedules, often, one_f_one_b, read, shuffled_schedules, with_orders
 
 import ppedu as pp
 from ppedu import Action, B, F, I, Op, Placement, W, check
@@ -235,19 +235,6 @@ def test_a_rank_that_waits_for_the_ring_is_not_part_of_it():
     schedule = read("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", "2F1 2F0 2B0 2B1", microbatches=2)
     (problem,) = check(schedule)
     assert [rank for rank, *_ in cycle(problem)] == [1, 2]
-
-
-def one_f_one_b(ranks, microbatches, warmup):
-    """Return 1F1B with `warmup(rank)` forwards before its steady state."""
-    orders = []
-    for rank in range(ranks):
-        first = min(warmup(rank), microbatches)
-        order = [F(rank, m) for m in range(first)]
-        for m in range(first, microbatches):
-            order += [F(rank, m), B(rank, m - first)]
-        order += [B(rank, m) for m in range(microbatches - first, microbatches)]
-        orders.append(order)
-    return with_orders(pp.schedule("1f1b", ranks, microbatches), orders)
 
 
 def test_1f1b_by_its_rule_is_legal():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stepper import parents
-from strategies import legal_schedules, often, read, with_orders
+from strategies import legal_schedules, often, one_f_one_b, read, with_orders
 
 import ppedu as pp
 from ppedu import Costs, SettingError, Timeline, simulate
@@ -187,16 +187,7 @@ def test_messages_that_leave_late_count_as_ordering():
 
 def test_a_warm_up_that_is_short_by_one_counts_as_warm_up_and_cooldown():
     """The makespan is 36 instead of 22 with 4 ranks, 8 microbatches and F = B. The peaks are lower, too: 3, 2, 1, 1."""
-
-    def short(rank, ranks, microbatches):
-        warmup = max(0, ranks - rank - 2)
-        yield from (pp.F(rank, m) for m in range(warmup))
-        for m in range(warmup, microbatches):
-            yield pp.F(rank, m)
-            yield pp.B(rank, m - warmup)
-        yield from (pp.B(rank, m) for m in range(microbatches - warmup, microbatches))
-
-    schedule = with_orders(pp.schedule("1f1b", 4, 8), [short(rank, 4, 8) for rank in range(4)])
+    schedule = one_f_one_b(4, 8, lambda rank: max(0, 2 - rank))
     timeline = simulate(schedule, Costs(backward=1))
     assert timeline.makespan == 36 and timeline.peak_activations == (3, 2, 1, 1)
     assert timeline.causes()["ordering"] == 0, "in as little memory no faster order is found"
