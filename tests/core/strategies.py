@@ -61,7 +61,7 @@ def one_f_one_b(ranks, microbatches, warmup):
         for m in range(first, microbatches):
             order += [F(rank, m), B(rank, m - first)]
         orders.append(order + [B(rank, m) for m in range(microbatches - first, microbatches)])
-    return Schedule("1f1b", Placement.make("loop", ranks), microbatches, orders)
+    return Schedule("1f1b", Placement.make("loop", ranks), microbatches, tuple(map(tuple, orders)))
 
 
 @st.composite

@@ -81,22 +81,16 @@ def test_memory_does_not_vary_by_microbatch(name):
             Costs(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["forward", "latency", "weight_memory", "activation"])
-def test_costs_with_a_number_as_default_cannot_be_none(name):
-    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got None"):
-        Costs(**{name: None})
-
-
-@pytest.mark.parametrize("name", ["forward", "backward", "input", "weight", "overlap", "activation"])
-def test_every_entry_of_a_sequence_is_checked(name):
-    with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got -2"):
-        Costs(**{name: [1, -2, 3]})
-
-
-@pytest.mark.parametrize("name", ["latency", "weight_memory"])
-def test_latency_and_weight_memory_cannot_be_sequences(name):
-    with pytest.raises(SettingError, match=f"^{name} must be a number"):
-        Costs(**{name: [1, 1]})
+def test_the_error_shows_the_value_that_is_not_a_number():
+    """None for a cost with a default, an entry of a sequence, or a sequence for a cost of all stages."""
+    wrong = [(name, None, "None") for name in ("forward", "latency", "weight_memory", "activation")]
+    wrong += [(name, [1, -2, 3], "-2") for name in NUMBERS if name not in ("latency", "weight_memory")]
+    wrong += [("weight_memory", [1, 1], r"\(1, 1\)")]
+    for name, value, shown in wrong:
+        with pytest.raises(SettingError, match=f"^{name} must be a number of at least 0; got {shown}"):
+            Costs(**{name: value})
+    with pytest.raises(SettingError, match=r"^latency must be a number, a dict .*; got \(1, 1\)"):
+        Costs(latency=[1, 1])
 
 
 @pytest.mark.parametrize("value", [1.001, 2, Fraction(3, 2)])
