@@ -249,12 +249,11 @@ def _draws(run: Run, costs: Costs, schedule: Schedule) -> Iterator[float]:
         drawn = [m if alike else chance.randrange(old.microbatches) for m in range(schedule.microbatches)]
         lasts, pauses, travel = ([0.0] * len(travelled) for _ in range(3))
         for at, _, action, before, needs in turns(schedule):
-            for stage, op, microbatch, _ in action.singles:
+            places = [(each.stage * old.stages // schedule.stages, drawn[each.microbatch]) for each in action.singles]
+            for (stage, op, *_), place in zip(action.singles, places, strict=True):
                 time = fused[stage] / 2 if fused and action.parts else durations[op][stage]
-                lasts[at] += time * step.factor(op, (stage * old.stages // schedule.stages, drawn[microbatch]))
-            stage, op, microbatch, _ = action.singles[0]
-            place = stage * old.stages // schedule.stages, drawn[microbatch]
-            late, early = step.start(op, place, bool(needs), chance)
+                lasts[at] += time * step.factor(op, place)
+            late, early = step.start(action.singles[0].op, places[0], bool(needs), chance)
             pauses[at] = 0.0 if before is None and not needs else late  # its first message may be late
             travel[at] = max(0.0, travelled[at] - early)
         yield Measured(schedule, lasts, pauses, travel).makespan()
