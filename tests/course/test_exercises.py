@@ -276,8 +276,8 @@ WRONG_CHUNKS = {
     "the same for all latencies": (lambda p, m, c: 3, "a latency of 0, 3 chunks take 27, and 12 only 24.75."),
     "the same for all sizes": (
         lambda p, m, c: best_by_simulation(4, 8, c),
-        "with 2 ranks, 8 microbatches and a latency of 0.5, 2 chunks take 28.5, and 1 only 28. 2 is the best for 4 "
-        "ranks and 8 microbatches; use ranks and microbatches.",
+        "with 2 ranks, 8 microbatches and a latency of 0.5, 2 chunks take 28.5, and 1 only 28. Yours is the best "
+        "for 4 ranks and 8 microbatches; use ranks and microbatches.",
     ),
     "the worst": (lambda p, m, c: max(MANY, key=lambda v: makespan_of(p, m, c, v)), "12 chunks take 34.88"),
     "the makespan": (

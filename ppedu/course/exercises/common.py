@@ -69,9 +69,10 @@ def enumerated(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def with_sizes(ranks: int, microbatches: int, *others: str) -> str:
-    """Describe a case: "with 4 ranks and 8 microbatches"."""
-    return f"with {enumerated([plural(ranks, 'rank'), plural(microbatches, 'microbatch'), *others])}"
+def with_sizes(ranks: int, microbatches: int, *others: int | str) -> str:
+    """Describe a case: "with 4 ranks and 8 microbatches". `others` are numbers of chunks, or any text."""
+    more = (plural(each, "chunk") if isinstance(each, int) else each for each in others)
+    return f"with {enumerated([plural(ranks, 'rank'), plural(microbatches, 'microbatch'), *more])}"
 
 
 @contextmanager
@@ -166,10 +167,20 @@ def listed(values: Any) -> str:
     return ", ".join(map(str, values))
 
 
-def learner_schedule(generator: Any, ranks: int, microbatches: int) -> Schedule:
-    """Build the schedule "yours" from the learner's generator, with stage r on rank r."""
-    with own_line(generator, with_sizes(ranks, microbatches)):
-        return build("yours", Registered(generator, "loop"), ranks, microbatches, {})
+def learner_schedule(generator: Any, ranks: int, microbatches: int, *chunks: int) -> Schedule:
+    """Build the schedule "yours" from the learner's generator, with the stages dealt out to the ranks in turn.
+
+    Args:
+        chunks: the number of stages on a rank, if the generator takes one.
+    """
+
+    sizes = ranks, microbatches, *chunks
+
+    def order(rank: int, ranks: int, microbatches: int, chunks: int = 1) -> Any:
+        return generator(rank, *sizes)
+
+    with own_line(generator, with_sizes(*sizes)):
+        return build("yours", Registered(order, "loop"), ranks, microbatches, {"chunks": each for each in chunks})
 
 
 def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:
@@ -204,47 +215,49 @@ def explain_mistake(
     return ""
 
 
-def first_difference(
-    function: Any,
-    parameters: Sequence[str],
+def tried_on(
     cases: Sequence[Sequence[Any]],
+    parameters: Sequence[str],
     named: Callable[..., str],
     fault_of: Callable[..., str | None],
     mistakes: Mistakes = (),
     answer_of: Callable[..., Any] = ask,
     same: Callable[[Any, Any], bool] = equal,
     otherwise: str = "",
-) -> str | None:
-    """Try the learner's function on all cases, and explain the first wrong answer; return None if all are right.
+) -> Callable[[Any], str | None]:
+    """Return the `wrong` of an exercise whose answer is a function: it explains the first case in which that is wrong.
+
+    It raises SettingError if the answer is not such a function, or if the function raises an error.
 
     Args:
-        function: the learner's function, which takes `parameters`.
         cases: the arguments to try.
+        parameters: of the learner's function.
         named: `named(*case)` describes a case, such as "with 4 ranks and 8 microbatches".
         fault_of: `fault_of(name, answer, *case)` explains what is wrong with an answer, or returns None if it is right.
         mistakes: explained if one of them gives the same answers in all cases, compared with `same`.
         answer_of: `answer_of(function, name, *case)` calls the function and returns its answer.
         otherwise: added to the explanation if none of the mistakes does.
-
-    Raises:
-        SettingError: it is not such a function, or raises an error.
     """
-    require_function(function, *parameters)
-    answers = [answer_of(function, named(*case), *case) for case in cases]
-    for answer, case in zip(answers, cases, strict=True):
-        if fault := fault_of(named(*case), answer, *case):
-            return fault + (explain_mistake(answers, cases, mistakes, same) or otherwise)
-    return None
+
+    def wrong(function: Any) -> str | None:
+        require_function(function, *parameters)
+        answers = []
+        for case in cases:
+            answers.append(answer_of(function, named(*case), *case))
+            if fault := fault_of(named(*case), answers[-1], *case):
+                if mistakes:
+                    answers += [answer_of(function, named(*rest), *rest) for rest in cases[len(answers) :]]
+                    fault += explain_mistake(answers, cases, mistakes, same) or otherwise
+                return fault
+        return None
+
+    return wrong
 
 
-def not_the_idle_time(
-    formula: Any,
-    letters: Mapping[str, str],
-    times: Sequence[Sequence[int]],
-    right: Callable[..., Any],
-    mistakes: Mistakes,
-) -> str | None:
-    """Explain what is wrong with a formula for the idle time of each rank; return None if it is right.
+def idle_time(
+    letters: Mapping[str, str], times: Sequence[Sequence[int]], right: Callable[..., Any], mistakes: Mistakes
+) -> Callable[[Any], str | None]:
+    """Return the `wrong` of an exercise that asks for a formula of each rank's idle time.
 
     Args:
         letters: the formula's arguments after the ranks, and their symbols in the lesson.
@@ -262,4 +275,4 @@ def not_the_idle_time(
             return None
         return f"{case} each rank is idle for {pretty(idle)}; your formula gives {unlike(answer, idle)}"
 
-    return first_difference(formula, ["ranks", *letters], times, named, fault_of, mistakes)
+    return tried_on(times, ["ranks", *letters], named, fault_of, mistakes)

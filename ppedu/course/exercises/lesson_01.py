@@ -7,14 +7,7 @@ from math import prod
 from typing import Any
 
 from ppedu.core.numeric import plural, pretty
-from ppedu.course.exercises.common import (
-    Exercise,
-    enumerated,
-    equal,
-    first_difference,
-    formulas,
-    unlike,
-)
+from ppedu.course.exercises.common import Exercise, enumerated, equal, formulas, tried_on, unlike
 from ppedu.course.project import GB, Project, heron
 from ppedu.sim.partition import evenly
 
@@ -132,18 +125,17 @@ WRONG_COUNTS = formulas(
 )
 
 
-def _not_the_fewest(fewest: Any) -> str | None:
-    def named(model: Project, budget: float) -> str:
-        return f"with {plural(model.layers, 'layer')} of width {model.width} and a budget of {_gb(budget)}"
-
-    def fault_of(case: str, ranks: Any, model: Project, budget: float) -> str | None:
-        too_much = "the model does not fit on {on}: {who}, {bytes}"
-        return _not_enough(case, ranks, model, lambda n: _held(model, n), budget, too_much)
-
-    return first_difference(fewest, ["model", "budget"], BUDGETS, named, fault_of, WRONG_COUNTS)
+def _with_budget(model: Project, budget: float) -> str:
+    return f"with {plural(model.layers, 'layer')} of width {model.width} and a budget of {_gb(budget)}"
 
 
-# Ranks, sequences, their length, the width, and the bytes of a number; the lesson's own sizes first.
+def _not_the_fewest(case: str, ranks: Any, model: Project, budget: float) -> str | None:
+    too_much = "the model does not fit on {on}: {who}, {bytes}"
+    return _not_enough(case, ranks, model, lambda n: _held(model, n), budget, too_much)
+
+
+# The lesson's own sizes first.
+BATCH = ["ranks", "sequences", "length", "width", "bytes_each"]
 BATCHES = [(8, 32, 8192, 8192, 2), (4, 1, 2048, 4096, 4), (2, 2, 64, 64, 4), (3, 3, 5, 7, 2), (1, 2, 3, 4, 2)]
 
 # Common wrong answers for the bytes that cross the cuts.
@@ -174,20 +166,17 @@ WRONG_BYTES = formulas(
 )
 
 
-def _not_the_bytes(formula: Any) -> str | None:
-    def named(ranks: int, sequences: int, length: int, width: int, bytes_each: int) -> str:
-        tokens = f"{plural(sequences, 'sequence')} of {plural(length, 'token')}"
-        return f"with {plural(ranks, 'rank')}, {tokens}, width {width} and {bytes_each} bytes per number"
+def _with_batch(ranks: int, sequences: int, length: int, width: int, bytes_each: int) -> str:
+    tokens = f"{plural(sequences, 'sequence')} of {plural(length, 'token')}"
+    return f"with {plural(ranks, 'rank')}, {tokens}, width {width} and {bytes_each} bytes per number"
 
-    def fault_of(case: str, value: Any, ranks: int, *sizes: int) -> str | None:
-        right = 2 * (ranks - 1) * prod(sizes)
-        if equal(value, right):
-            return None
-        gives = f"{value:,}" if isinstance(value, int) else unlike(value, right)
-        return f"{case} {right:,} bytes cross the cuts; your formula gives {gives}"
 
-    parameters = ["ranks", "sequences", "length", "width", "bytes_each"]
-    return first_difference(formula, parameters, BATCHES, named, fault_of, WRONG_BYTES)
+def _not_the_bytes(case: str, value: Any, ranks: int, *sizes: int) -> str | None:
+    right = 2 * (ranks - 1) * prod(sizes)
+    if equal(value, right):
+        return None
+    gives = f"{value:,}" if isinstance(value, int) else unlike(value, right)
+    return f"{case} {right:,} bytes cross the cuts; your formula gives {gives}"
 
 
 # Models and numbers of microbatches, the lesson's own case first.
@@ -224,22 +213,20 @@ WRONG_TRAININGS = formulas(
 )
 
 
-def _not_the_fewest_with_activations(fewest: Any) -> str | None:
-    def named(model: Project, microbatches: int) -> str:
-        layers = f"{plural(model.layers, 'layer')} of width {model.width}"
-        gpus = f"nodes of {model.node} GPUs of {_gb(model.memory)}"
-        return f"with {layers}, {plural(microbatches, 'microbatch')} and {gpus}"
+def _with_nodes(model: Project, microbatches: int) -> str:
+    layers = f"{plural(model.layers, 'layer')} of width {model.width}"
+    gpus = f"nodes of {model.node} GPUs of {_gb(model.memory)}"
+    return f"with {layers}, {plural(microbatches, 'microbatch')} and {gpus}"
 
-    def fault_of(case: str, ranks: Any, model: Project, microbatches: int) -> str | None:
-        too_much = "it does not fit on {on}: {who}, with activations {bytes} on each GPU"
-        return _not_enough(case, ranks, model, lambda n: _on_a_gpu(model, n, microbatches), model.memory, too_much)
 
-    return first_difference(fewest, ["model", "microbatches"], TRAININGS, named, fault_of, WRONG_TRAININGS)
+def _not_the_fewest_with_activations(case: str, ranks: Any, model: Project, microbatches: int) -> str | None:
+    too_much = "it does not fit on {on}: {who}, with activations {bytes} on each GPU"
+    return _not_enough(case, ranks, model, lambda n: _on_a_gpu(model, n, microbatches), model.memory, too_much)
 
 
 EXERCISES = {
     "01.1": Exercise(
-        _not_the_fewest,
+        tried_on(BUDGETS, ["model", "budget"], _with_budget, _not_the_fewest, WRONG_COUNTS),
         "The fullest rank decides: with 120 GB for each, Heron needs 10 nodes.",
         hints=(
             "What has to be at most the budget: the sum over the ranks, or the largest of them?",
@@ -248,7 +235,7 @@ EXERCISES = {
         ),
     ),
     "01.2": Exercise(
-        _not_the_bytes,
+        tried_on(BATCHES, BATCH, _with_batch, _not_the_bytes, WRONG_BYTES),
         "One activation and one gradient for each cut and sequence, however many layers a stage has.",
         hints=(
             "Draw three ranks in a row, and count the cuts. What crosses each of them, forward and backward?",
@@ -256,7 +243,7 @@ EXERCISES = {
         ),
     ),
     "01.3": Exercise(
-        _not_the_fewest_with_activations,
+        tried_on(TRAININGS, ["model", "microbatches"], _with_nodes, _not_the_fewest_with_activations, WRONG_TRAININGS),
         "Heron needs 10 nodes, mostly for activations. (That 01.1 gave 10, too, is chance.) Lesson 5 keeps far fewer.",
         hints=(
             "Write down the bytes on one GPU of each rank, and compare the largest with `model.memory`.",

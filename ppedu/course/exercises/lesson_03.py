@@ -13,9 +13,9 @@ from ppedu.course.exercises.common import (
     Exercise,
     ask,
     equal,
-    first_difference,
     formulas,
     listed,
+    tried_on,
     unlike,
     with_sizes,
 )
@@ -51,7 +51,7 @@ WRONG_BUBBLES = formulas(
 )
 
 
-def _not_a_formula(function: Any, sizes: Sequence[Any], case: str) -> str | None:
+def _not_a_formula(function: Any, case: str, *sizes: Any) -> str | None:
     """Explain that an answer with the right numbers simulates instead of computing; return None for a formula.
 
     Args:
@@ -69,20 +69,15 @@ def _not_a_formula(function: Any, sizes: Sequence[Any], case: str) -> str | None
     return None
 
 
-def _not_the_bubble(formula: Any) -> str | None:
-    def fault_of(case: str, value: Any, *sizes: int) -> str | None:
-        timeline = simulate(schedule("gpipe", *sizes))
-        if equal(value, timeline.bubble):
-            return None
-        holds = "" if sizes == CASES[0] else f", although it is right {with_sizes(*CASES[0])}"
-        return (
-            f"{case} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a fraction of "
-            f"{pretty(timeline.bubble)}; your formula gives {unlike(value, timeline.bubble)}{holds}"
-        )
-
-    fault = first_difference(formula, ["ranks", "microbatches"], CASES, with_sizes, fault_of, WRONG_BUBBLES)
-    huge = 10**5, 10**6
-    return fault or _not_a_formula(formula, huge, with_sizes(*huge))
+def _not_the_bubble(case: str, value: Any, *sizes: int) -> str | None:
+    timeline = simulate(schedule("gpipe", *sizes))
+    if equal(value, timeline.bubble):
+        return None
+    holds = "" if sizes == CASES[0] else f", although it is right {with_sizes(*CASES[0])}"
+    return (
+        f"{case} each rank is idle for {timeline.idle[0]} of {timeline.makespan}, a fraction of "
+        f"{pretty(timeline.bubble)}; your formula gives {unlike(value, timeline.bubble)}{holds}"
+    )
 
 
 # (forward times of the stages, microbatches): the lesson's own case first.
@@ -113,30 +108,34 @@ WRONG_MAKESPANS = formulas(
 )
 
 
-def _not_the_makespan(formula: Any) -> str | None:
-    def named(forwards: Sequence[int], microbatches: int) -> str:
-        return f"with forwards of {listed(forwards)} and {plural(microbatches, 'microbatch')}"
+def _with_forwards(forwards: Sequence[int], microbatches: int) -> str:
+    return f"with forwards of {listed(forwards)} and {plural(microbatches, 'microbatch')}"
 
-    def answer_of(function: Any, case: str, forwards: Sequence[int], microbatches: int) -> Any:
-        return ask(function, case, list(forwards), microbatches)  # a copy, because the function may change it
 
-    def fault_of(case: str, value: Any, forwards: Sequence[int], microbatches: int) -> str | None:
-        right = simulate(schedule("gpipe", len(forwards), microbatches), Costs(forward=forwards)).makespan
-        return (
-            None
-            if equal(value, right)
-            else f"{case} the makespan is {right}; your formula gives {unlike(value, right)}"
-        )
+def _ask(function: Any, case: str, forwards: Sequence[int], microbatches: int) -> Any:
+    return ask(function, case, list(forwards), microbatches)  # a copy, because the function may change it
 
-    parameters = ["forwards", "microbatches"]
-    fault = first_difference(formula, parameters, UNEVEN, named, fault_of, WRONG_MAKESPANS, answer_of)
-    many = 10**6
-    return fault or _not_a_formula(formula, ([1] * 10, many), f"with 10 stages and {plural(many, 'microbatch')}")
+
+def _not_the_makespan(case: str, value: Any, forwards: Sequence[int], microbatches: int) -> str | None:
+    right = simulate(schedule("gpipe", len(forwards), microbatches), Costs(forward=forwards)).makespan
+    return None if equal(value, right) else f"{case} the makespan is {right}; your formula gives {unlike(value, right)}"
+
+
+def _not_a_formula_of_the_bubble(formula: Any) -> str | None:
+    huge = 10**5, 10**6
+    fault = tried_on(CASES, ["ranks", "microbatches"], with_sizes, _not_the_bubble, WRONG_BUBBLES)(formula)
+    return fault or _not_a_formula(formula, with_sizes(*huge), *huge)
+
+
+def _not_a_formula_of_the_makespan(formula: Any) -> str | None:
+    parameters, many = ["forwards", "microbatches"], 10**6
+    fault = tried_on(UNEVEN, parameters, _with_forwards, _not_the_makespan, WRONG_MAKESPANS, _ask)(formula)
+    return fault or _not_a_formula(formula, f"with 10 stages and {plural(many, 'microbatch')}", [1] * 10, many)
 
 
 EXERCISES = {
     "03.1": Exercise(
-        _not_the_bubble,
+        _not_a_formula_of_the_bubble,
         "A rank works for m times F+B and waits for p-1 times F+B; whatever F and B are, they cancel.",
         hints=(
             "Take F+B as the unit of time. In the pictures with the brackets, how many units does rank 3 work, and how "
@@ -147,7 +146,7 @@ EXERCISES = {
         ),
     ),
     "03.2": Exercise(
-        _not_the_makespan,
+        _not_a_formula_of_the_makespan,
         "Every stage counts once, and the slowest counts for each further microbatch. So in a long step only the "
         "slowest stage matters: balance comes first.",
         hints=(

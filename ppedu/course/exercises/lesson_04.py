@@ -27,11 +27,11 @@ from ppedu.course.exercises.common import (
     call,
     enumerated,
     equal,
-    first_difference,
     formulas,
     listed,
     missing_return,
     require_function,
+    tried_on,
     with_sizes,
 )
 from ppedu.sim import Costs, Span, Timeline, simulate
@@ -240,21 +240,15 @@ WRONG_RANGES = formulas(
 )
 
 
-def _not_where_it_holds(function: Any) -> str | None:
-    def fault_of(case: str, yes: bool, *sizes: int) -> str | None:
-        formula, bubble = published(*sizes), simulate(schedule("1f1b", *sizes)).bubble
-        if yes == equal(formula, bubble):
-            return None
-        gives = f"{case} the formula gives {pretty(formula)}, and the simulation {pretty(bubble)}"
-        if yes and bubble - formula < 0.01:
-            close = (
-                "Close is not equal: with many microbatches both are small, but the bubble is still twice the formula"
-            )
-            return f"{gives}; your function returns True. {close}"
-        return f"{gives}{'' if yes else ', too'}; your function returns {yes}"
-
-    parameters = ["ranks", "microbatches"]
-    return first_difference(function, parameters, SIZES, with_sizes, fault_of, WRONG_RANGES, _yes_or_no)
+def _not_where_it_holds(case: str, yes: bool, *sizes: int) -> str | None:
+    formula, bubble = published(*sizes), simulate(schedule("1f1b", *sizes)).bubble
+    if yes == equal(formula, bubble):
+        return None
+    gives = f"{case} the formula gives {pretty(formula)}, and the simulation {pretty(bubble)}"
+    if yes and bubble - formula < 0.01:
+        close = "Close is not equal: with many microbatches both are small, but the bubble is still twice the formula"
+        return f"{gives}; your function returns True. {close}"
+    return f"{gives}{'' if yes else ', too'}; your function returns {yes}"
 
 
 def _yes_or_no(function: Any, case: str, *sizes: int) -> bool:
@@ -344,7 +338,7 @@ EXERCISES = {
         ),
     ),
     "04.2": Exercise(
-        _not_where_it_holds,
+        tried_on(SIZES, ["ranks", "microbatches"], with_sizes, _not_where_it_holds, WRONG_RANGES, _yes_or_no),
         "The formula is right for one rank, which never waits, and for one microbatch. Everywhere else it is too "
         "small; with many microbatches it gives half the bubble.",
         hints=(

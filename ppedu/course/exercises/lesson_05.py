@@ -11,17 +11,14 @@ from ppedu.course.exercises import parts
 from ppedu.course.exercises.common import (
     CASES,
     Exercise,
-    first_difference,
     formulas,
     learner_schedule,
     listed,
-    not_legal,
-    require_function,
+    tried_on,
     unlike,
     with_sizes,
 )
-from ppedu.course.exercises.reasons import longest_wait, warmup
-from ppedu.course.exercises.wrong_schedule import wrong_schedule
+from ppedu.course.exercises.schedules import longest_wait, schedule_exercise, warmup
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 
@@ -46,25 +43,24 @@ def _not_the_oldest(yours: Schedule) -> str:
     return ""
 
 
-def _no_cooldown(yours: Schedule) -> str:
-    """Explain, as a new sentence, that only backwards are missing."""
+def _no_cooldown(yours: Schedule, fault: str) -> str:
+    """Add to an explanation that only backwards are missing."""
     if yours.problems and all(each.kind == "missing" and each.action.op == "B" for each in yours.problems):
-        return ". The cooldown runs the remaining backwards"
-    return ""
+        return f"{fault}. The cooldown runs the remaining backwards"
+    return fault
 
 
-def _not_1f1b(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    for sizes in CASES:
-        case, yours = with_sizes(*sizes), learner_schedule(generator, *sizes)
-        if fault := not_legal(yours, case, ". Start with the warm-up: which forwards come first?"):
-            return fault + _no_cooldown(yours)
-        best, timeline = simulate(schedule("1f1b", *sizes), UNIT), simulate(yours, UNIT)
-        if timeline.makespan > best.makespan:
-            slow = f"takes {timeline.makespan} slots instead of {best.makespan}"
-            return f"{case} your schedule is legal, but {slow}{_unlike_1f1b(timeline, best, ':', slow=True)}"
-        if timeline.peak_activations != best.peak_activations:
-            return f"{case} your schedule is legal, and not slower{_unlike_1f1b(timeline, best, ', but', slow=False)}"
+def _fastest(ranks: int, microbatches: int) -> Timeline:
+    return simulate(schedule("1f1b", ranks, microbatches), UNIT)
+
+
+def _not_1f1b(case: str, timeline: Timeline, *sizes: int) -> str | None:
+    best = _fastest(*sizes)
+    if timeline.makespan > best.makespan:
+        slow = f"takes {timeline.makespan} slots instead of {best.makespan}"
+        return f"{case} your schedule is legal, but {slow}{_unlike_1f1b(timeline, best, ':', slow=True)}"
+    if timeline.peak_activations != best.peak_activations:
+        return f"{case} your schedule is legal, and not slower{_unlike_1f1b(timeline, best, ', but', slow=False)}"
     return None
 
 
@@ -117,43 +113,35 @@ WRONG_PEAKS = formulas(
 )
 
 
-def _not_the_peak(formula: Any) -> str | None:
-    def fault_of(case: str, answer: Any, rank: int, *sizes: int) -> str | None:
-        peak = simulate(schedule("1f1b", *sizes)).peak_activations[rank]
-        if answer == peak:
-            return None
-        return f"{case}, rank {rank} holds {peak} at its peak; your formula gives {unlike(answer, peak)}"
-
-    cases = [(rank, *sizes) for sizes in CASES for rank in range(sizes[0])]
-    parameters = ["rank", "ranks", "microbatches"]
-    return first_difference(formula, parameters, cases, lambda _, *sizes: with_sizes(*sizes), fault_of, WRONG_PEAKS)
+def _not_the_peak(case: str, answer: Any, rank: int, *sizes: int) -> str | None:
+    peak = simulate(schedule("1f1b", *sizes)).peak_activations[rank]
+    if answer == peak:
+        return None
+    return f"{case}, rank {rank} holds {peak} at its peak; your formula gives {unlike(answer, peak)}"
 
 
-def _too_slow_or_too_large(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    for sizes in CASES:
-        case, yours = with_sizes(*sizes), learner_schedule(generator, *sizes)
-        if fault := not_legal(yours, case, ". Start from your 1F1B, and change its warm-up"):
-            return fault
-        each = [yours, schedule("gpipe", *sizes), schedule("1f1b", *sizes)]
-        timeline, gpipe, lean = (simulate(one, SLOW_MESSAGES) for one in each)
-        for rank, (held, least) in enumerate(zip(timeline.peak_activations, lean.peak_activations, strict=True)):
-            if held > 2 * least:
-                return (
-                    f"{case}, rank {rank} holds {pretty(held)} activations at its peak; 1F1B holds {pretty(least)} "
-                    f"there, so at most {pretty(2 * least)} are allowed"
-                )
-        if timeline.makespan <= gpipe.makespan:
-            continue
-        fault = f"{case} your schedule takes {pretty(timeline.makespan)} slots, and GPipe {pretty(gpipe.makespan)}. "
-        if timeline.makespan == lean.makespan and timeline.peak_activations == lean.peak_activations:
-            return fault + (
-                "That is 1F1B: its microbatches in flight just fill the round trip to the last rank and back, and "
-                "messages make that trip longer. Which ranks have the memory to start more?"
+def _without_rank(_: int, *sizes: int) -> str:
+    return with_sizes(*sizes)
+
+
+def _too_slow_or_too_large(case: str, timeline: Timeline, *sizes: int) -> str | None:
+    gpipe, lean = (simulate(schedule(name, *sizes), SLOW_MESSAGES) for name in ("gpipe", "1f1b"))
+    for rank, (held, least) in enumerate(zip(timeline.peak_activations, lean.peak_activations, strict=True)):
+        if held > 2 * least:
+            return (
+                f"{case}, rank {rank} holds {pretty(held)} activations at its peak; 1F1B holds {pretty(least)} "
+                f"there, so at most {pretty(2 * least)} are allowed"
             )
-        rank = timeline.idle.index(max(timeline.idle))
-        return f"{fault}Rank {rank} is idle for {pretty(timeline.idle[rank])} of them. {longest_wait(timeline)}"
-    return None
+    if timeline.makespan <= gpipe.makespan:
+        return None
+    fault = f"{case} your schedule takes {pretty(timeline.makespan)} slots, and GPipe {pretty(gpipe.makespan)}. "
+    if timeline.makespan == lean.makespan and timeline.peak_activations == lean.peak_activations:
+        return fault + (
+            "That is 1F1B: its microbatches in flight just fill the round trip to the last rank and back, and "
+            "messages make that trip longer. Which ranks have the memory to start more?"
+        )
+    rank = timeline.idle.index(max(timeline.idle))
+    return f"{fault}Rank {rank} is idle for {pretty(timeline.idle[rank])} of them. {longest_wait(timeline)}"
 
 
 def _eager(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
@@ -167,10 +155,14 @@ def _eager(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 
 EXERCISES = {
-    "05.1": Exercise(
+    "05.1": schedule_exercise(
+        CASES,
         _not_1f1b,
         "That is 1F1B, for any number of ranks and microbatches. This is what you built.",
-        lambda generator: simulate(learner_schedule(generator, 4, 8), UNIT),
+        costs=UNIT,
+        best=_fastest,
+        why_illegal=_no_cooldown,
+        nothing=". Start with the warm-up: which forwards come first?",
         hints=(
             "The last rank has the gradient of a microbatch as soon as it has run its forward. So it needs no warm-up: "
             "F0 B0 F1 B1 and so on. What must the rank before it do while it waits for its first gradient?",
@@ -179,10 +171,15 @@ EXERCISES = {
             "With a warm-up of `ranks - rank - 1` forwards, the steady state begins with a forward. And no rank can "
             "warm up with more microbatches than there are: min(…, microbatches).",
         ),
-        draw_wrong=wrong_schedule(CASES, UNIT, lambda *case: simulate(schedule("1f1b", *case), UNIT)),
     ),
     "05.2": Exercise(
-        _not_the_peak,
+        tried_on(
+            [(rank, *sizes) for sizes in CASES for rank in range(sizes[0])],
+            ["rank", "ranks", "microbatches"],
+            _without_rank,
+            _not_the_peak,
+            WRONG_PEAKS,
+        ),
         "The peak is the distance to the last rank, plus one. The number of microbatches only matters if it is smaller "
         "than that.",
         hints=(
@@ -191,19 +188,19 @@ EXERCISES = {
             "microbatches?",
         ),
     ),
-    "05.3": Exercise(
+    "05.3": schedule_exercise(
+        CASES,
         _too_slow_or_too_large,
         "With about twice the microbatches in flight, messages no longer delay the pipeline, and memory still does not "
         "grow with the batch.",
-        lambda generator: simulate(learner_schedule(generator, 4, 8), SLOW_MESSAGES),
+        costs=SLOW_MESSAGES,
+        best=lambda *case: simulate(learner_schedule(_eager, *case), SLOW_MESSAGES),
+        nothing=". Start from your 1F1B, and change its warm-up",
         hints=(
             "Keep the three phases of your 1F1B, and change only the length of the warm-up.",
             "The last rank sends no forward on, so it still needs no warm-up. Each rank before it has two more "
             "messages in its round trip, one down and one up: let it start two more microbatches than the rank "
             "after it.",
-        ),
-        draw_wrong=wrong_schedule(
-            CASES, SLOW_MESSAGES, lambda *case: simulate(learner_schedule(_eager, *case), SLOW_MESSAGES)
         ),
     ),
     "05.4": parts.exercise(

@@ -13,11 +13,11 @@ from ppedu.course.exercises.common import (
     Exercise,
     call,
     enumerated,
-    first_difference,
     formulas,
     missing_return,
     own_line,
     require_function,
+    tried_on,
 )
 
 # The number of tokens in each microbatch; the lesson's own case first.
@@ -47,23 +47,10 @@ WRONG_WEIGHTS = formulas(
 )
 
 
-def _not_the_mean(function: Any) -> str | None:
-    def fault_of(case: str, weights: list[float], counts: Sequence[int]) -> str | None:
-        if _same(weights, [count / sum(counts) for count in counts]):
-            return None
-        return f"{case}, your losses have the weights {_each(weights)}"
-
-    return first_difference(
-        function,
-        ["losses", "counts"],
-        COUNTS,
-        _with,
-        fault_of,
-        WRONG_WEIGHTS,
-        _weights,
-        _same,
-        otherwise=". In the batch's mean, every token counts the same, and all weights add up to 1",
-    )
+def _not_the_mean(case: str, weights: list[float], counts: Sequence[int]) -> str | None:
+    if _same(weights, [count / sum(counts) for count in counts]):
+        return None
+    return f"{case}, your losses have the weights {_each(weights)}"
 
 
 def _weights(function: Any, case: str, counts: Sequence[int]) -> list[float]:
@@ -140,18 +127,15 @@ WRONG_FACTORS = formulas(
 )
 
 
-def _not_one_norm(function: Any) -> str | None:
-    def fault_of(case: str, factors: list[float], norms: Sequence[float], most: float) -> str | None:
-        norm = hypot(*norms)
-        right = min(1, most / norm)
-        if _same(factors, [right] * len(norms)):
-            return None
-        return (
-            f"{case}, the norm of all is {pretty(norm)}. The limit is {pretty(most)}, so the gradients should be "
-            f"multiplied by {pretty(right)}; you multiply them by {_each(factors)}"
-        )
-
-    return first_difference(function, ["stages", "most"], NORMS, _whose, fault_of, WRONG_FACTORS, _factors, _same)
+def _not_one_norm(case: str, factors: list[float], norms: Sequence[float], most: float) -> str | None:
+    norm = hypot(*norms)
+    right = min(1, most / norm)
+    if _same(factors, [right] * len(norms)):
+        return None
+    return (
+        f"{case}, the norm of all is {pretty(norm)}. The limit is {pretty(most)}, so the gradients should be "
+        f"multiplied by {pretty(right)}; you multiply them by {_each(factors)}"
+    )
 
 
 def _factors(function: Any, case: str, norms: Sequence[float], most: float) -> list[float]:
@@ -313,7 +297,16 @@ def _not_the_diagnosis(function: Any) -> str | None:
 
 EXERCISES = {
     "07.1": Exercise(
-        _not_the_mean,
+        tried_on(
+            COUNTS,
+            ["losses", "counts"],
+            _with,
+            _not_the_mean,
+            WRONG_WEIGHTS,
+            _weights,
+            _same,
+            otherwise=". In the batch's mean, every token counts the same, and all weights add up to 1",
+        ),
         "Each loss is weighted by its fraction of all tokens, so the gradients add up to that of the batch's mean. If "
         "all microbatches have the same number of tokens, that fraction is 1/m.",
         hints=(
@@ -323,7 +316,7 @@ EXERCISES = {
         ),
     ),
     "07.2": Exercise(
-        _not_one_norm,
+        tried_on(NORMS, ["stages", "most"], _whose, _not_one_norm, WRONG_FACTORS, _factors, _same),
         "One factor for all stages. A rank needs just one number from each of the other ranks.",
         hints=(
             "Compute the norm before the loop over the stages, from the gradients of all of them.",

@@ -17,13 +17,13 @@ from ppedu.core import Action, B, F, Op, Schedule
 from ppedu.core.numeric import plural
 from ppedu.course.exercises.common import (
     Exercise,
-    Mistakes,
-    ask,
     call,
     equal,
     explain_mistake,
+    formulas,
     missing_return,
     require_function,
+    tried_on,
     unlike,
     with_sizes,
 )
@@ -112,10 +112,7 @@ def _not_the_times(run: Timeline, fitted: Costs, hidden: Costs) -> str | None:
                     f"{fault}. A single number is the time of a rank's whole share, the same on all ranks: give a list "
                     "with the time of each stage"
                 )
-            for wrong, why in WRONG_TIMES:
-                if isclose(value, wrong(run, op, stage), rel_tol=1e-6):
-                    return f"{fault}. {why}"
-            return fault
+            return fault + explain_mistake([value], [(run, op, stage)], WRONG_TIMES, _near)
     return None
 
 
@@ -139,26 +136,30 @@ JITTER = "Jitter moves the minimum with every run; take the median"
 WITH_WAIT = "You measure from the end of the previous action, which includes the wait; use the span's own start"
 
 # Common wrong answers for the time of a stage's forwards or backwards.
-WRONG_TIMES: list[tuple[Callable[[Timeline, str, int], float], str]] = [
-    (
-        lambda run, op, stage: mean(_times(run, op, stage)),
-        f"That is the mean, and one of them took about {SLOW} times as long as the others. The median ignores it",
-    ),
-    (lambda run, op, stage: median(_from_end_to_end(run, op, stage)), WITH_WAIT),
-    (lambda run, op, stage: mean(_from_end_to_end(run, op, stage)), WITH_WAIT),
-    (
-        lambda run, op, stage: median(time for each in range(run.schedule.stages) for time in _times(run, op, each)),
-        "That is the median over all stages; each stage has its own",
-    ),
-    (
-        lambda run, op, stage: median(_times(run, "B" if op == "F" else "F", stage)),
-        "Forward and backward are swapped",
-    ),
-    (lambda run, op, stage: max(_times(run, op, stage)), "That is the slowest of them, an exception"),
-    (lambda run, op, stage: min(_times(run, op, stage)), f"That is the fastest of them. {JITTER}"),
-    (lambda run, op, stage: sum(_times(run, op, stage)), "That is the sum of all of them; how long does one take?"),
-    (lambda run, op, stage: 1000 * median(_times(run, op, stage)), IN_SECONDS),
-]
+WRONG_TIMES = formulas(
+    "run, op, stage",
+    {
+        "mean(times(run, op, stage))": f"That is the mean, and one of them took about {SLOW} times as long as the "
+        "others. The median ignores it",
+        "median(waits(run, op, stage))": WITH_WAIT,
+        "mean(waits(run, op, stage))": WITH_WAIT,
+        "median([time for each in range(run.schedule.stages) for time in times(run, op, each)])": "That is the median "
+        "over all stages; each stage has its own",
+        "median(times(run, 'B' if op == 'F' else 'F', stage))": "Forward and backward are swapped",
+        "max(times(run, op, stage))": "That is the slowest of them, an exception",
+        "min(times(run, op, stage))": f"That is the fastest of them. {JITTER}",
+        "sum(times(run, op, stage))": "That is the sum of all of them; how long does one take?",
+        "1000 * median(times(run, op, stage))": IN_SECONDS,
+    },
+    times=_times,
+    waits=_from_end_to_end,
+    mean=mean,
+    median=median,
+)
+
+
+def _near(one: float, other: float) -> bool:
+    return isclose(one, other, rel_tol=1e-6)
 
 
 class Message(NamedTuple):
@@ -199,12 +200,11 @@ def _not_the_latency(run: Timeline, fitted: Costs, time: float) -> str | None:
     if value == 0:
         return f"{fault}: they have no latency yet"
     crossed = _messages(run)
-    for wrong, why in WRONG_LATENCIES:
-        if isclose(value, wrong(crossed), rel_tol=1e-6):
-            return f"{fault}. {why}"
+    if why := explain_mistake([value], [(crossed,)], WRONG_LATENCIES, _near):
+        return fault + why
     later = [message for message in crossed if not message.first]
     every = [measure(message.delay for message in some) for measure in (median, mean) for some in (crossed, later)]
-    if any(isclose(value, other, rel_tol=1e-6) for other in every):
+    if any(_near(value, other) for other in every):
         worst = max(crossed, key=lambda message: (not message.awaited, message.delay))
         return (
             f"{fault}. You count messages for which no rank was waiting: the input of {worst.action} was sent "
@@ -221,21 +221,22 @@ def _awaited(crossed: Sequence[Message]) -> list[float]:
 IDLE = "That is how long a rank is idle; for part of that time, the message it waits for has not been sent yet"
 
 # Common wrong answers for the latency.
-WRONG_LATENCIES: list[tuple[Callable[[Sequence[Message]], float], str]] = [
-    (
-        lambda crossed: mean(_awaited(crossed)),
-        f"That is the mean, and some messages took {LATE} times as long as the others. The median ignores them",
-    ),
-    (lambda crossed: median(message.gap for message in crossed if message.awaited), IDLE),
-    (lambda crossed: median(message.gap for message in crossed), IDLE),
-    (lambda crossed: mean(message.gap for message in crossed), IDLE),
-    (
-        lambda crossed: min(_awaited(crossed)),
-        f"That is the fastest message. {JITTER} where the rank was idle",
-    ),
-    (lambda crossed: max(_awaited(crossed)), "That is the slowest message, an exception"),
-    (lambda crossed: 1000 * median(_awaited(crossed)), IN_SECONDS),
-]
+WRONG_LATENCIES = formulas(
+    "crossed",
+    {
+        "mean(awaited(crossed))": f"That is the mean, and some messages took {LATE} times as long as the others. The "
+        "median ignores them",
+        "median([message.gap for message in crossed if message.awaited])": IDLE,
+        "median([message.gap for message in crossed])": IDLE,
+        "mean([message.gap for message in crossed])": IDLE,
+        "min(awaited(crossed))": f"That is the fastest message. {JITTER} where the rank was idle",
+        "max(awaited(crossed))": "That is the slowest message, an exception",
+        "1000 * median(awaited(crossed))": IN_SECONDS,
+    },
+    awaited=_awaited,
+    mean=mean,
+    median=median,
+)
 
 
 # Exercise 2: why a run takes longer than its simulation.
@@ -256,9 +257,8 @@ def _not_the_parts(function: Any) -> str | None:
         if all(map(equal, parts, reversed(right))):
             return f"{fault}. The two are swapped"
         if not equal(parts[0], right[0]):
-            for wrong, why in WRONG_PARTS:
-                if equal(parts[0], wrong(measured, costs)):
-                    return f"{fault}. {why}"
+            if why := explain_mistake(parts[:1], [(measured, costs)], WRONG_PARTS):
+                return fault + why
         idle = sum(measured.idle)
         if any(equal(parts[1], each) for each in (idle, idle - sum(simulate(measured.schedule, costs).idle))):
             return f"{fault}. The idle times of all ranks add up, as work does; the ranks wait at the same time"
@@ -278,10 +278,16 @@ def _replayed(measured: Timeline, latency: float) -> float:
     return replayed(measured.schedule, lengths(measured), latency)
 
 
-def _with_one_time_per_stage(measured: Timeline, average: Callable[[list[float]], float], latency: Any) -> float:
+def _of_one_time(measured: Timeline, costs: Costs, average: Callable[[list[float]], float], latency: Any) -> float:
+    """Return how much longer the simulation takes at the average times of each stage's actions."""
     stages = range(measured.schedule.stages)
     forward, backward = ([average(_times(measured, op, stage)) for stage in stages] for op in "FB")
-    return simulated(measured, Costs(forward, backward, latency=latency))
+    return simulated(measured, Costs(forward, backward, latency=latency)) - simulated(measured, costs)
+
+
+def _of_the_path(measured: Timeline, costs: Costs) -> float:
+    """Return how much longer the actions on the critical path take than the simulation."""
+    return sum(span.end - span.start for _, span in measured.critical_path()) - simulated(measured, costs)
 
 
 ONE_TIME = (
@@ -291,69 +297,41 @@ ONE_TIME = (
 OTHERS = "But a rank also waits for the slower actions of the other ranks"
 
 # Common wrong answers for the part that is due to slower actions.
-WRONG_PARTS: list[tuple[Callable[[Timeline, Costs], float], str]] = [
-    (
-        lambda measured, costs: sum(worked_longer(measured, costs)),
-        "That is how much longer all ranks together worked. They work at the same time, and if no action waits for a "
-        "slow one, it costs nothing",
-    ),
-    (
-        lambda measured, costs: mean(worked_longer(measured, costs)),
-        f"That is how much longer a rank worked on average. {OTHERS}",
-    ),
-    (
-        lambda measured, costs: max(worked_longer(measured, costs)),
-        f"That is how much longer one rank worked. {OTHERS}",
-    ),
-    *(
-        (
-            lambda measured, costs, average=average, latency=latency: (
-                _with_one_time_per_stage(measured, average, latency(measured, costs)) - simulated(measured, costs)
-            ),
-            ONE_TIME,
-        )
-        for average in (median, mean)
-        for latency in (
-            lambda _, costs: costs.latency,
-            lambda measured, _: median(_awaited(_messages(measured))),
-            lambda *_: 0,
-        )
-    ),
-    (
-        lambda measured, costs: _replayed(measured, 0) - simulated(measured, costs),
-        "In your replay, messages take no time; let each take the latency of the costs",
-    ),
-    (
-        lambda measured, costs: (
-            sum(span.end - span.start for _, span in measured.critical_path()) - simulated(measured, costs)
-        ),
-        "You add up the critical path. Without its waits, a different path would be critical",
-    ),
-    (
-        lambda measured, costs: measured.makespan - simulated(measured, costs),
-        "That is the whole difference; part of it is waiting",
-    ),
-    (lambda measured, costs: 1000 * _parts(measured, costs)[0], IN_SECONDS),
-]
+WRONG_PARTS = formulas(
+    "measured, costs",
+    {
+        "sum(longer(measured, costs))": "That is how much longer all ranks together worked. They work at the same "
+        "time, and if no action waits for a slow one, it costs nothing",
+        "mean(longer(measured, costs))": f"That is how much longer a rank worked on average. {OTHERS}",
+        "max(longer(measured, costs))": f"That is how much longer one rank worked. {OTHERS}",
+        **{
+            f"one_time(measured, costs, {average}, {latency})": ONE_TIME
+            for average in ("median", "mean")
+            for latency in ("costs.latency", "median(awaited(messages(measured)))", "0")
+        },
+        "replay(measured, 0) - simulated(measured, costs)": "In your replay, messages take no time; let each take the "
+        "latency of the costs",
+        "of_the_path(measured, costs)": "You add up the critical path. Without its waits, a different path would be "
+        "critical",
+        "measured.makespan - simulated(measured, costs)": "That is the whole difference; part of it is waiting",
+        "1000 * parts(measured, costs)[0]": IN_SECONDS,
+    },
+    longer=worked_longer,
+    one_time=_of_one_time,
+    awaited=_awaited,
+    messages=_messages,
+    replay=_replayed,
+    of_the_path=_of_the_path,
+    parts=_parts,
+    simulated=simulated,
+    mean=mean,
+    median=median,
+)
 
 
 # Exercise 3: the messages on the critical path of 1F1B.
 
 SIZES = [(4, 8), (4, 1), (1, 5), (2, 7), (3, 9), (8, 32), (5, 13), (6, 4)]  # ranks, microbatches
-
-
-def _not_the_messages(formula: Any) -> str | None:
-    require_function(formula, "ranks", "microbatches")
-    cases = [with_sizes(*sizes) for sizes in SIZES]
-    answers = [ask(formula, case, *sizes) for case, sizes in zip(cases, SIZES, strict=True)]
-    for case, value, sizes in zip(cases, answers, SIZES, strict=True):
-        right = _awaited_messages(*sizes)
-        if not equal(value, right):
-            fault = (
-                f"{case} the critical path has {plural(right, 'message')}; your formula gives {unlike(value, right)}"
-            )
-            return fault + explain_mistake(answers, SIZES, WRONG_MESSAGES)
-    return None
 
 
 @cache
@@ -364,30 +342,27 @@ def _awaited_messages(ranks: int, microbatches: int) -> int:
     return int((makespans[0] - makespans[1]) / latency)
 
 
+def _not_the_messages(case: str, value: Any, *sizes: int) -> str | None:
+    right = _awaited_messages(*sizes)
+    if equal(value, right):
+        return None
+    return f"{case} the critical path has {plural(right, 'message')}; your formula gives {unlike(value, right)}"
+
+
 # Common wrong answers for the messages.
-WRONG_MESSAGES: Mistakes = [
-    (
-        lambda ranks, microbatches: 2 * (ranks - 1),
-        "Those are GPipe's: once down to the last rank, and once back up. 1F1B goes down and up again and again",
-    ),
-    (
-        lambda ranks, microbatches: 2 * microbatches,
-        "That happens to be right for 4 ranks and 8 microbatches. Look at other sizes, too",
-    ),
-    (
-        lambda ranks, microbatches: 2 * (ranks - 1) * microbatches,
-        "So it would be if all microbatches followed one another, as in naive",
-    ),
-    (
-        lambda ranks, microbatches: 2 * (ranks - 1) * -(-microbatches // ranks),
-        "So it would be if the path went all the way down and up for every group of microbatches. It may also turn "
-        "around earlier, like that of microbatch 7 in the lesson",
-    ),
-    (
-        lambda ranks, microbatches: 2 * (ranks + microbatches - 2),
-        "Almost: now and then, one more microbatch adds nothing. After how many does it happen again?",
-    ),
-]
+WRONG_MESSAGES = formulas(
+    "p, m",
+    {
+        "2 * (p - 1)": "Those are GPipe's: once down to the last rank, and once back up. 1F1B goes down and up again "
+        "and again",
+        "2 * m": "That happens to be right for 4 ranks and 8 microbatches. Look at other sizes, too",
+        "2 * (p - 1) * m": "So it would be if all microbatches followed one another, as in naive",
+        "2 * (p - 1) * ceil(m / p)": "So it would be if the path went all the way down and up for every group of "
+        "microbatches. It may also turn around earlier, like that of microbatch 7 in the lesson",
+        "2 * (p + m - 2)": "Almost: now and then, one more microbatch adds nothing. After how many does it happen "
+        "again?",
+    },
+)
 
 
 EXERCISES = {
@@ -414,7 +389,7 @@ EXERCISES = {
         ),
     ),
     "08.3": Exercise(
-        _not_the_messages,
+        tried_on(SIZES, ["ranks", "microbatches"], with_sizes, _not_the_messages, WRONG_MESSAGES),
         "GPipe waits for 2(p-1) messages, however many microbatches there are. In 1F1B, each microbatch from the third "
         "on adds two, except every p-th of them.",
         hints=(

@@ -10,16 +10,21 @@ from ppedu.core import F, Schedule
 from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises.common import (
     Exercise,
-    ask,
     equal,
+    formulas,
+    learner_schedule,
     listed,
-    not_legal,
-    own_line,
-    require_function,
+    tried_on,
     with_sizes,
 )
-from ppedu.course.exercises.reasons import longest_wait, warmup
-from ppedu.course.exercises.wrong_schedule import wrong_schedule
+from ppedu.course.exercises.schedules import (
+    PARAMETERS,
+    built,
+    longest_wait,
+    schedule_exercise,
+    warmup,
+    wrong_schedule,
+)
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 from ppedu.zoo.interleaved import depth_first, equal_groups
@@ -27,7 +32,6 @@ from ppedu.zoo.registry import Registered, build
 
 # (ranks, microbatches, chunks), with the microbatches a multiple of the ranks; the lesson's own case first.
 DEALT = [(4, 8, 2), (1, 1, 1), (2, 2, 1), (2, 4, 3), (3, 9, 2), (4, 4, 4)]
-PARAMETERS = ("rank", "ranks", "microbatches", "chunks")
 FIXED = "use ranks, microbatches and chunks instead of 4, 8 and 2"
 
 
@@ -45,27 +49,12 @@ def shorter_warmup(ranks: int, microbatches: int, chunks: int) -> Schedule:
     return build("shorter-warmup", Registered(order, "loop"), ranks, microbatches, {"chunks": chunks})
 
 
-def _dealt(generator: Any, ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Build the schedule "yours" from the learner's generator, with the stages dealt out to the ranks in turn."""
-
-    def order(rank: int, ranks: int, microbatches: int, chunks: int) -> Any:
-        return generator(rank, ranks, microbatches, chunks)
-
-    with own_line(generator, with_sizes(ranks, microbatches, plural(chunks, "chunk"))):
-        return build("yours", Registered(order, "loop"), ranks, microbatches, {"chunks": chunks})
-
-
-def _not_depth_first(generator: Any) -> str | None:
-    require_function(generator, *PARAMETERS)
-    for ranks, microbatches, chunks in DEALT:
-        case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
-        yours = _dealt(generator, ranks, microbatches, chunks)
-        best = schedule("interleaved", ranks, microbatches, chunks=chunks)
-        for rank, order in enumerate(yours.orders):
-            wanted = tuple(action for action in best.orders[rank] if action.op == "F")
-            fault = _not_forwards(order, wanted, rank, best) or _not_in_order(order, wanted, rank, best)
-            if fault:
-                return f"{case}, {fault}"
+def _not_depth_first(case: str, yours: Schedule, ranks: int, microbatches: int, chunks: int) -> str | None:
+    best = schedule("interleaved", ranks, microbatches, chunks=chunks)
+    for rank, order in enumerate(yours.orders):
+        wanted = tuple(action for action in best.orders[rank] if action.op == "F")
+        if fault := _not_forwards(order, wanted, rank, best) or _not_in_order(order, wanted, rank, best):
+            return f"{case}, {fault}"
     return None
 
 
@@ -127,77 +116,75 @@ def _best(*sizes: Any) -> int:
     return min(CHUNKS, key=lambda chunks: _makespans(*sizes)[chunks])
 
 
-def _not_the_best_chunks(function: Any) -> str | None:
-    require_function(function, "ranks", "microbatches", "latency")
-    cases = [with_sizes(ranks, microbatches, f"a latency of {latency}") for ranks, microbatches, latency in DELAYED]
-    answers = [ask(function, case, *sizes) for case, sizes in zip(cases, DELAYED, strict=True)]
-    for case, sizes, chunks in zip(cases, DELAYED, answers, strict=True):
-        takes, best = _makespans(*sizes), _best(*sizes)
-        if chunks not in takes:
-            makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
-            return f"{case} your function returns {pretty(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
-        if equal(takes[chunks], takes[best]):
-            continue
-        yours = "1 chunk takes" if chunks == 1 else f"{chunks} chunks take"
-        fault = f"{case}, {yours} {pretty(takes[chunks])}, and {best} only {pretty(takes[best])}"
-        if set(answers) == {max(CHUNKS)}:
-            return f"{fault}. More chunks mean a smaller bubble, but also more messages, and these take time"
-        if set(answers) == {1}:
-            return f"{fault}. One chunk sends the fewest messages, but has the largest bubble"
-        if answers == [_best(4, 8, latency) for _, _, latency in DELAYED]:
-            return f"{fault}. {pretty(chunks)} is the best for 4 ranks and 8 microbatches; use ranks and microbatches"
-        return fault
+# Common wrong answers for the best number of chunks.
+WRONG_CHUNKS = formulas(
+    "ranks, microbatches, latency",
+    {
+        "12": "More chunks mean a smaller bubble, but also more messages, and these take time",
+        "1": "One chunk sends the fewest messages, but has the largest bubble",
+        "best(4, 8, latency)": "Yours is the best for 4 ranks and 8 microbatches; use ranks and microbatches",
+    },
+    best=_best,
+)
+
+
+def _with_latency(ranks: int, microbatches: int, latency: float) -> str:
+    return with_sizes(ranks, microbatches, f"a latency of {latency}")
+
+
+def _not_the_best_chunks(case: str, chunks: Any, *sizes: Any) -> str | None:
+    takes, best = _makespans(*sizes), _best(*sizes)
+    if chunks not in takes:
+        makespan = ": that is the makespan; which number of chunks gives it?" if equal(chunks, takes[best]) else ""
+        return f"{case} your function returns {pretty(chunks)}, which is not one of {listed(CHUNKS)}{makespan}"
+    if equal(takes[chunks], takes[best]):
+        return None
+    yours = "1 chunk takes" if chunks == 1 else f"{chunks} chunks take"
+    return f"{case}, {yours} {pretty(takes[chunks])}, and {best} only {pretty(takes[best])}"
+
+
+def _not_interleaved(case: str, timeline: Timeline, ranks: int, microbatches: int, chunks: int) -> str | None:
+    best = simulate(schedule("interleaved", ranks, microbatches, chunks=chunks))
+    held, allowed = max(timeline.peak_activations), max(best.peak_activations)
+    if held > allowed:
+        rank = timeline.peak_activations.index(held)
+        forwards = plural(warmup(timeline.schedule.orders[rank]), "forward")
+        return (
+            f"{case} your schedule is legal, but rank {rank} holds {pretty(held)} microbatches at its peak, where "
+            f"{pretty(allowed)} would do: it runs {forwards} before its first backward"
+        )
+    if timeline.makespan > best.makespan:
+        return (
+            f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best.makespan)} "
+            f"is possible. {longest_wait(timeline)}"
+        )
     return None
 
 
-def _not_interleaved(generator: Any) -> str | None:
-    require_function(generator, *PARAMETERS)
-    for ranks, microbatches, chunks in DEALT:
-        case = with_sizes(ranks, microbatches, plural(chunks, "chunk"))
-        yours = _dealt(generator, ranks, microbatches, chunks)
-        if fault := not_legal(yours, case):
-            if any(action.microbatch >= microbatches for order in yours.orders for action in order):
-                return f"{fault}; {FIXED}"
-            return fault + _why_stuck(yours)
-        timeline = simulate(yours)
-        best = simulate(schedule("interleaved", ranks, microbatches, chunks=chunks))
-        held, allowed = max(timeline.peak_activations), max(best.peak_activations)
-        if held > allowed:
-            rank = timeline.peak_activations.index(held)
-            return (
-                f"{case} your schedule is legal, but rank {rank} holds {pretty(held)} microbatches at its peak, where "
-                f"{pretty(allowed)} would do: it runs {plural(warmup(yours.orders[rank]), 'forward')} before its first "
-                "backward"
-            )
-        if timeline.makespan > best.makespan:
-            return (
-                f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best.makespan)} "
-                f"is possible. {longest_wait(timeline)}"
-            )
-    return None
-
-
-def _why_stuck(yours: Schedule) -> str:
-    """Explain by a rank's first backward why a schedule cannot run, as a new sentence; else ""."""
+def _why_stuck(yours: Schedule, fault: str) -> str:
+    """Add to an explanation why a schedule cannot run, by a rank's first backward."""
+    if any(action.microbatch >= yours.microbatches for order in yours.orders for action in order):
+        return f"{fault}; {FIXED}"
     backwards = [[k for k, action in enumerate(order) if action.op == "B"] for order in yours.orders]
     firsts = {rank: places[0] for rank, places in enumerate(backwards) if places}
     for rank, first in firsts.items():
         stage, last = yours.orders[rank][first].stage, yours.placement.stages_of(rank)[-1]
         if stage != last:
-            return f". Rank {rank} begins its backwards with stage {stage}, but gradients reach stage {last} first"
+            begins = f"Rank {rank} begins its backwards with stage {stage}"
+            return f"{fault}. {begins}, but gradients reach stage {last} first"
     enough = shorter_warmup(yours.ranks, yours.microbatches, yours.chunks)
     for rank, first in firsts.items():
         if first < warmup(enough.orders[rank]):
             return (
-                f". Rank {rank} runs {plural(first, 'forward')} before its first backward, too short a warm-up: a "
-                "group must pass all chunks before its gradients can come back"
+                f"{fault}. Rank {rank} runs {plural(first, 'forward')} before its first backward, too short a warm-up: "
+                "a group must pass all chunks before its gradients can come back"
             )
-    return ""
+    return fault
 
 
 def _praise(generator: Any) -> str:
     """Describe a complete schedule, and what its memory costs if it holds less than Megatron-LM's."""
-    yours, theirs = _dealt(generator, 4, 8, 2), schedule("interleaved", 4, 8, chunks=2)
+    yours, theirs = learner_schedule(generator, 4, 8, 2), schedule("interleaved", 4, 8, chunks=2)
     held, held_there = (simulate(each).peak_activations[0] for each in (yours, theirs))
     if yours.orders == theirs.orders:
         return "That's interleaved 1F1B, complete, as Megatron-LM runs it. This is what you built."
@@ -214,7 +201,7 @@ def _praise(generator: Any) -> str:
 
 EXERCISES = {
     "09.1": Exercise(
-        _not_depth_first,
+        tried_on(DEALT, PARAMETERS, with_sizes, _not_depth_first, answer_of=built),
         "That is depth first. With backwards in the same order, but from the last chunk to the first, it is "
         "interleaved 1F1B: here with three chunks.",
         lambda _: simulate(schedule("interleaved", 4, 8, chunks=3)),
@@ -223,10 +210,10 @@ EXERCISES = {
             "outermost?",
             "The groups begin at microbatch 0, ranks, 2 · ranks, and so on: range(0, microbatches, ranks).",
         ),
-        draw_wrong=wrong_schedule(DEALT, made=_dealt),
+        draw_wrong=wrong_schedule(DEALT),
     ),
     "09.2": Exercise(
-        _not_the_best_chunks,
+        tried_on(DELAYED, ["ranks", "microbatches", "latency"], _with_latency, _not_the_best_chunks, WRONG_CHUNKS),
         "The slower the messages, the fewer chunks. This is the best for 4 ranks, 8 microbatches and a latency of 0.1.",
         lambda function: _interleaved(4, 8, 0.1, function(4, 8, 0.1)),
         hints=(
@@ -235,11 +222,11 @@ EXERCISES = {
             "pp.Costs(latency=latency), and min(…, key=makespan) finds the number with the smallest makespan.",
         ),
     ),
-    "09.3": Exercise(
+    "09.3": schedule_exercise(
+        DEALT,
         _not_interleaved,
         _praise,
-        lambda generator: simulate(_dealt(generator, 4, 8, 2)),
-        draw_wrong=wrong_schedule(DEALT, made=_dealt),
+        why_illegal=_why_stuck,
         hints=(
             "The backwards take the same groups of microbatches through the chunks, from the last chunk to the first.",
             "After the warm-up, one forward and one backward alternate, as in 1F1B. The remaining backwards come last. "

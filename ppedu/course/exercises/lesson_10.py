@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from ppedu.core import Action, Op, Schedule
 from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises import parts
-from ppedu.course.exercises.common import (
-    CASES,
-    Exercise,
-    learner_schedule,
-    not_legal,
-    not_the_idle_time,
-    require_function,
-    with_sizes,
-)
-from ppedu.course.exercises.reasons import longest_wait, warmup
-from ppedu.course.exercises.wrong_schedule import wrong_schedule
+from ppedu.course.exercises.common import CASES, Exercise, formulas, idle_time
+from ppedu.course.exercises.schedules import longest_wait, schedule_exercise, warmup
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.sim.why import Reasons
 from ppedu.zoo import schedule
 
 
-def _not_filled(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    for ranks, microbatches in CASES:
-        case = with_sizes(ranks, microbatches)
-        yours = learner_schedule(generator, ranks, microbatches)
-        if fault := not_legal(yours, case):  # the checker calls a missing backward B; here it is I and W
-            return re.sub(r"(\d+)B(\d+) is never run", r"\1I\2 and \1W\2 are never run", fault)
-        timeline, room = simulate(yours), min(ranks, microbatches)
-        best = simulate(schedule("zb-h1", ranks, microbatches)).makespan
-        if max(timeline.peak_activations) > room:
-            return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
-        if timeline.makespan > best:
-            order = _wrong_order(timeline) or _nothing_delayed(timeline) or _needless(timeline, room)
-            why = order or longest_wait(timeline)
-            return (
-                f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is "
-                f"possible. {why}"
-            )
-    return None
+def _never_split(_: Schedule, fault: str) -> str:
+    """Name the halves of a backward that never runs: the checker calls it B."""
+    return re.sub(r"(\d+)B(\d+) is never run", r"\1I\2 and \1W\2 are never run", fault)
+
+
+def _fastest(ranks: int, microbatches: int) -> Timeline:
+    return simulate(schedule("zb-h1", ranks, microbatches))
+
+
+def _not_filled(case: str, timeline: Timeline, ranks: int, microbatches: int) -> str | None:
+    room, best = min(ranks, microbatches), _fastest(ranks, microbatches).makespan
+    if max(timeline.peak_activations) > room:
+        return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
+    if timeline.makespan <= best:
+        return None
+    why = _wrong_order(timeline) or _nothing_delayed(timeline) or _needless(timeline, room) or longest_wait(timeline)
+    return (
+        f"{case} your schedule is legal, but takes {pretty(timeline.makespan)}, where {pretty(best)} is possible. {why}"
+    )
 
 
 def _too_much(timeline: Timeline, room: int) -> str:
@@ -151,56 +142,31 @@ WRONG_WAIT = (
     "A wait of p times I for the first gradient is too long. The last rank's I starts as soon as its F has ended, at p "
     "times F; how many Is lie between then and rank 0's first?"
 )
-
-
-def _one_too_many(p: int, f: Any, i: Any, w: Any) -> Any:
-    return max(p * i, (p - 1) * (f + i - w))
-
+ADDED = "You add the waits; only the longest counts"
 
 # Common wrong answers for the idle time with p ranks.
-WRONG_IDLE_TIMES: list[tuple[Callable[..., Any], str]] = [
-    (
-        lambda p, f, i, w: (p - 1) * (f + i - w),
-        "That is the published formula, which is right if W takes at most as long as F and as I. A longer W does "
-        "not fill more: some of the waiting comes before there is any W to run",
-    ),
-    (
-        lambda p, f, i, w: (p - 1) * max(0, f + i - w),
-        "Not all of the waiting can be filled: before its first I, a rank has no W to run",
-    ),
-    (
-        lambda p, f, i, w: (p - 1) * max(f, f + i - w),
-        "The last rank's wait for its first microbatch is included. There is another wait without a W: when has rank 0 "
-        "run its p forwards, and when is the first gradient back?",
-    ),
-    (
-        lambda p, f, i, w: (p - 1) * max(i, f + i - w),
-        "Rank 0's wait for its first gradient is included. There is another wait without a W: the last rank's for its "
-        "first microbatch",
-    ),
-    *[(wrong, WRONG_WAIT) for wrong in (_one_too_many, lambda p, f, i, w: max(_one_too_many(p, f, i, w), (p - 1) * f))],
-    (lambda p, f, i, w: (p - 1) * (f + i + w), "That is the idle time of 1F1B"),
-    (
-        lambda p, f, i, w: (p - 1) * (f + i),
-        "That is the idle time if the backward is split, but no W is delayed. If you add the two waits: only the "
-        "longest counts",
-    ),
-    (
-        lambda p, f, i, w: (p - 1) * (f + i + max(0, f + i - w)),
-        "You add the waits; only the longest counts",
-    ),
-    (
-        lambda p, f, i, w: (p - 1) * (f + i + f + i - w),
-        "You add the waits; only the longest counts",
-    ),
-    (lambda p, f, i, w: (p - 1) * f, "That is the last rank's wait for its first microbatch; there is more"),
-    (lambda p, f, i, w: (p - 1) * max(f, i), "No W can fill these two waits; but a short W leaves more"),
-]
-
-
-def _not_the_idle_time(formula: Any) -> str | None:
-    letters = {"forward": "F", "input": "I", "weight": "W"}
-    return not_the_idle_time(formula, letters, TIMES, _idle_time, WRONG_IDLE_TIMES)
+WRONG_IDLE_TIMES = formulas(
+    "p, f, i, w",
+    {
+        "(p - 1) * (f + i - w)": "That is the published formula, which is right if W takes at most as long as F and as "
+        "I. A longer W does not fill more: some of the waiting comes before there is any W to run",
+        "(p - 1) * max(0, f + i - w)": "Not all of the waiting can be filled: before its first I, a rank has no W to "
+        "run",
+        "(p - 1) * max(f, f + i - w)": "The last rank's wait for its first microbatch is included. There is another "
+        "wait without a W: when has rank 0 run its p forwards, and when is the first gradient back?",
+        "(p - 1) * max(i, f + i - w)": "Rank 0's wait for its first gradient is included. There is another wait "
+        "without a W: the last rank's for its first microbatch",
+        "max(p * i, (p - 1) * (f + i - w))": WRONG_WAIT,
+        "max(p * i, (p - 1) * (f + i - w), (p - 1) * f)": WRONG_WAIT,
+        "(p - 1) * (f + i + w)": "That is the idle time of 1F1B",
+        "(p - 1) * (f + i)": "That is the idle time if the backward is split, but no W is delayed. If you add the two "
+        "waits: only the longest counts",
+        "(p - 1) * (f + i + max(0, f + i - w))": ADDED,
+        "(p - 1) * (f + i + f + i - w)": ADDED,
+        "(p - 1) * f": "That is the last rank's wait for its first microbatch; there is more",
+        "(p - 1) * max(f, i)": "No W can fill these two waits; but a short W leaves more",
+    },
+)
 
 
 def _idle_time(ranks: int, forward: int, first: int, second: int) -> Any:
@@ -212,22 +178,20 @@ def _idle_time(ranks: int, forward: int, first: int, second: int) -> Any:
 LONG_CASES = [(4, 8), (1, 1), (2, 1), (4, 2), (3, 5), (5, 4), (2, 5), (8, 20), (4, 16)]
 
 
-def _waits_in_between(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    for ranks, microbatches in LONG_CASES:
-        case = with_sizes(ranks, microbatches)
-        yours = learner_schedule(generator, ranks, microbatches)
-        if fault := not_legal(yours, case):
-            return re.sub(r"(\d+)B(\d+) is never run", r"\1I\2 and \1W\2 are never run", fault)
-        timeline, most = simulate(yours), 2 * ranks - 1
-        if max(timeline.peak_activations) > most:
-            held = max(timeline.peak_activations)
-            rank = timeline.peak_activations.index(held)
-            return f"{case} rank {rank} holds {pretty(held)} activations at its peak; at most {most} are allowed"
-        waits = any(after.start > before.end for row in timeline.rows for before, after in pairwise(row))
-        if waits and microbatches >= most:
-            why = _whole(yours) or _short_of_work(timeline, most) or _early_weights(timeline, most)
-            return f"{case} a rank waits between its own first and last action. {why}"
+def _most(ranks: int, _: int) -> int:
+    """Return the activations that a rank may hold."""
+    return 2 * ranks - 1
+
+
+def _waits_in_between(case: str, timeline: Timeline, ranks: int, microbatches: int) -> str | None:
+    most, held = _most(ranks, microbatches), max(timeline.peak_activations)
+    if held > most:
+        rank = timeline.peak_activations.index(held)
+        return f"{case} rank {rank} holds {pretty(held)} activations at its peak; at most {most} are allowed"
+    waits = any(after.start > before.end for row in timeline.rows for before, after in pairwise(row))
+    if waits and microbatches >= most:
+        why = _whole(timeline.schedule) or _short_of_work(timeline, most) or _early_weights(timeline, most)
+        return f"{case} a rank waits between its own first and last action. {why}"
     return None
 
 
@@ -252,11 +216,14 @@ def _early_weights(timeline: Timeline, most: int) -> str:
 
 
 EXERCISES = {
-    "10.1": Exercise(
+    "10.1": schedule_exercise(
+        CASES,
         _not_filled,
         "As fast as ZB-H1, with no more memory than 1F1B, and two thirds of its idle time gone. This is what you "
         "built.",
-        lambda generator: simulate(learner_schedule(generator, 4, 8)),
+        best=_fastest,
+        room=min,
+        why_illegal=_never_split,
         hints=(
             "Where does the middle schedule wait, at its right end? A W can only fill a gap if it hasn't run yet. "
             "So some Ws must run later than they do now.",
@@ -265,10 +232,9 @@ EXERCISES = {
             "The peaks are 4, 3, 2, 1, and 4 are allowed: rank r can run each W `rank` microbatches later. Don't "
             "forget the first microbatches, which have no earlier W to run, and the Ws that are left at the end.",
         ),
-        draw_wrong=wrong_schedule(CASES, None, lambda *case: simulate(schedule("zb-h1", *case)), min),
     ),
     "10.2": Exercise(
-        _not_the_idle_time,
+        idle_time({"forward": "F", "input": "I", "weight": "W"}, TIMES, _idle_time, WRONG_IDLE_TIMES),
         "Each W fills a gap, as long as there is a W to run. The wait for the first microbatch and the wait for the "
         "first gradient remain.",
         hints=(
@@ -279,11 +245,13 @@ EXERCISES = {
             "formula that makes three, and the longest counts.",
         ),
     ),
-    "10.3": Exercise(
+    "10.3": schedule_exercise(
+        LONG_CASES,
         _waits_in_between,
         "Between its own first and last action, no rank waits. What remains of the bubble lies before and after. "
         "This is what you built.",
-        lambda generator: simulate(learner_schedule(generator, 4, 8)),
+        room=_most,
+        why_illegal=_never_split,
         hints=(
             "Begin with rank 0. It waits for its first gradient; how many forwards fit into that time? The gradient is "
             "back after p forwards and p-1 Is, and each takes one unit.",
@@ -292,7 +260,6 @@ EXERCISES = {
             "Rank r runs 2(p-r)-1 forwards first (or all, if there are fewer), and then in turn I, W, F. It runs "
             "each W 2r microbatches after its I.",
         ),
-        draw_wrong=wrong_schedule(LONG_CASES, room=lambda ranks, microbatches: 2 * ranks - 1),
     ),
     "10.4": parts.exercise(
         "10.4",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from operator import eq
 from random import Random
 from statistics import median
 from typing import Any
@@ -15,11 +16,15 @@ from ppedu.core.numeric import plural
 from ppedu.course.drawn import CLUSTER, DrawnJob
 from ppedu.course.exercises.common import (
     Exercise,
+    Mistakes,
     call,
     equal,
+    explain_mistake,
+    formulas,
     listed,
     missing_return,
     require_function,
+    tried_on,
 )
 from ppedu.course.exercises.synthetic import (
     IN_SECONDS,
@@ -59,10 +64,7 @@ def _not_the_blame(function: Any) -> str | None:
             f"{named(measured)} the replay would be {in_seconds(right[rank])} shorter if rank {rank} alone had run at "
             f"its costs; your function returns {in_seconds(given[rank])}"
         )
-        for wrong, why in WRONG_BLAME:
-            if all(map(equal, given, wrong(measured, costs))):
-                return f"{fault}. {why}"
-        return fault
+        return fault + explain_mistake([given], [(measured, costs)], WRONG_BLAME, _all_equal)
     return None
 
 
@@ -112,26 +114,30 @@ def _from_the_run(measured: Timeline, costs: Costs) -> list[float]:
     return [one + more for one in _blame(measured, costs)]
 
 
+def _all_equal(ones: Sequence[float], others: Sequence[float]) -> bool:
+    return all(map(equal, ones, others))
+
+
 # Common wrong answers for the ranks' blame.
-WRONG_BLAME: list[tuple[Callable[[Timeline, Costs], Sequence[float]], str]] = [
-    (
-        worked_longer,
-        "That is how much longer each rank worked. But another rank may be slower still, so that nothing is gained",
-    ),
-    (
-        _blame_of_the_rest,
-        "You slow down one rank of the simulation. Ask the other way round: all ranks as they were, and one at its "
-        "costs",
-    ),
-    (
-        _from_the_run,
-        "You compare with the run, which also waited. Compare with a replay, in which nothing else is in the way",
-    ),
-    (lambda measured, costs: _blame(measured, costs, "F"), "You changed only its forwards"),
-    (lambda measured, costs: _blame(measured, costs, "B"), "You changed only its backwards"),
-    (lambda measured, costs: [-one for one in _blame(measured, costs)], "The sign is wrong: time saved is positive"),
-    (lambda measured, costs: [1000 * one for one in _blame(measured, costs)], IN_SECONDS),
-]
+WRONG_BLAME = formulas(
+    "measured, costs",
+    {
+        "worked_longer(measured, costs)": "That is how much longer each rank worked. But another rank may be slower "
+        "still, so that nothing is gained",
+        "of_the_rest(measured, costs)": "You slow down one rank of the simulation. Ask the other way round: all ranks "
+        "as they were, and one at its costs",
+        "from_the_run(measured, costs)": "You compare with the run, which also waited. Compare with a replay, in which "
+        "nothing else is in the way",
+        "blame(measured, costs, 'F')": "You changed only its forwards",
+        "blame(measured, costs, 'B')": "You changed only its backwards",
+        "[-one for one in blame(measured, costs)]": "The sign is wrong: time saved is positive",
+        "[1000 * one for one in blame(measured, costs)]": IN_SECONDS,
+    },
+    worked_longer=worked_longer,
+    of_the_rest=_blame_of_the_rest,
+    from_the_run=_from_the_run,
+    blame=_blame,
+)
 
 
 # Exercise 2: the cure that helps most.
@@ -174,42 +180,47 @@ def _per_microbatch(run: int, name: str) -> float:
     return _predicted(run, name) / _treated()[run][1][name][0].microbatches
 
 
-def _not_the_best_cure(function: Any) -> str | None:
-    require_function(function, "run", "cures")
-    answers = []
-    for number, (run, given) in enumerate(_treated()):
-        case = "for a run of equal stages" if number else "for a run whose last stage is heavy"
-        name = call(function, case, run, dict(given))
-        if not (isinstance(name, str) and name in given):
-            return f"{case} your function returns {name!r} instead of one of {listed(given)}{missing_return(name)}"
-        answers.append((number, case, name, given))
-    for number, case, name, given in answers:
-        best = min(given, key=lambda each: _per_microbatch(number, each))
-        if name != best:
-            seconds = [in_seconds(_per_microbatch(number, each)) for each in (name, best)]
-            fault = (
-                f"{case} your function chooses {name!r}, with which a microbatch takes {seconds[0]} of a step; with "
-                f"{best!r} it takes {seconds[1]}"
-            )
-            for choose, why in WRONG_CHOICES:
-                if all(own == choose(place, others) for place, _, own, others in answers):
-                    return f"{fault}. {why}"
-            return fault
-    return None
+def _with_run(number: int) -> str:
+    return "for a run of equal stages" if number else "for a run whose last stage is heavy"
 
 
-# Common wrong ways to choose, by the run's number and its cures.
-WRONG_CHOICES: list[tuple[Callable[[int, Cures], str], str]] = [
+def _chosen(function: Any, case: str, number: int) -> str:
+    """Return the name of the cure that the learner's function chooses.
+
+    Raises:
+        SettingError: it returns something else.
+    """
+    run, given = _treated()[number]
+    name = call(function, case, run, dict(given))
+    if not (isinstance(name, str) and name in given):
+        wanted = f"one of {listed(given)}{missing_return(name)}"
+        raise SettingError(f"{case} your function returns {name!r} instead of {wanted}")
+    return name
+
+
+def _not_the_best_cure(case: str, name: str, number: int) -> str | None:
+    best = min(_treated()[number][1], key=lambda each: _per_microbatch(number, each))
+    if name == best:
+        return None
+    seconds = [in_seconds(_per_microbatch(number, each)) for each in (name, best)]
+    return (
+        f"{case} your function chooses {name!r}, with which a microbatch takes {seconds[0]} of a step; with {best!r} "
+        f"it takes {seconds[1]}"
+    )
+
+
+# Common wrong ways to choose, by the run's number.
+WRONG_CHOICES: Mistakes = [
     (
-        lambda _, given: min(given, key=lambda name: simulate(given[name][0]).bubble),
+        lambda number: min(_treated()[number][1], key=lambda name: simulate(_treated()[number][1][name][0]).bubble),
         "That has the smallest bubble if all stages are equal. Ask `run.predict`, which knows the run's",
     ),
     (
-        lambda number, given: min(given, key=lambda name: _predicted(number, name)),
+        lambda number: min(_treated()[number][1], key=lambda name: _predicted(number, name)),
         "That has the shortest step. But a step with more microbatches also trains on more: compare the time of one",
     ),
     (
-        lambda number, given: max(given, key=lambda name: _per_microbatch(number, name)),
+        lambda number: max(_treated()[number][1], key=lambda name: _per_microbatch(number, name)),
         "That is the slowest of them",
     ),
 ]
@@ -285,7 +296,7 @@ EXERCISES = {
         ),
     ),
     "11.2": Exercise(
-        _not_the_best_cure,
+        tried_on([(0,), (1,)], ["run", "cures"], _with_run, _not_the_best_cure, WRONG_CHOICES, _chosen, eq),
         "You compare what a microbatch costs, with the run's own times: stages of unequal length, messages and all.",
         hints=(
             "`run.predict(schedule, layers=layers).makespan` is how long a step would take.",

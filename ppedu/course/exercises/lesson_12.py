@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from threading import Event
@@ -11,31 +11,21 @@ from typing import Any, NamedTuple
 
 from ppedu.core import Op, Schedule
 from ppedu.core.numeric import plural, pretty
-from ppedu.course.exercises.common import (
-    Exercise,
-    ask,
-    call,
-    equal,
-    explain_mistake,
-    not_the_idle_time,
-    require_function,
-)
+from ppedu.course.exercises.common import Exercise, call, equal, formulas, idle_time, require_function, tried_on
 from ppedu.sim import Costs, simulate
 from ppedu.view.look import COLORS
 from ppedu.zoo import schedule
 
-
-def _counted() -> list[Schedule]:
-    """Return the schedules whose copies are counted; the lesson's own case first."""
-    return [
-        schedule("1f1b", 4, 8),
-        schedule("dualpipe", 4, 8),
-        schedule("dualpipev", 4, 8),
-        schedule("zb-v", 4, 8),
-        schedule("interleaved", 2, 4, chunks=3),
-        schedule("chimera", 6, 6),
-        schedule("dualpipev", 3, 6),
-    ]
+# The schedules whose copies are counted; the lesson's own case first.
+COUNTED = [
+    (schedule("1f1b", 4, 8),),
+    (schedule("dualpipe", 4, 8),),
+    (schedule("dualpipev", 4, 8),),
+    (schedule("zb-v", 4, 8),),
+    (schedule("interleaved", 2, 4, chunks=3),),
+    (schedule("chimera", 6, 6),),
+    (schedule("dualpipev", 3, 6),),
+]
 
 
 def _all_held(schedule: Schedule) -> list[int]:
@@ -44,46 +34,33 @@ def _all_held(schedule: Schedule) -> list[int]:
 
 
 # Common wrong answers for the number of copies.
-WRONG_COUNTS: list[tuple[Callable[[Schedule], Any], str]] = [
-    (
-        lambda schedule: len(schedule.placement.stages_of(0)),
-        "You count the stages on one rank; how many stages is the model cut into?",
-    ),
-    (
-        lambda schedule: schedule.chunks,
-        "chunks is the number of stages of one copy on a rank: it says how finely a copy is cut, not how many copies "
-        "there are",
-    ),
-    (lambda schedule: len(_all_held(schedule)), "You count all stages on all ranks; how many make one model?"),
-    (
-        lambda schedule: len(schedule.placement.stages_of(0)) / schedule.stages,
-        "That is the fraction of the model that one rank holds; add up all ranks",
-    ),
-    (
-        lambda schedule: len({*_all_held(schedule)}) / schedule.stages,
-        "Do you count each stage once? Count a stage twice if two ranks hold it",
-    ),
-]
-
-
-def _not_the_copies(function: Any) -> str | None:
-    require_function(function, "schedule")
-    cases = _counted()
-    answers = [ask(function, _named(each), each) for each in cases]
-    for each, value in zip(cases, answers, strict=True):
-        held = len(_all_held(each))
-        if equal(value, held / each.stages):
-            continue
-        fault = (
-            f"{_named(each)} the model is cut into {plural(each.stages, 'stage')}, and together the ranks hold "
-            f"{held}: {pretty(held / each.stages)} of each; your function returns {pretty(value)}"
-        )
-        return fault + explain_mistake(answers, [(case,) for case in cases], WRONG_COUNTS)
-    return None
+WRONG_COUNTS = formulas(
+    "s",
+    {
+        "len(s.placement.stages_of(0))": "You count the stages on one rank; how many stages is the model cut into?",
+        "s.chunks": "chunks is the number of stages of one copy on a rank: it says how finely a copy is cut, not how "
+        "many copies there are",
+        "len(held(s))": "You count all stages on all ranks; how many make one model?",
+        "len(s.placement.stages_of(0)) / s.stages": "That is the fraction of the model that one rank holds; add up all "
+        "ranks",
+        "len({*held(s)}) / s.stages": "Do you count each stage once? Count a stage twice if two ranks hold it",
+    },
+    held=_all_held,
+)
 
 
 def _named(schedule: Schedule) -> str:
     return f"for {schedule.name} on {plural(schedule.ranks, 'rank')}"
+
+
+def _not_the_copies(case: str, value: Any, schedule: Schedule) -> str | None:
+    held = len(_all_held(schedule))
+    if equal(value, held / schedule.stages):
+        return None
+    return (
+        f"{case} the model is cut into {plural(schedule.stages, 'stage')}, and together the ranks hold "
+        f"{held}: {pretty(held / schedule.stages)} of each; your function returns {pretty(value)}"
+    )
 
 
 # (ranks, time of F, time of B, time of W of a share), for which the published formula is exact: F = I, and W is not
@@ -92,35 +69,24 @@ TIMES = [(4, 1, 2, 1), (8, 1, 2, 1), (3, 2, 4, 2), (5, 4, 6, 2), (1, 1, 2, 1), (
 
 DOUBLED = "You double the times. A rank has two stages, so a stage's times are half of those of its share"
 # Common wrong readings of the published (PP/2-1)(F&B+B-3W), with p ranks.
-WRONG_ROWS: list[tuple[Callable[..., Any], str]] = [
-    (
-        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w),
-        "That is the idle time of DualPipe on the same number of ranks. In the table PP counts the stages, and the "
-        "times are those of a stage: how many stages does DualPipeV have here, and what fraction of a rank's share is "
-        "each?",
-    ),
-    (
-        lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w),
-        "PP is right. But the table's times are those of a stage, and here a stage is half of a rank's share",
-    ),
-    (
-        lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) / 2,
-        "You are right that a stage's times are halves. But PP counts the stages, and a rank has two",
-    ),
-    (
-        lambda p, f, b, w: (p - 1) * (max(f, b) + b - 3 * w) / 2,
-        "You let the shorter half of a pair take no time; without overlap F&B is F+B",
-    ),
-    (lambda p, f, b, w: (p - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
-    (lambda p, f, b, w: (p / 2 - 1) * (f + 2 * b - 3 * w) * 2, DOUBLED),
-    (lambda p, f, b, w: (p - 1) * (f + b), "That is the idle time of 1F1B"),
-    (lambda p, f, b, w: (p - 1) * (f + b - 2 * w), "That is the idle time of ZB-H1, which the table calls ZB1P"),
-]
-
-
-def _not_the_row(formula: Any) -> str | None:
-    letters = {"forward": "F", "backward": "B", "weight": "W"}
-    return not_the_idle_time(formula, letters, TIMES, _idle_time, WRONG_ROWS)
+WRONG_ROWS = formulas(
+    "p, f, b, w",
+    {
+        "(p / 2 - 1) * (f + 2 * b - 3 * w)": "That is the idle time of DualPipe on the same number of ranks. In the "
+        "table PP counts the stages, and the times are those of a stage: how many stages does DualPipeV have here, and "
+        "what fraction of a rank's share is each?",
+        "(p - 1) * (f + 2 * b - 3 * w)": "PP is right. But the table's times are those of a stage, and here a stage is "
+        "half of a rank's share",
+        "(p / 2 - 1) * (f + 2 * b - 3 * w) / 2": "You are right that a stage's times are halves. But PP counts the "
+        "stages, and a rank has two",
+        "(p - 1) * (max(f, b) + b - 3 * w) / 2": "You let the shorter half of a pair take no time; without overlap F&B "
+        "is F+B",
+        "(p - 1) * (f + 2 * b - 3 * w) * 2": DOUBLED,
+        "(p / 2 - 1) * (f + 2 * b - 3 * w) * 2": DOUBLED,
+        "(p - 1) * (f + b)": "That is the idle time of 1F1B",
+        "(p - 1) * (f + b - 2 * w)": "That is the idle time of ZB-H1, which the table calls ZB1P",
+    },
+)
 
 
 def _idle_time(ranks: int, forward: int, backward: int, weight: int) -> Any:
@@ -292,7 +258,7 @@ def _first_wait(spans: Spans, known: Mapping[str, Half]) -> str:
 
 EXERCISES = {
     "12.1": Exercise(
-        _not_the_copies,
+        tried_on(COUNTED, ["schedule"], _named, _not_the_copies, WRONG_COUNTS),
         "DualPipe's ranks hold the model twice. DualPipeV's hold it once, although each has two stages as well.",
         hints=(
             "Each rank holds some stages. How many stages do all ranks hold together, counted with repetition?",
@@ -300,7 +266,7 @@ EXERCISES = {
         ),
     ),
     "12.2": Exercise(
-        _not_the_row,
+        idle_time({"forward": "F", "backward": "B", "weight": "W"}, TIMES, _idle_time, WRONG_ROWS),
         "That is the published row for p ranks: twice as many stages, each half as long.",
         hints=(
             "How many stages does DualPipeV have on p ranks? That is the table's PP.",

@@ -9,8 +9,8 @@ from typing import Any
 from ppedu.core import I, Op, PipelineError, SettingError
 from ppedu.core.numeric import plural, pretty
 from ppedu.course.exercises import parts
-from ppedu.course.exercises.common import Exercise, learner_schedule, listed, not_legal, require_function, with_sizes
-from ppedu.course.exercises.wrong_schedule import wrong_schedule
+from ppedu.course.exercises.common import learner_schedule, listed
+from ppedu.course.exercises.schedules import schedule_exercise
 from ppedu.sim import Costs, Timeline, simulate
 from ppedu.zoo import schedule
 from ppedu.zoo.registry import published
@@ -34,25 +34,19 @@ def _room(ranks: int, microbatches: int) -> int:
     return ranks + ranks // 2
 
 
-def _not_better(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    for ranks, microbatches in SIZES:
-        case, room = with_sizes(ranks, microbatches), _room(ranks, microbatches)
-        yours = learner_schedule(generator, ranks, microbatches)
-        if fault := not_legal(yours, case):
-            return fault
-        timeline = simulate(yours, COSTS)
-        if max(timeline.peak_activations) > room:
-            return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
-        par = _fastest_known(ranks, microbatches, room)
-        if timeline.makespan >= par.makespan:
-            more = timeline.makespan - par.makespan
-            than = f"{pretty(more)} more than {par.schedule.name}" if more else f"as much as {par.schedule.name}"
-            return (
-                f"{case} your schedule is legal and fits, but takes {pretty(timeline.makespan)}, {than}. "
-                f"{_lost(timeline)}. {_advice(timeline, room)}"
-            )
-    return None
+def _not_better(case: str, timeline: Timeline, ranks: int, microbatches: int) -> str | None:
+    room = _room(ranks, microbatches)
+    if max(timeline.peak_activations) > room:
+        return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
+    par = _fastest_known(ranks, microbatches, room)
+    if timeline.makespan < par.makespan:
+        return None
+    more = timeline.makespan - par.makespan
+    than = f"{pretty(more)} more than {par.schedule.name}" if more else f"as much as {par.schedule.name}"
+    return (
+        f"{case} your schedule is legal and fits, but takes {pretty(timeline.makespan)}, {than}. "
+        f"{_lost(timeline)}. {_advice(timeline, room)}"
+    )
 
 
 @cache
@@ -110,21 +104,16 @@ TIGHT_ROOM = 3  # microbatches that a rank may hold
 LEAST = 31  # makespan if F, I and W take 1 and messages no time; the lesson proves it by trying everything
 
 
-def _not_the_least(generator: Any) -> str | None:
-    require_function(generator, "rank", "ranks", "microbatches")
-    case, yours = with_sizes(*TIGHT), learner_schedule(generator, *TIGHT)
-    if fault := not_legal(yours, case):
-        return fault
-    timeline = simulate(yours)
+def _not_the_least(case: str, timeline: Timeline, *_: int) -> str | None:
     if max(timeline.peak_activations) > TIGHT_ROOM:
         return f"{case} your schedule is legal, but {_too_much(timeline, TIGHT_ROOM)}"
-    if timeline.makespan > LEAST:
-        more = pretty(timeline.makespan - LEAST)
-        return (
-            f"{case} your schedule is legal and fits, but takes {pretty(timeline.makespan)}, {more} more than the "
-            f"least. {_lost(timeline)}. The lesson's search has seen a faster one: what must it remember to tell you?"
-        )
-    return None
+    if timeline.makespan <= LEAST:
+        return None
+    more = pretty(timeline.makespan - LEAST)
+    return (
+        f"{case} your schedule is legal and fits, but takes {pretty(timeline.makespan)}, {more} more than the "
+        f"least. {_lost(timeline)}. The lesson's search has seen a faster one: what must it remember to tell you?"
+    )
 
 
 def _loss(timeline: Timeline) -> tuple[int, Any]:
@@ -197,12 +186,14 @@ def _advice(timeline: Timeline, room: int) -> str:
 
 
 EXERCISES = {
-    "13.1": Exercise(
+    "13.1": schedule_exercise(
+        SIZES,
         _not_better,
         "No built-in schedule with one copy of the model is as fast in this memory. This is what you built.",
-        lambda generator: simulate(learner_schedule(generator, 4, 8), COSTS),
+        costs=COSTS,
+        best=lambda *case: _fastest_known(*case, _room(*case)),
+        room=_room,
         score=_over_the_least,
-        draw_wrong=wrong_schedule(SIZES, COSTS, lambda *case: _fastest_known(*case, _room(*case)), _room),
         hints=(
             "Begin with ZB-H1: split each B into I and W, and delay the Ws by as many microbatches as memory allows.",
             "While a message travels, a rank needs another microbatch to work on. Give the first ranks more forwards "
@@ -215,12 +206,12 @@ EXERCISES = {
             "left of the memory delays Ws.",
         ),
     ),
-    "13.2": Exercise(
+    "13.2": schedule_exercise(
+        [TIGHT],
         _not_the_least,
         "That's the least time there is in this memory: 2 less than 1F1B takes, with one microbatch less. This is what "
         "you built.",
-        lambda generator: simulate(learner_schedule(generator, *TIGHT)),
-        draw_wrong=wrong_schedule([TIGHT], room=lambda *_: TIGHT_ROOM),
+        room=lambda *_: TIGHT_ROOM,
         hints=(
             "Keep a dictionary instead of a set: for each state, the state from which it was first reached. From the "
             "state with everything done, walk back to the start.",

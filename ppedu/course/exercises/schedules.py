@@ -1,21 +1,25 @@
-"""Draw a learner's wrong schedule: what the feedback names is outlined, and the target is a line."""
+"""Exercises whose answer is a schedule, and pictures of wrong ones.
+
+In the picture, what the feedback names is outlined, and the target is a line.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ppedu.core import PipelineError, Schedule
-from ppedu.core.numeric import plural, pretty
-from ppedu.course.exercises.common import learner_schedule, with_sizes
-from ppedu.sim import Costs, Timeline, simulate_partial
+from ppedu.core import Action, PipelineError, Schedule
+from ppedu.core.numeric import pretty
+from ppedu.course.exercises.common import Exercise, learner_schedule, not_legal, tried_on, with_sizes
+from ppedu.sim import Costs, Timeline, simulate, simulate_partial
 from ppedu.view.look import MARK, ROW
 
 ACTION = re.compile(r"\b\d+[FBIW]\d+\b")
 RANK = re.compile(r"\b[Rr]ank (\d+)")
 WAIT = re.compile(r"\b[Rr]ank (\d+) waits ([\d.]+)–([\d.]+)")
-Draw = Callable[[Any, str], None]  # of a learner's answer, and the sentence that explains what is wrong with it
+PARAMETERS = ("rank", "ranks", "microbatches", "chunks")
 
 
 class Outline(NamedTuple):
@@ -31,34 +35,92 @@ class Outline(NamedTuple):
     missing: str = ""
 
 
-def wrong_schedule(
-    cases: Sequence[Sequence[int]],
+def warmup(order: Sequence[Action]) -> int:
+    """Count the forwards before the first backward."""
+    return next(place for place, action in enumerate(order) if action.op != "F")
+
+
+def longest_wait(timeline: Timeline) -> str:
+    """Describe the longest wait between two actions of a rank, as a sentence."""
+    waits = [
+        (after.start - before.end, rank, before.end)
+        for rank, row in enumerate(timeline.rows)
+        for before, after in pairwise(row)
+    ]
+    _, rank, time = max(waits, key=lambda wait: wait[0])
+    return f"Look at the longest wait: {timeline.why_idle(rank, time)}"
+
+
+def schedule_exercise(
+    cases: Sequence[tuple[int, ...]],
+    fault_of: Callable[..., str | None],
+    praise: str | Callable[[Any], str],
+    hints: tuple[str, ...],
     costs: Costs | None = None,
     best: Callable[..., Timeline] | None = None,
     room: Callable[..., int] | None = None,
-    made: Callable[..., Schedule] = learner_schedule,
-) -> Draw:
+    why_illegal: Callable[[Schedule, str], str] = lambda yours, fault: fault,
+    nothing: str = "",
+    score: Callable[[Any], dict[str, float | None]] | None = None,
+) -> Exercise:
+    """Return an exercise whose answer is the generator of a schedule.
+
+    A wrong schedule must be legal in all cases, and is drawn; a right one is drawn for the first case.
+
+    Args:
+        cases: The arguments for which the answer is checked, after the rank: ranks, microbatches and, if any, chunks.
+        fault_of: `fault_of(case, timeline, *sizes)` explains what is wrong with a legal schedule; else None.
+        costs: Those of the simulation.
+        best, room: As in `wrong_schedule`.
+        why_illegal: `why_illegal(yours, fault)` returns the explanation of a schedule that is not legal, from the
+            checker's.
+        nothing: Added to the explanation of a generator that yields nothing.
+    """
+
+    def wrong(case: str, yours: Schedule, *sizes: int) -> str | None:
+        if fault := not_legal(yours, case, nothing):
+            return why_illegal(yours, fault)
+        return fault_of(case, simulate(yours, costs), *sizes)
+
+    def reward(generator: Any) -> Timeline:
+        return simulate(learner_schedule(generator, *cases[0]), costs)
+
+    return Exercise(
+        tried_on(cases, PARAMETERS[: 1 + len(cases[0])], with_sizes, wrong, answer_of=built),
+        praise,
+        reward,
+        hints,
+        wrong_schedule(cases, costs, best, room),
+        score,
+    )
+
+
+def built(generator: Any, _: str, *sizes: int) -> Schedule:
+    return learner_schedule(generator, *sizes)
+
+
+def wrong_schedule(
+    cases: Sequence[tuple[int, ...]],
+    costs: Costs | None = None,
+    best: Callable[..., Timeline] | None = None,
+    room: Callable[..., int] | None = None,
+) -> Callable[[Any, str], None]:
     """Return the `draw_wrong` of an exercise whose answer is the generator of a schedule.
 
     It draws the case in which the answer is wrong, and outlines what the sentence names: an action, a wait such as
     "rank 3 waits 9–10", or else memory above the limit, or the first wait in which the target has a rank work more.
 
     Args:
-        cases: The arguments for which the answer is checked: ranks, microbatches and, if any, chunks.
         best: `best(*case)` returns the target, whose makespan is drawn as a line.
         room: `room(*case)` returns the activations that a rank may hold; by default, the peak of `best`.
-        made: `made(answer, *case)` returns the learner's schedule.
     """
 
-    def is_named(sentence: str, ranks: int, microbatches: int, *chunks: int) -> bool:
-        return with_sizes(ranks, microbatches, *(plural(each, "chunk") for each in chunks)) in sentence
-
     def draw(answer: Any, wrong: str) -> None:
-        case = next((case for case in cases if is_named(wrong, *case)), None)
+        case = next((case for case in cases if with_sizes(*case) in wrong), None)
         if case is None:
             return
         try:
-            yours = simulate_partial(made(answer, *case), costs or Costs())
+            yours = simulate_partial(learner_schedule(answer, *case), costs or Costs())
         except PipelineError:  # there is not a schedule that could be drawn
             return
         target = best(*case) if best else None
