@@ -1,13 +1,22 @@
 """Fixtures for the tests of exercises."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 
 from ppedu.notebook import check_answer
+
+matplotlib.use("Agg")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests in `answers` for each exercise of RIGHT and WRONG in a file."""
+    for name in {"right", "wrong"} & set(metafunc.fixturenames):
+        metafunc.parametrize(name, getattr(metafunc.module, name.upper()))
 
 
 @pytest.fixture(autouse=True)
@@ -16,14 +25,24 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def close_pictures() -> Iterator[Callable[[], None]]:
+    def close() -> None:
+        if "matplotlib.pyplot" in sys.modules:
+            sys.modules["matplotlib.pyplot"].close("all")
+
+    close()
+    yield close
+    close()
+
+
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[[str, Any], str]:
-    """`told(exercise, answer)` returns the feedback that the learner reads, as one line."""
+def told(capsys: pytest.CaptureFixture[str], close_pictures: Callable[[], None]) -> Callable[[str, Any], str]:
+    """`told(exercise, answer)` returns the feedback that the learner reads, as one line; pyplot has its picture."""
 
     def read(exercise: str, answer: Any) -> str:
+        close_pictures()
         check_answer(exercise, answer)
-        if "matplotlib.pyplot" in sys.modules and len(sys.modules["matplotlib.pyplot"].get_fignums()) > 5:
-            sys.modules["matplotlib.pyplot"].close("all")  # it warns of more than 20 pictures
         return " ".join(capsys.readouterr().out.split())
 
     return read

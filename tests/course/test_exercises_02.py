@@ -3,13 +3,15 @@
 import subprocess
 import sys
 
-import matplotlib
 import pytest
 import torch
+from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
 from torch.nn.functional import mse_loss
 
 from ppedu.course.exercises import find_fault
-from ppedu.notebook import check_answer
+
+RIGHT = {}
+WRONG = {}
 
 
 def written(
@@ -33,7 +35,8 @@ def written(
 
 right = written()
 
-RIGHT = {
+RIGHT["02.1"] = {
+    "as in the lesson": right,
     "copied": written(hand_on=lambda sent: sent.detach().clone().requires_grad_()),
     "through a list": written(lambda sent: torch.tensor(sent.tolist(), dtype=sent.dtype, requires_grad=True)),
     "by a surrogate": written(go_back=lambda sent, received: (sent * received.grad).sum().backward()),
@@ -44,16 +47,6 @@ RIGHT = {
 def test_a_reason_that_ends_with_code_in_brackets_gets_a_full_stop(told):
     copy = written(go_back=lambda sent, received: sent.detach().backward(received.grad))
     assert told("02.1", copy).endswith("call it on the output of first(x).")
-
-
-def test_the_hand_off_is_accepted(capsys):
-    check_answer("02.1", right)
-    assert capsys.readouterr().out.startswith("Right. All gradients equal those of the uncut model")
-
-
-@pytest.mark.parametrize("hand_off", RIGHT.values(), ids=RIGHT)
-def test_any_implementation_of_the_hand_off_is_accepted(hand_off):
-    assert find_fault("02.1", hand_off) is None
 
 
 def uncut(first, second, x, target, loss_fn):
@@ -94,7 +87,7 @@ def half_the_loss(first, second, x, target, loss_fn):
     return right(first, second, x, target, lambda y, t: loss_fn(y, t) / 2)
 
 
-WRONG = {
+WRONG["02.1"] = {
     "not cut": (uncut, "second half's input still has its history, TanhBackward0"),
     "cut too late": (written(lambda sent: sent.clone(), lambda *both: None), "still has its history, CloneBackward0"),
     "requires no grad": (
@@ -161,13 +154,7 @@ WRONG = {
     "another return": (written(answer=lambda loss: -loss), "the gradients are right, but your function returns -"),
     "does nothing": (lambda first, second, x, target, loss_fn: None, "runs neither half and returns None;"),
     "runs twice": (lambda *given: [right(*given), right(*given)][0], "the first half runs 2 times"),
-    "of the model": (lambda model, x: 0, "give a function of first, second, x, target and loss_fn; yours takes"),
 }
-
-
-def test_a_wrong_hand_off_is_rejected_with_the_reason():
-    for hand_off, reason in WRONG.values():
-        assert reason in find_fault("02.1", hand_off)
 
 
 @pytest.mark.parametrize(
@@ -252,14 +239,14 @@ def with_zero_grad(stage, activation, send_forward, recv_backward):
     return middle()(stage, activation, send_forward, recv_backward)
 
 
-@pytest.mark.parametrize(
-    "stage", [middle(), middle(lambda a: a.detach().clone().requires_grad_()), middle(sends=lambda y: y.detach())]
-)
-def test_any_working_middle_stage_is_accepted(stage):
-    assert find_fault("02.2", stage) is None
+RIGHT["02.2"] = [
+    middle(),
+    middle(lambda a: a.detach().clone().requires_grad_()),
+    middle(sends=lambda y: y.detach()),
+]
 
 
-WRONG_MIDDLES = {
+WRONG["02.2"] = {
     "receives first": (too_early, "waits for a gradient before it has sent its output"),
     "sends nothing": (nothing_sent, "the next rank never receives anything"),
     "sends twice": (sent_twice, "the next rank receives 2 tensors"),
@@ -278,13 +265,7 @@ WRONG_MIDDLES = {
     "returns dy": (middle(answer=lambda x, dy: dy), "you return the gradient of your own output"),
     "returns x": (middle(answer=lambda x, dy: x), "a tensor other than the gradient of the activation"),
     "returns a number": (middle(answer=lambda x, dy: 0), "your function returns 0; return the tensor"),
-    "of the model": (lambda model, x: 0, "give a function of stage, activation, send_forward and recv_backward"),
 }
-
-
-def test_a_wrong_middle_stage_is_rejected_with_the_reason(refused):
-    for stage, reason in WRONG_MIDDLES.values():
-        refused("02.2", stage, reason)
 
 
 def test_a_typo_in_the_middle_stage_is_reported_with_its_line():
@@ -297,7 +278,6 @@ def test_the_graph_is_drawn_with_the_names_of_layers():
 
     from ppedu.course.graph import draw_graph, draw_halves, draw_messages
 
-    matplotlib.use("Agg")
     layer, x = torch.nn.Linear(2, 2, bias=False), torch.ones(1, 2)
     _, ax = pyplot.subplots()
     draw_halves(ax, "cut", 2.5, 4, scissors=True)
@@ -308,7 +288,6 @@ def test_the_graph_is_drawn_with_the_names_of_layers():
         "activation",
         "its gradient",
     }
-    pyplot.close("all")
 
 
 def test_a_leaf_in_the_graph_is_dashed_until_it_has_a_gradient():
@@ -316,7 +295,6 @@ def test_a_leaf_in_the_graph_is_dashed_until_it_has_a_gradient():
 
     from ppedu.course.graph import draw_graph
 
-    matplotlib.use("Agg")
     layer = torch.nn.Linear(2, 1, bias=False)
     loss, (_, axes) = layer(torch.ones(1, 2)).sum(), pyplot.subplots(1, 2)
     draw_graph(axes[0], loss.grad_fn, {layer.weight: "weight"}, 2)
@@ -324,7 +302,6 @@ def test_a_leaf_in_the_graph_is_dashed_until_it_has_a_gradient():
     draw_graph(axes[1], loss.grad_fn, {layer.weight: "weight"}, 2)
     leaves = [text.get_bbox_patch() for ax in axes for text in ax.texts if text.get_text() == "weight"]
     assert [leaf.get_linestyle() for leaf in leaves] == ["--", "solid"]
-    pyplot.close("all")
 
 
 def test_the_check_does_not_change_the_random_state():

@@ -1,23 +1,17 @@
 """Lesson 4: verdicts on five timelines, and where a wrong formula happens to be right."""
 
 import judge
-import matplotlib
 import pytest
+from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
 
 from ppedu import B, F, I, ParseError, schedule, simulate
 from ppedu.course.exercises.lesson_04 import SLIDE, SLOTS, TIMELINES, drawn, early_marks, lineup, published, slide
 
-
-@pytest.fixture(autouse=True)
-def no_window():
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
-    yield pyplot
-    pyplot.close("all")
+RIGHT = {}
+WRONG = {}
 
 
-RIGHT = {"A": (0, "0B1"), "B": (0, "1B0"), "C": "legal", "D": (0, "0B0"), "E": (0, "0B2")}
+VERDICTS = {"A": (0, "0B1"), "B": (0, "1B0"), "C": "legal", "D": (0, "0B0"), "E": (0, "0B2")}
 
 # Written by hand: every fault that may be named.
 FAULTS = {
@@ -30,20 +24,16 @@ FAULTS = {
 
 
 def verdicts(**others):
-    return RIGHT | others
+    return VERDICTS | others
 
 
 # Exercise 1: five timelines
 
 
-@pytest.mark.parametrize(("name", "fault"), [(name, fault) for name, some in FAULTS.items() for fault in some])
-def test_every_fault_of_a_timeline_is_accepted(told, no_window, name, fault):
-    assert told("04.1", verdicts(**{name: fault})).startswith("Right. Four of the five cannot run as drawn")
-    assert len(no_window.get_fignums()) == 1, "the learner is shown when E runs"
-
-
-def test_a_fault_may_be_an_action_in_a_list(told):
-    assert told("04.1", verdicts(A=[1, B(1, 1)])).startswith("Right.")
+RIGHT["04.1"] = [
+    *(verdicts(**{name: fault}) for name, faults in FAULTS.items() for fault in faults),
+    verdicts(A=[1, B(1, 1)]),
+]
 
 
 def test_every_other_drawn_action_is_rejected(told):
@@ -69,56 +59,51 @@ def test_c_runs_as_drawn_and_e_takes_one_more_step():
     assert e.schedule.orders == schedule("1f1b", 3, 3).orders
 
 
-WRONG_VERDICTS = {
-    "A for legal": ({"A": "legal"}, "4 of your 5 verdicts are right."),
+WRONG["04.1"] = {
+    "A for legal": (verdicts(A="legal"), "4 of your 5 verdicts are right."),
     "C, as it waits so long": (
-        {"C": (0, "0F2")},
+        verdicts(C=(0, "0F2")),
         "4 of your 5 verdicts are right. In C rank 0 runs 0F2 in step 6, and that is legal: it holds stage 0, and it "
         "depends on no other action.",
     ),
     "C, as its backward is so early": (
-        {"C": (2, "2B0")},
+        verdicts(C=(2, "2B0")),
         "In C rank 2 runs 2B0 in step 3, and that is legal: it holds stage 2, and its dependencies have run "
         "before, 2F0 in step 2.",
     ),
     "A, what comes instead": (
-        {"A": (0, "0B2")},
+        verdicts(A=(0, "0B2")),
         "In A rank 0 runs 0B2 in step 9, and that is legal: it holds stage 0, and its dependencies have run "
         "before, 0F2 in step 2 and 1B2 in step 8.",
     ),
     "E, what 0B2 needs": (
-        {"E": (1, "1B2")},
+        verdicts(E=(1, "1B2")),
         "legal: it holds stage 1, and its dependencies have run before, 1F2 in step 5 and 2B2 in step 7.",
     ),
-    "D, the other end of the cycle": ({"D": (1, "1B0")}, "In D rank 1 runs 1B0 in step 3, and that is legal:"),
+    "D, the other end of the cycle": (verdicts(D=(1, "1B0")), "In D rank 1 runs 1B0 in step 3, and that is legal:"),
     "what is lost, on the wrong rank": (
-        {"A": (0, "1B1")},
+        verdicts(A=(0, "1B1")),
         "In A rank 0 does not run 1B1, and does not have to: it holds stage 0.",
     ),
     "what another rank runs": (
-        {"B": (1, "2B0")},
+        verdicts(B=(1, "2B0")),
         "In B rank 1 does not run 2B0, and does not have to: it holds stages 1 and 3; rank 0 runs it.",
     ),
     "no such microbatch": (
-        {"A": (0, "0B4")},
+        verdicts(A=(0, "0B4")),
         "In A there is no 0B4 to run: the stages are 0 to 2, the microbatches 0 to 3, and each has an F and a B.",
     ),
-    "no such op": ({"E": (0, I(0, 2))}, "In E there is no 0I2 to run"),
-    "no such rank": ({"D": (2, "0B0")}, "for D: there is no rank 2; the ranks are 0 to 1."),
+    "no such op": (verdicts(E=(0, I(0, 2))), "In E there is no 0I2 to run"),
+    "no such rank": (verdicts(D=(2, "0B0")), "for D: there is no rank 2; the ranks are 0 to 1."),
     "no action": (
-        {"D": (0, "B0")},
+        verdicts(D=(0, "B0")),
         "for D: 'B0' is not an action; write the stage, F or B, and the microbatch: '0B1'.",
     ),
-    "a rank as text": ({"D": ("0", "0B0")}, "for D: a rank is a number, such as 0; got '0'."),
-    "no rank": ({"D": "0B0"}, "for D: give 'legal', or a rank and its action, such as (2, '2F0'), not '0B0'."),
-    "not known": ({"C": None}, "for C: give 'legal', or a rank and its action, such as (2, '2F0'), not None."),
-    "no such timeline": ({"F": "legal"}, "there is no timeline 'F'; the timelines are: A, B, C, D, E."),
+    "a rank as text": (verdicts(D=("0", "0B0")), "for D: a rank is a number, such as 0; got '0'."),
+    "no rank": (verdicts(D="0B0"), "for D: give 'legal', or a rank and its action, such as (2, '2F0'), not '0B0'."),
+    "not known": (verdicts(C=None), "for C: give 'legal', or a rank and its action, such as (2, '2F0'), not None."),
+    "no such timeline": (verdicts(F="legal"), "there is no timeline 'F'; the timelines are: A, B, C, D, E."),
 }
-
-
-def test_a_wrong_verdict_is_rejected_with_the_reason(refused):
-    for wrong, reason in WRONG_VERDICTS.values():
-        refused("04.1", verdicts(**wrong), reason)
 
 
 def test_an_overlooked_fault_is_counted_but_neither_named_nor_described(refused):
@@ -137,9 +122,9 @@ def test_an_answer_that_is_not_a_dict_is_rejected(refused, answer):
 def test_nothing_is_revealed_before_every_timeline_is_judged(refused):
     message = "judge all five timelines first; a verdict is missing on A, B, C, D, E"
     refused("04.1", {}, message)
-    for name in RIGHT:
-        for verdict in (RIGHT[name], "legal", (0, "0F0")):
-            left = ", ".join(other for other in RIGHT if other != name)
+    for name in VERDICTS:
+        for verdict in (VERDICTS[name], "legal", (0, "0F0")):
+            left = ", ".join(other for other in VERDICTS if other != name)
             refused("04.1", {name: verdict}, f"judge all five timelines first; a verdict is missing on {left}")
 
 
@@ -152,7 +137,7 @@ def test_the_lineup_starts_without_verdicts_and_its_verdicts_are_an_answer(told)
         names = [f"{box.stage}{box.op}{box.microbatch}" for box in boxes]
         suspects.handle({"case": number, "box": names.index(action)})
     suspects.handle({"case": 2, "legal": True})
-    assert suspects.verdicts == RIGHT
+    assert suspects.verdicts == VERDICTS
     assert told("04.1", suspects.verdicts).startswith("Right.")
 
 
@@ -192,7 +177,7 @@ class LikeNumpys:
         return str(self.value)
 
 
-RANGES = {
+RIGHT["04.2"] = {
     "by hand": lambda ranks, microbatches: ranks == 1 or microbatches == 1,
     "by simulation": in_floats,
     "by calculation": lambda p, m: (p - 1) * (2 * (m - 1) + p) == (p - 1) * (m + p - 1),
@@ -200,12 +185,7 @@ RANGES = {
 }
 
 
-@pytest.mark.parametrize("function", RANGES.values(), ids=RANGES)
-def test_any_way_to_find_where_the_formula_holds_is_accepted(told, function):
-    assert told("04.2", function).startswith("Right. The formula is right for one rank, which never waits")
-
-
-WRONG_RANGES = {
+WRONG["04.2"] = {
     "always": (
         lambda p, m: True,
         "with 4 ranks and 8 microbatches the formula gives 0.1667, and the simulation 0.2727; your function returns",
@@ -241,14 +221,7 @@ WRONG_RANGES = {
     ),
     "the formula": (published, "your function returns 0.16666666666666666, not True or False."),
     "forgets return": (lambda p, m: None, "returns None, not True or False; is a return missing?"),
-    "of one argument": (lambda p: True, "give a function of ranks and microbatches; yours takes"),
-    "a truth": (False, "give a function of ranks and microbatches, not False."),
 }
-
-
-def test_a_wrong_range_is_rejected_with_a_counterexample(refused):
-    for function, reason in WRONG_RANGES.values():
-        refused("04.2", function, reason)
 
 
 # Exercise 3: which actions start too early
@@ -297,10 +270,10 @@ def test_the_slide_has_the_orders_of_1f1b_and_ends_three_steps_too_early():
     assert [len(line.split()) for line in SLIDE.splitlines()] == [19] * 4
 
 
-@pytest.mark.parametrize("kind", [list, set, tuple, iter, lambda found: map(str, found), lambda found: found[::-1]])
-def test_actions_may_be_given_in_any_order_and_as_text(told, no_window, kind):
-    assert told("04.3", lambda timeline: kind(too_early(timeline))).startswith("Right. Six boxes")
-    assert len(no_window.get_fignums()) == 1
+RIGHT["04.3"] = [
+    lambda timeline, kind=kind: kind(too_early(timeline))
+    for kind in (list, set, tuple, iter, lambda found: map(str, found), lambda found: found[::-1])
+]
 
 
 def with_missing_stages(timeline):
@@ -309,7 +282,7 @@ def with_missing_stages(timeline):
     return [each for row in timeline.rows for each, start, _ in row if ends[F(each.stage - 1, each.microbatch)] > start]
 
 
-WRONG_CHECKS = {
+WRONG["04.3"] = {
     "looks up stage -1": (with_missing_stages, "KeyError: <-1F0>. Stage -1 does not exist: a forward of the first"),
     "nothing": (
         lambda t: [],
@@ -353,11 +326,5 @@ WRONG_CHECKS = {
     "a number": (lambda t: 6, "for the slide your function returns 6, not a list of actions"),
     "forgets return": (lambda t: None, "returns None, not a list of actions; is a return missing?"),
     "words": (lambda t: ["early"], "for the slide your function returns ['early'], not a list of actions"),
-    "of two arguments": (lambda a, b: [], "give a function of timeline; yours takes a and b"),
     "an error": (lambda t: t.spam, "your function fails"),
 }
-
-
-def test_a_wrong_check_is_rejected_with_an_action(refused):
-    for function, reason in WRONG_CHECKS.values():
-        refused("04.3", function, reason)

@@ -1,19 +1,12 @@
 """Lesson 5: 1F1B, the peak of its memory, a longer warm-up: any right answer is accepted, wrong ones are explained."""
 
-import matplotlib
 import pytest
+from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
 
 from ppedu import B, F, I, W
 
-
-@pytest.fixture(autouse=True)
-def no_window():
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
-    pyplot.close("all")
-    yield pyplot
-    pyplot.close("all")
+RIGHT = {}
+WRONG = {}
 
 
 # Exercise 1: write 1F1B
@@ -53,10 +46,7 @@ def right_as_a_tuple(rank, ranks, microbatches):
     return tuple(right(rank, ranks, microbatches))
 
 
-@pytest.mark.parametrize("answer", [right, right_as_a_simulation, right_as_a_tuple])
-def test_any_implementation_of_1f1b_is_accepted(told, no_window, answer):
-    assert told("05.1", answer).startswith("Right. That is 1F1B")
-    assert len(no_window.get_fignums()) == 1, "the learner is shown what was built"
+RIGHT["05.1"] = [right, lambda r, p, m: right(r, p, m), right_as_a_simulation, right_as_a_tuple]
 
 
 def gpipe(rank, ranks, microbatches):
@@ -109,7 +99,7 @@ def newest_first(rank, ranks, microbatches):
         yield B(rank, m)
 
 
-WRONG = {
+WRONG["05.1"] = {
     "GPipe": (
         gpipe,
         "your schedule is legal, and not slower, but it is GPipe: every rank runs all its forwards before its first "
@@ -147,7 +137,6 @@ WRONG = {
     "backward first": (backward_first, "rank 0, position 0: 0B0 needs 0F0, which only comes at position 1"),
     "another rank's stage": (lambda r, p, m: right(0, p, m), "stage 0 is held by rank 0"),
     "nothing": (nothing, "yields nothing. Start with the warm-up"),
-    "no yield": (lambda r, p, m: None, "the schedule 'yours' returned None for rank 0; it must yield actions"),
     "returns an action": (
         lambda r, p, m: F(r, 0),
         "the schedule 'yours' returned <0F0> for rank 0; it must yield actions: `yield` each",
@@ -158,29 +147,13 @@ WRONG = {
     ),
     "texts": (lambda r, p, m: [f"F{r}"], "must yield actions, such as pp.F(0, 0): rank 0, position 0: 'F0' is not"),
     "endless": (endless, "actions on rank 0; does its loop end?"),
-    "two arguments": (lambda r, p: right(r, p, 8), "rank, ranks and microbatches"),
 }
-
-
-def test_a_schedule_other_than_1f1b_is_rejected_with_the_reason(told):
-    for answer, reason in WRONG.values():
-        message = told("05.1", answer)
-        assert message.startswith("Not yet: ") and reason in message
 
 
 @pytest.mark.parametrize("answer", [nothing, endless, gpipe])
 def test_a_reason_ends_with_one_punctuation_mark(told, answer):
     message = told("05.1", answer)
     assert message[-1] in ".?)" and message[-2] not in ".?"
-
-
-@pytest.mark.parametrize("answer", [None, 5, "1f1b", right(0, 4, 8)])
-def test_an_answer_that_is_not_a_function_is_rejected(told, answer):
-    assert "give a function of rank, ranks and microbatches" in told("05.1", answer)
-
-
-def test_parameters_may_have_any_name(told):
-    assert told("05.1", lambda r, p, m: right(r, p, m)).startswith("Right.")
 
 
 def test_an_error_in_a_line_that_ends_with_a_colon_is_followed_by_one_colon(told):
@@ -194,16 +167,11 @@ def test_an_error_in_a_line_that_ends_with_a_colon_is_followed_by_one_colon(told
 # Exercise 2: the peak
 
 
-PEAKS = {
+RIGHT["05.2"] = {
     "written with min": lambda rank, ranks, microbatches: min(ranks - rank, microbatches),
     "written with if": lambda r, p, m: m if m < p - r else p - r,
     "as a float": lambda r, p, m: float(min(p - r, m)),
 }
-
-
-@pytest.mark.parametrize("formula", PEAKS.values(), ids=PEAKS)
-def test_any_equivalent_peak_formula_is_accepted(told, formula):
-    assert told("05.2", formula).startswith("Right. The peak is the distance to the last rank, plus one.")
 
 
 WRONG_PEAKS = {
@@ -233,8 +201,6 @@ WRONG_PEAKS = {
     "from the other end": (lambda r, p, m: min(r + 1, m), "That is the peak in a pipeline that runs the other way:"),
     "something else": (lambda r, p, m: 4, "rank 1 holds 3 at its peak; your formula gives 4."),
     "forgets return": (lambda r, p, m: None, "is a return missing?"),
-    "a number": (4, "give a function of rank, ranks and microbatches, not 4"),
-    "of two arguments": (lambda r, p: p - r, "a function of rank, ranks and microbatches"),
 }
 
 
@@ -255,16 +221,10 @@ def eager(most):
     return with_warmup(lambda rank, ranks, microbatches: min(most(rank, ranks) - 1, microbatches))
 
 
-EAGER = [eager(lambda rank, ranks: 2 * (ranks - rank) - 1), eager(lambda rank, ranks: 2 * (ranks - rank))]
+RIGHT["05.3"] = [eager(lambda rank, ranks: 2 * (ranks - rank) - 1), eager(lambda rank, ranks: 2 * (ranks - rank))]
 
 
-@pytest.mark.parametrize("answer", EAGER)
-def test_any_warmup_that_hides_the_messages_within_the_memory_is_accepted(told, no_window, answer):
-    assert told("05.3", answer).startswith("Right. With about twice the microbatches in flight")
-    assert len(no_window.get_fignums()) == 1
-
-
-TOO_SLOW_OR_TOO_LARGE = {
+WRONG["05.3"] = {
     "GPipe": (
         gpipe,
         "with 4 ranks and 8 microbatches, rank 1 holds 8 activations at its peak; 1F1B holds 3 there, so at most 6 are",
@@ -287,10 +247,4 @@ TOO_SLOW_OR_TOO_LARGE = {
         "with 2 ranks and 1 microbatch, rank 0, position 1: 0F1: there is no microbatch 1",
     ),
     "nothing": (nothing, "yields nothing. Start from your 1F1B, and change its warm-up."),
-    "two arguments": (lambda r, p: right(r, p, 8), "rank, ranks and microbatches"),
 }
-
-
-@pytest.mark.parametrize(("answer", "reason"), TOO_SLOW_OR_TOO_LARGE.values(), ids=TOO_SLOW_OR_TOO_LARGE)
-def test_a_schedule_that_waits_for_messages_or_holds_too_much_is_rejected(refused, answer, reason):
-    refused("05.3", answer, reason)

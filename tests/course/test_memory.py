@@ -8,15 +8,6 @@ from ppedu.course.memory import draw_memory, draw_phases
 from ppedu.view.look import MARK
 
 
-@pytest.fixture(autouse=True)
-def no_window():
-    from matplotlib import pyplot
-
-    matplotlib.use("Agg")
-    yield
-    pyplot.close("all")
-
-
 def timeline(name):
     return pp.simulate(pp.schedule(name, ranks=4, microbatches=8), pp.Costs(forward=1, backward=1, activation=2.5))
 

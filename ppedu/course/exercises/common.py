@@ -180,7 +180,8 @@ def learner_schedule(generator: Any, ranks: int, microbatches: int, *chunks: int
         return generator(rank, *sizes)
 
     with own_line(generator, with_sizes(*sizes)):
-        return build("yours", Registered(order, "loop"), ranks, microbatches, {"chunks": each for each in chunks})
+        options = {"chunks": chunks[0]} if chunks else {}
+        return build("yours", Registered(order, "loop"), ranks, microbatches, options)
 
 
 def not_legal(yours: Schedule, case: str, hint: str = "") -> str | None:

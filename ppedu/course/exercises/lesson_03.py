@@ -65,7 +65,8 @@ def _not_a_formula(function: Any, case: str, *sizes: Any) -> str | None:
                 f"the numbers are right, but they come from the simulator, which gives up {case}. This exercise asks "
                 "for a formula"
             )
-        return f"the numbers are right, but {error}. A formula works for any size"
+        stop = "" if str(error).endswith("?") else "."
+        return f"the numbers are right, but {error}{stop} A formula works for any size"
     return None
 
 

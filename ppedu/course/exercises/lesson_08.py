@@ -256,9 +256,9 @@ def _not_the_parts(function: Any) -> str | None:
         )
         if all(map(equal, parts, reversed(right))):
             return f"{fault}. The two are swapped"
-        if not equal(parts[0], right[0]):
-            if why := explain_mistake(parts[:1], [(measured, costs)], WRONG_PARTS):
-                return fault + why
+        why = "" if equal(parts[0], right[0]) else explain_mistake(parts[:1], [(measured, costs)], WRONG_PARTS)
+        if why:
+            return fault + why
         idle = sum(measured.idle)
         if any(equal(parts[1], each) for each in (idle, idle - sum(simulate(measured.schedule, costs).idle))):
             return f"{fault}. The idle times of all ranks add up, as work does; the ranks wait at the same time"
