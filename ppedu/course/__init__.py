@@ -6,5 +6,5 @@ training        the toy GPT, its text, and a training run that can be resumed
 board           the puzzle: a schedule made by hand
 rehearsal, stepper, fits, graph, memory, menu, map      pictures and controls
 project         the running example. drawn: runs for demonstrations
-boards, certificates, part_cell     what is kept of a learner's results
+certificates, part_cell, progress_file     what is kept of a learner's results
 """

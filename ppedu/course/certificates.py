@@ -32,7 +32,7 @@ from ppedu.core.numeric import plural
 from ppedu.course.exercises import EXERCISES, stars_by_exercise
 from ppedu.course.exercises.feedback import has_page, publish
 from ppedu.course.exercises.finale import cases
-from ppedu.course.exercises.progress_file import KEPT, NO_STAR, STAR, kept, recorded
+from ppedu.course.progress_file import KEPT, kept, recorded, stars
 
 FORMAT = 1
 PARTS: dict[str, type] = {"format": int, **dict.fromkeys(("name", "date", "version", "seal"), str)}
@@ -91,10 +91,10 @@ def certificate(name: str, path: str | os.PathLike[str] = "certificate.json") ->
 def _content(name: str) -> dict[str, Any]:
     known, events = kept(), recorded()
     exercises: dict[str, Any] = {exercise: {"stars": 0} for exercise in EXERCISES}
-    for exercise, stars in stars_by_exercise(events).items():
+    for exercise, earned in stars_by_exercise(events).items():
         hints = sum(event.startswith(f"{exercise} hint") for event in events)
         lost = {"not verifiable": f"its answer is not in {KEPT}; run its cell again"}
-        exercises[exercise] = {"stars": stars, "hints": hints, **known["answers"].get(exercise, lost)}
+        exercises[exercise] = {"stars": earned, "hints": hints, **known["answers"].get(exercise, lost)}
     content: dict[str, Any] = {
         "format": FORMAT,
         "name": name,
@@ -123,17 +123,17 @@ def _picture(content: dict[str, Any]) -> bytes:
     gray: dict[str, Any] = {"color": "#666666", "ha": "center"}
     ax.text(6, 11.2, "Pipeline parallelism, by hand", size=13, **gray)
     ax.text(6, 9.9, content["name"], size=26, ha="center", color="#1d4e80", parse_math=False)
-    stars = {exercise: each["stars"] for exercise, each in content["exercises"].items()}
-    rows = [(head, list(names)) for head, names in groupby(stars, key=lambda exercise: exercise[:2])]
+    earned = {exercise: each["stars"] for exercise, each in content["exercises"].items()}
+    rows = [(head, list(names)) for head, names in groupby(earned, key=lambda exercise: exercise[:2])]
     for place, (lesson, names) in enumerate(rows):
         column, row = place % 4, place // 4
-        text = "  ".join(f"{STAR * stars[each]:{NO_STAR}<2}" for each in names)
+        text = "  ".join(stars(earned[each], 2) for each in names)
         ax.text(0.2 + 3 * column, 8.4 - 1.5 * row, f"lesson {int(lesson)}", size=8, color="#666666")
         ax.text(0.2 + 3 * column, 7.8 - 1.5 * row, text, size=9, color="#c2701c")
     right = sum(bool(each.get("right")) for each in content["predictions"].values())
-    solved = sum(map(bool, stars.values()))
+    solved = sum(map(bool, earned.values()))
     made = plural(len(content["predictions"]), "prediction")
-    ax.text(6, 1.6, f"{solved} of {len(stars)} exercises; {right} right of {made}; ppedu {content['version']}", **gray)
+    ax.text(6, 1.6, f"{solved} of {len(earned)} exercises; {right} right of {made}; ppedu {content['version']}", **gray)
     ax.text(6, 0.9, f"{content['date']} · checked with: ppedu certificate check FILE", size=9, **gray)
     ax.text(6, 0.3, content["seal"][:16], size=8, family="monospace", **gray)
     buffer = BytesIO()
@@ -205,7 +205,7 @@ def _verdict(exercise: str, entry: dict[str, Any], finale: dict[str, Any], secon
     hints = entry.get("hints")
     if type(hints) is not int or entry["stars"] != (1 if hints else 2):
         return Line(False, f"{exercise}: {entry['stars']} stars with {hints} hints; it is 2 without a hint, else 1")
-    head = f"{exercise} {STAR * entry['stars']:{NO_STAR}<2}"
+    head = f"{exercise} {stars(entry['stars'], 2)}"
     if why := entry.get("not verifiable"):
         return Line(None, f"{head}: not verifiable: {why}")
     if not isinstance(source := entry.get("program"), str):

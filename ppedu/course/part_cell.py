@@ -11,8 +11,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from ppedu.cells.magic import CellError
 from ppedu.core import PipelineError, SettingError
 from ppedu.core.files import replace_bytes
-from ppedu.course.board.results import keep_with
-from ppedu.course.boards import FileKeeper
+from ppedu.course.board.results import KEEPER
 from ppedu.course.exercises import judge
 from ppedu.course.exercises.feedback import has_page, publish, say, show
 from ppedu.course.exercises.parts import FILE, filled, gap, join, own, part_of, with_part
@@ -92,5 +91,5 @@ class PartMagic(Magics):
 
 def load(ipython: Any) -> None:
     """Register the magic with IPython, and record results on the puzzle's levels in the progress file from now on."""
-    keep_with(FileKeeper())
+    KEEPER.in_file = True
     ipython.register_magics(PartMagic)

@@ -18,6 +18,11 @@ PROGRESS, KEPT = Path("progress.txt"), Path("answers.json")
 STAR, NO_STAR = "★", "☆"
 
 
+def stars(number: int, most: int) -> str:
+    """Return stars as text: "★★☆"."""
+    return f"{STAR * min(number, most):{NO_STAR}<{most}}"
+
+
 def record(event: str, stars: int = 0) -> None:
     """Record an event in progress.txt, such as `record("board 1f1b", stars=2)`, unless it is there with as many stars.
 

@@ -3,17 +3,14 @@
 import pytest
 
 import ppedu as pp
-from ppedu.course.board import results
-from ppedu.course.boards import FileKeeper
+from ppedu.course.board import puzzle
+from ppedu.course.board.results import Keeper
 from ppedu.notebook import progress
 
 
 @pytest.fixture(autouse=True)
-def kept_in_a_file():
-    before = results.keeper()
-    results.keep_with(FileKeeper())
-    yield
-    results.keep_with(before)
+def kept_in_a_file(monkeypatch):
+    monkeypatch.setattr(puzzle, "KEEPER", Keeper(in_file=True))
 
 
 def solve(board, schedule=None):
@@ -26,11 +23,11 @@ def solve(board, schedule=None):
 def test_the_best_stars_and_the_best_time_are_recorded(folder, capsys):
     board = pp.puzzle("two-ranks")
     solve(board, pp.schedule("naive", 2, 3))
-    assert results.keeper().best("two-ranks") == (1, 18)
+    assert puzzle.KEEPER.best("two-ranks") == (1, 18)
     solve(board)
     solve(board, pp.schedule("naive", 2, 3))
-    assert FileKeeper().best("two-ranks") == (3, 12), "also after the kernel was restarted"
-    assert FileKeeper().best("first") is None
+    assert Keeper(in_file=True).best("two-ranks") == (3, 12), "also after the kernel was restarted"
+    assert Keeper(in_file=True).best("first") is None
     lines = [line.partition(" on ")[0] for line in (folder / "progress.txt").read_text().splitlines()]
     assert lines == ["board two-ranks ★", "board two-ranks in 18", "board two-ranks ★★★", "board two-ranks in 12"]
     progress()
@@ -53,11 +50,11 @@ def test_a_board_that_was_finished_for_the_learner_is_not_recorded(folder):
 def test_an_edited_file_does_no_harm(folder, content):
     (folder / "progress.txt").write_text(f"{content}\n")
     solve(pp.puzzle("first"))
-    assert FileKeeper().best("first") == (3, 6)
+    assert Keeper(in_file=True).best("first") == (3, 6)
 
 
 def test_results_are_kept_for_the_session_if_the_file_cannot_be_written(folder, capsys):
     (folder / "progress.txt").mkdir()
     solve(pp.puzzle("first"))
-    assert results.keeper().best("first") == (3, 6)
+    assert puzzle.KEEPER.best("first") == (3, 6)
     assert "could not be recorded" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 from ppedu import SettingError
 from ppedu.course import exercises as package
 from ppedu.course.exercises import EXERCISES, feedback
-from ppedu.course.exercises.progress_file import kept, recorded
+from ppedu.course.progress_file import kept, recorded
 from ppedu.notebook import check_answer, hint, progress, record
 
 RIGHT, WRONG = "lambda p, m: (p - 1) / (m + p - 1)", "lambda p, m: (p - 1) / m"

@@ -10,7 +10,7 @@ from strategies import slow
 
 import ppedu as pp
 from ppedu.core import SEND
-from ppedu.course.board import results
+from ppedu.course.board import puzzle, results
 from ppedu.course.board.levels import LEVELS
 from ppedu.view import interactive
 from ppedu.zoo.registry import published
@@ -385,12 +385,11 @@ def test_undo_redo_reset_hint_and_finish():
 
 
 @pytest.fixture
-def kept():
-    """A keeper of its own for a test's results."""
-    before, own = results.keeper(), results.Keeper()
-    results.keep_with(own)
-    yield own
-    results.keep_with(before)
+def kept(monkeypatch):
+    """Results of its own for a test."""
+    own = results.Keeper()
+    monkeypatch.setattr(puzzle, "KEEPER", own)
+    return own
 
 
 def solve(board, orders=None):

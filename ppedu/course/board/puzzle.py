@@ -9,7 +9,8 @@ from ppedu.core import Action, Op, PipelineError, Schedule
 from ppedu.core.numeric import pretty
 from ppedu.course.board.board import Board
 from ppedu.course.board.levels import LEVELS, Level, level
-from ppedu.course.board.results import RULES, Result, keeper, stars
+from ppedu.course.board.results import KEEPER, MOST_STARS, RULES, Result
+from ppedu.course.progress_file import stars
 from ppedu.sim import Timeline
 from ppedu.view.interactive import Interactive
 from ppedu.view.model import Data, Panel
@@ -128,12 +129,12 @@ class Puzzle(Interactive):
         else:
             makespan = self.timeline.makespan
             number = 1 + (makespan <= self.level.par.makespan) * (1 if self._attempt.hinted else 2)
-            keeper().add(self.level.name, Result(number, makespan))
-            said = f"That earns {stars(number)}{', as you asked for a hint' if number == 2 else ''}."
+            KEEPER.add(self.level.name, Result(number, makespan))
+            said = f"That earns {stars(number, MOST_STARS)}{', as you asked for a hint' if number == 2 else ''}."
         self._report(f"{self.board.verdict()} {said} {READY}", "done", self._rank)
 
     def state(self) -> Data:
-        board, best = self.board, keeper().best(self.level.name)
+        board, best = self.board, KEEPER.best(self.level.name)
         can = ["undo", "redo", "reset"] + ["hint", "finish"] * (not board.complete)
         limit = "" if board.memory is None else f" No rank may hold more than {pretty(board.memory)} activations."
         return {
@@ -141,7 +142,9 @@ class Puzzle(Interactive):
             "level": self.level.name,
             "levels": [[each.name, _entry(number, each)] for number, each in enumerate(LEVELS.values(), 1)],
             "goal": f"{self.level.goal}{limit} Par, the time to reach, is {pretty(self.level.par.makespan)}.",
-            "best": f"{stars(best.stars)} your best: {pretty(best.makespan)}" if best else stars(0),
+            "best": f"{stars(best.stars, MOST_STARS)} your best: {pretty(best.makespan)}"
+            if best
+            else stars(0, MOST_STARS),
             "rules": RULES,
             "note": self._note,
             "tone": self._tone,
@@ -204,8 +207,8 @@ class Puzzle(Interactive):
 
 
 def _entry(number: int, level: Level) -> str:
-    best = keeper().best(level.name)
-    return f"{number}. {level.title}" + (f"  {stars(best.stars)}" if best else "")
+    best = KEEPER.best(level.name)
+    return f"{number}. {level.title}" + (f"  {stars(best.stars, MOST_STARS)}" if best else "")
 
 
 def _list(actions: tuple[Action, ...]) -> str:

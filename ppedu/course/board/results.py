@@ -1,12 +1,15 @@
 """Stars for the puzzle's levels, and the learner's best results.
 
-The results are kept until Python ends, unless another Keeper takes them over: that of `ppedu.notebook` writes them to
-the learner's progress file.
+The results are kept until Python ends and, in notebooks, also in the learner's progress file, next to the lessons.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, NamedTuple
+
+from ppedu.core.numeric import pretty
+from ppedu.course.progress_file import record, recorded
 
 MOST_STARS = 3
 RULES = "One star for a complete board, two for par, three for par without a hint; none if it was finished for you."
@@ -20,33 +23,37 @@ class Result(NamedTuple):
 
 
 class Keeper:
-    """The best results by level, kept until Python ends."""
+    """The best results by level.
 
-    def __init__(self) -> None:
+    Args:
+        in_file: Whether they are also kept in progress.txt, where they outlive Python.
+    """
+
+    def __init__(self, in_file: bool = False) -> None:
+        self.in_file = in_file
         self._best: dict[str, Result] = {}
 
     def best(self, level: str) -> Result | None:
         """Return the best result on a level: the most stars and, separately, the smallest makespan."""
-        return self._best.get(level)
+        if not self.in_file:
+            return self._best.get(level)
+        try:
+            events = recorded()
+        except OSError:
+            return self._best.get(level)
+        name, times = f"board {level}", []
+        for event in events:
+            with suppress(ValueError):  # another event, or an edited one
+                times.append(float(event.removeprefix(f"{name} in ").replace(",", "")))
+        return Result(min(events[name], MOST_STARS), min(times)) if events.get(name) and times else None
 
     def add(self, level: str, result: Result) -> None:
         """Keep a result if it is better than the best so far: its stars, and its makespan."""
         best = self._best.get(level, result)
         self._best[level] = Result(max(best.stars, result.stars), min(best.makespan, result.makespan))
+        if self.in_file:
+            record(f"board {level}", stars=result.stars)
+            record(f"board {level} in {pretty(result.makespan)}")
 
 
-def stars(number: int) -> str:
-    """Return stars as text: "★★☆"."""
-    return "★" * number + "☆" * (MOST_STARS - number)
-
-
-_keepers = [Keeper()]
-
-
-def keeper() -> Keeper:
-    return _keepers[-1]
-
-
-def keep_with(other: Keeper) -> None:
-    """Let another keeper take over."""
-    _keepers[:] = [other]
+KEEPER = Keeper()

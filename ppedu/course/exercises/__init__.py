@@ -23,7 +23,7 @@ from ppedu.course.exercises.common import Exercise
 from ppedu.course.exercises.feedback import has_page, publish, rendered, say, show, show_pictures, table
 from ppedu.course.exercises.prediction import outcome, predict, predictions
 from ppedu.course.exercises.programs import UnwritableError, program
-from ppedu.course.exercises.progress_file import NO_STAR, PROGRESS, STAR, keep, record, recorded
+from ppedu.course.progress_file import PROGRESS, STAR, keep, record, recorded, stars
 from ppedu.view.interactive import in_notebook
 
 __all__ = ["check_answer", "find_fault", "hint", "is_right", "outcome", "predict", "predictions", "progress", "record"]
@@ -165,8 +165,8 @@ def progress() -> None:
     solved = stars_by_exercise(events)
     rows = []
     for lesson, names in groupby(EXERCISES, key=lambda name: name[:2]):
-        rows += _rows(f"lesson {int(lesson)}", [_stars(name, solved.get(name, 0), 2) for name in names])
-    rows += _rows("board", [_stars(level, events.get(f"board {level}", 0), MOST_STARS) for level in LEVELS])
+        rows += _rows(f"lesson {int(lesson)}", [f"{name} {stars(solved.get(name, 0), 2)}" for name in names])
+    rows += _rows("board", [f"{level} {stars(events.get(f'board {level}', 0), MOST_STARS)}" for level in LEVELS])
     html, text = table(rows)
     where = f" {PROGRESS}, next to the lessons, records this; delete it to start over." if events else ""
     summary = (
@@ -174,10 +174,6 @@ def progress() -> None:
         f"is a game in lesson 4: {STAR} complete, {STAR * 2} as fast as par, {STAR * 3} without a hint.{where}"
     )
     show(f"{html}<p>{rendered(summary)}</p>", f"{text}\n{summary}")
-
-
-def _stars(name: str, stars: int, most: int) -> str:
-    return f"{name} {STAR * min(stars, most):{NO_STAR}<{most}}"
 
 
 def _rows(head: str, items: list[str]) -> list[list[str]]:
@@ -189,10 +185,10 @@ def _rows(head: str, items: list[str]) -> list[list[str]]:
 def stars_by_exercise(events: dict[str, int]) -> dict[str, int]:
     """Return the solved exercises, each with its stars. A line that learners wrote themselves counts fully."""
     solved: dict[str, int] = {}
-    for event, stars in events.items():
+    for event, earned in events.items():
         name, _, rest = event.partition(" ")
         if name in EXERCISES and not rest.startswith("hint"):
-            solved[name] = max(stars or 2, solved.get(name, 0))
+            solved[name] = max(earned or 2, solved.get(name, 0))
     return solved
 
 

@@ -15,8 +15,8 @@ from ppedu.core.tables import LINE, in_html, in_text
 from ppedu.core.validate import require_count
 from ppedu.course.exercises.faults import EVERYWHERE, FAULTS, Fault, changed, place, planted
 from ppedu.course.exercises.prediction import forget
-from ppedu.course.exercises.progress_file import record, recorded
 from ppedu.course.exercises.setups import EXACT, Setup
+from ppedu.course.progress_file import record, recorded
 from ppedu.sim import Timeline, simulate
 from ppedu.trace.run import Run
 

@@ -14,7 +14,7 @@ from typing import Any
 from ppedu.core import SettingError
 from ppedu.core.numeric import pretty
 from ppedu.course.exercises.feedback import TONES, fold, publish, rendered, show, table
-from ppedu.course.exercises.progress_file import keep
+from ppedu.course.progress_file import keep
 from ppedu.view.interactive import in_notebook
 
 MOST_STOPS = 10_000  # of a slider
