@@ -5,9 +5,16 @@ from itertools import pairwise
 from statistics import mean, median
 
 import pytest
-from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
+from answers import (  # noqa: F401
+    replay,
+    source,
+    spans_of,
+    test_right_answers_are_accepted,
+    test_wrong_answers_are_refused_with_the_reason,
+    worked_longer,
+)
 
-from ppedu import B, Costs, F, schedule, simulate
+from ppedu import Costs, schedule, simulate
 from ppedu.course.exercises.synthetic import synthetic_run
 
 RIGHT = {}
@@ -26,15 +33,6 @@ def test_a_synthetic_run_without_noise_equals_the_simulation(name):
 
 
 # Exercise 1: the costs
-
-
-def spans_of(timeline):
-    return [(rank, span) for rank in range(timeline.schedule.ranks) for span in timeline.spans(rank)]
-
-
-def source(action):
-    stage, m = action.stage, action.microbatch
-    return F(stage - 1, m) if action.op == "F" else B(stage + 1, m)
 
 
 def fitted(middle=median, late=median, counts=lambda made, free, start: made > free, delay=lambda made, free: made):
@@ -204,18 +202,8 @@ WRONG["08.1"] = {
 # Exercise 2: why a run takes longer than its simulation
 
 
-def again(measured, latency):
-    """Replay the run with its own durations, in the order in which the actions started; return the makespan."""
-    free, ended = [0] * measured.schedule.ranks, {}
-    for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
-        needed = ended.get(source(action))
-        begins = free[rank] if needed is None else max(free[rank], needed + latency)
-        free[rank] = ended[action] = begins + (end - start)
-    return max(free)
-
-
 def explain(measured, costs):
-    simulated, replayed = simulate(measured.schedule, costs).makespan, again(measured, costs.latency)
+    simulated, replayed = simulate(measured.schedule, costs).makespan, replay(measured, costs)
     return replayed - simulated, measured.makespan - replayed
 
 
@@ -252,10 +240,6 @@ def the_rest(slower):
         return first, measured.makespan - simulate(measured.schedule, costs).makespan - first
 
     return function
-
-
-def worked_longer(measured, simulated):
-    return [one - other for one, other in zip(measured.busy, simulated.busy, strict=True)]
 
 
 WRONG["08.2"] = {
@@ -305,7 +289,7 @@ WRONG["08.2"] = {
         "The idle times of all ranks add up, as work does; the ranks wait at the same time.",
     ),
     "without latency": (
-        the_rest(lambda measured, costs, simulated: again(measured, 0) - simulated.makespan),
+        the_rest(lambda measured, costs, simulated: replay(measured, replace(costs, latency=0)) - simulated.makespan),
         "messages take no time; let each take the latency of the costs.",
     ),
     "the critical path": (

@@ -2,7 +2,7 @@
 
 import pytest
 import stepper
-from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
+from answers import in_turn, test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
 
 from ppedu import B, F, I, W, schedule
 from ppedu.core import check
@@ -14,21 +14,7 @@ WRONG = {}
 
 def delayed(late, warmup=lambda rank, ranks: ranks - rank - 1):
     """Return 1F1B with split backwards, and each W delayed by `late` microbatches."""
-
-    def generator(rank, ranks, microbatches):
-        first, later = min(max(0, warmup(rank, ranks)), microbatches), min(late(rank, ranks), microbatches)
-        for m in range(first):
-            yield F(rank, m)
-        for m in range(microbatches):
-            if first + m < microbatches:
-                yield F(rank, first + m)
-            yield I(rank, m)
-            if m >= later:
-                yield W(rank, m - later)
-        for m in range(microbatches - later, microbatches):
-            yield W(rank, m)
-
-    return generator
+    return in_turn(lambda rank, ranks: 1 + max(0, warmup(rank, ranks)), late)
 
 
 right = delayed(lambda rank, ranks: rank)
@@ -242,26 +228,7 @@ WRONG["10.2"] = {
 # Exercise 3, optional: no rank waits between its own first and last action, with at most 2 * ranks - 1 activations
 
 
-def longer(first, late):
-    """Return first(rank, ranks) forwards, and then I, W, F in turn, with each W delayed by late(rank, ranks)."""
-
-    def generator(rank, ranks, microbatches):
-        warmup, later = min(first(rank, ranks), microbatches), min(late(rank, ranks), microbatches)
-        for m in range(warmup):
-            yield F(rank, m)
-        for m in range(microbatches):
-            yield I(rank, m)
-            if m >= later:
-                yield W(rank, m - later)
-            if warmup + m < microbatches:
-                yield F(rank, warmup + m)
-        for m in range(microbatches - later, microbatches):
-            yield W(rank, m)
-
-    return generator
-
-
-zb_h2 = longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 2 * r)
+zb_h2 = in_turn(lambda r, p: 2 * (p - r) - 1, lambda r, p: 2 * r)
 
 
 RIGHT["10.3"] = [zb_h2, lambda rank, *sizes: schedule("zb-h2", *sizes).orders[rank]]
@@ -282,25 +249,25 @@ WRONG["10.3"] = {
     ),
     "backwards in one piece": (whole, "Rank 1 runs 1B0 in one piece, so rank 0 waits for all of it"),
     "no W delayed": (
-        longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 0),
+        in_turn(lambda r, p: 2 * (p - r) - 1, lambda r, p: 0),
         "Each W runs right after its I, on some ranks too early: no W is left for the gaps. Look at the longest wait: "
         "rank 0 waits",
     ),
     "delayed as in ZB-H1": (
-        longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: r),
+        in_turn(lambda r, p: 2 * (p - r) - 1, lambda r, p: r),
         "Look at the longest wait: rank 0 waits 14–15: 0I3 needs 1I3 from rank 1. Rank 3 never holds more than 4 "
         "activations; it may hold 7: delay its Ws further.",
     ),
     "delayed by one more": (
-        longer(lambda r, p: 2 * (p - r) - 1, lambda r, p: 2 * r + 1),
+        in_turn(lambda r, p: 2 * (p - r) - 1, lambda r, p: 2 * r + 1),
         "holds 8 activations at its peak; at most 7 are allowed",
     ),
     "all forwards first": (
-        longer(lambda r, p: 10**6, lambda r, p: 0),
+        in_turn(lambda r, p: 10**6, lambda r, p: 0),
         "rank 0 holds 8 activations at its peak; at most 7 are allowed",
     ),
     "right for four ranks": (
-        longer(lambda r, p: min(7, 2 * (p - r) - 1), lambda r, p: min(6, 2 * r)),
+        in_turn(lambda r, p: min(7, 2 * (p - r) - 1), lambda r, p: min(6, 2 * r)),
         "with 8 ranks and 20 microbatches a rank waits",
     ),
     "W forgotten": (lambda *sizes: [a for a in zb_h2(*sizes) if a.op != "W"], "rank 0: 0W0 is never run"),

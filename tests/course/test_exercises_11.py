@@ -2,41 +2,23 @@
 
 from statistics import fmean, median
 
-from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
+from answers import (  # noqa: F401
+    replay,
+    source,
+    spans_of,
+    test_right_answers_are_accepted,
+    test_wrong_answers_are_refused_with_the_reason,
+    worked_longer,
+)
 
-from ppedu import B, Costs, F, simulate
+from ppedu import Costs, simulate
 from ppedu.course.exercises.synthetic import SLOW_RANKS, profiled
 
 RIGHT = {}
 WRONG = {}
 
 
-def spans_of(timeline):
-    return [(rank, span) for rank in range(timeline.schedule.ranks) for span in timeline.spans(rank)]
-
-
-def source(action):
-    stage, m = action.stage, action.microbatch
-    return F(stage - 1, m) if action.op == "F" else B(stage + 1, m)
-
-
-def worked_longer(measured, simulated):
-    return [one - other for one, other in zip(measured.busy, simulated.busy, strict=True)]
-
-
 # Exercise 1: how much longer a run takes because of each rank
-
-
-def replay(measured, costs, planned=(), ops="FB"):
-    """Replay a run, with the costs' durations of `ops` on the ranks `planned`; return the makespan."""
-    simulated = {span.action: span for _, span in spans_of(simulate(measured.schedule, costs))}
-    free, ended = [0] * measured.schedule.ranks, {}
-    for rank, (action, start, end) in sorted(spans_of(measured), key=lambda each: each[1].start):
-        lasts = simulated[action].end - simulated[action].start if rank in planned and action.op in ops else end - start
-        needed = ended.get(source(action))
-        begins = free[rank] if needed is None else max(free[rank], needed + costs.latency)
-        free[rank] = ended[action] = begins + lasts
-    return max(free)
 
 
 def blame(measured, costs):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import stepper
-from answers import test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
+from answers import in_turn, test_right_answers_are_accepted, test_wrong_answers_are_refused_with_the_reason  # noqa: F401
 from strategies import slow
 
 from ppedu import B, F, I, W, schedule, schedules, simulate
@@ -17,25 +17,6 @@ from ppedu.zoo.registry import Registered, build
 
 RIGHT = {}
 WRONG = {}
-
-
-def ahead(lead, late):
-    """Return 1F1B with split backwards, `lead` forwards before the first I, and each W delayed by `late`."""
-
-    def generator(rank, ranks, microbatches):
-        first, later = (min(of(rank, ranks), microbatches) for of in (lead, late))
-        for m in range(first):
-            yield F(rank, m)
-        for m in range(microbatches):
-            yield I(rank, m)
-            if m >= later:
-                yield W(rank, m - later)
-            if first + m < microbatches:
-                yield F(rank, first + m)
-        for m in range(microbatches - later, microbatches):
-            yield W(rank, m)
-
-    return generator
 
 
 def when_full(rank, ranks, microbatches):
@@ -60,8 +41,8 @@ def room(ranks):
 
 
 def filled(lead):
-    """Return `ahead(lead, ...)` with each W delayed as long as memory allows."""
-    return ahead(lead, lambda r, p: room(p) - lead(r, p))
+    """Return `in_turn(lead, ...)` with each W delayed as long as memory allows."""
+    return in_turn(lead, lambda r, p: room(p) - lead(r, p))
 
 
 def more_at_the_top(r, p):
@@ -131,7 +112,7 @@ WRONG["13.1"] = {
         "an undivided B, the previous rank also has to wait for the W in it.",
     ),
     "ZB-H1": (
-        ahead(lambda r, p: p - r, lambda r, p: r),
+        in_turn(lambda r, p: p - r, lambda r, p: r),
         "takes 30, 1.25 more than zb-v. Time is lost here: rank 3 waits 7.75–8.25: 3F2 needs 2F2, which ends at "
         "8 on rank 2. Rank 0 never holds more than 4 microbatches, but there is memory for 6",
     ),
@@ -142,7 +123,7 @@ WRONG["13.1"] = {
     ),
     "GPipe": (lambda rank, *sizes: schedule("gpipe", *sizes).orders[rank], "rank 0 holds 7 microbatches from 6 on"),
     "all Ws at the end": (
-        ahead(lambda r, p: p - r, lambda r, p: 10**6),
+        in_turn(lambda r, p: p - r, lambda r, p: 10**6),
         "rank 0 holds 7 microbatches from 14 on, when it starts 0F6, and there is memory for only 6: 3 of them "
         "only wait for their W.",
     ),
@@ -184,7 +165,7 @@ WRONG["13.1"] = {
         "with 8 ranks and 20 microbatches your schedule is legal and fits, but takes 72, 0.5 more than zb-",
     ),
     "W at once": (
-        ahead(more_at_the_top, lambda r, p: 0),
+        in_turn(more_at_the_top, lambda r, p: 0),
         "takes 31.5, 2.75 more than zb-v. Time is lost here: rank 0 waits 28.5–29.5: 0I7 needs 1I7, which ends at "
         "29.25 on rank 1. Rank 3 never holds more than 1 microbatch, but there is memory for 6: use "
         "it for more forwards at the start, or to delay Ws.",
@@ -195,7 +176,7 @@ WRONG["13.1"] = {
         "24.25 on rank 1. While it waits, rank 0 could run 0W3, but its order has 0W3 after 0I7.",
     ),
     "as fast as par": (
-        ahead(more_at_the_top, lambda r, p: r),
+        in_turn(more_at_the_top, lambda r, p: r),
         "with 3 ranks and 7 microbatches your schedule is legal and fits, but takes 24, as much as zb-v.",
     ),
     "stages that are not there": (
@@ -203,7 +184,7 @@ WRONG["13.1"] = {
         "rank 0, position 7: 7F0: there is no stage 7; the stages are 0 to 3",
     ),
     "a cycle": (
-        ahead(lambda r, p: 1 if r < p - 1 else 2, lambda r, p: 0),
+        in_turn(lambda r, p: 1 if r < p - 1 else 2, lambda r, p: 0),
         "deadlock: rank 2 waits at position 1 (2I0) for 3I0 of rank 3, rank 3 waits at position 1 (3F1) for 2F1 of",
     ),
     "W forgotten": (lambda *sizes: [action for action in right(*sizes) if action.op != "W"], "0W0 is never run"),
@@ -284,12 +265,12 @@ def test_the_times_that_the_lesson_states_without_computing_them():
 
 WRONG["13.2"] = {
     "what the lesson starts with": (
-        ahead(lambda r, p: min(3, p - r), lambda r, p: 0),
+        in_turn(lambda r, p: min(3, p - r), lambda r, p: 0),
         "with 4 ranks and 8 microbatches your schedule is legal and fits, but takes 38, 7 more than the least. Time is "
         "lost here: rank 3 waits 15–17: 3F4 needs 2F4 from rank 2",
     ),
     "Ws delayed as long as memory allows": (
-        ahead(lambda r, p: min(3, p - r), lambda r, p: max(0, 3 - (p - r))),
+        in_turn(lambda r, p: min(3, p - r), lambda r, p: max(0, 3 - (p - r))),
         "takes 38, 7 more than the least. Time is lost here: rank 3 waits 10–12: 3F3 needs 2F3 from rank 2",
     ),
     "whole backwards": (

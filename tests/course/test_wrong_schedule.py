@@ -1,9 +1,10 @@
 """The picture of a wrong schedule: what the feedback names is outlined."""
 
 import pytest
+from answers import in_turn
 from matplotlib import colors
 
-from ppedu import B, F, I, W
+from ppedu import B, F
 from ppedu.view.look import MARK, ROW
 
 
@@ -33,18 +34,6 @@ def outlined(told):
     return read
 
 
-def with_warmup(warmup, split=False):
-    def generator(rank, ranks, microbatches):
-        first = min(max(0, warmup(rank, ranks)), microbatches)
-        yield from (F(rank, m) for m in range(first))
-        for m in range(microbatches):
-            if first + m < microbatches:
-                yield F(rank, first + m)
-            yield from [I(rank, m), W(rank, m)] if split else [B(rank, m)]
-
-    return generator
-
-
 def gpipe(rank, ranks, microbatches):
     return [F(rank, m) for m in range(microbatches)] + [B(rank, m) for m in range(microbatches)]
 
@@ -52,7 +41,7 @@ def gpipe(rank, ranks, microbatches):
 def test_a_slow_schedule_has_its_first_avoidable_wait_outlined_and_the_target_as_a_line(outlined):
     from matplotlib import pyplot
 
-    message, found = outlined("05.1", with_warmup(lambda rank, ranks: ranks - rank - 2))
+    message, found = outlined("05.1", in_turn(lambda rank, ranks: max(1, ranks - rank - 1)))
     assert "rank 0 runs only 3 forwards before its first backward, and then waits" in message
     assert found == [(0, 3, 7, "", False)]
     [line] = [each for each in pyplot.gca().lines if each.get_linestyle() == "--"]
@@ -66,9 +55,9 @@ def test_memory_above_the_limit_is_outlined(outlined):
 
 
 def test_a_named_action_or_wait_is_outlined(outlined):
-    message, found = outlined("10.1", with_warmup(lambda rank, ranks: ranks - rank - 1, split=True))
+    message, found = outlined("10.1", in_turn(lambda rank, ranks: ranks - rank, late=lambda *_: 0))
     assert "Each W runs right after its I" in message and found == [(2, 25, 26, "", False)]
-    message, found = outlined("13.1", with_warmup(lambda rank, ranks: ranks - rank - 1))
+    message, found = outlined("13.1", in_turn(lambda rank, ranks: ranks - rank))
     assert "rank 3 waits 9.75–10.25" in message and found == [(3, 9.75, 10.25, "", False)]
     message, found = outlined("09.1", lambda r, p, m, v: [F(c * p + r, k) for c in range(v) for k in range(m)])
     assert "forward number 5 of rank 0 is 0F4" in message and found == [(0, 2, 2.5, "", False)]
