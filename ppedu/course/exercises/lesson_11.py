@@ -168,6 +168,10 @@ def cures(run: Run) -> Cures:
     }
 
 
+def _cures_of(run: int) -> Cures:
+    return _treated()[run][1]
+
+
 @cache
 def _predicted(run: int, name: str) -> float:
     """Return the seconds of a step of the run with this number, with a cure."""
@@ -177,7 +181,7 @@ def _predicted(run: int, name: str) -> float:
 
 
 def _per_microbatch(run: int, name: str) -> float:
-    return _predicted(run, name) / _treated()[run][1][name][0].microbatches
+    return _predicted(run, name) / _cures_of(run)[name][0].microbatches
 
 
 def _with_run(number: int) -> str:
@@ -199,7 +203,7 @@ def _chosen(function: Any, case: str, number: int) -> str:
 
 
 def _not_the_best_cure(case: str, name: str, number: int) -> str | None:
-    best = min(_treated()[number][1], key=lambda each: _per_microbatch(number, each))
+    best = min(_cures_of(number), key=lambda each: _per_microbatch(number, each))
     if name == best:
         return None
     seconds = [in_seconds(_per_microbatch(number, each)) for each in (name, best)]
@@ -212,15 +216,15 @@ def _not_the_best_cure(case: str, name: str, number: int) -> str | None:
 # Common wrong ways to choose, by the run's number.
 WRONG_CHOICES: Mistakes = [
     (
-        lambda number: min(_treated()[number][1], key=lambda name: simulate(_treated()[number][1][name][0]).bubble),
+        lambda number: min(_cures_of(number), key=lambda name: simulate(_cures_of(number)[name][0]).bubble),
         "That has the smallest bubble if all stages are equal. Ask `run.predict`, which knows the run's",
     ),
     (
-        lambda number: min(_treated()[number][1], key=lambda name: _predicted(number, name)),
+        lambda number: min(_cures_of(number), key=lambda name: _predicted(number, name)),
         "That has the shortest step. But a step with more microbatches also trains on more: compare the time of one",
     ),
     (
-        lambda number: max(_treated()[number][1], key=lambda name: _per_microbatch(number, name)),
+        lambda number: max(_cures_of(number), key=lambda name: _per_microbatch(number, name)),
         "That is the slowest of them",
     ),
 ]

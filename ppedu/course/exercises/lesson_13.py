@@ -38,7 +38,7 @@ def _not_better(case: str, timeline: Timeline, ranks: int, microbatches: int) ->
     room = _room(ranks, microbatches)
     if max(timeline.peak_activations) > room:
         return f"{case} your schedule is legal, but {_too_much(timeline, room)}"
-    par = _fastest_known(ranks, microbatches, room)
+    par = _fastest_known(ranks, microbatches)
     if timeline.makespan < par.makespan:
         return None
     more = timeline.makespan - par.makespan
@@ -50,9 +50,9 @@ def _not_better(case: str, timeline: Timeline, ranks: int, microbatches: int) ->
 
 
 @cache
-def _fastest_known(ranks: int, microbatches: int, room: int) -> Timeline:
-    """Simulate every built-in single-copy schedule with at most `room` activations on any rank; return the fastest."""
-    fitting = []
+def _fastest_known(ranks: int, microbatches: int) -> Timeline:
+    """Simulate every built-in single-copy schedule that fits in the memory; return the fastest."""
+    fitting, room = [], _room(ranks, microbatches)
     for name in published():
         try:
             timeline = simulate(schedule(name, ranks, microbatches), COSTS)
@@ -191,7 +191,7 @@ EXERCISES = {
         _not_better,
         "No built-in schedule with one copy of the model is as fast in this memory. This is what you built.",
         costs=COSTS,
-        best=lambda *case: _fastest_known(*case, _room(*case)),
+        best=_fastest_known,
         room=_room,
         score=_over_the_least,
         hints=(
