@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ppedu.core import SettingError
 from ppedu.core.numeric import pretty
@@ -20,34 +20,6 @@ if TYPE_CHECKING:  # the package must import without torch
 NO_START = (
     "backward() is called on an activation without a gradient, or with None. Only a loss, a single number, can do "
     "without one"
-)
-
-
-class Whose(NamedTuple):
-    """Whose gradients are compared, as words for a sentence, and what the learner should do if they are wrong.
-
-    Args:
-        missing: the fault if weights have no gradient.
-        scaled: the advice if the gradients are a multiple of the right ones; otherwise: in all other cases.
-    """
-
-    gradients: str
-    missing: str
-    scaled: str = "Use the loss as loss_fn returns it"
-    otherwise: str = "Take the loss from loss_fn, and let backward() add to the existing .grad"
-
-
-FIRST = Whose(
-    "the first half's gradients", "the first half's gradients differ from those of the uncut model: some are missing"
-)
-SECOND = Whose(
-    "the second half's gradients", "the second half's weights have no gradients; loss.backward() computes them"
-)
-MIDDLE = Whose(
-    "the gradients of the stage's weights",
-    "the stage's weights have no gradients: no backward ran from the stage's output",
-    "Run one backward, from the stage's output",
-    "Start the backward from the gradient that came back, and let it add to the existing .grad",
 )
 
 
@@ -93,9 +65,17 @@ def _not_a_hand_off(function: Any) -> str | None:
                 seen = _watched(function, first, second, x, target, loss_fn)
             fault = (
                 _not_cut(seen)
-                or _unlike_the_uncut(SECOND, (second, whole[1]))
+                or _unlike_the_uncut(
+                    (second, whole[1]),
+                    "the second half's gradients",
+                    missing="the second half's weights have no gradients; loss.backward() computes them",
+                )
                 or _not_back_to_the_first(seen, activation.grad)
-                or _unlike_the_uncut(FIRST, (first, whole[0]))
+                or _unlike_the_uncut(
+                    (first, whole[0]),
+                    "the first half's gradients",
+                    missing="the first half's gradients differ from those of the uncut model: some are missing",
+                )
             )
             if seen.error and (fault is None or not (seen.sent or seen.received)):
                 with own_line(function, case):
@@ -218,22 +198,31 @@ def _why_no_gradient(seen: Observed, right: Tensor) -> str | None:
     )
 
 
-def _unlike_the_uncut(whose: Whose, modules: tuple[Module, Module]) -> str | None:
+def _unlike_the_uncut(
+    modules: tuple[Module, Module],
+    gradients: str,
+    missing: str,
+    scaled: str = "Use the loss as loss_fn returns it",
+    otherwise: str = "Take the loss from loss_fn, and let backward() add to the existing .grad",
+) -> str | None:
     """Explain how a module's gradients differ from those of the uncut model; return None if they are equal.
 
     Args:
         modules: the learner's module, and that of the uncut model.
+        gradients: whose gradients these are, as words for a sentence.
+        missing: the fault if weights have no gradient.
+        scaled: the advice if the gradients are a multiple of the right ones; otherwise: in all other cases.
     """
     from torch import equal
 
     mine, right = map(_gradients, modules)
     if mine is None or right is None:
-        return whose.missing
+        return missing
     if equal(mine, right):
         return None
-    fault = f"{whose.gradients} differ from those of the uncut model"
+    fault = f"{gradients} differ from those of the uncut model"
     times = multiple_of(mine, right)
-    return f"{fault}: they are {times} times as large. {whose.scaled}" if times else f"{fault}. {whose.otherwise}"
+    return f"{fault}: they are {times} times as large. {scaled}" if times else f"{fault}. {otherwise}"
 
 
 def _gradients(module: Module) -> Tensor | None:
@@ -284,7 +273,13 @@ def _not_a_middle_stage(function: Any) -> str | None:
         else:
             fault = (
                 _not_sent(runs, sent, output)
-                or _unlike_the_uncut(MIDDLE, (stage, uncut))
+                or _unlike_the_uncut(
+                    (stage, uncut),
+                    "the gradients of the stage's weights",
+                    "the stage's weights have no gradients: no backward ran from the stage's output",
+                    "Run one backward, from the stage's output",
+                    "Start the backward from the gradient that came back, and let it add to the existing .grad",
+                )
                 or _not_the_input_gradient(returned, right.grad, gradient)
             )
         if fault:

@@ -65,7 +65,7 @@ def schedule_exercise(
 ) -> Exercise:
     """Return an exercise whose answer is the generator of a schedule.
 
-    A wrong schedule must be legal in all cases, and is drawn; a right one is drawn for the first case.
+    The schedule must be legal in all cases. A wrong one is drawn, and a right one for the first case.
 
     Args:
         cases: The arguments for which the answer is checked, after the rank: ranks, microbatches and, if any, chunks.
@@ -96,6 +96,7 @@ def schedule_exercise(
 
 
 def built(generator: Any, _: str, *sizes: int) -> Schedule:
+    """Build the learner's schedule; an `answer_of` for `tried_on`."""
     return learner_schedule(generator, *sizes)
 
 
