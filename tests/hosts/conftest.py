@@ -44,6 +44,22 @@ def nothing_left(network: Network) -> Iterator[None]:
     assert not found
 
 
+@pytest.fixture
+def connect(nothing_left: None) -> Iterator[Callable[..., Any]]:
+    """`connect(on, …)` returns a pool of ranks, which the end of the test closes; nothing of it may be left then."""
+    from ppedu.launch.pool import RankPool
+
+    pools: list[RankPool] = []
+
+    def make(on: str = "ssh:alpha,beta", **options: str) -> RankPool:
+        pools.append(RankPool(on=on, **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
 @pytest.fixture(scope="session")
 def shared_pool(network: Network) -> Iterator[Any]:
     from ppedu.launch.pool import RankPool

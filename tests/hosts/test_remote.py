@@ -169,13 +169,10 @@ def test_stray_connections_get_nothing_and_stop_nothing(on_hosts, nothing_left):
     assert on_hosts(STRAY, 2) == ["2.0 2\n", "2.0 1\n"]  # the store is on alpha
 
 
-def test_a_third_host_and_few_ranks(network, ranks, nothing_left):
-    pool = RankPool(on="ssh:alpha,beta,gamma")
-    try:
-        assert [text.split()[-1] for text in ranks(SUM, 4, pool=pool)] == ["0", "0", "1", "2"]
-        assert [text.split()[-1] for text in ranks(SUM, 2, pool=pool)] == ["0", "1"]
-    finally:
-        pool.close()
+def test_a_third_host_and_few_ranks(ranks, connect):
+    pool = connect("ssh:alpha,beta,gamma")
+    assert [text.split()[-1] for text in ranks(SUM, 4, pool=pool)] == ["0", "0", "1", "2"]
+    assert [text.split()[-1] for text in ranks(SUM, 2, pool=pool)] == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -191,13 +188,9 @@ def test_a_third_host_and_few_ranks(network, ranks, nothing_left):
         ("ssh:a\0b", "--on must be a string without control characters"),
     ],
 )
-def test_a_wrong_place_is_an_error(network, ranks, on, problem):
+def test_a_wrong_place_is_an_error(ranks, connect, on, problem):
     with pytest.raises(PipelineError, match=problem):
-        pool = RankPool(on=on)
-        try:
-            ranks("pass", 1, pool=pool)
-        finally:
-            pool.close()
+        ranks("pass", 1, pool=connect(on))
 
 
 def test_only_forked_ranks_run_on_hosts():
@@ -212,20 +205,16 @@ def test_only_forked_ranks_run_on_hosts():
         ("isolated", "has no ppedu; install 'ppedu"),
     ],
 )
-def test_a_host_without_the_environment_is_an_error(network, ranks, nothing_left, tmp_path, python, problem):
+def test_a_host_without_the_environment_is_an_error(ranks, connect, tmp_path, python, problem):
     if python == "isolated":  # from PYTHONPATH
         python = str(tmp_path / "python")
         Path(python).write_text('#!/bin/sh\nexec /usr/bin/python3 -I "$@"\n')
         Path(python).chmod(0o755)
-    pool = RankPool(on="ssh:alpha,beta", python=python)
-    try:
-        with pytest.raises(PipelineError, match=problem):
-            ranks("pass", 2, pool=pool)
-    finally:
-        pool.close()
+    with pytest.raises(PipelineError, match=problem):
+        ranks("pass", 2, pool=connect(python=python))
 
 
-def test_another_version_is_an_error(network, ranks, nothing_left, tmp_path):
+def test_another_version_is_an_error(network, ranks, connect, tmp_path):
     """A Python on beta whose torch says that it is another version."""
     (tmp_path / "torch-1.0.0.dist-info").mkdir(parents=True)
     (tmp_path / "torch-1.0.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.0.0\n")
@@ -235,44 +224,30 @@ def test_another_version_is_an_error(network, ranks, nothing_left, tmp_path):
         f'#!/bin/sh\n[ "$TMPDIR" = {network.temporary("beta")} ] && export PYTHONPATH={tmp_path}\nexec {real} "$@"\n'
     )
     python.chmod(0o755)
-    pool = RankPool(on="ssh:alpha,beta", python=str(python))
-    try:
-        with pytest.raises(PipelineError, match=r"beta has torch 1\.0\.0, this machine \d.*the same everywhere"):
-            ranks("pass", 2, pool=pool)
-    finally:
-        pool.close()
+    with pytest.raises(PipelineError, match=r"beta has torch 1\.0\.0, this machine \d.*the same everywhere"):
+        ranks("pass", 2, pool=connect(python=str(python)))
 
 
-def test_hosts_that_do_not_reach_each_other_are_an_error(network, ranks, nothing_left):
-    pool = RankPool(on="ssh:alpha,beta")
+def test_hosts_that_do_not_reach_each_other_are_an_error(network, ranks, connect):
     network.run("beta", "ip", "route", "add", "blackhole", network.address("alpha"))
     try:
         with pytest.raises(PipelineError, match=r"beta cannot reach alpha at 10.*name a network.*--interface"):
-            ranks("pass", 2, pool=pool)
+            ranks("pass", 2, pool=connect())
     finally:
         network.run("beta", "ip", "route", "del", "blackhole", network.address("alpha"))
-        pool.close()
 
 
-def test_an_unknown_interface_is_an_error(network, ranks, nothing_left):
-    pool = RankPool(on="ssh:alpha,beta", interface="ib0")
-    try:
-        with pytest.raises(PipelineError, match=r"(alpha|beta): it has no interface 'ib0'.* it has lo, eth0"):
-            ranks("pass", 2, pool=pool)
-    finally:
-        pool.close()
+def test_an_unknown_interface_is_an_error(ranks, connect):
+    with pytest.raises(PipelineError, match=r"(alpha|beta): it has no interface 'ib0'.* it has lo, eth0"):
+        ranks("pass", 2, pool=connect(interface="ib0"))
 
 
-def test_a_host_that_talks_first_is_understood(network, ranks, nothing_left, tmp_path):
+def test_a_host_that_talks_first_is_understood(ranks, connect, tmp_path):
     """As with a line in the host's .bashrc that prints a greeting."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "Welcome to $(hostname)"\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    pool = RankPool(on="ssh:alpha,beta", python=str(python))
-    try:
-        assert ranks("print(1)", 2, pool=pool) == ["1\n", "1\n"]
-    finally:
-        pool.close()
+    assert ranks("print(1)", 2, pool=connect(python=str(python))) == ["1\n", "1\n"]
 
 
 def test_ports_are_closed_between_runs(two_hosts, ranks, network):

@@ -31,21 +31,27 @@ FOREVER = """
 LIMIT = 30.0  # seconds, for a busy machine; alone, it takes 4 s of silence and a little more to end the other ranks
 
 
-def lose(pool: RankPool, folder: Path, happen: Callable[[], None]) -> tuple[str, float]:
-    """Run FOREVER on two ranks, let something happen, and return the error and after how many seconds it came."""
+def run_forever(pool: RankPool, folder: Path, happen: Callable[[], object]) -> None:
+    """Run FOREVER on two ranks, and let something happen once one has printed something."""
     program = folder / "forever.py"
     program.write_text(textwrap.dedent(FOREVER))
-    happened: list[float] = []
+    happened = False
 
     def write(rank: int, piece: bytes) -> None:
+        nonlocal happened
         if piece and not happened:
-            happened.append(time.monotonic())
+            happened = True
             happen()
-            happened[0] = time.monotonic()
 
+    pool.run(program, 2, timeout=60, write=write)
+
+
+def lose(pool: RankPool, folder: Path, happen: Callable[[], object]) -> tuple[str, float]:
+    """Let something happen to ranks, and return the error and after how many seconds it came."""
+    times = []
     with pytest.raises(RankError) as caught:
-        pool.run(program, 2, timeout=60, write=write)
-    return str(caught.value), time.monotonic() - happened[0]
+        run_forever(pool, folder, lambda: (happen(), times.append(time.monotonic())))
+    return str(caught.value), time.monotonic() - times[0]
 
 
 def _ended(network: Any, before: set[str]) -> bool:
@@ -180,7 +186,7 @@ def test_after_the_end_of_a_zygote_the_next_run_connects_again(network, two_host
 
 
 @pytest.mark.slow
-def test_a_zygote_that_a_rank_stops_leaves_nothing(network, ranks, nothing_left):
+def test_a_zygote_that_a_rank_stops_leaves_nothing(ranks, connect):
     program = """
         import os, signal, subprocess, time
         if os.environ["RANK"] == "1":
@@ -188,22 +194,15 @@ def test_a_zygote_that_a_rank_stops_leaves_nothing(network, ranks, nothing_left)
             os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(60)
         """
-    pool = RankPool(on="ssh:alpha,beta")
-    try:
-        with pytest.raises(RankError):
-            ranks(program, 2, timeout=2, pool=pool)
-    finally:
-        pool.close()
+    with pytest.raises(RankError):
+        ranks(program, 2, timeout=2, pool=connect())
 
 
-def test_a_failed_connection_is_reported_as_often_as_it_fails(network, ranks, nothing_left):
-    pool = RankPool(on="ssh:alpha,beta", interface="lo")
-    try:
-        for _ in range(2):
-            with pytest.raises(PipelineError, match="cannot reach"):
-                ranks("pass", 2, pool=pool)
-    finally:
-        pool.close()
+def test_a_failed_connection_is_reported_as_often_as_it_fails(ranks, connect):
+    pool = connect(interface="lo")
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="cannot reach"):
+            ranks("pass", 2, pool=pool)
 
 
 @pytest.mark.parametrize("after", [0.3, pytest.param(1.0, marks=pytest.mark.slow)])
@@ -226,41 +225,23 @@ def test_ranks_that_print_without_end_are_located(network, on_hosts, nothing_lef
     assert "did not answer" not in str(caught.value)
 
 
-def test_a_refused_key_is_reported_as_such(network, ranks):
+def test_a_refused_key_is_reported_as_such(network, ranks, connect):
     with (network.folder / "config").open("a") as file:
         file.write(f"Host stranger\n HostName {network.address('alpha')}\n IdentityFile /nowhere/key\n")
         file.write(f" IdentitiesOnly yes\n StrictHostKeyChecking no\n UserKnownHostsFile {network.folder}/strangers\n")
-    pool = RankPool(on="ssh:stranger")
-    try:
-        with pytest.raises(PipelineError, match=r"cannot start ranks on stranger: .*Permission denied"):
-            ranks("pass", 1, pool=pool)
-    finally:
-        pool.close()
-
-
-def run_forever(pool, folder, stop, *arguments):
-    """Run two ranks that don't end, and call `stop` shortly after the first has printed something."""
-    program = folder / "forever.py"
-    program.write_text(textwrap.dedent(FOREVER))
-    timer = []
-
-    def write(rank: int, piece: bytes) -> None:
-        if piece and not timer:
-            timer.append(threading.Timer(0.2, stop, arguments))
-            timer[0].start()
-
-    pool.run(program, 2, timeout=60, write=write)
+    with pytest.raises(PipelineError, match=r"cannot start ranks on stranger: .*Permission denied"):
+        ranks("pass", 1, pool=connect("ssh:stranger"))
 
 
 def test_an_interrupt_ends_all_ranks_and_says_where_they_were(network, two_hosts, nothing_left, tmp_path):
     with pytest.raises(KeyboardInterrupt) as caught:
-        run_forever(two_hosts, tmp_path, os.kill, os.getpid(), signal.SIGINT)
+        run_forever(two_hosts, tmp_path, threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start)
     assert "rank 0 on alpha" in str(caught.value) and "rank 1 on beta" in str(caught.value)
 
 
 def test_ranks_can_be_stopped_by_another_thread(network, two_hosts, nothing_left, tmp_path):
     with pytest.raises(RankError, match="was killed by SIGKILL"):
-        run_forever(two_hosts, tmp_path, two_hosts.stop)
+        run_forever(two_hosts, tmp_path, threading.Timer(0.2, two_hosts.stop).start)
 
 
 @pytest.mark.parametrize("after", ["connected", pytest.param("0", marks=pytest.mark.slow)])
