@@ -34,13 +34,8 @@ class Screen:
         if self._terminal:
             print(f"\r{line}", end="\n" if done else "", flush=True)
             return
-        bundle = {"text/plain": line}
-        if self._bar:
-            self._bar.update(bundle, raw=True)
-        else:
-            self._bar = display(bundle, raw=True, display_id=True)
-        if done:
-            self._bar = None
+        shown = _show(line, self._bar)
+        self._bar = None if done else shown
 
     def waiting(self, ranks: int, seconds: float, timeout: float) -> None:
         """Show for how long ranks have been running, once it is longer than most cells take: they may be stuck."""
@@ -48,10 +43,7 @@ class Screen:
             return
         self._seconds = int(seconds)
         state = f"{plural(ranks, 'rank')} running, {self._seconds} s… (stopped after {timeout:g} s; ■ stops now)"
-        if self._waiting:
-            self._waiting.update({"text/plain": state}, raw=True)
-        else:
-            self._waiting = display({"text/plain": state}, raw=True, display_id=True)
+        self._waiting = _show(state, self._waiting)
 
     def picture(self, file: Path) -> None:
         """Show a picture, if the file exists."""
@@ -70,9 +62,17 @@ class Screen:
     def close(self) -> None:
         """Replace the live view, if there is one, by a picture of its final state."""
         if self._waiting:
-            self._waiting.update({"text/plain": f"ran for {self._seconds} s"}, raw=True)
+            _show(f"ran for {self._seconds} s", self._waiting)
         if self._training:
             self._training.close()
+
+
+def _show(text: str, handle: DisplayHandle | None) -> DisplayHandle | None:
+    """Show a text in the place of `handle`, or in a new one; return the place."""
+    if handle is None:
+        return display({"text/plain": text}, raw=True, display_id=True)
+    handle.update({"text/plain": text}, raw=True)
+    return handle
 
 
 class LiveRun(Interactive):

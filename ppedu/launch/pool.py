@@ -68,6 +68,7 @@ class RankPool:
                 "elsewhere, save the cell with --save and start the script with torchrun"
             )
         self.launcher, self.on, self.place = launcher, on, Place.of(on, python, interface)
+        self._where = on, python or "", interface or ""
         if self.place and launcher != "zygote":
             raise SettingError(f"--launcher {launcher} starts ranks on this machine only; leave it out, or --on")
         self.note: Callable[[str], object] = lambda _: None  # receives what the launcher waits for before the first run
@@ -96,7 +97,7 @@ class RankPool:
         if self.place is None:
             self._server, self._control = launchers.start(LAUNCHERS[self.launcher])
         else:
-            self._server, self._control = launchers.start("hosts.remote", self.place.to_json())
+            self._server, self._control = launchers.start("hosts.remote", *self._where)
         self._ready, self._idle, self._lost = False, True, False
 
     def close(self) -> None:
@@ -163,7 +164,7 @@ class RankPool:
             RankError: a rank has failed, or the timeout has passed. All ranks have ended.
             KeyboardInterrupt: the user has interrupted the run. The message is a hang report. All ranks have ended.
         """
-        require_run(ranks, timeout)
+        require_run(ranks, timeout, here=self.place is None)
         require_instance("program", program, (str, Path), "a file or a module's name")
         require_instance("folder", folder, (Path, type(None)), "a Path or None")
         require_instance("write", write, Callable, "a function of a rank and its output")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import sys
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from ppedu.core import SettingError
 
@@ -74,16 +73,6 @@ class Place:
         parser.add_argument("-N", "--nodes", default="1")
         asked = parser.parse_known_args(self.options)[0].nodes
         return int(asked.partition("-")[0]) if asked.partition("-")[0].isdigit() else 1
-
-    @classmethod
-    def from_json(cls, text: str) -> Place:
-        """Return the place that `to_json` has described."""
-        hosts, options, python, interface = json.loads(text)
-        return cls(tuple(hosts), None if options is None else tuple(options), python, interface)
-
-    def to_json(self) -> str:
-        """Describe this place for another process."""
-        return json.dumps(astuple(self))
 
     def by_ssh(self, host: str) -> list[str]:
         """Return the command that starts the relay on a host."""

@@ -32,7 +32,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +79,13 @@ class Relay:
     async def serve(self) -> None:
         """Answer messages until the channel ends; then end the ranks and the zygote."""
         asyncio.get_running_loop().add_reader(self.control, self._receive_news)
-        answers: dict[str, Callable[[Any, bytes], Awaitable[None]]] = {
-            "reach": self._reach,
-            "close": self._close,
-            "time": self._tell_time,
-            "listen": self._listen,
-            "run": self._start,
-            "kill": self._kill,
-            "locate": self._locate,
-        }
         hello = {"address": self.address, "interface": self.interface, "port": self._door.getsockname()[1]}
 
         async def answer() -> None:
             with contextlib.suppress(Gone):
                 await self.channel.send(b"", **versions(), **hello)
                 while True:
-                    message, content = await self.channel.receive()
-                    for name, value in message.items():
-                        await answers[name](value, content)
+                    await self._answer(*await self.channel.receive())
 
         beating = asyncio.create_task(self.channel.beat())
         tasks = [asyncio.create_task(each) for each in (answer(), self._pass_on_news())]
@@ -118,25 +106,26 @@ class Relay:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _reach(self, others: list[tuple[str, str, int]], _: bytes) -> None:
-        await self.channel.send(unreachable=await unreachable(others))
-
-    async def _close(self, _: bool, __: bytes) -> None:
-        self._door.close()
-
-    async def _tell_time(self, _: bool, __: bytes) -> None:
-        await self.channel.send(time=time.monotonic())
-
-    async def _listen(self, _: bool, __: bytes) -> None:
-        self._listener = socket.create_server((self.address, 0))
-        await self.channel.send(port=self._listener.getsockname()[1])
-
-    async def _kill(self, _: bool, __: bytes) -> None:
-        launcher.send(self.control, kill=True)
-
-    async def _locate(self, _: bool, __: bytes) -> None:
-        launcher.send(self.control, locate=True)
-        self._locating = asyncio.create_task(self._send_locations())
+    async def _answer(self, message: dict[str, Any], content: bytes) -> None:
+        match message:
+            case {"run": run}:
+                await self._start(run, content)
+            case {"reach": others}:
+                await self.channel.send(unreachable=await unreachable(others))
+            case {"close": True}:
+                self._door.close()
+            case {"time": True}:
+                await self.channel.send(time=time.monotonic())
+            case {"listen": True}:
+                self._listener = socket.create_server((self.address, 0))
+                await self.channel.send(port=self._listener.getsockname()[1])
+            case {"kill": True}:
+                launcher.send(self.control, kill=True)
+            case {"locate": True}:
+                launcher.send(self.control, locate=True)
+                self._locating = asyncio.create_task(self._send_locations())
+            case _:
+                raise ValueError(f"not a message of the launcher: {list(message)}")
 
     async def _start(self, run: dict[str, Any], content: bytes) -> None:
         """Start the ranks of a run on this host, or report why that is impossible.

@@ -32,15 +32,19 @@ LOST = -signal.SIGKILL  # the status of a rank whose host is gone
 FULL = 0.005  # seconds between two attempts to write into a full pipe
 
 
-def serve(descriptor: int, place: str) -> NoReturn:
+def serve(descriptor: int, on: str, python: str, interface: str) -> NoReturn:
     """Start ranks on other hosts whenever the pool, at the other end of the socket `descriptor`, requests it.
 
-    place: a `Place`, as JSON. The messages are described in `launcher`. Ends when the socket closes, or when a host is
-    lost.
+    The messages are described in `launcher`. Ends when the socket closes, or when a host is lost.
+
+    Args:
+        on, python, interface: see `Place.of`; "" for a default.
     """
+    place = Place.of(on, python, interface)
+    assert place
     launcher.become_subreaper()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_Remote(socket.socket(fileno=descriptor), Place.from_json(place)).serve())
+    asyncio.run(_Remote(socket.socket(fileno=descriptor), place).serve())
     os._exit(0)
 
 
