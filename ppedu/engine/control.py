@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,15 +20,12 @@ from ppedu.core import CommunicationError, PipelineError, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.waiting import Wait, published
 from ppedu.engine.batch import Batch
-from ppedu.engine.ranks import device
-from ppedu.engine.ranks.alarm import Alarm
+from ppedu.engine.ranks import alarm, device
 from ppedu.engine.ranks.comm import PipelineGroup, reason
 from ppedu.engine.ranks.device import wait
-from ppedu.engine.ranks.versions import store_of
 
 CALLS = ["step", "eval", "forward"]  # a rank announces a call by its position here
 REFUSED = -1  # announces that a rank cannot make a call
-meetings: Counter[str] = Counter()  # by group, of which pipelines may share one
 CONTROL_TAG = 1  # keeps these rows apart from a schedule's messages, which have tag 0; NCCL has no tags
 
 
@@ -59,20 +55,15 @@ class Control:
         self._own = [(group.channel, group.size)] if group.size > 1 else []
         beside = 1 if replicas is None else dist.get_world_size(replicas)
         self._replicas = [(replicas, beside)] if replicas is not None and beside > 1 else []
-        name = f"global rank {dist.get_rank()}" if self._replicas else f"rank {group.rank}"
-        self._alarm = Alarm([each for each, _ in self._own + self._replicas], name)
+        self._name = f"global rank {dist.get_rank()}" if self._replicas else f"rank {group.rank}"
         self._last_announcement: list[int] = []  # of this rank, where all ranks made the same and knew the inputs
 
     def meet(self, purpose: str) -> None:
         """Wait until every rank has called this, before NCCL connects them, which it does without a time limit."""
         if device.is_queue(self.group.device):
             for group, ranks in self._own + self._replicas:
-                meetings[group.group_name] += 1
-                keys = [f"ppedu/meeting {meetings[group.group_name]} of {rank}" for rank in range(ranks)]
                 with self.required_for(purpose):
-                    store = store_of(group)
-                    store.set(keys[group.rank()], "")
-                    store.wait(keys, self.timeout)
+                    alarm.meet(group, ranks, "meeting", self.timeout)
 
     def exchange(self, row: torch.Tensor, purpose: str, posted: Rows | None = None) -> torch.Tensor:
         """Return the rows of all ranks, shape (ranks, length).
@@ -85,11 +76,11 @@ class Control:
         if self.group.size == 1:
             return row[None]
         row = row.to(self.group.device)
+        if device.is_queue(row.device):  # NCCL's all_gather needs no preparation
+            return self.start(row, purpose, purpose)()
         values, receives = posted or self.post(len(row), row.dtype, purpose)
         with self.required_for(purpose):
-            if device.is_queue(row.device):
-                works = [dist.all_gather(list(values), row, self.group.process_group, async_op=True)]
-            elif self.group.rank > 0:
+            if self.group.rank > 0:
                 works = [*receives, self.group.channel.send([row], 0, CONTROL_TAG)]
             else:
                 values[0] = row
@@ -98,19 +89,23 @@ class Control:
                 works = [self.group.channel.send([values], rank, CONTROL_TAG) for rank in range(1, self.group.size)]
             for work in works:
                 wait(work, row.device, self.timeout)
-        return values.cpu()
+        return values
 
-    def start(self, row: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start to exchange rows in the background; the returned function waits for those of all ranks."""
+    def start(self, row: torch.Tensor, purpose: str, awaited_for: str) -> Callable[[], torch.Tensor]:
+        """Start to exchange rows in the background; the returned function waits for those of all ranks.
+
+        Args:
+            purpose, awaited_for: complete "rank 0 cannot …" in an error, at the start and in the returned function.
+        """
         row = row.to(self.group.device)
         values = row.new_empty(self.group.size, len(row))
         if self.group.size == 1:
             return lambda: row[None].cpu()
-        with self.required_for("end the step"):
+        with self.required_for(purpose):
             work = dist.all_gather(list(values), row, self.group.process_group, async_op=True)
 
         def finish() -> torch.Tensor:
-            with self.required_for("validate the last step"):
+            with self.required_for(awaited_for):
                 wait(work, row.device, self.timeout)
             return values.cpu()
 
@@ -120,7 +115,7 @@ class Control:
         """Post the receives of a later `exchange`, so that its messages match without a handshake."""
         channel = self.group.channel
         values = torch.empty(self.group.size, length, dtype=dtype, device=self.group.device)
-        if device.is_queue(values.device):  # NCCL's all_gather needs no preparation
+        if device.is_queue(values.device):
             return Rows(values, [])
         senders = {0: values} if self.group.rank else {rank: values[rank] for rank in range(1, self.group.size)}
         with self.required_for(purpose):
@@ -150,8 +145,8 @@ class Control:
         if self.failure:
             return ""
         self.failure = why
-        first = self._alarm.sound(own)
-        return "" if first in ("", self._alarm.name) else f"; {first} failed first, and its own error says why"
+        first = alarm.sound([group for group, _ in self._own + self._replicas], self._name, own)
+        return "" if first in ("", self._name) else f"; {first} failed first, and its own error says why"
 
     def refuse(self, call: str, microbatches: int, debug: bool) -> None:
         """Let the other ranks know that this one cannot start a call; they raise an error, and then can be used again.
@@ -166,7 +161,7 @@ class Control:
 
     def _require_all_refuse(self, call: str, groups: Sequence[tuple[dist.ProcessGroup, int]]) -> None:
         """Let the pipeline be used no more unless all ranks of these groups refuse the call as well."""
-        if not all(self._alarm.all_refuse(*each) for each in groups):
+        if not all(alarm.all_refuse(*each) for each in groups):
             self.fail(f"rank {self.group.rank} cannot start {call}, which other ranks have started")
 
     def require_same(self, settings: Mapping[str, Any], purpose: str) -> None:

@@ -99,7 +99,7 @@ class Validation:
             modules: all that forwards run, whose weights and buffers are restored if the step is taken back.
         """
         row = results.row(step, offset, self.gradients.norm().item())
-        arrives = self.control.start(row)
+        arrives = self.control.start(row, "end the step", "validate the last step")
         before = Snapshot(self.options.optimizer, modules)
         self.options.optimizer.step()
         for weight in self.gradients.weights:

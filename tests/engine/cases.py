@@ -1,9 +1,29 @@
 """Cases for real ranks: short programs that run one after the other in one launch, since starting ranks takes time."""
 
+import inspect
 import json
 
+from torch import nn
+
+
+class Of(nn.Module):
+    """A module with these parts, weights and modules, which computes `run(self, *inputs)`."""
+
+    def __init__(self, run, **parts):
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs, **keywords):
+        return self.run(self, *inputs, **keywords)
+
+
+OF = inspect.getsource(Of)  # for programs
+
 # Cases are run one after the other, each with fresh connections, by pipelines of 3 or 4 ranks side by side.
-PRELUDE = """
+PRELUDE = (
+    """
 import json, os, sys, time, traceback, warnings
 import torch, torch.distributed as dist
 from torch import nn
@@ -25,16 +45,9 @@ X, Y = numbers(8, 4), numbers(4, 8).t()
 SPOILT = X.clone()
 SPOILT[4, 0] = torch.nan  # in microbatch 2
 
-class Of(nn.Module):
-    "A module with these parts, which computes `run(self, *inputs)`."
-    def __init__(self, run, **parts):
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, part)
-    def forward(self, *inputs, **keywords):
-        return self.run(self, *inputs, **keywords)
-
+"""
+    + OF
+    + """
 def layer(stage):
     with torch.random.fork_rng():
         torch.manual_seed(stage)
@@ -42,6 +55,12 @@ def layer(stage):
 
 def fresh():
     return PipelineGroup(rank, size, dist.new_group(own, use_local_synchronization=True))
+
+def two_replicas():
+    "Divide four ranks into two pipelines; return this rank's place in its own, its number, its group and replicas."
+    half, mine = divmod(rank, 2)
+    group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
+    return mine, half, group, dist.new_group([mine, 2 + mine], use_local_synchronization=True)
 
 def make(schedule="1f1b", microbatches=4, change=None, **options):
     "Make a pipeline of small layers; `change` replaces modules, by stage."
@@ -96,6 +115,7 @@ for case, code in json.loads(sys.argv[2])[place]:
     fresh()
 dist.barrier()
 """
+)
 
 
 def run(ranks, size, side_by_side, cases):

@@ -1,6 +1,7 @@
 """Losses of every form: the last stage's own, sums, with keywords, auxiliary ones. The reference is one process."""
 
 import pytest
+from cases import OF
 
 PRELUDE = """
 import copy, sys
@@ -42,12 +43,16 @@ def agree(held, judge):
     for stage, module in held.items():
         for ours, theirs in zip(module.parameters(), judge[stage].parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-10, atol=1e-12)
+
 """
 
 CASES = {
     "outputs of a training step": """
+def named(module):
+    return Of(lambda s, x: {"y": s.a(x)}, a=module)
+
 for name in NAMES:
-    pipeline, held, judge = make(name, lambda y, target: fn.mse_loss(y["y"], target), last=Named)
+    pipeline, held, judge = make(name, lambda y, target: fn.mse_loss(y["y"], target), last=named)
     loss, outputs = pipeline.step(X, Y, outputs=True)
     expected = run(judge, X)[-1]
     fn.mse_loss(expected, Y).backward()
@@ -66,25 +71,14 @@ for name in NAMES:
     assert torch.equal(loss, pipeline.loss) and isinstance(pipeline.step(X, Y), torch.Tensor)
 """,
     "a last stage that returns its loss": """
-class Lossy(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-    def forward(self, x, labels):
-        return fn.mse_loss(self.module(x), labels)
-
-class Takes(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-    def forward(self, x, labels):
-        return self.module(x)
+def lossy(module):
+    return Of(lambda s, x, labels: fn.mse_loss(s.a(x), labels), a=module)
 
 for name in NAMES:
-    pipeline, held, judge = make(name, last=Lossy)
+    pipeline, held, judge = make(name, last=lossy)
     for stage in pipeline.stages.values():
-        if not isinstance(stage.module, Lossy):
-            stage.module = Takes(stage.module)
+        if stage is not pipeline.last:
+            stage.module = Of(lambda s, x, labels: s.a(x), a=stage.module)
     loss = pipeline.step(X if 0 in held else None, labels=Y)  # 11 samples in 4 microbatches: 3 3 3 2
     expected = fn.mse_loss(run(judge, X)[-1], Y)
     expected.backward()
@@ -93,15 +87,11 @@ for name in NAMES:
     torch.testing.assert_close(pipeline.eval(X, labels=Y), loss)
 """,
     "samples that only the first rank knows": """
-class Lossy(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-    def forward(self, x):
-        return self.module(x).square().mean()
+def lossy(module):
+    return Of(lambda s, x: s.a(x).square().mean(), a=module)
 
 for name in NAMES:
-    pipeline, held, judge = make(name, last=Lossy)
+    pipeline, held, judge = make(name, last=lossy)
     loss = pipeline.step(X) if 0 in held else pipeline.step()
     expected = run(judge, X)[-1].square().mean()
     expected.backward()
@@ -210,18 +200,13 @@ for number, name in enumerate([*NAMES, "interleaved", "zb-h1", "gpipe"] * 3):
             assert ours.grad is None or torch.allclose(ours.grad, theirs.grad, rtol=1e-10), (name, stage)
 """,
     "a part of the batch that is passed on and changed": """
-class First(nn.Module):
-    def __init__(self, stage):
-        super().__init__()
-        self.layer = layer(stage)
-    def forward(self, x, scale):
-        return self.layer(x), scale
+def first(stage):
+    return Of(lambda s, x, scale: (s.a(x), scale), a=layer(stage))
 
-class Second(First):
-    def forward(self, x, scale):
-        return self.layer(x) * scale.mul_(2)
+def second(stage):
+    return Of(lambda s, x, scale: s.a(x) * scale.mul_(2), a=layer(stage))
 
-schedule, kinds = pp.schedule("zb-v", 2, 4), {1: First, 2: Second}  # both are on rank 1
+schedule, kinds = pp.schedule("zb-v", 2, 4), {1: first, 2: second}  # both are on rank 1
 judge = [kinds.get(stage, layer)(stage) for stage in range(4)]
 held = {stage: copy.deepcopy(judge[stage]) for stage in local_stages(schedule, RANK)}
 scale = Y.clone()
@@ -231,16 +216,12 @@ fn.mse_loss(judge[3](judge[2](*judge[1](judge[0](X), scale))), Y).backward()
 agree(held, judge)
 """,
     "images in some microbatches": """
-class Eye(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = layer(0)
-    def forward(self, x, image):
-        return x + self.layer(x) if image else x * 2
+def eye():
+    return Of(lambda s, x, image: x + s.a(x) if image else x * 2, a=layer(0))
 
 for name in ["gpipe", "1f1b", "zb-h1"]:
     schedule = pp.schedule(name, 2, 4)
-    held, judge = {RANK: layer(1) if RANK else Eye()}, [Eye(), layer(1)]
+    held, judge = {RANK: layer(1) if RANK else eye()}, [eye(), layer(1)]
     pipeline = Pipeline(schedule, held, fn.mse_loss, timeout=5)
     for images in ([0, 0, 1, 0], [1, 0, 0, 1], [0, 0, 0, 0]):
         loss, expected = pipeline.step(X, Y, stage_kwargs={0: {"image": images}}), 0
@@ -255,14 +236,7 @@ for name in ["gpipe", "1f1b", "zb-h1"]:
         nn.ModuleList(judge).zero_grad()
 """,
     "a stage that detaches": """
-class Detached(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-    def forward(self, x):
-        return self.module(x).detach()
-
-held = {RANK: Detached(layer(0)) if RANK == 0 else layer(1)}
+held = {RANK: Of(lambda s, x: s.a(x).detach(), a=layer(0)) if RANK == 0 else layer(1)}
 pipeline = Pipeline(pp.schedule("1f1b", 2, 4), held, fn.mse_loss, timeout=3)
 try:
     pipeline.step(X, Y)
@@ -276,12 +250,4 @@ except pp.PipelineError as error:
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_those_of_one_process(ranks, case):
-    named = """
-class Named(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-    def forward(self, x):
-        return {"y": self.module(x)}
-"""
-    ranks(PRELUDE + named + CASES[case], 2)
+    ranks(PRELUDE + OF + CASES[case], 2)

@@ -7,7 +7,6 @@ and with many microbatches.
 """
 
 import json
-import re
 
 import pytest
 
@@ -154,73 +153,3 @@ def test_gradients_and_loss_are_those_of_one_process(reports, case, tell):
         assert report["far"] <= 1e-6 if two_copies else report["wrong"] == 0
         assert abs(report["loss"] - report["expected"]) <= (1e-6 if two_copies else 0)
         assert report["order"] and report["measured"]
-
-
-@pytest.mark.parametrize(("name", "tied"), [("chimera", []), ("1f1b", [((0, "weight"), (3, "weight"))])])
-def test_copies_of_weights_that_differ_from_the_start_are_refused(ranks, name, tied):
-    output = ranks(
-        """
-        import json, sys
-        import torch, torch.distributed as dist
-        import ppedu as pp
-        from ppedu.run import Pipeline, local_stages
-
-        dist.init_process_group("gloo")
-        name, tied = json.loads(sys.argv[1])
-        schedule = pp.schedule(name, 4, 4)
-        for alike in (True, False):
-            torch.manual_seed(0 if alike else dist.get_rank())
-            stages = {stage: torch.nn.Linear(4, 4) for stage in local_stages(schedule, dist.get_rank())}
-            if alike:
-                for stage in stages.values():
-                    torch.nn.init.ones_(stage.weight)
-                    torch.nn.init.zeros_(stage.bias)
-            pipeline = Pipeline(schedule, stages, torch.nn.functional.mse_loss, tied=tied, timeout=2)
-            try:
-                pipeline.step(torch.ones(4, 4), torch.zeros(4, 4))
-                print("equal: fine")
-            except pp.PipelineError as error:
-                print(type(error).__name__, error)
-        """,
-        4,
-        json.dumps((name, tied)),
-    )
-    for rank, text in enumerate(output):
-        fine, refused = text.splitlines()
-        assert fine == "equal: fine"
-        assert refused.startswith("SettingError ")
-        if name == "chimera":
-            assert re.match(r"SettingError stage \d: the weight 'weight' differs between rank \d and rank \d", refused)
-        elif rank in (0, 3):
-            assert refused.startswith(
-                f"SettingError the tied weights on rank {rank} and rank {3 - rank} are not the same"
-            )
-        else:
-            assert "rank 0 cannot start step; its own error says why" in refused
-
-
-def test_copies_whose_weights_were_replaced_still_add_up_their_gradients(ranks):
-    program = """
-        import torch, torch.distributed as dist, ppedu as pp
-        dist.init_process_group("gloo")
-        X, Y = torch.arange(32.0).view(8, 4) / 10, torch.ones(8, 4)
-        def layers():
-            torch.manual_seed(5)
-            return {stage: torch.nn.Linear(4, 4) for stage in range(2)}
-        def step(modules):
-            pipeline = pp.run.Pipeline(pp.schedule("dualpipe", 2, 4), modules, torch.nn.functional.mse_loss)
-            yield
-            pipeline.step(X, Y)
-        fresh, loaded = layers(), layers()
-        for modules in (fresh, loaded):
-            running = step(modules)
-            next(running)
-            if modules is loaded:
-                for module in modules.values():
-                    module.load_state_dict({k: v.clone() for k, v in module.state_dict().items()}, assign=True)
-            next(running, None)
-        for stage in range(2):
-            for ours, theirs in zip(loaded[stage].parameters(), fresh[stage].parameters()):
-                assert torch.equal(ours.grad, theirs.grad), stage
-        """
-    ranks(program, 2)

@@ -357,9 +357,7 @@ for name in ["1f1b", "zb-v", "gems"]:
         agree(pipeline, model, losses, exact=False)
 """,
     "pipelines side by side average their gradients and losses": """
-mine, half = rank % 2, rank // 2
-group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
-replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
+mine, half, group, replicas = two_replicas()
 for name, stages in [("1f1b", 2), ("zb-h1", 2), ("interleaved", 4), ("zb-v", 4)]:
     schedule = pp.schedule(name, 2, 4)
     held = {stage: layer(stage) for stage in local_stages(schedule, mine)}
@@ -383,9 +381,8 @@ def flat(modules):
         weight.grad = part.view_as(weight)
     return whole
 
-mine, half = rank % 2, rank // 2
-group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
-beside = {"group": group, "replicas": dist.new_group([mine, 2 + mine], use_local_synchronization=True)}
+mine, _, group, replicas = two_replicas()
+beside = {"group": group, "replicas": replicas}
 for name, ranks, options in [("1f1b", 2, beside), ("zb-v", 2, beside), ("dualpipe", 4, {}), ("1f1b", 4, {})]:
     schedule = pp.schedule(name, ranks, 8)
     held = {stage: layer(stage) for stage in local_stages(schedule, mine if options else rank)}
@@ -422,6 +419,13 @@ for name in ["zb-v", "dualpipe", "1f1b"]:
             torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
     assert rank or mine[0].weight.grad is not None
     assert name == "zb-v" or rank < 3 or mine[7].weight.grad is not None
+""",
+    "copies whose weights were replaced still add up their gradients": """
+fresh_ones, loaded = (make("dualpipe", 8) for _ in range(2))
+for stage in loaded.stages.values():
+    stage.module.load_state_dict({k: v.clone() for k, v in stage.module.state_dict().items()}, assign=True)
+assert fresh_ones.step(X, Y) == loaded.step(X, Y)
+agree(loaded, {index: stage.module for index, stage in fresh_ones.stages.items()})
 """,
     "weights that change after the first call are right or refused": """
 from torch.nn.utils import parametrize, prune
@@ -508,9 +512,7 @@ if rank == 0:
 said = outcome(lambda: pipeline.step(X, Y))
 why = {0: "rank 0: 0W3 failed: ValueError: at the very end", 3: "rank 3 cannot synchronize the gradients: "}
 assert why.get(rank, f"rank {rank} cannot end the step: not every rank") in said, said
-mine, half = rank % 2, rank // 2
-group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
-replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
+mine, half, group, replicas = two_replicas()
 pipeline = Pipeline(pp.schedule("1f1b", 2, 4), {mine: layer(mine)}, fn.mse_loss, group, replicas=replicas, timeout=1.5)
 if rank == 2:
     failing(pipeline)

@@ -131,9 +131,7 @@ for name in ("1f1b", "zb-h1", "zb-v"):
 CASES["replicas decide alike"] = """
 import random
 from ppedu.run import PostValidation
-half, mine = divmod(rank, 2)
-group = PipelineGroup(mine, 2, dist.new_group([2 * half, 2 * half + 1], use_local_synchronization=True))
-replicas = dist.new_group([mine, 2 + mine], use_local_synchronization=True)
+mine, half, group, replicas = two_replicas()
 for seed, name in enumerate(["gpipe", "1f1b", "zb-h1"]):
     draw, held, judge = random.Random(seed), layer(mine), [layer(0), layer(1)]
     max_norm = draw.choice([None, 0.3])

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from cases import OF
 
 import ppedu as pp
 
@@ -60,8 +61,8 @@ def test_gradients_are_right_where_the_host_reads_what_arrives(ranks):
     """Headers, marks and checksums are read during a step; replicas and copies add up gradients at its end."""
     ranks(
         PRELUDE
+        + OF
         + """
-import contextlib
 from ppedu.run import Stage
 pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 beside = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -79,20 +80,13 @@ for name, options in (
     agree(pipeline, held, loss)
 
 # A tensor that wants a gradient in some microbatches only, and forwards that run again.
-class Images(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-    def forward(self, x):
-        return (x, self.layer(x)) if x[0, 0] > 0 else (x, self.layer(x).detach())
-class Sum(nn.Module):
-    def forward(self, x, z):
-        return x + z
+def images(s, x):
+    return (x, s.layer(x)) if x[0, 0] > 0 else (x, s.layer(x).detach())
+
 first = layer(0)
-pipeline = Pipeline(
-    pp.schedule("1f1b", 2, 8), {rank: Stage(Images(first) if rank == 0 else Sum(), rank, recompute=True)},
-    nn.functional.mse_loss, own,
-)
+module = Of(lambda s, x, z: x + z) if rank else Of(images, layer=first)
+stage = Stage(module, rank, recompute=True)
+pipeline = Pipeline(pp.schedule("1f1b", 2, 8), {rank: stage}, nn.functional.mse_loss, own)
 z = x.clone()
 z[::2, 0] = torch.tensor([1.0, -1.0] * 4)
 with Queued():

@@ -243,15 +243,21 @@ for name in ("1f1b", "zb-v", "gems"):
         assert abs(pipeline.clip_grad_norm(0.1) / nn.utils.clip_grad_norm_(weights, 0.1) - 1) < 1e-9
 
 schedule = pp.schedule("1f1b", 4, 4)
-def unlike(held):
+def frozen(held):
     if 2 in held:
         held[2].weight.requires_grad_(False)
-print(caught(lambda: make(schedule, chain, unlike)[1].step(x, y)))
+def other_values(held):
+    if 2 in held:
+        held[2].weight.data += 1
+for change in (frozen, other_values):
+    print(caught(lambda: make(schedule, chain, change)[1].step(x, y)))
 """,
     )
     refused = "SettingError: the tied weights on rank 2 and rank 0 are not the same in shape, dtype, requires_grad or "
-    assert output[2][0].startswith(refused)
-    assert all(lines[0].startswith("SettingError: ") for lines in output)
+    for lines in zip(*output, strict=True):
+        assert lines[2].startswith(refused)
+        assert all(line.startswith("SettingError: ") for line in lines)
+        assert "cannot start step; its own error says why" in lines[3]  # it holds none of these weights
 
 
 def test_a_stage_in_a_synchronizing_wrapper_is_refused_on_every_rank(ranks):

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from cases import Of
 from hypothesis import given
 from hypothesis import strategies as st
 from releases import needs
@@ -20,19 +21,6 @@ import ppedu as pp
 from ppedu.course.training.gpt import Block, GPTConfig
 from ppedu.engine.ranks.versions import UNPACK_HOOK, lack
 from ppedu.engine.stages.stage import Stage, as_tuple
-
-
-class Of(nn.Module):
-    """A module whose forward is `run(self, *inputs)` and whose attributes are `parts`: weights and modules."""
-
-    def __init__(self, run, **parts):
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *inputs):
-        return self.run(self, *inputs)
 
 
 class Cubed(torch.autograd.Function):

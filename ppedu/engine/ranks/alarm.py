@@ -27,54 +27,61 @@ TAG = 2  # of messages that are never sent
 FIRST = "ppedu/failed first"  # in the store: the rank that did
 STORE_SECONDS = 1.0  # that the store may take for an answer; its host may be gone
 GRACE_SECONDS = 2.0  # in which all ranks must have refused a call
-refusals: Counter[str] = Counter()  # by group; pipelines of one group count together
+meetings: Counter[tuple[str, str]] = Counter()  # by purpose and group; pipelines of one group count together
 
 
-class Alarm:
-    """Tells the ranks of process groups about a failure of this one.
+def sound(groups: Sequence[dist.ProcessGroup], name: str, own: bool) -> str:
+    """End the waits of the other ranks, whose connections to this one close; return the rank that failed first.
 
-    groups: those of the pipeline and of its replicas; empty if this rank is alone. name: of this rank, in errors.
+    Returns "" if no rank has stated one. With NCCL, whose waits are in the GPU's queue, only note which rank that is.
+
+    Args:
+        groups: those of the pipeline and of its replicas; empty if this rank is alone.
+        name: of this rank, in errors.
+        own: the failure is this rank's own, not one of a message from or to another rank, which may have died.
     """
+    first = _answer(STORE_SECONDS, partial(_first, groups, name if own else "")) or (name if own else "")
+    for group in groups:
+        if backend_for("cpu", group) == "gloo":
+            _close_connections(group)
+    return first
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup], name: str):
-        self.groups, self.name = groups, name
 
-    def sound(self, own: bool) -> str:
-        """End the waits of the other ranks, whose connections to this one close; return the rank that failed first.
+def meet(group: Any, ranks: int, purpose: str, timeout: timedelta) -> None:
+    """Wait until the first `ranks` ranks of a group have called this for a purpose, each as often as this one.
 
-        own: the failure is this rank's own, not one of a message from or to another rank, which may have died. Returns
-        "" if no rank has stated one. With NCCL, whose waits are in the GPU's queue, only note which rank that is.
-        """
-        first = _answer(STORE_SECONDS, partial(self._first, self.name if own else "")) or (self.name if own else "")
-        for group in self.groups:
-            if backend_for("cpu", group) == "gloo":
-                _close_connections(group)
-        return first
+    Raises:
+        RuntimeError: the timeout has passed.
+    """
+    meetings[purpose, group.group_name] += 1
+    keys = [f"ppedu/{purpose} {meetings[purpose, group.group_name]} of {rank}" for rank in range(ranks)]
+    store = store_of(group)
+    store.set(keys[group.rank()], "")
+    end = time.monotonic() + timeout.total_seconds()
+    while not store.check(keys):  # its `wait` logs a timeout
+        if time.monotonic() > end:
+            raise RuntimeError("timed out")
+        time.sleep(0.005)
 
-    @staticmethod
-    def all_refuse(group: dist.ProcessGroup, ranks: int) -> bool:
-        """Return whether the first `ranks` ranks of a group refuse a call, as this one does; wait, but not long."""
-        refusals[group.group_name] += 1
-        keys = [f"ppedu/refusal {refusals[group.group_name]} by {rank}" for rank in range(ranks)]
 
-        def ask() -> bool:
-            store = store_of(group)
-            store.set(keys[group.rank()], "")
-            end = time.monotonic() + GRACE_SECONDS
-            while not store.check(keys) and time.monotonic() < end:
-                time.sleep(0.005)
-            return bool(store.check(keys))
+def all_refuse(group: dist.ProcessGroup, ranks: int) -> bool:
+    """Return whether the first `ranks` ranks of a group refuse a call, as this one does; wait, but not long."""
 
-        return _answer(GRACE_SECONDS + STORE_SECONDS, ask) or False
+    def ask() -> bool:
+        meet(group, ranks, "refusal", timedelta(seconds=GRACE_SECONDS))
+        return True
 
-    def _first(self, name: str) -> str:
-        """Return the rank that failed first: the one in the stores, or else `name`, which is then stored unless ""."""
-        stores: list[Any] = [store_of(group) for group in self.groups]
-        known = [store.get(FIRST) for store in stores if store.check([FIRST])]
-        first = known[0].decode() if known else name
-        for store in stores if first else []:
-            first = store.compare_set(FIRST, "", first).decode()
-        return first
+    return _answer(GRACE_SECONDS + STORE_SECONDS, ask) or False
+
+
+def _first(groups: Sequence[dist.ProcessGroup], name: str) -> str:
+    """Return the rank that failed first: the one in the stores, or else `name`, which is then stored unless ""."""
+    stores: list[Any] = [store_of(group) for group in groups]
+    known = [store.get(FIRST) for store in stores if store.check([FIRST])]
+    first = known[0].decode() if known else name
+    for store in stores if first else []:
+        first = store.compare_set(FIRST, "", first).decode()
+    return first
 
 
 def _answer(seconds: float, ask: Callable[[], T]) -> T | None:

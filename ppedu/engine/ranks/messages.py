@@ -12,7 +12,6 @@ with one more tensor, which states for which tensors a gradient is wanted, too.
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from ppedu.core.waiting import Wait, published
 from ppedu.engine.ranks import device
 from ppedu.engine.ranks.comm import LAYOUT_SIZE, PipelineGroup, decode_layout, encode_layout, failure
 
-LOG = logging.getLogger("ppedu")
 MOST_TENSORS = 8  # in one message
 MESSAGE_OPS = [Op.SEND_F, Op.SEND_B]  # a header contains an op's index in this list
 HEADER_SIZE = 4 + MOST_TENSORS * (1 + LAYOUT_SIZE)
@@ -83,7 +81,6 @@ class Messages:
 
     def begin(self) -> None:
         """Start a step, without messages in flight."""
-        self._logs = LOG.isEnabledFor(logging.DEBUG)  # once a step: formatting layouts costs time
         self.sent: dict[Action, Sent] = {}
         self.pending: dict[Action, tuple[list[dist.Work], list[torch.Tensor], list[Layout]]] = {}  # posted receives
         # What the device's queue waits for, and the host has not yet: in this order, with the action that requires it.
@@ -123,7 +120,6 @@ class Messages:
             outgoing.insert(0, self._header(action, found))
         elif varies:
             outgoing.append(torch.tensor([each.wants_grad for each in found], device=self.device))
-        self._log("%s starts: %s", action, found)
         self.sent[action] = Sent(self._start(action, outgoing), outgoing, checksums)
 
     def can_be_early(self, action: Action, kind: Hashable) -> bool:
@@ -149,7 +145,6 @@ class Messages:
             if self._varies(action, kind):
                 wishes = [torch.empty(len(layouts), dtype=torch.bool, device=self.device)]
         buffers = [torch.empty(each.shape, dtype=each.dtype, device=self.device) for each in layouts] + wishes
-        self._log("%s is posted: %s", action, layouts)
         self.pending[action] = self._start(action, buffers), buffers, layouts
 
     def wait(self, action: Action, user: Action, home: torch.device) -> tuple[torch.Tensor, ...]:
@@ -165,7 +160,6 @@ class Messages:
         varies = len(tensors) > len(layouts)
         if varies or self.debug:
             self.settle()
-        self._log("%s has arrived: %s", action, layouts)
         if varies:
             *tensors, wishes = tensors
             layouts = self._widened(action, layouts, wishes.tolist())
@@ -275,10 +269,6 @@ class Messages:
         peer = self.group.peer(self.peer(action))
         kind, way = ("send", "to") if action.op in SEND else ("receive", "from")
         return Wait(f"{f'{user}, for {action}' if user else action} {way} rank {peer}", kind, peer)
-
-    def _log(self, event: str, action: Action, layouts: Sequence[Layout]) -> None:
-        if self._logs:
-            LOG.debug(f"rank %d: {event}", self.group.rank, action, _in_words(layouts))
 
     def _failed(self, action: Action, error: RuntimeError, user: Action | None = None) -> CommunicationError:
         subject = f"{user} waits for {action}" if user else str(action)
