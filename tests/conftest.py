@@ -143,19 +143,27 @@ def rank_pool() -> Iterator[Any]:
 def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
     """Return `ranks(program, n, *arguments)`, which runs a program's text on n ranks and returns the output of each.
 
-    The ranks are real processes. An assertion that fails in the program fails the test.
+    The ranks are real processes. An assertion that fails in the program fails the test. `each` also gets every piece.
     """
     from ppedu.core import PipelineError
 
     folder = tmp_path_factory.mktemp("ranks")
 
-    def run(program: str, n: int, *arguments: str, timeout: float = 60, pool: Any = rank_pool) -> list[str]:
+    def run(
+        program: str,
+        n: int,
+        *arguments: str,
+        timeout: float = 60,
+        pool: Any = rank_pool,
+        each: Callable[[int, bytes], object] = lambda *_: None,
+    ) -> list[str]:
         file = folder / "program.py"
         file.write_text(textwrap.dedent(program), encoding="utf-8")
         output = [b""] * n
 
         def write(rank: int, piece: bytes) -> None:
             output[rank] += piece
+            each(rank, piece)
 
         try:
             pool.run(str(file), n, arguments, timeout=timeout, write=write)
@@ -163,7 +171,7 @@ def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             for rank, text in enumerate(output):
                 print(f"rank {rank}:\n{text.decode(errors='replace')}")  # which pytest shows with the failure
             raise
-        return [text.decode() for text in output]
+        return [text.decode(errors="surrogateescape") for text in output]
 
     return run
 

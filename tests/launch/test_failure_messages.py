@@ -107,17 +107,17 @@ def test_an_exit_code_is_reported(ranks, stop, code):
     assert message == f"rank 1 exited with code {code}"
 
 
-def test_the_message_of_sys_exit_is_part_of_the_output(rank_pool, tmp_path):
-    (tmp_path / "program.py").write_text("import sys; sys.exit('no data')")
+def test_the_message_of_sys_exit_is_part_of_the_output(ranks):
     pieces = []
     with pytest.raises(RankError):
-        rank_pool.run(str(tmp_path / "program.py"), 1, write=lambda rank, piece: pieces.append(piece))
+        ranks("import sys; sys.exit('no data')", 1, each=lambda rank, piece: pieces.append(piece))
     assert b"".join(pieces) == b"no data\n"
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"])
 def test_a_killed_rank_is_reported_with_its_signal(ranks, name):
-    program = f"{MEET}\nif rank == 1: os.kill(os.getpid(), signal.{name})\ndist.barrier()  # without it"
+    end = "__import__('ctypes').string_at(0)" if name == "SIGSEGV" else f"os.kill(os.getpid(), signal.{name})"
+    program = f"{MEET}\nif rank == 1: {end}\ndist.barrier()  # without it"
     message = failure(ranks, program, 2)
     assert message.splitlines()[:2] == [
         f"rank 1 was killed by {name}",
@@ -141,20 +141,14 @@ def test_a_killed_rank_is_the_root_cause_of_later_failures(ranks):
     assert message.splitlines()[0] == "rank 1 was killed by SIGKILL"
 
 
-def test_a_segmentation_fault_is_reported(ranks):
-    message = failure(ranks, f"{MEET}\nif rank == 1: __import__('ctypes').string_at(0)\ndist.barrier()", 2)
-    assert message.splitlines()[0] == "rank 1 was killed by SIGSEGV"
-
-
-def test_a_rank_that_torchrun_ends_before_it_has_begun_is_not_the_root_cause(tmp_path, monkeypatch):
+def test_a_rank_that_torchrun_ends_before_it_has_begun_is_not_the_root_cause(ranks, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\nif os.environ.get('LOCAL_RANK') == '0': time.sleep(1000)  # as on a busy machine"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "program.py").write_text("import os; os.kill(os.getpid(), 9)")
     pool = RankPool("torchrun")
     with pytest.raises(RankError) as caught:
-        pool.run(tmp_path / "program.py", 2, timeout=60, write=lambda rank, piece: None)
+        ranks("import os; os.kill(os.getpid(), 9)", 2, pool=pool)
     pool.close()
     assert str(caught.value) == "rank 1 was killed by SIGKILL\n(rank 0 failed afterwards)"
 
@@ -203,11 +197,10 @@ def test_ranks_that_have_ended_are_not_reported_as_waiting(ranks):
     assert [line[:6] for line in message.splitlines()[1:]] == ["rank 1"]
 
 
-def test_the_timeout_holds_during_endless_output(rank_pool, tmp_path):
-    (tmp_path / "program.py").write_text("while True: print('x' * 1000)")
+def test_the_timeout_holds_during_endless_output(ranks):
     pieces = []
     with pytest.raises(RankError, match="had not ended after 1 s"):
-        rank_pool.run(str(tmp_path / "program.py"), 2, timeout=1, write=lambda rank, piece: pieces.append(len(piece)))
+        ranks("while True: print('x' * 1000)", 2, timeout=1, each=lambda rank, piece: pieces.append(len(piece)))
     assert sum(pieces) > 100_000
 
 

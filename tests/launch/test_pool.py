@@ -70,7 +70,8 @@ def test_ranks_rendezvous_at_master_addr_and_port(ranks):
         dist.all_reduce(x)
         print(x.item())
         """
-    assert ranks(program, 4) == ["1111\n"] * 4
+    for _ in range(4):
+        assert ranks(program, 4) == ["1111\n"] * 4
 
 
 def test_torchs_note_that_a_group_is_connected_is_not_shown(ranks):
@@ -118,18 +119,6 @@ def test_a_rank_has_one_thread(ranks):
     assert ranks("import torch; print(torch.get_num_threads())", 1) == ["1\n"]
 
 
-def test_many_runs_in_a_row(ranks):
-    program = """
-        import sys, torch, torch.distributed as dist
-        dist.init_process_group("gloo")
-        x = torch.tensor(int(sys.argv[1]) + dist.get_rank())
-        dist.all_reduce(x)
-        print(x.item())
-        """
-    for run in range(8):
-        assert ranks(program, 2, str(run)) == [f"{2 * run + 1}\n"] * 2
-
-
 def test_a_module_is_run_as_python_m_does(rank_pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text("import sys; print(__name__, __spec__.name, sys.argv)")
@@ -153,18 +142,12 @@ def test_stdout_and_stderr_arrive_in_the_order_written(ranks):
     assert ranks("import sys; print('one'); print('two', file=sys.stderr); print('three')", 1) == ["one\ntwo\nthree\n"]
 
 
-def test_output_is_passed_on_as_bytes(rank_pool, tmp_path):
-    (tmp_path / "program.py").write_text(r"import os; os.write(1, b'\xff\x00\r'); print('ž', end='')")
-    pieces = []
-    rank_pool.run(str(tmp_path / "program.py"), 1, write=lambda rank, piece: pieces.append(piece), timeout=60)
-    assert b"".join(pieces) == b"\xff\x00\r" + "ž".encode()
-
-
-def test_an_empty_piece_marks_the_end_of_a_ranks_output(rank_pool, tmp_path):
-    (tmp_path / "program.py").write_text("print('x')")
+def test_output_is_passed_on_as_bytes_and_an_empty_piece_marks_its_end(ranks):
     pieces = {rank: [] for rank in range(3)}
-    rank_pool.run(str(tmp_path / "program.py"), 3, write=lambda rank, piece: pieces[rank].append(piece), timeout=60)
-    assert list(pieces.values()) == [[b"x\n", b""]] * 3
+    program = r"import os; os.write(1, b'\xff\x00\r'); print('ž', end='')"
+    ranks(program, 3, each=lambda rank, piece: pieces[rank].append(piece))
+    for *some, last in pieces.values():
+        assert b"".join(some) == b"\xff\x00\r" + "ž".encode() and all(some) and last == b""
 
 
 def test_the_program_is_a_real_file(ranks):
@@ -233,11 +216,10 @@ def test_the_environment_may_be_large(ranks, monkeypatch):
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(3)", "1 / 0"])
-def test_atexit_functions_run_however_the_program_ends(rank_pool, tmp_path, end):
-    (tmp_path / "program.py").write_text(f"import atexit, sys; atexit.register(print, 'done'); {end}")
-    pieces = []
+def test_atexit_functions_run_however_the_program_ends(ranks, end):
+    pieces, program = [], f"import atexit, sys; atexit.register(print, 'done'); {end}"
     with contextlib.suppress(RankError):
-        rank_pool.run(str(tmp_path / "program.py"), 1, timeout=60, write=lambda rank, piece: pieces.append(piece))
+        ranks(program, 1, each=lambda rank, piece: pieces.append(piece))
     assert b"".join(pieces) == b"done\n"
 
 
@@ -272,19 +254,12 @@ def test_a_run_does_not_change_the_callers_random_state(ranks):
 
 
 @pytest.mark.parametrize("program", ["print()", "1 / 0", "while True: pass"])
-def test_no_temporary_folder_is_left(rank_pool, tmp_path, monkeypatch, program):
-    (tmp_path / "program.py").write_text(program)
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    seen = set()
+def test_no_temporary_folder_is_left(ranks, tmp_path, monkeypatch, program):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen, timeout = set(), 60 if program == "print()" else 1
     try:
-        rank_pool.run(
-            str(tmp_path / "program.py"),
-            2,
-            timeout=60 if program == "print()" else 1,
-            write=lambda rank, piece: seen.update(names(tmp_path / "temporary")),
-        )
+        ranks(program, 2, timeout=timeout, each=lambda rank, piece: seen.update(names(tmp_path)))
     except RuntimeError:
         assert program != "print()"
     assert seen, "the folder this test watches was never used"
-    assert names(tmp_path / "temporary") == []
+    assert names(tmp_path) == []

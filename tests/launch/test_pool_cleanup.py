@@ -21,33 +21,27 @@ GRANDCHILD = "import os, subprocess, sys; print(os.getpid(), subprocess.Popen(['
 @pytest.mark.parametrize(
     ("end", "timeout"), [("", 60), ("1 / 0", 60), ("os.kill(os.getpid(), 9)", 60), ("while True: pass", 2)]
 )
-def test_processes_that_a_rank_has_started_end_with_it(rank_pool, tmp_path, gone, end, timeout):
-    (tmp_path / "program.py").write_text(GRANDCHILD + end)
+def test_processes_that_a_rank_has_started_end_with_it(ranks, gone, end, timeout):
     text = [b""] * 2
 
     def write(rank, piece):
         text[rank] += piece
 
     with contextlib.nullcontext() if not end else pytest.raises(RankError):
-        rank_pool.run(str(tmp_path / "program.py"), 2, timeout=timeout, write=write)
+        ranks(GRANDCHILD + end, 2, timeout=timeout, each=write)
     processes = [int(number) for number in b"".join(text).split()]
     assert len(processes) == 4 and gone(processes)
 
 
-def test_all_ranks_end_when_one_has_failed(ranks, rank_pool, tmp_path, gone):
-    (tmp_path / "program.py").write_text(
-        "import os, time; print(os.getpid(), flush=True); os.environ['RANK'] == '1' and 1 / 0; time.sleep(1000)"
-    )
+def test_all_ranks_end_when_one_has_failed(ranks, gone):
+    program = "import os, time; print(os.getpid(), flush=True); os.environ['RANK'] == '1' and 1 / 0; time.sleep(1000)"
     processes = []
     with pytest.raises(RankError, match="rank 1 failed"):
-        rank_pool.run(
-            str(tmp_path / "program.py"), 3, write=lambda rank, piece: processes.extend(map(int, piece.split()))
-        )
+        ranks(program, 3, each=lambda rank, piece: processes.extend(map(int, piece.split())))
     assert len(processes) == 3 and gone(processes)
 
 
-def test_an_interrupt_ends_all_ranks(ranks, rank_pool, tmp_path, gone):
-    (tmp_path / "program.py").write_text(GRANDCHILD + "while True: pass")
+def test_an_interrupt_ends_all_ranks(ranks, gone):
     processes = []
 
     def write(rank, piece):
@@ -56,13 +50,13 @@ def test_an_interrupt_ends_all_ranks(ranks, rank_pool, tmp_path, gone):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rank_pool.run(str(tmp_path / "program.py"), 2, timeout=60, write=write)
+        ranks(GRANDCHILD + "while True: pass", 2, each=write)
     assert gone(processes)
     assert ranks("print('well')", 2) == ["well\n"] * 2
 
 
-def test_the_next_run_works_after_two_interrupts(ranks, spare_pool, tmp_path):
-    (tmp_path / "program.py").write_text("import os, time; print(os.getppid(), flush=True); time.sleep(1000)")
+def test_the_next_run_works_after_two_interrupts(ranks, spare_pool):
+    program = "import os, time; print(os.getppid(), flush=True); time.sleep(1000)"
 
     def write(rank, piece):
         server = int(piece)
@@ -72,7 +66,7 @@ def test_the_next_run_works_after_two_interrupts(ranks, spare_pool, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        spare_pool.run(str(tmp_path / "program.py"), 2, timeout=60, write=write)
+        ranks(program, 2, pool=spare_pool, each=write)
     time.sleep(1)
     assert ranks("print('well')", 2, pool=spare_pool) == ["well\n"] * 2
 
@@ -167,13 +161,11 @@ def test_the_next_run_works_after_an_interrupt_at_any_time(ranks, spare_pool, ti
 
 
 @pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
-def test_processes_that_have_left_a_ranks_group_end_with_the_run(tmp_path, gone, launcher):
-    pool, text = RankPool(launcher), []
-    (tmp_path / "program.py").write_text(
-        "import subprocess\nprint(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True)\n1 / 0"
-    )
+def test_processes_that_have_left_a_ranks_group_end_with_the_run(ranks, gone, launcher):
+    pool, text, start = RankPool(launcher), [], "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     with pytest.raises(RankError, match="division by zero"):
-        pool.run(str(tmp_path / "program.py"), 1, timeout=60, write=lambda rank, piece: text.append(piece))
+        program = f"import subprocess\nprint({start}.pid, flush=True)\n1 / 0"
+        ranks(program, 1, pool=pool, each=lambda rank, piece: text.append(piece))
     assert gone([int(b"".join(text))])
     pool.close()
 

@@ -123,13 +123,12 @@ print(len(files) > 0, [file.name for file in files if os.environ["PASSWORD"].enc
     assert leftovers(mark) == []
 
 
-def test_another_thread_can_stop_a_launcher_that_is_starting(spare_pool, tmp_path, ranks):
-    (tmp_path / "program.py").write_text("import time; time.sleep(1000)")
+def test_another_thread_can_stop_a_launcher_that_is_starting(spare_pool, ranks):
     spare_pool.close()
     timer = threading.Timer(0.3, spare_pool.stop)
     timer.start()
     with pytest.raises(PipelineError, match="was killed by SIGKILL while it imported torch; run it again"):
-        spare_pool.run(tmp_path / "program.py", 2, write=lambda rank, piece: None, timeout=60)
+        ranks("import time; time.sleep(1000)", 2, pool=spare_pool)
     timer.join()
     assert ranks("print('well')", 2, pool=spare_pool) == ["well\n"] * 2
 
