@@ -71,11 +71,7 @@ def assignment(options: argparse.Namespace) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder unless it exists.
-
-    Raises:
-        SettingError: it cannot be made.
-    """
+    """Make a folder unless it exists; raise SettingError if it cannot be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

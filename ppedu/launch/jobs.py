@@ -57,11 +57,7 @@ class Job:
 
 
 def divide(ranks: int, nodes: int) -> int:
-    """Return the number of ranks on each node.
-
-    Raises:
-        SettingError: they cannot be divided evenly.
-    """
+    """Return the number of ranks on each node; raise SettingError if they cannot be divided evenly."""
     if nodes < 1:
         raise SettingError(f"a job needs at least one node; got {nodes}")
     if ranks % nodes:

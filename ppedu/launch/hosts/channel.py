@@ -45,11 +45,7 @@ class Channel:
                 raise Gone("has closed the connection") from error
 
     async def receive(self) -> tuple[dict[str, Any], bytes]:
-        """Wait for the next message.
-
-        Raises:
-            Gone: the channel is closed, or the other end is silent.
-        """
+        """Wait for the next message; raise Gone if the channel is closed, or the other end is silent."""
         while True:
             length, rest = SIZES.unpack(await self._read(SIZES.size))
             message, content = json.loads(await self._read(length)), await self._read(rest)

@@ -29,16 +29,14 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 from ppedu.core import SettingError
 from ppedu.launch import launcher
 from ppedu.launch.environment import BARRIER, torchrun_environment
-from ppedu.launch.exchange import FOLDER, write_private
+from ppedu.launch.exchange import FOLDER, new_folder, write_private
 from ppedu.launch.hosts.channel import Channel, Gone
 from ppedu.launch.hosts.network import own_address, unreachable
 from ppedu.launch.resources import require_run
@@ -137,7 +135,7 @@ class Relay:
         descriptors: list[int] = []
         try:
             require_run(run["ranks"], None)
-            folder = self._folder = Path(tempfile.gettempdir(), f"ppedu-{uuid.uuid4().hex}")
+            folder = self._folder = new_folder()
             launcher.send(self.control, folder=str(folder))
             folder.mkdir(mode=0o700)
             for name, size in run["files"]:
