@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ppedu.launch.exchange import NUMBER, write_private
-from ppedu.launch.launcher import PACKET, become_subreaper, close_all, kill_children, receive, send, signal_all
+from ppedu.launch.launcher import LOST, PACKET, become_subreaper, close_all, kill_children, receive, send, signal_all
 from ppedu.launch.rank import end, read_job, redirect, run_program
 
 MAX_LINES = 12  # of torchrun's own output, in an error
-LOST = -signal.SIGKILL  # the status of a rank whose end neither it nor torchrun has reported
 
 
 def serve(descriptor: int) -> NoReturn:

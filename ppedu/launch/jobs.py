@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from textwrap import dedent
 
@@ -200,8 +201,6 @@ def _kubernetes(path: Path, job: Job) -> dict[Path, bytes]:
 
 def requirement() -> str:
     """Return what pip must install on a node."""
-    from importlib.metadata import version
-
     return f"ppedu[run]=={version('ppedu')}"
 
 

@@ -39,6 +39,7 @@ from ppedu.launch.environment import HOME, ONE_THREAD, module_path
 
 PACKET = 1 << 20  # bytes; a message is far smaller
 MAX_RANKS = 64
+LOST = -signal.SIGKILL  # the status of a rank that cannot report its end, as its host is gone, for example
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -122,8 +122,6 @@ class Relay:
             case {"locate": True}:
                 launcher.send(self.control, locate=True)
                 self._locating = asyncio.create_task(self._send_locations())
-            case _:
-                raise ValueError(f"not a message of the launcher: {list(message)}")
 
     async def _start(self, run: dict[str, Any], content: bytes) -> None:
         """Start the ranks of a run on this host, or report why that is impossible.

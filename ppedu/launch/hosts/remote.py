@@ -26,9 +26,9 @@ from ppedu.launch.hosts.channel import Gone
 from ppedu.launch.hosts.host import Host
 from ppedu.launch.hosts.place import Place
 from ppedu.launch.hosts.relay import versions
+from ppedu.launch.launcher import LOST
 from ppedu.launch.rank import read_job
 
-LOST = -signal.SIGKILL  # the status of a rank whose host is gone
 FULL = 0.005  # seconds between two attempts to write into a full pipe
 
 
@@ -75,7 +75,7 @@ class _Remote:
             shutil.rmtree(self._folder, ignore_errors=True)
         await asyncio.gather(*(host.close() for host in self._hosts))
         if self._job:
-            await slurm.cancel(self._job)
+            await slurm.run("scancel", self._job)
         for task in tasks:
             if task.done():
                 with contextlib.suppress(Gone, OSError):  # a host, or the pool, is gone

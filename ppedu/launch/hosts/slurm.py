@@ -20,20 +20,15 @@ async def allocate(options: Sequence[str], note: Callable[[str], None]) -> tuple
     Raises:
         PipelineError: `salloc` is not installed on this machine, or Slurm refuses.
     """
-    said = await _run("salloc", "--no-shell", *options, note=note)
+    said = await run("salloc", "--no-shell", *options, note=note)
     granted = re.search(r"Granted job allocation (\d+)", said)
     if not granted:
         raise PipelineError(f"Slurm gives no nodes: {said.strip().splitlines()[-1] if said.strip() else 'no reason'}")
-    nodes = await _run("squeue", "--noheader", "--jobs", granted[1], "--format=%N")
-    return granted[1], (await _run("scontrol", "show", "hostnames", nodes.strip())).split()
+    nodes = await run("squeue", "--noheader", "--jobs", granted[1], "--format=%N")
+    return granted[1], (await run("scontrol", "show", "hostnames", nodes.strip())).split()
 
 
-async def cancel(job: str) -> None:
-    """End a job."""
-    await _run("scancel", job)
-
-
-async def _run(*command: str, note: Callable[[str], None] | None = None) -> str:
+async def run(*command: str, note: Callable[[str], None] | None = None) -> str:
     """Return what a command of Slurm prints; call `note` with each line. The command ends with this process."""
     try:
         process = await asyncio.create_subprocess_exec(
