@@ -275,15 +275,6 @@ def test_ranks_that_need_too_much_memory_are_refused(kernel, failed):
     )
 
 
-def test_completion_works_in_the_cell(kernel):
-    cell = kernel("""
-from IPython.core.completer import provisionalcompleter
-text = "%%torchrun -n 2\\nimport torch.distributed as dist\\ndist.init_proc"
-with provisionalcompleter():
-    print([each.text for each in get_ipython().Completer.completions(text, len(text))])""")
-    assert "init_process_group" in cell.text
-
-
 def test_ranks_listen_to_this_machine_only(kernel, ranks):
     # Every address that a rank, or the store of the rendezvous, listens to.
     program = """
@@ -364,21 +355,9 @@ def test_a_cell_can_be_one_of_several_nodes(kernel, folder):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     nodes = f"--nnodes 2 --master-addr 127.0.0.1 --master-port {port}"
-    other = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            *nodes.split(),
-            "--node-rank=1",
-            "--nproc-per-node=2",
-            "node.py",
-        ],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", *nodes.split(), "--node-rank=1", "--nproc-per-node=2"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    other = subprocess.Popen([*command, "node.py"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     cell = kernel(f"%%torchrun -n 2 --launcher torchrun {nodes} --node-rank 0 --timeout 90\n{TRAIN}")
     assert cell.error is None and cell.text.splitlines() == alone[:2]
     assert sorted(other.communicate(timeout=60)[0].splitlines()) == sorted(line[4:] for line in alone[2:])

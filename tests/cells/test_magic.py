@@ -21,13 +21,9 @@ def test_options_of_torchrun_are_accepted(kernel, options):
     assert kernel(f"%%torchrun {options}\nimport os; print(os.environ['WORLD_SIZE'])").text == "[0] 1\n"
 
 
-def test_variables_of_the_notebook_are_not_in_the_ranks(kernel):
+def test_variables_of_the_notebook_are_not_in_the_ranks_nor_the_reverse(kernel):
     kernel("secret = 5")
-    assert kernel("%%torchrun\nprint('secret' in globals(), __name__)").text == "[0] False __main__\n"
-
-
-def test_variables_of_the_ranks_are_not_in_the_notebook(kernel):
-    kernel("%%torchrun -n 2\nleft = 5")
+    assert kernel("%%torchrun\nleft = 5\nprint('secret' in globals(), __name__)").text == "[0] False __main__\n"
     assert kernel("print('left' in globals())").text == "False\n"
 
 

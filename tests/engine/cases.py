@@ -5,6 +5,16 @@ import json
 
 from torch import nn
 
+import ppedu as pp
+
+
+def named(name, ranks, microbatches):
+    """Return a registered schedule, or one of the atlas, such as that for a placement and a memory: 'atlas v 5'."""
+    if not name.startswith("atlas"):
+        return pp.schedule(name, ranks, microbatches)
+    _, place, memory = name.split()
+    return pp.search.atlas(ranks, microbatches, int(memory), place).schedule
+
 
 class Of(nn.Module):
     """A module with these parts, weights and modules, which computes `run(self, *inputs)`."""
@@ -19,21 +29,56 @@ class Of(nn.Module):
         return self.run(self, *inputs, **keywords)
 
 
-OF = inspect.getsource(Of)  # for programs
+STOPPED = "PipelineError: this pipeline cannot be used after an error within a step "
+AGAIN = "0.82"  # the loss of a good step of a case's pipeline
+OF, NAMED = inspect.getsource(Of), inspect.getsource(named)  # for programs
 
-# Cases are run one after the other, each with fresh connections, by pipelines of 3 or 4 ranks side by side.
-PRELUDE = (
-    """
-import json, os, sys, time, traceback, warnings
+BEGIN = """
+import copy, json, os, random, re, sys, time, traceback, warnings
+from collections import Counter
 import torch, torch.distributed as dist
 from torch import nn
 from torch.nn import functional as fn
 import ppedu as pp
 from ppedu import Op
-from ppedu.run import GPT, Batching, GPTConfig, Pipeline, PipelineGroup, local_stages, next_token_loss
+from ppedu.engine import clock
+from ppedu.run import GPT, Batching, GPTConfig, LossScale, Memory, Pipeline, PipelineGroup, PostValidation, Stage
+from ppedu.run import cut, local_stages, next_token_loss
 
-warnings.simplefilter("error")
 dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+
+def layer(stage):
+    with torch.random.fork_rng():
+        torch.manual_seed(stage)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+"""  # of programs that ranks run
+
+ONE_PROCESS = """
+def one_process(schedule, modules, inputs, targets, loss_fn):
+    "Return the loss; add each stage's gradients to `.grad`, in the order of the schedule, without a Pipeline."
+    grads, losses, total = {}, [], torch.zeros(())
+    for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):
+        for module in modules:
+            x = module(x)
+        losses.append(loss_fn(x, y) / len(inputs))
+        found = iter(torch.autograd.grad(losses[-1], [*nn.ModuleList(modules).parameters()]))
+        for stage, module in enumerate(modules):
+            grads[stage, m] = [next(found) for _ in module.parameters()]
+    for one in (single for order in schedule.orders for action in order for single in action.singles):
+        if one.op == "F" and one.stage == schedule.stages - 1:
+            total += losses[one.microbatch].detach()
+        if one.op in ("B", "W"):
+            for weight, grad in zip(modules[one.stage].parameters(), grads[one.stage, one.microbatch], strict=True):
+                weight.grad = grad if weight.grad is None else weight.grad + grad
+    return total
+"""
+
+# Cases are run one after the other, each with fresh connections, by pipelines of 3 or 4 ranks side by side.
+PRELUDE = (
+    BEGIN
+    + """
+warnings.simplefilter("error")
 size = int(sys.argv[1])
 place, rank = divmod(dist.get_rank(), size)
 own = range(place * size, place * size + size)
@@ -48,11 +93,6 @@ SPOILT[4, 0] = torch.nan  # in microbatch 2
 """
     + OF
     + """
-def layer(stage):
-    with torch.random.fork_rng():
-        torch.manual_seed(stage)
-        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
 def fresh():
     return PipelineGroup(rank, size, dist.new_group(own, use_local_synchronization=True))
 

@@ -5,11 +5,9 @@ the right shape, and random content until then. Only reading a tensor on the hos
 the queue, without a time limit. The backend "queued" sends over gloo. Like NCCL, it has one more queue for each pair of
 ranks, in which a message waits for what was in the device's queue when it was posted; `wait()` lets the device's queue
 wait for the message. Before its first use, such a queue connects the ranks, for which the host waits without a time
-limit. With QUEUED_AS_ONE in the environment, all of a rank's messages share a queue, as with NCCL's
-`device_id=`.
+limit.
 """
 
-import os
 import time
 from collections import defaultdict
 from queue import SimpleQueue
@@ -69,7 +67,6 @@ class Queue:
         return mark
 
 
-AS_ONE = "QUEUED_AS_ONE" in os.environ
 MAIN = Queue()
 device.is_queue = lambda where: True
 device.mark = lambda where: MAIN.mark()
@@ -181,10 +178,10 @@ class _Group(dist.ProcessGroup):
                 work.wait()
 
     def send(self, tensors, peer, tag):
-        return self._put("one" if AS_ONE else peer, lambda: [self._gloo.send(tensors, peer, 0)])
+        return self._put(peer, lambda: [self._gloo.send(tensors, peer, 0)])
 
     def recv(self, tensors, peer, tag):
-        return self._put("one" if AS_ONE else peer, lambda: [self._gloo.recv(tensors, peer, 0)])
+        return self._put(peer, lambda: [self._gloo.recv(tensors, peer, 0)])
 
     def swap(self, messages):
         """Send and receive at the same time, as NCCL does in a batch."""

@@ -4,74 +4,56 @@ import json
 import re
 
 import pytest
-from cases import PRELUDE, run
+from cases import AGAIN, PRELUDE, STOPPED, run
 
 TIMEOUT = 60  # of the pipelines; no rank may wait for it
 SOON = 8  # seconds, on a busy machine
 OTHERS = "SettingError: rank {bad} cannot {call}; its own error says why"
 FIRST = "CommunicationError: .*rank {bad} failed first, and its own error says why"
-STOPPED = "PipelineError: this pipeline cannot be used after an error within a step "
-AGAIN = "0.82"  # the loss of a good step
 
-CASES = {  # the program; which rank has the error (None: all), and which; what the others raise; a step after it
-    "no valid token": (
-        "make(timeout=60, batching=Batching(count=lambda y: 0)).step(X, Y if rank == 2 else None)",
-        (2, "SettingError: the microbatches' targets count [0, 0, 0, 0]"),
-        OTHERS,
-        None,
-    ),
-    "no targets": (
-        "step(X)",
-        (2, "SettingError: rank 2 holds the last stage, so step needs the targets"),
-        OTHERS,
-        AGAIN,
-    ),
-    "no inputs": ("step(None, Y)", (0, "SettingError: rank 0 holds the first stage, so step"), OTHERS, AGAIN),
-    "keywords of a stage": (
-        "step(X, Y, stage_kwargs=3 if rank == 1 else None)",
-        (1, "SettingError: stage_kwargs must be a dict"),
-        OTHERS,
-        AGAIN,
-    ),
-    "keywords of the loss": (
-        "step(X, Y, loss_kwargs=3 if rank == 1 else None)",
-        (1, "SettingError: loss_kwargs must be a dict"),
-        OTHERS,
-        AGAIN,
-    ),
-    "an evaluation": ("eval(X)", (2, "SettingError: rank 2 holds the last stage, so eval needs"), OTHERS, AGAIN),
-    "a forward": ("forward(X[:3] if rank == 0 else None)", (0, "SettingError: input 0 of shape (3, 4)"), OTHERS, AGAIN),
+# Calls that one rank refuses: the program, the rank, and its error. The others say which rank it was, and can go on.
+REFUSED = {
+    "no targets": ("step(X)", 2, "SettingError: rank 2 holds the last stage, so step needs the targets"),
+    "no inputs": ("step(None, Y)", 0, "SettingError: rank 0 holds the first stage, so step"),
+    **{
+        name: (f"step(X, Y, {name}=3 if rank == 1 else None)", 1, f"SettingError: {name} must be a dict")
+        for name in ("stage_kwargs", "loss_kwargs")
+    },
+    "an evaluation": ("eval(X)", 2, "SettingError: rank 2 holds the last stage, so eval needs"),
+    "a forward": ("forward(X[:3] if rank == 0 else None)", 0, "SettingError: input 0 of shape (3, 4)"),
+}
+# Errors that end the use of the pipeline, in the same form. The others say which rank was the first.
+FATAL = {
     "one rank, and a call like the last one": (
         "step(X, Y); pipeline.step(X, Y if rank < 2 else None)",
-        (2, "SettingError: rank 2 holds the last stage, so step needs the targets"),
-        FIRST,
-        STOPPED,
-    ),
-    "all ranks, and a call like the last one": (
-        "step(X, Y); pipeline.step(X[:3], Y[:3])",
-        (None, "SettingError: input 0 of shape (3, 4) cannot be cut into 4 microbatches"),
-        None,
-        AGAIN,
+        2,
+        "SettingError: rank 2 holds the last stage, so step needs the targets",
     ),
     "an interrupt within a step": (
         "on('F', lambda action, step: interrupt() if rank == 1 else step.default(action)); pipeline.step(X, Y)",
-        (1, "KeyboardInterrupt"),
-        FIRST,
-        STOPPED,
+        1,
+        "KeyboardInterrupt",
     ),
     "after the last action": (
         "messages.end = (lambda: 1 // 0) if rank == 1 else pipeline.messages.end; pipeline.step(X, Y)",
-        (1, "ZeroDivisionError"),
-        FIRST,
-        STOPPED,
+        1,
+        "ZeroDivisionError",
     ),
 }
-PROGRAMS = {name: f"pipeline = make(timeout={TIMEOUT})\npipeline.{code}" for name, (code, *_) in CASES.items()}
-PROGRAMS["no valid token"] = CASES["no valid token"][0]
+# By case: the rank (None: all) and its error, those of the others, and the loss or error of a step after it.
+CASES = {name: (bad, own, OTHERS, AGAIN) for name, (_, bad, own) in REFUSED.items()}
+CASES |= {name: (bad, own, FIRST, STOPPED) for name, (_, bad, own) in FATAL.items()}
+CASES["no valid token"] = 2, "SettingError: the microbatches' targets count [0, 0, 0, 0]", OTHERS, ""
+CASES["all ranks, and a call like the last one"] = (
+    None, "SettingError: input 0 of shape (3, 4) cannot be cut into 4 microbatches", "", AGAIN,
+)  # fmt: skip
+BEFORE = f"pipeline = make(timeout={TIMEOUT})\npipeline."
+PROGRAMS = {name: BEFORE + code for name, (code, _, _) in (REFUSED | FATAL).items()}
+PROGRAMS["no valid token"] = "make(timeout=60, batching=Batching(count=lambda y: 0)).step(X, Y if rank == 2 else None)"
+PROGRAMS["all ranks, and a call like the last one"] = BEFORE + "step(X, Y); pipeline.step(X[:3], Y[:3])"
 
 # A rank's error in a random action, of a random schedule.
 PROGRAMS["any action"] = """
-import random
 for seed in range(8):
     draw = random.Random(seed)
     schedule = pp.schedule(draw.choice(["gpipe", "1f1b", "zb-h1", "interleaved", "zb-v"]), 3, 6)
@@ -92,7 +74,6 @@ for seed in range(8):
 
 # A training run in which, again and again, a call cannot be made on one rank, or on all.
 PROGRAMS["any call"] = """
-import random
 pipeline, judge, batching = make(timeout=60), [layer(stage) for stage in range(3)], []
 draw = random.Random(3)
 for number in range(14):
@@ -123,13 +104,13 @@ def found(ranks):
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_error_of_one_rank_reaches_the_others_at_once(found, case):
-    _, (bad, own), others, after = CASES[case]
+    bad, own, others, after = CASES[case]
     for rank, (first, then, took) in enumerate(found[case]):
         if bad in (rank, None):
             assert first.startswith(own), first
         else:
             assert re.search(others.format(bad=bad, call="start [a-z]*"), first), first
-        assert after is None or then.startswith(after), then
+        assert then.startswith(after), then
         assert took < SOON
 
 

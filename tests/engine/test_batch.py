@@ -249,61 +249,51 @@ def test_uneven_padding_is_a_warning_once_for_a_pipeline():
             make(**options).step(inputs, targets)
 
 
+def given(inputs=X, targets=Y, keywords=None, **settings):
+    return inputs, targets, keywords or {}, settings
+
+
+TOO_FEW = "cannot be cut into 3 microbatches along dimension 0"
 REFUSED = {
-    "too few samples": (
-        (X[:2], Y, {}, {}),
-        "input 0 of shape (2, 6) cannot be cut into 3 microbatches along dimension 0",
-    ),
-    "too few targets": (
-        (X, Y[:2], {}, {}),
-        "targets of shape (2, 6) cannot be cut into 3 microbatches along dimension 0",
-    ),
-    "no such dimension": (
-        (X, Y, {}, {"input_dims": {0: 2}}),
-        "input 0 of shape (7, 6) cannot be cut into 3 microbatches along",
-    ),
+    "too few samples": (given(X[:2]), f"input 0 of shape (2, 6) {TOO_FEW}"),
+    "too few targets": (given(X, Y[:2]), f"targets of shape (2, 6) {TOO_FEW}"),
+    "no such dimension": (given(input_dims={0: 2}), "input 0 of shape (7, 6) cannot be cut into 3 microbatches along"),
     "a number as a tensor": (
-        (X, Y, {"scale": torch.tensor(2.0)}, {}),
-        "scale of shape () cannot be cut into 3 microbatches along dimension 0; give at least 3 samples, or all of "
-        "it to each microbatch with Batching(input_dims={'scale': None}), or use fewer microbatches",
+        given(keywords={"scale": torch.tensor(2.0)}),
+        f"scale of shape () {TOO_FEW}; give at least 3 samples, or all of it to each microbatch with "
+        "Batching(input_dims={'scale': None}), or use fewer microbatches",
     ),
     "another number of samples": (
-        ((X, TURNED), Y, {}, {}),
+        given((X, TURNED)),
         "input 1 has 6 samples along dimension 0, but input 0 has 7; "
         "give the same number, or all of it to each microbatch with Batching(input_dims={1: None})",
     ),
-    "a list of another length": (
-        (uneven(X)[1:], Y, {}, {}),
-        "input 0 is a list of 2 microbatches, but the schedule has 3",
-    ),
-    "a keyword's list": ((X, Y, {"scale": [1, 2]}, {}), "scale is a list of 2 microbatches, but the schedule has 3"),
+    "a list of another length": (given(uneven(X)[1:]), "input 0 is a list of 2 microbatches, but the schedule has 3"),
+    "a keyword's list": (given(keywords={"scale": [1, 2]}), "scale is a list of 2 microbatches, but the schedule has"),
     "targets without a tensor": (
-        (X, (1, "two"), {}, {}),
+        given(X, (1, "two")),
         "targets must be a tensor, a tuple or dict of tensors, or a list with those of each microbatch; got tuple",
     ),
     "tensors in an object": (
-        ({"a": UserDict(x=X)}, Y, {}, {}),
+        given({"a": UserDict(x=X)}),
         "input 0['a'] is a UserDict, whose tensors cannot be cut; give them in a dict or tuple, or all",
     ),
     "tensors of other sizes in a dict": (
-        ({"a": X, "b": (TURNED,)}, Y, {}, {}),
+        given({"a": X, "b": (TURNED,)}),
         "input 0['b'][0] has 6 samples along dimension 0, but input 0['a'] has 7",
     ),
-    "a sparse tensor": ((X.to_sparse(), Y, {}, {}), "input 0 is sparse and cannot be cut; give to_dense(), or a list"),
-    "no dimension": (
-        (X, Y, {}, {"input_dims": {0: "first"}}),
-        "the dimension to cut input 0 along must be a whole number",
-    ),
+    "a sparse tensor": (given(X.to_sparse()), "input 0 is sparse and cannot be cut; give to_dense(), or a list"),
+    "no dimension": (given(input_dims={0: "first"}), "the dimension to cut input 0 along must be a whole number"),
     "no target counts": (
-        (X, padded(0, 0, 0, 0, 0, 0, 0), {}, {"count": counted}),
+        given(X, padded(0, 0, 0, 0, 0, 0, 0), count=counted),
         "count [0, 0, 0]; Batching(count=…) must return whole numbers, at least one of them above 0",
     ),
     "targets count by halves": (
-        (X, Y, {}, {"count": lambda y: 0.5}),
+        given(count=lambda y: 0.5),
         "count [0.5, 0.5, 0.5]; Batching(count=…) must return whole numbers",
     ),
     "targets count less than nothing": (
-        (X, Y, {}, {"count": lambda y: -1}),
+        given(count=lambda y: -1),
         "count [-1, -1, -1]; Batching(count=…) must return whole numbers",
     ),
 }

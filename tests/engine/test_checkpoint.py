@@ -8,6 +8,7 @@ import socket
 
 import pytest
 import torch
+from cases import BEGIN, OF
 from torch.distributed import checkpoint
 
 import ppedu as pp
@@ -189,26 +190,17 @@ def test_a_checkpoint_without_a_loss_for_each_step_is_damaged(folder):
 # Saves and resumes models of eight layers, in stages whose names are those of the whole model, or the same in each
 # stage. The sweep compares with layers that were trained alone, in this process.
 STAGES = """
-import errno, json, random, sys, warnings
+import errno
 from pathlib import Path
-import torch, torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-import ppedu as pp
-from ppedu.run import Checkpoints, PipelineGroup, Stage, cut, local_stages
+from ppedu.run import Checkpoints
 warnings.filterwarnings("ignore", "DTensor random operators")  # a remark of PyTorch 2.6 on CPUs
 
-dist.init_process_group("gloo")
-rank, top = dist.get_rank(), Path(sys.argv[1])
+top = Path(sys.argv[1])
 teams = {size: dist.new_group(range(size)) for size in (1, 2, 4)}
 SCHEDULES = [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("zb-v", 2), ("zb-v", 4), ("dualpipe", 2), ("dualpipe", 4)]
 SCHEDULES += [("interleaved", 2), ("dualpipev", 2)]
-
-class Block(nn.Module):
-    def __init__(self, layers, **others):
-        super().__init__()
-        self.layers = layers if isinstance(layers, nn.ModuleDict) else nn.ModuleList(layers)
 
 def random_numbers(shape, seed):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -257,9 +249,9 @@ def stages(schedule, names, kind, seed):
     if names == "cut":
         made = cut(nn.Sequential(*whole), schedule, rank)
     elif names == "of the model":
-        made = {s: Block(nn.ModuleDict({str(n): whole[n] for n in part})) for s, part in parts.items()}
+        made = {s: Of(None, layers=nn.ModuleDict({str(n): whole[n] for n in part})) for s, part in parts.items()}
     else:
-        made = {s: Block([whole[n] for n in part]) for s, part in parts.items()}
+        made = {s: Of(None, layers=nn.ModuleList(whole[n] for n in part)) for s, part in parts.items()}
     return made, {number: whole[number] for part in parts.values() for number in part}
 
 def outcome(call):
@@ -331,7 +323,7 @@ print(json.dumps(counts))
 
 @pytest.mark.parametrize("turns", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_what_was_saved_is_loaded_in_any_stages_or_refused(ranks, tmp_path, turns):
-    (counts, *_) = ranks(STAGES + SWEEP, 4, str(tmp_path), str(turns), timeout=200)
+    (counts, *_) = ranks(BEGIN + OF + STAGES + SWEEP, 4, str(tmp_path), str(turns), timeout=200)
     assert min(json.loads(counts).values()) > 0
 
 
@@ -449,7 +441,7 @@ TOLD = {
 
 
 def test_weights_with_one_name_and_missing_weights_are_reported_on_every_rank(ranks, tmp_path):
-    texts = json.loads(ranks(STAGES + REFUSALS, 4, str(tmp_path))[0])
+    texts = json.loads(ranks(BEGIN + OF + STAGES + REFUSALS, 4, str(tmp_path))[0])
     assert texts.keys() == TOLD.keys()
     for case, (first, second) in texts.items():
         assert first == second and re.search(TOLD[case], first), (case, first, second)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import BEGIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -11,15 +12,8 @@ import ppedu as pp
 from ppedu.run import GPT, GPTConfig, cut
 
 PROGRAM = """
-import sys
-import torch, torch.distributed as dist
-from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
-import ppedu as pp
-from ppedu.run import Pipeline, cut
 
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
 config = LlamaConfig(
     vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=8, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=16, attn_implementation="sdpa")
@@ -29,7 +23,7 @@ def model():
     return LlamaForCausalLM(config)
 
 def loss_fn(logits, targets):
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return fn.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 torch.manual_seed(4)
 inputs, targets = torch.randint(37, (2, 8, 16))
@@ -59,7 +53,7 @@ if rank == 0:
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_llama_has_the_gradients_of_one_process(ranks, size):
     pytest.importorskip("transformers")
-    assert "equal" in ranks(PROGRAM, size, timeout=120)[0]
+    assert "equal" in ranks(BEGIN + PROGRAM, size, timeout=120)[0]
 
 
 def all_stages(module, schedule, **options):
@@ -172,12 +166,6 @@ class DoubledGPT(GPT):
         return 2 * super().forward(x)
 
 
-def hooked(module, register, path=""):
-    """Return the module, with a hook that changes nothing on the part at `path`."""
-    getattr(module.get_submodule(path), register)(lambda *_: None)
-    return module
-
-
 def sequence(length=2):
     return nn.Sequential(*(nn.Linear(4, 4) for _ in range(length)))
 
@@ -204,35 +192,12 @@ LOST = {
     "dropout": (lambda: Changed(lambda self, x: dropout(x, 0.5, self.training)), "other numbers in training"),
     "noise": (lambda: Changed(lambda self, x: x + self.training * torch.randn(6)), "other numbers in training"),
     "a detached output": (lambda: Changed(lambda self, x: x.detach()), "only its stages would train first.weight"),
-    "a sequence with a forward of its own": (
-        lambda: Doubled(nn.Linear(4, 4), nn.Linear(4, 4)),
-        "other numbers in eval",
-    ),
+    "a sequence with a forward of its own": (lambda: Doubled(*sequence()), "other numbers in evaluation"),
     "a forward of an instance": (
         lambda: [module := sequence(), setattr(module, "forward", lambda x: x + module[0](x))][0],
         "other numbers in evaluation",
     ),
-    "a GPT with a forward of its own": (
-        lambda: DoubledGPT(GPTConfig(4, 4, 2, 1, 4)),
-        "other numbers in evaluation",
-    ),
-    **{
-        f"{register} on {name}": (
-            lambda make=make, register=register, path=path: hooked(make(), register, path),
-            "a hook on",
-        )
-        for register in (
-            "register_forward_hook",
-            "register_forward_pre_hook",
-            "register_full_backward_hook",
-            "register_full_backward_pre_hook",
-        )
-        for name, make, path in (
-            ("a sequence", sequence, ""),
-            ("a tower", Tower, ""),
-            ("the model within", lambda: nn.ModuleDict({"inner": Tower(), "head": nn.Linear(4, 4)}), "inner"),
-        )
-    },
+    "a GPT with a forward of its own": (lambda: DoubledGPT(GPTConfig(4, 4, 2, 1, 4)), "other numbers in evaluation"),
     "a weight of two stages": (
         lambda: sharing(sequence(4), 1, 2),
         r"stages 0, 1 share weights, .*tied=\[\(\(0, 'layers.1.weight'\), \(1, 'layers.2.weight'\)\)\]",
@@ -252,6 +217,15 @@ def test_a_part_of_the_model_that_no_stage_would_have_is_refused(case):
     x = torch.tensor([[0, 1]]) if "GPT" in case else torch.randn(2, 4)
     with pytest.raises(pp.SettingError, match=match):
         cut(make(), pp.schedule("1f1b", 2, 4), 0, example=x)
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_a_hook_that_no_stage_would_run_is_refused(kind):
+    inner = Tower()
+    for module, part in ((sequence(), None), (Tower(), None), (nn.ModuleDict({"a": inner, "b": nn.ReLU()}), inner)):
+        getattr(part or module, f"register_{kind}")(lambda *_: None)
+        with pytest.raises(pp.SettingError, match="a hook on"):
+            cut(module, pp.schedule("1f1b", 2, 4), 0, example=torch.randn(2, 4))
 
 
 def test_stages_on_the_same_ranks_may_share_weights():

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from cases import BEGIN
 
 import ppedu as pp
 from ppedu.engine import clock
@@ -13,15 +14,9 @@ from ppedu.engine.ranks.messages import Messages
 from ppedu.run import PipelineGroup
 
 RUN = """
-import json, sys
-import torch.distributed as dist
-import ppedu as pp
-from ppedu.engine.emulate import Emulation
-
-dist.init_process_group("gloo")
 for name, microbatches, costs in json.loads(sys.argv[1]):
     schedule = pp.schedule(name, dist.get_world_size(), microbatches)
-    emulation = Emulation(schedule, pp.Costs(**costs), size=1000)
+    emulation = pp.run.Emulation(schedule, pp.Costs(**costs), size=1000)
     first, second = emulation.step(), emulation.step()
     print(json.dumps({
         "label": [first.source, second.source, repr(second).split()[1]],
@@ -44,11 +39,6 @@ CASES = [
 
 
 IN_A_ROW = """
-import json
-import torch.distributed as dist
-import ppedu as pp
-
-dist.init_process_group("gloo")
 schedule = pp.schedule("zb-h2", 4, 8)
 costs = pp.Costs(forward=[0.004] * 4, input=[0.004] * 4, weight=[0.004] * 3 + [0.05])  # rank 3 ends long after rank 0
 for barrier in (True, False):
@@ -62,7 +52,7 @@ dist.barrier()
 
 
 def test_steps_in_a_row_wait_for_each_other_only_with_a_barrier(ranks):
-    for text in ranks(IN_A_ROW, 4):
+    for text in ranks(BEGIN + IN_A_ROW, 4):
         (*_, firsts, lasts), (*_, early, late) = found = [*map(json.loads, text.splitlines())]
         assert [each[:3] for each in found] == [["emulated", True, 2]] * 2
         assert min(firsts[1]) >= max(lasts[0]) and early[1][0] < late[0][3]
@@ -71,7 +61,7 @@ def test_steps_in_a_row_wait_for_each_other_only_with_a_barrier(ranks):
 @pytest.fixture(scope="module")
 def reports(ranks):
     """Each rank's report, by case."""
-    output = ranks(RUN, 4, json.dumps(CASES))
+    output = ranks(BEGIN + RUN, 4, json.dumps(CASES))
     return list(zip(*([json.loads(line) for line in text.splitlines()] for text in output), strict=True))
 
 
@@ -100,25 +90,16 @@ def test_a_step_takes_at_least_its_simulation_and_respects_all_dependencies(repo
 
 
 def test_machines_with_different_clocks_agree_on_when_a_message_was_made(ranks):
-    ranks(
-        """
-        import time
-        import torch.distributed as dist
-        import ppedu as pp
-        from ppedu.engine import clock
-        from ppedu.engine.emulate import Emulation
-
-        dist.init_process_group("gloo")
-        rank, real = dist.get_rank(), time.monotonic
-        if rank:
-            time.monotonic = lambda: real() + 1000
-            clock.machine = lambda: rank
-        emulation = Emulation(pp.schedule("1f1b", 2, 2), pp.Costs(forward=0.01, latency=0.02))
-        assert 0.9 * emulation.simulated.makespan < emulation.step().makespan < 10
-        dist.barrier()
-        """,
-        2,
-    )
+    program = """
+real = time.monotonic
+if rank:
+    time.monotonic = lambda: real() + 1000
+    clock.machine = lambda: rank
+emulation = pp.run.Emulation(pp.schedule("1f1b", 2, 2), pp.Costs(forward=0.01, latency=0.02))
+assert 0.9 * emulation.simulated.makespan < emulation.step().makespan < 10
+dist.barrier()
+"""
+    ranks(BEGIN + program, 2)
 
 
 class SlowSleeper:
@@ -190,16 +171,11 @@ def test_wrong_arguments_are_refused():
 def test_emulated_stages_send_from_the_cpu_where_the_ranks_are_connected_by_nccl(ranks):
     """NCCL, which only the default group claims to be here, cannot send from the CPU."""
     program = """
-import torch, torch.distributed as dist
-import ppedu as pp
-from ppedu.engine.emulate import Emulation
-
-dist.init_process_group("gloo")
 found = dist.get_backend_config
 dist.get_backend_config = lambda group=None: "cuda:nccl" if group in (None, dist.group.WORLD) else found(group)
 torch.cuda.current_device = lambda: 0
-emulation = Emulation(pp.schedule("1f1b", 2, 2), pp.Costs(forward=0.001, backward=0.001))
+emulation = pp.run.Emulation(pp.schedule("1f1b", 2, 2), pp.Costs(forward=0.001, backward=0.001))
 assert len(emulation.run(1).rows) == 2
 print(dist.get_backend(emulation.pipeline.group.process_group))
 """
-    assert ranks(program, 2) == ["gloo\n"] * 2
+    assert ranks(BEGIN + program, 2) == ["gloo\n"] * 2

@@ -3,37 +3,26 @@
 import json
 
 import pytest
+import torch
+from cases import BEGIN
 
 import ppedu as pp
 
-PRELUDE = """
-import json, sys, time
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn import functional as fn
-import ppedu as pp
-from ppedu.run import Pipeline, local_stages
-
-dist.init_process_group("gloo")
-RANK = dist.get_rank()
+PRELUDE = (
+    BEGIN
+    + """
 X, Y = torch.arange(32.0).view(8, 4) / 10, torch.ones(8, 4)
 
-def layer(stage):
-    with torch.random.fork_rng():
-        torch.manual_seed(stage)
-        return nn.Linear(4, 4)
-
 def make(schedule, **options):
-    held = {stage: layer(stage) for stage in local_stages(schedule, RANK)}
+    held = {stage: layer(stage) for stage in local_stages(schedule, rank)}
     return Pipeline(schedule, held, fn.mse_loss, **options), held
 """
+)
 
 
 def test_a_handler_of_a_pair_can_wait_for_each_part_separately(ranks):
     """Each part of a pair starts when its own message has arrived, in either order."""
-    output = ranks(
-        PRELUDE
-        + """
+    program = """
 schedule = pp.schedule("1f1b-overlap", 2, 4)
 late = 0.0
 log = []
@@ -64,13 +53,12 @@ log.clear()
 pipeline.on("SEND_F", slowly)  # from now on each activation is late, and no gradient is
 late = 0.1
 pipeline.step(X, Y)
-if RANK == 1:
+if rank == 1:
     parts = dict(log)
     pairs = [action for action in pipeline.timeline.schedule.orders[1] if action.parts]
     print(json.dumps([[str(action), parts] for action in pairs]))
-""",
-        2,
-    )
+"""
+    output = ranks(PRELUDE + program, 2)
     pairs = json.loads(output[1])
     assert pairs
     for action, waited in pairs:
@@ -79,33 +67,27 @@ if RANK == 1:
 
 
 def test_the_time_of_a_handlers_action_does_not_include_its_wait(ranks):
-    ranks(
-        PRELUDE
-        + """
+    program = """
 pipeline, held = make(pp.schedule("gpipe", 2, 4))
 pipeline.step(X, Y)
 pipeline.on("F", lambda action, step: step.default(action))
 pipeline.on("SEND_F", lambda action, step: (time.sleep(0.1), step.default(action)))
 pipeline.step(X, Y)
 assert max(pipeline.timeline.busy) < 0.1 < pipeline.timeline.makespan
-""",
-        2,
-    )
+"""
+    ranks(PRELUDE + program, 2)
 
 
 def test_torchs_profiler_lists_every_action(ranks):
-    output = ranks(
-        PRELUDE
-        + """
+    program = """
 from torch.profiler import ProfilerActivity, profile
 pipeline, held = make(pp.schedule("zb-h1", 2, 4))
 pipeline.step(X, Y)
 with profile(activities=[ProfilerActivity.CPU]) as profiler:
     pipeline.step(X, Y)
 print(json.dumps([event.name for event in profiler.events() if event.name.startswith("PP:")]))
-""",
-        2,
-    )
+"""
+    output = ranks(PRELUDE + program, 2)
     lowered = pp.lower(pp.schedule("zb-h1", 2, 4))
     for rank, text in enumerate(output):
         assert sorted(json.loads(text.splitlines()[-1])) == sorted(f"PP:{action}" for action in lowered.orders[rank])
@@ -113,9 +95,7 @@ print(json.dumps([event.name for event in profiler.events() if event.name.starts
 
 def test_receives_are_posted_two_actions_ahead(ranks):
     """With gloo, which sends only what is awaited; not where a step must run in the order that it was given."""
-    output = ranks(
-        PRELUDE
-        + """
+    program = """
 def posted(schedule, **options):
     def note(action, step):
         log.append(" ".join([str(action), *map(str, step.messages.pending)]))
@@ -130,9 +110,8 @@ def posted(schedule, **options):
 
 one = pp.schedule("gpipe", 2, 4)
 print(json.dumps([posted(one), posted(one, debug=True), posted(pp.lower(one))]))
-""",
-        2,
-    )
+"""
+    output = ranks(PRELUDE + program, 2)
     ahead, debug, lowered = json.loads(output[1])
     assert ahead == [
         "1F0 1RECV_F0 1RECV_F1 1RECV_F2",
@@ -165,8 +144,6 @@ REFUSED_IN_BATCHING = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_settings_of_the_wrong_type_are_refused(name):
-    import torch
-
     for value in REFUSED[name]:
         given = {"schedule": pp.schedule("1f1b", 1, 2), "stages": {0: torch.nn.Linear(2, 2)}} | {name: value}
         with pytest.raises(pp.SettingError) as caught:
@@ -174,8 +151,8 @@ def test_settings_of_the_wrong_type_are_refused(name):
         assert str(caught.value).count("\n") == 0
 
 
-@pytest.mark.parametrize("name", REFUSED_IN_BATCHING)
-def test_settings_of_the_wrong_type_are_refused_in_batching(name):
-    for value in REFUSED_IN_BATCHING[name]:
-        with pytest.raises(pp.SettingError, match=f"{name} must be "):
-            pp.run.Batching(**{name: value})
+def test_settings_of_the_wrong_type_are_refused_in_batching():
+    for name, values in REFUSED_IN_BATCHING.items():
+        for value in values:
+            with pytest.raises(pp.SettingError, match=f"{name} must be "):
+                pp.run.Batching(**{name: value})

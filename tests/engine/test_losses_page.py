@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cases import BEGIN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 CODE = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
@@ -12,15 +13,9 @@ ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in PAGE.splitl
 WRITTEN = {case: " ".join(re.findall(r"`(Batching\(.*\))`", written)) for case, _, _, written in ROWS}
 
 PROGRAM = """
-import json, sys, warnings
-import torch, torch.distributed as dist
-from torch import nn
 from torch.nn.functional import cross_entropy
-import ppedu as pp
-from ppedu.run import Batching, Pipeline, PipelineGroup, PostValidation
 
-dist.init_process_group("gloo")
-place, rank = divmod(dist.get_rank(), 2)
+place, rank = divmod(rank, 2)
 members = [2 * place, 2 * place + 1], [rank, rank + 2]  # of this rank's pipeline, and its replicas
 pairs = [dist.new_group(ranks, use_local_synchronization=True) for ranks in members]
 written, code = json.loads(sys.argv[1])
@@ -174,7 +169,7 @@ print(json.dumps(rows))
 
 @pytest.fixture(scope="module")
 def rows(ranks):
-    return json.loads(ranks(PROGRAM, 4, json.dumps([WRITTEN, CODE]))[1])
+    return json.loads(ranks(BEGIN + PROGRAM, 4, json.dumps([WRITTEN, CODE]))[1])
 
 
 def test_every_number_of_the_page_is_computed(rows):

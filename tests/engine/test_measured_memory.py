@@ -11,7 +11,6 @@ from ppedu.run import Memory, Stage
 # A stage saves its input for the weight's gradient, and tanh's output. Both have 2 rows of 16 numbers, 128 bytes. The
 # input of stage 0 belongs to the batch.
 SETUP = """
-from ppedu.run import Memory, Stage
 def measured(name, recompute=False, steps=2, optimizer=None):
     schedule = pp.schedule(name, 4, 8)
     stages = {index: nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for index in local_stages(schedule, rank)}
@@ -41,7 +40,6 @@ for name in ["gpipe", "1f1b", "interleaved"]:
         assert curve[0][1] == curve[-1][1] == 0 and counted[0][0] == curve[0][0] and counted[-1][0] == curve[-1][0]
 """,
     "split backwards": """
-from collections import Counter
 # Between I and W, a stage keeps its input, and the gradient of its matrix product's output.
 for name in ["zb-h1", "zb-interleaved"]:
     for recompute in (False, True):

@@ -9,52 +9,12 @@ and with many microbatches.
 import json
 
 import pytest
+from cases import BEGIN, NAMED, ONE_PROCESS, named
 
 import ppedu as pp
 
 RUN = """
-import json, sys
-import torch, torch.distributed as dist
-import ppedu as pp
-from ppedu.run import GPT, GPTConfig, Pipeline, local_stages, next_token_loss
-
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
 config = GPTConfig(vocabulary=11, context=8, layers=int(sys.argv[1]), heads=2, width=16)
-
-def named(name, size, microbatches):
-    "A registered schedule, or one of the atlas, such as that for a placement and a memory: 'atlas v 5'."
-    if not name.startswith("atlas"):
-        return pp.schedule(name, size, microbatches)
-    _, place, memory = name.split()
-    return pp.search.atlas(size, microbatches, int(memory), place).schedule
-
-def one_process(schedule, inputs, targets):
-    "Each stage's gradients, added up in that stage's order, on one process and without a Pipeline."
-    modules = [GPT.stage(config, stage, schedule.stages) for stage in range(schedule.stages)]
-    waits, losses = {}, []  # the gradients of every stage and microbatch alone
-    for m, (x, y) in enumerate(zip(inputs, targets, strict=True)):
-        for module in modules:
-            x = module(x)
-        loss = next_token_loss(x, y) / len(inputs)
-        losses.append(loss.detach())
-        weights = [weight for module in modules for weight in module.parameters()]
-        grads = iter(torch.autograd.grad(loss, weights))
-        for stage, module in enumerate(modules):
-            waits[stage, m] = [next(grads) for _ in module.parameters()]
-    last = [action.microbatch for order in schedule.orders for each in order for action in each.singles
-            if action.stage == schedule.stages - 1 and action.op == "F"]
-    total = torch.zeros(())
-    for m in last:
-        total += losses[m]
-    grads = []
-    for stage in range(schedule.stages):
-        done = [single.microbatch for order in schedule.orders for each in order for single in each.singles
-                if single.stage == stage and single.op in ("B", "W")]
-        grads.append(list(waits[stage, done[0]]))
-        for m in done[1:]:
-            grads[-1] = [grad + more for grad, more in zip(grads[-1], waits[stage, m], strict=True)]
-    return grads, total
 
 for case in json.loads(sys.argv[2]):
     name, microbatches = case
@@ -65,7 +25,9 @@ for case in json.loads(sys.argv[2]):
     pipeline = Pipeline(schedule, modules, next_token_loss)
     loss = pipeline.step(inputs, targets)
     if rank == 0:
-        torch.save(one_process(schedule, inputs.split(2), targets.split(2)), sys.argv[3])
+        whole = [GPT.stage(config, stage, schedule.stages) for stage in range(schedule.stages)]
+        total = one_process(schedule, whole, inputs.split(2), targets.split(2), next_token_loss)
+        torch.save(([[weight.grad for weight in module.parameters()] for module in whole], total), sys.argv[3])
     dist.barrier()
     expected, total = torch.load(sys.argv[3])
     far, wrong = 0.0, 0
@@ -119,7 +81,8 @@ def reports(ranks, tmp_path_factory):
     def run(size, quick):
         mine = [case for case in EVERY if case[0] == size and (case in QUICK) == quick]
         layers = 2 * max(size, 4)
-        output = ranks(RUN, size, str(layers), json.dumps([each[1:] for each in mine]), expected, timeout=280)
+        program, drawn = BEGIN + NAMED + ONE_PROCESS + RUN, json.dumps([each[1:] for each in mine])
+        output = ranks(program, size, str(layers), drawn, expected, timeout=280)
         for case, lines in zip(mine, zip(*[text.splitlines() for text in output], strict=True), strict=True):
             found[case] = [json.loads(line) for line in lines]
 
@@ -141,9 +104,7 @@ def reports(ranks, tmp_path_factory):
 def test_gradients_and_loss_are_those_of_one_process(reports, case, tell):
     size, name, microbatches = case
     found = reports(case)
-    two_copies = "bidirectional" in name or (
-        not name.startswith("atlas") and pp.schedule(name, size, microbatches).placement.copies > 1
-    )
+    two_copies = named(name, size, microbatches).placement.copies > 1
     far = max(report["far"] for report in found)
     same = not any(report["wrong"] for report in found)
     tell(

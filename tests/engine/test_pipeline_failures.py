@@ -4,15 +4,13 @@ import re
 from dataclasses import replace
 
 import pytest
-from cases import run
+from cases import AGAIN, STOPPED, run
 from torch import nn
 
 import ppedu as pp
 from ppedu.run import Pipeline, Stage
 
 LATE = "rank {rank}[ :].*(did not answer within|not every rank reached it within|the connection to .* is lost)"
-STOPPED = "PipelineError: this pipeline cannot be used after an error within a step "
-AGAIN = "0.82"  # the loss of a good step
 
 
 def handled(rank, op, what, debug=False):
@@ -35,110 +33,92 @@ ALTERNATELY = "step.post(action._replace(microbatch=action.microbatch ^ 1))"
 ALL_BUT_ONE = "action.microbatch == 1 or step.default(action)"
 SPOILT = "pipeline.step(SPOILT, Y)"
 DIFFER = r"\(here, the call, the batch's shapes or loss_scale differ from the last"
-# Failures of one of three ranks, after which the pipeline cannot be used: the program, the rank, and its error. The
-# other ranks notice that it is late or gone.
+# Failures of one of three ranks, after which the pipeline cannot be used, by case and rank: the program, and the error
+# of that rank. The others notice that it is late or gone.
 OF_ONE = {
-    "a swapped receive": (
+    ("a swapped receive", 1): (
         handled(1, "RECV_F", ALTERNATELY, debug=True),
-        1,
         "CommunicationError: rank 1: 1RECV_F1 expects the message of 0SEND_F1, but that of 0SEND_F0 arrived",
     ),
-    "a missing send": (
+    ("a missing send", 1): (
         handled(0, "SEND_F", ALL_BUT_ONE),
-        1,
         r"rank 1: 1F3 waits for 1RECV_F3 \(rank 0 → 1: F of microbatch 3\): ",
     ),
-    "a missing send, debug": (
+    ("a missing send, debug", 1): (
         handled(0, "SEND_F", ALL_BUT_ONE, debug=True),
-        1,
         "CommunicationError: rank 1: 1RECV_F1 expects the message of 0SEND_F1, but that of 0SEND_F2 arrived",
     ),
-    "a missing send of a gradient": (
+    ("a missing send of a gradient", 1): (
         handled(2, "SEND_B", None),
-        1,
         r"rank 1: 1B0 waits for 1RECV_B0 \(rank 2 → 1: B of microbatch 0\): ",
     ),
-    "a missing receive": (
+    ("a missing receive", 1): (
         handled(1, "RECV_F", None),
-        1,
         "CommunicationError: rank 1: 1F0 waits for 1RECV_F0, which is not posted",
     ),
-    "a forward without a result": (
+    ("a forward without a result", 0): (
         handled(0, "F", None),
-        0,
         "PipelineError: rank 0: 0SEND_F0 failed: there is no result of 0F0: its handler must call step.give",
     ),
-    "another shape than earlier": (
+    ("another shape than earlier", 0): (
         with_stage(0, "lambda s, x: s.a(x) if x.isfinite().all() else s.a(x)[:1]", SPOILT),
-        0,
         r"CommunicationError: rank 0: 0SEND_F2 sends float32 \(1, 4\), but the receiver expects float32",
     ),
-    "another dtype than earlier": (
+    ("another dtype than earlier", 0): (
         with_stage(0, "lambda s, x: s.a(x) if x.isfinite().all() else s.a(x).double()", SPOILT),
-        0,
         r"CommunicationError: rank 0: 0SEND_F2 sends float64 \(2, 4\), but the receiver expects float32",
     ),
-    "a shape that does not fit": (
+    ("a shape that does not fit", 1): (
         with_stage(0, "lambda s, x: s.a(x)[:, :3]"),
-        1,
         "PipelineError: rank 1: 1F0 failed: RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be multiplied",
     ),
-    "a dtype that does not fit": (
+    ("a dtype that does not fit", 1): (
         with_stage(0, "lambda s, x: s.a(x).double()"),
-        1,
         "PipelineError: rank 1: 1F0 failed: RuntimeError: mat1 and mat2 must have the same dtype",
     ),
-    "a dtype that cannot be sent": (
+    ("a dtype that cannot be sent", 0): (
         with_stage(0, "lambda s, x: torch.complex(s.a(x), x)"),
-        0,
         "0SEND_F0 failed: cannot send a 2-dimensional tensor of torch.complex64; .*; send torch.view_as_real",
     ),
-    "a dict between stages": (
+    ("a dict between stages", 0): (
         with_stage(0, "lambda s, x: {'x': s.a(x)}"),
-        0,
         "PipelineError: rank 0: 0F0 failed: pass a tensor or a tuple of tensors between stages; got dict",
     ),
-    "a tuple of more than tensors between stages": (
+    ("a tuple of more than tensors between stages", 1): (
         with_stage(1, "lambda s, x: (s.a(x), None)"),
-        1,
         "rank 1: 1F0 failed: pass a tensor or a tuple of tensors between stages; got tuple of Tensor, NoneType",
     ),
-    "a DTensor between stages": (
+    ("a DTensor between stages", 0): (
         """
 from torch.distributed.tensor import DTensor, init_device_mesh
 mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 pipeline = make(change={0: Of(lambda s, x: DTensor.from_local(s.a(x), mesh), a=layer(0))})
 pipeline.step(X, Y)
 """,
-        0,
         "PipelineError: rank 0: 0SEND_F0 failed: a message can only have dense tensors of one rank; got a DTensor",
     ),
-    "a sparse tensor between stages": (
+    ("a sparse tensor between stages", 0): (
         with_stage(0, "lambda s, x: s.a(x).to_sparse()"),
-        0,
         "PipelineError: rank 0: 0SEND_F0 failed: a message can only .* got a sparse tensor: send its to_dense",
     ),
-    "a message that torch refuses": (
+    ("a message that torch refuses", 0): (
         """
 pipeline = make()
 if rank == 0:
     pipeline.messages.channel = type("Refusing", (), {"send": lambda *a: exec("raise RuntimeError('no such luck')")})()
 pipeline.step(X, Y)
 """,
-        0,
         r"CommunicationError: rank 0: 0SEND_F0 \(.*\): RuntimeError: no such luck \(in the order: ",
     ),
-    "an input changed in place": (
+    ("an input changed in place", 1): (
         with_stage(1, "lambda s, x: s.a(x.relu_())"),
-        1,
         "PipelineError: rank 1: 1F0 failed: stage 1 changes its input in place, .* with x = x.clone",
     ),
-    "a stage that raises": (
+    ("a stage that raises", 1): (
         with_stage(1, "lambda s, x: s.a(x) if x.isfinite().all() else 1 // 0", SPOILT),
-        1,
         "PipelineError: rank 1: 1F2 failed: ZeroDivisionError: integer division or modulo by zero",
     ),
-    "a backward that raises": (
+    ("a backward that raises", 1): (
         """
 class Broken(torch.autograd.Function):
     forward = staticmethod(lambda ctx, x: x.clone())
@@ -146,36 +126,30 @@ class Broken(torch.autograd.Function):
 pipeline = make("zb-h1", change={1: Of(lambda s, x: Broken.apply(s.a(x)), a=layer(1))})
 pipeline.step(X, Y)
 """,
-        1,
         "PipelineError: rank 1: 1I0 failed: ZeroDivisionError",
     ),
-    "an interrupt": (with_stage(1, "lambda s, x: interrupt()"), 1, "KeyboardInterrupt"),
-    "a loss of several numbers": (
+    ("an interrupt", 1): (with_stage(1, "lambda s, x: interrupt()"), "KeyboardInterrupt"),
+    ("a loss of several numbers", 2): (
         "pipeline = make(loss_fn=lambda y, target: (y - target).square()); pipeline.eval(X, Y)",
-        2,
         r"PipelineError: rank 2: 2F0 failed: a microbatch.s loss must be .* got a tensor of shape \(2, 4\)",
     ),
-    "a loss that is not a tensor": (
+    ("a loss that is not a tensor", 2): (
         "pipeline = make(loss_fn=lambda y, target: 0.5); pipeline.step(X, Y)",
-        2,
         "PipelineError: rank 2: 2F0 failed: a microbatch's loss must be a tensor with one element; got float",
     ),
-    "no loss_fn": (
+    ("no loss_fn", 2): (
         "pipeline = make(loss_fn=None); pipeline.step(X, Y)",
-        2,
         r"PipelineError: rank 2: 2F0 failed: .* got .*: return a scalar from loss_fn, or from the last stage",
     ),
-    "another batch on one rank, later": (
+    ("another batch on one rank, later", 2): (
         "pipeline = make(); pipeline.step(X, Y); pipeline.step(X if rank < 2 else X[:6], Y)",
-        2,
         rf"rank 2 cannot start step {DIFFER}",
     ),
-    "an eval on one rank, later": (
+    ("an eval on one rank, later", 1): (
         "pipeline = make(); pipeline.step(X, Y); (pipeline.eval if rank == 1 else pipeline.step)(X, Y)",
-        1,
         rf"rank 1 cannot start eval {DIFFER}",
     ),
-    "weights unfrozen between steps": (
+    ("weights unfrozen between steps", 0): (
         """
 pipeline = make(change={0: layer(0).requires_grad_(False)})
 pipeline.step(X, Y)
@@ -183,10 +157,9 @@ if rank == 0:
     pipeline.stages[0].module.requires_grad_()
 pipeline.step(X, Y)
 """,
-        0,
         "CommunicationError: rank 0: 0SEND_F0 sends .* make a new Pipeline after \\(un\\)freezing",
     ),
-    "a write after a send": (
+    ("a write after a send", 0): (
         """
 class Reused(nn.Module):
     "Gives the same memory again and again."
@@ -200,79 +173,71 @@ class Reused(nn.Module):
 pipeline = make("gpipe", change={0: Reused()}, debug=True)
 pipeline.step(X, Y)
 """,
-        0,
         "CommunicationError: rank 0: a tensor of 0SEND_F0 was written to after it was sent; make a new tensor",
     ),
-    "a rank that is late for the step": (
+    ("a rank that is late for the step", 0): (
         "pipeline = make(); time.sleep(2 if rank == 2 else 0); pipeline.step(X, Y)",
-        0,
         "CommunicationError: rank 0 cannot start step: not every rank reached it within 1.5 s",
     ),
-    "a rank that is slow": (
+    ("a rank that is slow", 0): (
         with_stage(1, "lambda s, x: (time.sleep(2), s.a(x))[1]"),
-        0,
         r"rank 0: 0B0 waits for 0RECV_B0 \(rank 1 → 0: B of microbatch 0\): rank 1 did not answer within 1.5 s",
     ),
 }
 DIFFERENT = "CommunicationError: rank {} has a different {} than rank 0; give all ranks the same"
-# Failures that all ranks report alike: the program, the error, and the loss or error of a step after it.
+# Failures that all ranks report alike, and after which the pipeline can be used: the program, and the error.
 OF_ALL = {
     "a loss that is not finite": (
         "pipeline = make(); pipeline.step(SPOILT, Y)",
         r"rank 2: 2F2 gave a loss of nan; check microbatch 2 and the learning rate, .*: if all its targets are "
         r"padding, their mean is NaN, and Batching\(count=.*\) leaves them out",
-        AGAIN,
     ),
     "microbatches that do not fit": (
         "pipeline = make(); pipeline.step(list(X.split(3)), Y)",
         "SettingError: input 0 is a list of 3 microbatches, but the schedule has 4",
-        AGAIN,
     ),
     "another batch on one rank": (
         "pipeline = make(); pipeline.step(X if rank < 2 else X[:6], Y)",
         "CommunicationError: microbatch 2 of the inputs has a different shape or dtype on rank 0 than on rank 2",
-        AGAIN,
     ),
     "another loss scale on one rank": (
         "pipeline = make(); pipeline.step(X, Y, loss_scale=1.0 + (rank == 1))",
         DIFFERENT.format(1, "loss_scale"),
-        AGAIN,
-    ),
-    "another schedule on one rank": (
-        "pipeline = make('1f1b' if rank < 2 else 'gpipe'); pipeline.step(X, Y)",
-        DIFFERENT.format(2, "schedule"),
-        "CommunicationError",
-    ),
-    "another number of microbatches on one rank": (
-        "pipeline = make(microbatches=4 if rank else 8); pipeline.step(X, Y)",
-        DIFFERENT.format(1, "schedule"),
-        "CommunicationError",
-    ),
-    "debug on one rank": (
-        "pipeline = make(debug=rank == 1); pipeline.step(X, Y)",
-        DIFFERENT.format(1, "debug"),
-        "CommunicationError",
-    ),
-    "another seed on one rank": (
-        "pipeline = make(); pipeline.seed = rank; pipeline.step(X, Y)",
-        DIFFERENT.format(1, "seed"),
-        "CommunicationError",
     ),
     "a norm below 0 to clip to": (
         "pipeline = make(); pipeline.step(X, Y); pipeline.clip_grad_norm(-1.0)",
         "SettingError: max_norm must be a number above 0; got -1.0",
-        AGAIN,
     ),
     "a step in inference mode": (
         "pipeline = make(); torch.inference_mode()(pipeline.step)(X, Y)",
         "SettingError: step cannot compute gradients within torch.inference_mode",
-        AGAIN,
     ),
     "an eval on one rank": (
         "pipeline = make(); (pipeline.eval if rank == 1 else pipeline.step)(X, Y)",
         "CommunicationError: rank 0 calls step, but rank 1 calls eval; call the same on all",
-        AGAIN,
     ),
+}
+# Settings that differ, which the next step reports again.
+UNLIKE = {
+    "another schedule on one rank": (
+        "pipeline = make('1f1b' if rank < 2 else 'gpipe'); pipeline.step(X, Y)",
+        DIFFERENT.format(2, "schedule"),
+    ),
+    "another number of microbatches on one rank": (
+        "pipeline = make(microbatches=4 if rank else 8); pipeline.step(X, Y)",
+        DIFFERENT.format(1, "schedule"),
+    ),
+    "debug on one rank": (
+        "pipeline = make(debug=rank == 1); pipeline.step(X, Y)",
+        DIFFERENT.format(1, "debug"),
+    ),
+    "another seed on one rank": (
+        "pipeline = make(); pipeline.seed = rank; pipeline.step(X, Y)",
+        DIFFERENT.format(1, "seed"),
+    ),
+}
+# There is no pipeline then.
+NOT_MADE = {
     "orders that run only if sends are buffered": (
         """
 lowered = pp.lower(pp.schedule("1f1b", size, 4))
@@ -290,14 +255,14 @@ pipeline = make(late)
 """,
         r"SettingError: .* buffers sends \(gloo\), but not where a send waits for its receive \(NCCL\): deadlock: "
         r"rank 1 waits at position .*; give Pipeline\(pp.strip\(schedule\), …\), which places messages of its own",
-        "",  # there is no pipeline
     ),
 }
 # The program, the error of each rank, and that of a step after it.
 FAILURES = {
-    name: (code, [LATE] * rank + [why] + [LATE] * (2 - rank), STOPPED) for name, (code, rank, why) in OF_ONE.items()
+    name: (code, [LATE] * rank + [why] + [LATE] * (2 - rank), STOPPED) for (name, rank), (code, why) in OF_ONE.items()
 }
-FAILURES |= {name: (code, [why] * 3, after) for name, (code, why, after) in OF_ALL.items()}
+for cases, after in ((OF_ALL, AGAIN), (UNLIKE, "CommunicationError"), (NOT_MADE, "")):
+    FAILURES |= {name: (code, [why] * 3, after) for name, (code, why) in cases.items()}
 FAILURES["another loss scale on one rank, later"] = (
     """
 pipeline = make()

@@ -130,8 +130,6 @@ for name in ["1f1b", "zb-h1", "zb-v", "interleaved", "dualpipe"]:
 assert "loss_scale must be a number above 0; got 0" in outcome(lambda: scaled.step(X, Y, loss_scale=0))
 """,
     "an overflow in float16 skips the step on all ranks": """
-from ppedu.run import LossScale
-import warnings
 warnings.simplefilter("ignore")
 for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]:
     schedule = pp.schedule(name, 4, 8)
@@ -192,8 +190,6 @@ assert "stage_kwargs names stage 99; the stages are 0 to 3" in refused({99: {}})
 assert "stage_kwargs must be a dict of keywords for each stage" in refused({3: 1})
 """,
     "stages may compute their activations again": """
-from collections import Counter
-from ppedu.run import Stage
 for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"]:
     schedule = pp.schedule(name, 4, 8)
     def stages(recompute):
@@ -235,7 +231,6 @@ dist.all_gather(both, torch.zeros(4, 4) if found is None else found)
 assert rank < 3 or torch.equal(torch.cat([both[3], both[0]]), expected)
 """,
     "a handler can replace every op": """
-from collections import Counter
 from ppedu.core.actions import overlap
 from ppedu.engine.interpreter import METHODS
 seen = set()
@@ -396,7 +391,6 @@ for name, ranks, options in [("1f1b", 2, beside), ("zb-v", 2, beside), ("dualpip
     agree(pipeline, model, exact=False)
 """,
     "a model whose first and last layer share weights can be cut, if one rank holds both or they are tied": """
-from ppedu.run import cut
 for name in ["zb-v", "dualpipe", "1f1b"]:
     schedule = pp.schedule(name, 4, 8)
     def model():
@@ -475,7 +469,6 @@ CASES = [
     ("1f1b", TIED, parametrized, "original' of stage [0-3] was added"),
     ("1f1b", TIED, adapted, "cannot tie '0.weight' of stage [03], which has no|base.bias' of stage [12] was added"),
 ]
-import re
 for name, ties, change, why in CASES:
     pipeline = make(name, 8, same() if ties else None, tied=ties)
     pipeline.step(X, Y)

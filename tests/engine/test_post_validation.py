@@ -14,8 +14,6 @@ import ppedu as pp
 from ppedu.run import Pipeline, PostValidation
 
 TRAIN = """
-from ppedu.run import PostValidation
-
 def train(name, max_norm, validated, steps=20, **options):
     "Return the losses, the weights and buffers, and which steps were taken back."
     schedule = pp.schedule(name, 4, 8)
@@ -54,23 +52,18 @@ for max_norm in MAX_NORMS:
     assert torch.equal(losses, again) and all(map(torch.equal, state, found))
 """
 EXPECTED = "{8.0: {True, False}, 0.001: {True}, 1e9: {False}}"
-SAME_AFTER_SOME = TRAIN + SAME.replace("MAX_NORMS", "[8.0]").replace("EXPECTED", EXPECTED)
+SAME_AFTER_SOME = SAME.replace("MAX_NORMS", "[8.0]").replace("EXPECTED", EXPECTED)
 CASES = {name: SAME_AFTER_SOME.replace("NAME", repr(name)) for name in ["1f1b", "interleaved", "zb-v", "dualpipev"]}
 OTHERS = {name: SAME_AFTER_SOME.replace("NAME", repr(name)) for name in ["gpipe", "zb-h1", "zb-h2", "v-min"]}
-CASES["with any norm"] = TRAIN + SAME.replace("NAME", '"zb-h1"').replace("MAX_NORMS", "[None, 0.001, 1e9]").replace(
-    "EXPECTED", EXPECTED
+CASES["with any norm"] = (
+    SAME.replace("NAME", '"zb-h1"').replace("MAX_NORMS", "[None, 0.001, 1e9]").replace("EXPECTED", EXPECTED)
 )
-CASES["shapes that depend on the data"] = (
-    TRAIN
-    + """
+CASES["shapes that depend on the data"] = """
 losses, state, _ = train("1f1b", 8.0, validated=False)
 again, found, _ = train("1f1b", 8.0, validated=True, batching=Batching(variable_shapes=True))
 assert torch.equal(losses, again) and all(map(torch.equal, state, found))
 """
-)
-CASES["a loss that is not finite"] = (
-    TRAIN
-    + """
+CASES["a loss that is not finite"] = """
 pipeline = make(microbatches=4)
 weights = [weight for stage in pipeline.stages.values() for weight in stage.module.parameters()]
 optimizer = torch.optim.SGD(weights, 0.1)
@@ -87,10 +80,7 @@ pipeline.step(X, Y)
 assert torch.isfinite(pipeline.eval(X, Y)) and not any(map(torch.equal, expected, weights))
 assert pipeline.flush() is None  # the evaluation has waited
 """
-)
 CASES["a step that is taken back"] = """
-from ppedu.run import PostValidation
-
 def train(schedule, spoilt):
     "Return the weights and losses after three good steps, and the errors of the steps in `spoilt`."
     schedule = pp.schedule(schedule, 4, 4)
@@ -129,8 +119,6 @@ for name in ("1f1b", "zb-h1", "zb-v"):
     assert train(name, [2])[1][-1].split(" (lines")[0].endswith("taken back, so the weights are as before it")
 """
 CASES["replicas decide alike"] = """
-import random
-from ppedu.run import PostValidation
 mine, half, group, replicas = two_replicas()
 for seed, name in enumerate(["gpipe", "1f1b", "zb-h1"]):
     draw, held, judge = random.Random(seed), layer(mine), [layer(0), layer(1)]
@@ -165,9 +153,7 @@ for seed, name in enumerate(["gpipe", "1f1b", "zb-h1"]):
     assert torch.equal(*both), name
     torch.testing.assert_close(state, torch.cat([weight.detach().flatten() for weight in judge[mine].parameters()]))
 """
-CASES["what does not fit"] = (
-    TRAIN
-    + """
+CASES["what does not fit"] = """
 foreign = PostValidation(torch.optim.SGD([*layer(0).parameters()]))
 assert "optimizer of PostValidation has 4 weights that no stage of this rank has, the first of" in outcome(
     lambda: make(optimizer=foreign)
@@ -182,22 +168,27 @@ assert "max_norm must be a number above 0; got 0" in outcome(lambda: PostValidat
 other = PostValidation(optimizer, 1.0 + rank)
 assert "has a different max_norm than rank 0" in outcome(lambda: make(optimizer=other, change=own).step(X, Y))
 """
-)
+
+
+def outcomes(ranks, cases):
+    """Return "fine" or the error on each rank, by case."""
+    found = run(ranks, 4, 1, {name: TRAIN + code for name, code in cases.items()})
+    return {name: [first for first, _, _ in each] for name, each in found.items()}
 
 
 @pytest.fixture(scope="module")
 def found(ranks):
-    return run(ranks, 4, 1, CASES)
+    return outcomes(ranks, CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_and_losses_are_those_of_training_with_a_barrier(found, case):
-    assert [first for first, _, _ in found[case]] == ["fine"] * 4
+    assert found[case] == ["fine"] * 4
 
 
 @pytest.mark.slow
 def test_weights_and_losses_of_other_schedules_are_those_of_training_with_a_barrier(ranks):
-    assert all(first == "fine" for each in run(ranks, 4, 1, OTHERS).values() for first, _, _ in each)
+    assert outcomes(ranks, OTHERS) == dict.fromkeys(OTHERS, ["fine"] * 4)
 
 
 X, Y = (torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(2))

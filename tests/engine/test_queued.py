@@ -3,22 +3,15 @@
 from pathlib import Path
 
 import pytest
-from cases import OF
+from cases import BEGIN, OF
 
 import ppedu as pp
 
 PRELUDE = f"""
-import sys, time
+import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-import torch, torch.distributed as dist
-from torch import nn
-import ppedu as pp
-from ppedu.engine import clock
-from ppedu.run import Batching, Pipeline, PipelineGroup, PostValidation, local_stages
 from queued import Queued
-
-dist.init_process_group("queued")
-rank, size = dist.get_rank(), dist.get_world_size()
+{BEGIN.replace("gloo", "queued")}
 numbers = torch.Generator().manual_seed(1)
 x, y = (torch.randn(16, 8, generator=numbers) for _ in range(2))
 
@@ -44,26 +37,19 @@ def agree(pipeline, held, loss):
 
 
 def test_gradients_of_every_schedule_are_those_of_one_process(ranks):
-    ranks(
-        PRELUDE
-        + """
+    program = """
 for name in pp.schedules():
     pipeline, held = make(name)
     with Queued():
         loss = pipeline.step(x, y)
     agree(pipeline, held, loss)
-""",
-        4,
-    )
+"""
+    ranks(PRELUDE + program, 4)
 
 
 def test_gradients_are_right_where_the_host_reads_what_arrives(ranks):
     """Headers, marks and checksums are read during a step; replicas and copies add up gradients at its end."""
-    ranks(
-        PRELUDE
-        + OF
-        + """
-from ppedu.run import Stage
+    program = """
 pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 beside = [dist.new_group([0, 2]), dist.new_group([1, 3])]
 place, rank, size = rank // 2, rank % 2, 2
@@ -99,15 +85,12 @@ torch.testing.assert_close(loss, expected.detach())
 if rank == 0:
     for ours, theirs in zip(first.parameters(), judge.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
-""",
-        4,
-    )
+"""
+    ranks(PRELUDE + OF + program, 4)
 
 
 def test_post_validation_takes_back_what_the_queue_has_done(ranks):
-    ranks(
-        PRELUDE
-        + """
+    program = """
 held, judge = layer(rank), [layer(stage) for stage in range(size)]
 steps = [torch.optim.SGD(each.parameters(), lr=0.5, momentum=0.9) for each in (held, nn.Sequential(*judge))]
 pipeline = Pipeline(
@@ -124,13 +107,11 @@ with Queued():
     pipeline.flush()
 for ours, theirs in zip(held.parameters(), judge[rank].parameters(), strict=True):
     torch.testing.assert_close(ours, theirs)
-""",
-        2,
-    )
+"""
+    ranks(PRELUDE + program, 2)
 
 
 LATE = """
-import os
 _, stage, op, m, timeout = sys.argv
 missing = pp.Action(int(stage), op, int(m))
 pipeline, held = make("1f1b", timeout=float(timeout))
@@ -156,7 +137,6 @@ def test_a_message_that_is_never_sent_is_an_error_within_the_timeout(ranks):
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout(ranks):
     """NCCL connects the ranks at their first call, and has no time limit for that."""
     program = """
-import os
 if rank == 0:
     pipeline, held = make("1f1b", timeout=1.5)
     try:
@@ -181,9 +161,7 @@ def test_a_hang_report_names_the_message_that_the_queue_waits_for(ranks):
 
 def test_offsets_between_clocks_are_as_exact_as_they_claim(ranks):
     """The rank that answers is early, so all its receives could be queued before the first message is sent."""
-    ranks(
-        PRELUDE
-        + """
+    program = """
 real = time.monotonic
 time.monotonic = lambda: real() + 1000 * rank
 clock.machine = lambda: rank
@@ -196,15 +174,12 @@ with Queued():
     time.sleep(0.5 * (rank > 0))
     found = clock.offset(pipeline.group, range(size))
 assert abs(found.seconds + 1000 * rank) <= found.error + 1e-9, found
-""",
-        3,
-    )
+"""
+    ranks(PRELUDE + program, 3)
 
 
 def test_times_of_the_queue_are_not_late_by_the_time_that_the_host_takes_to_wake_up(ranks):
-    ranks(
-        PRELUDE
-        + """
+    program = """
 import queued
 from ppedu.engine.ranks import device
 late = iter([0.05, 0.05, 0.0, 0.05, 0.05])
@@ -215,6 +190,5 @@ def synchronize(mark):
 queued.Mark.synchronize = synchronize
 place = device.mark(None)
 assert abs(device.host_clock(torch.device("cpu"))(place) - place.time) < 0.02
-""",
-        1,
-    )
+"""
+    ranks(PRELUDE + program, 1)

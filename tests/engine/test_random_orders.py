@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from cases import BEGIN
 from hypothesis import given
 from hypothesis import strategies as st
 from stepper import paired, parents
@@ -13,16 +14,6 @@ from ppedu import B, F, I, Placement, Schedule, W
 RANKS, EXAMPLES = 3, 250
 
 RUN = """
-import json, sys
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn import functional as fn
-import ppedu as pp
-from ppedu.run import Batching, Pipeline, local_stages
-
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
-
 class Layer(nn.Module):
     "Takes and returns two activations. `modes`: by microbatch, what its outputs depend on, if not on all."
     def __init__(self, stage, frozen, modes):
@@ -161,7 +152,7 @@ def test_any_legal_order_has_the_gradients_of_one_process(ranks):
 
     draw()
     told = json.dumps([(*plain(schedule), *rest) for schedule, *rest in drawn])
-    wrong = {number for text in ranks(RUN, RANKS, told, timeout=200) for number in json.loads(text)}
+    wrong = {number for text in ranks(BEGIN + RUN, RANKS, told, timeout=200) for number in json.loads(text)}
     if wrong:
         schedule, *rest = drawn[min(wrong, key=lambda number: sum(map(len, drawn[number][0].orders)))]
         pytest.fail(f"{schedule.placement.holders}, {rest}\n{schedule.to_csv()}")

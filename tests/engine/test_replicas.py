@@ -4,20 +4,16 @@ import json
 import re
 
 import pytest
+from cases import BEGIN
 
 import ppedu as pp
 
-PRELUDE = """
-import copy, json, random, sys
+PRELUDE = (
+    BEGIN
+    + """
 from functools import cache
-import torch, torch.distributed as dist
-from torch import nn
-from torch.nn import functional as fn
-import ppedu as pp
-from ppedu.run import Batching, Pipeline, PipelineGroup, local_stages
 
-dist.init_process_group("gloo")
-WORLD, RANK = dist.get_world_size(), dist.get_rank()
+WORLD, RANK = size, rank
 torch.set_default_dtype(torch.float64)
 
 @cache
@@ -51,6 +47,7 @@ def caught(call):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 """
+)
 
 COMBINATIONS = """
 names, cases = json.loads(sys.argv[1])
@@ -160,9 +157,7 @@ def told(ranks, program, size=4):
 
 
 def test_a_weight_shared_by_two_stages_of_a_rank_is_exchanged_once(ranks):
-    told(
-        ranks,
-        """
+    program = """
 from ppedu.engine import gradients
 sent = []  # the lengths of the rows that are exchanged
 start_swap, all_reduce = gradients.start_swap, dist.all_reduce
@@ -192,14 +187,12 @@ for name in ("dualpipe", "zb-v", "interleaved"):
                 torch.testing.assert_close(ours[stage].weight.grad, theirs[stage].weight.grad, rtol=1e-9, atol=1e-9)
         norm = nn.utils.clip_grad_norm_(nn.Sequential(*theirs).parameters(), 0.1)
         assert abs(pipeline.clip_grad_norm(0.1) / norm - 1) < 1e-9, name
-""",
-    )
+"""
+    told(ranks, program)
 
 
 def test_ties_form_classes_across_ranks(ranks):
-    output = told(
-        ranks,
-        """
+    program = """
 class Known(nn.Linear):
     "A module that finds its weight by another name, too, as a compiled one does."
     known = property(lambda self: self.weight)
@@ -251,8 +244,8 @@ def other_values(held):
         held[2].weight.data += 1
 for change in (frozen, other_values):
     print(caught(lambda: make(schedule, chain, change)[1].step(x, y)))
-""",
-    )
+"""
+    output = told(ranks, program)
     refused = "SettingError: the tied weights on rank 2 and rank 0 are not the same in shape, dtype, requires_grad or "
     for lines in zip(*output, strict=True):
         assert lines[2].startswith(refused)
@@ -261,9 +254,7 @@ for change in (frozen, other_values):
 
 
 def test_a_stage_in_a_synchronizing_wrapper_is_refused_on_every_rank(ranks):
-    output = told(
-        ranks,
-        """
+    program = """
 from torch.distributed._composable.replicate import replicate
 place, group, beside = side_by_side(2)
 for name in ("gpipe", "zb-h1"):
@@ -276,8 +267,8 @@ for name in ("gpipe", "zb-h1"):
                 stages[where] = whole if inside else whole[1]
             pipeline = Pipeline(schedule, stages, fn.mse_loss, group, replicas=beside, timeout=20)
             print(caught(lambda: pipeline.step(torch.ones(4, 4), torch.ones(4, 4))))
-""",
-    )
+"""
+    output = told(ranks, program)
     for lines in output:  # also on the rank whose own stage is plain
         assert len(lines) == 8
         for line in lines:
@@ -289,15 +280,7 @@ for name in ("gpipe", "zb-h1"):
 
 # The schedule, the ranks of a pipeline, a stage, what changes it, and what the error names: a part and two ranks.
 UNLIKE = {
-    "a weight of replicas": (
-        "gpipe",
-        2,
-        1,
-        "linear.weight.data[0, 0] += float(RANK > 1)",
-        "weight 'linear.weight'",
-        1,
-        3,
-    ),
+    "a weight of replicas": ("gpipe", 2, 1, "linear.weight.data[0, 0] += RANK // 2", "weight 'linear.weight'", 1, 3),
     "a frozen weight": ("zb-v", 2, 2, "unused.requires_grad_(False).bias.data += RANK", "weight 'unused.bias'", 1, 3),
     "a buffer of replicas": ("1f1b", 2, 0, "running += float(RANK)", "buffer 'running'", 0, 2),
     "a counter of replicas": ("1f1b", 1, 0, "seen += RANK == 3", "buffer 'seen'", 0, 3),
@@ -309,9 +292,7 @@ UNLIKE = {
 @pytest.fixture(scope="module")
 def started(ranks):
     """The outcome of a step of each case on each rank, with equal stages and with different ones."""
-    output = told(
-        ranks,
-        f"""
+    program = f"""
 for name, size, changed, change, *_ in {list(UNLIKE.values())}:
     place, group, beside = side_by_side(size)
     schedule = pp.schedule(name, size, 8)
@@ -322,8 +303,8 @@ for name, size, changed, change, *_ in {list(UNLIKE.values())}:
         replicas = beside if size < WORLD else None
         pipeline = Pipeline(schedule, held, fn.mse_loss, group, replicas=replicas, timeout=10)
         print(caught(lambda: [pipeline.step(torch.ones(8, 4), torch.ones(8, 4))]))
-""",
-    )
+"""
+    output = told(ranks, program)
     pairs = [list(zip(lines[::2], lines[1::2], strict=True)) for lines in output]
     return dict(zip(UNLIKE, zip(*pairs, strict=True), strict=True))
 
@@ -339,15 +320,13 @@ def test_replicas_and_copies_that_start_different_are_refused(started, case):
 
 
 def test_replicas_with_different_weights_are_refused(ranks):
-    output = told(
-        ranks,
-        """
+    program = """
 place, group, beside = side_by_side(2)
 held = {group.rank: nn.Linear(4, 4, bias=place == 0)}
 pipeline = Pipeline(pp.schedule("gpipe", 2, 4), held, fn.mse_loss, group, replicas=beside, timeout=10)
 print(caught(lambda: pipeline.step(torch.ones(4, 4), torch.ones(4, 4))))
-""",
-    )
+"""
+    output = told(ranks, program)
     for rank, (line,) in enumerate(output):
         assert re.match(
             f"SettingError: stage {rank % 2} has different weights or buffers on global rank {rank % 2 + 2}", line
@@ -355,15 +334,13 @@ print(caught(lambda: pipeline.step(torch.ones(4, 4), torch.ones(4, 4))))
 
 
 def test_integer_buffers_that_differ_after_a_step_are_an_error(ranks):
-    output = told(
-        ranks,
-        """
+    program = """
 place, group, beside = side_by_side(4)
 schedule = pp.schedule("gems", 4, 5)  # 3 microbatches for one copy, 2 for the other
 pipeline = Pipeline(schedule, {s: Layer(s) for s in local_stages(schedule, RANK)}, fn.mse_loss, group, timeout=10)
 print(caught(lambda: pipeline.step(torch.ones(5, 4), torch.ones(5, 4))))
-""",
-    )
+"""
+    output = told(ranks, program)
     for rank, (line,) in enumerate(output):
         stage = min(rank, 3 - rank)
         holders = f"rank {stage} and rank {3 - stage}"
@@ -373,9 +350,7 @@ print(caught(lambda: pipeline.step(torch.ones(5, 4), torch.ones(5, 4))))
 
 
 def test_sparse_gradients_are_shared_and_clipped(ranks):
-    told(
-        ranks,
-        """
+    program = """
 class Words(nn.Module):
     def __init__(self, sparse):
         super().__init__()
@@ -398,14 +373,12 @@ for name, size in (("1f1b", 2), ("dualpipe", 4), ("gems", 4), ("zb-h1", 4)):
     assert abs(found[0][0] / found[1][0] - 1) < 1e-12
     for dense, sparse in zip(*(each[1:] for each in found), strict=True):
         torch.testing.assert_close(dense, sparse, rtol=1e-12, atol=1e-12)
-""",
-    )
+"""
+    told(ranks, program)
 
 
 def test_a_norm_that_is_not_finite_is_that_of_torch_or_an_error_on_every_rank(ranks):
-    told(
-        ranks,
-        """
+    program = """
 place, group, beside = side_by_side(4)
 for value in (torch.inf, torch.nan):
     judge = [Layer(stage) for stage in range(4)]
@@ -427,5 +400,5 @@ for value in (torch.inf, torch.nan):
     assert str(pipeline.clip_grad_norm(1.0)) == str(expected.item())
     for ours, theirs in zip(held[RANK].linear.parameters(), judge[RANK].linear.parameters()):
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True)
-""",
-    )
+"""
+    told(ranks, program)

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from cases import BEGIN, ONE_PROCESS
 from releases import needs
 
 from ppedu.engine.ranks.versions import SHARDING
@@ -13,20 +14,14 @@ CASES = [("1f1b", 0), ("zb-h1", 1), ("zb-v", 0), ("dualpipev", 0), ("dualpipe", 
 IDS = [name + "-again" * again for name, again in CASES]
 
 START = """
-import json, sys, warnings
-from collections import Counter
-import torch, torch.distributed as dist, torch.distributed.checkpoint as saved
+import torch.distributed.checkpoint as saved
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed import fsdp
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
-import ppedu as pp
-from ppedu.core.actions import Op
-from ppedu.run import GPT, GPTConfig, Pipeline, PipelineGroup, local_stages, next_token_loss
 
-dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "pipeline"))
 replica, rank = mesh.get_coordinate()
 replicas = mesh["replica"].get_group()
@@ -62,24 +57,16 @@ class Counted(TorchDispatchMode):
         self.calls[op.name()] += 1
         return op(*args, **(kwargs or {}))
 
-def one_process(schedule, modules):
-    "The loss of both replicas; gradients are added up in the order of the schedule, then averaged."
-    total = 0
+def both_replicas(schedule, modules):
+    "Return the loss of both replicas; leave the mean of their gradients in the modules."
+    total, grads = 0, []
     for x, y in zip(tokens[:, :, :-1], tokens[:, :, 1:]):
-        grads = {}
-        for m, (x, y) in enumerate(zip(x.chunk(schedule.microbatches), y.chunk(schedule.microbatches))):
-            for module in modules:
-                x = module(x)
-            loss = next_token_loss(x, y) / schedule.microbatches
-            total += loss.detach() / 2
-            found = iter(torch.autograd.grad(loss, [weight for module in modules for weight in module.parameters()]))
-            for stage, module in enumerate(modules):
-                grads[stage, m] = [next(found) for _ in module.parameters()]
-        done = [one for order in schedule.orders for each in order for one in each.singles if one.op in ("B", "W")]
-        for stage, module in enumerate(modules):
-            rows = [grads[stage, one.microbatch] for one in done if one.stage == stage]
-            for weight, column in zip(module.parameters(), zip(*rows)):
-                weight.grad = sum(column) / 2 + (0 if weight.grad is None else weight.grad)
+        nn.ModuleList(modules).zero_grad()
+        pieces = x.chunk(schedule.microbatches), y.chunk(schedule.microbatches)
+        total += one_process(schedule, modules, *pieces, next_token_loss) / 2
+        grads.append([weight.grad for weight in nn.ModuleList(modules).parameters()])
+    for weight, one, other in zip(nn.ModuleList(modules).parameters(), *grads):
+        weight.grad = (one + other) / 2
     return total
 
 for name, again in json.loads(sys.argv[1]):
@@ -96,7 +83,7 @@ for name, again in json.loads(sys.argv[1]):
         loss = pipeline.step(inputs, targets)
     whole = [GPT.stage(config, stage, schedule.stages) for stage in range(schedule.stages)]
     weights = [weight for module in whole for weight in module.parameters()]
-    expected = one_process(schedule, whole)
+    expected = both_replicas(schedule, whole)
     pairs = [(weight, other) for stage, module in modules.items()
              for weight, other in zip(module.parameters(), whole[stage].parameters(), strict=True)]
     grads = [(weight.grad.full_tensor(), other.grad) for weight, other in pairs]
@@ -196,7 +183,9 @@ dist.barrier()
 
 @pytest.fixture(scope="module")
 def reports(ranks, tmp_path_factory):
-    program = START + GRADIENTS + PRECISION + RESUMED + REFUSED  # one, for it takes long to import fully_shard
+    program = (
+        BEGIN + ONE_PROCESS + START + GRADIENTS + PRECISION + RESUMED + REFUSED
+    )  # one, for it takes long to import fully_shard
     folder = tmp_path_factory.mktemp("checkpoint")
     return [json.loads(text) for text in ranks(program, 4, json.dumps(CASES), str(folder), timeout=240)]
 

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from fractions import Fraction
 
 import torch
+from cases import Of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import often
@@ -30,15 +31,9 @@ class Block(nn.Module):
         return self.other(self.second(self.one(self.first(x)))) * self.on_scale(scale)
 
 
-class Function(nn.Module):
-    """A module in which nothing announces that it writes in place."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+def function(run):
+    """Return a module in which nothing announces that it writes in place."""
+    return Of(lambda s, x: run(x))
 
 
 def unrecorded(x):
@@ -50,11 +45,11 @@ CHANGES = {
     "none": nn.Identity,
     "silu": lambda: nn.SiLU(inplace=True),
     "dropout": lambda: nn.Dropout(0.5, inplace=True),
-    "a method": lambda: Function(lambda x: x.mul_(2)),
-    "a function": lambda: Function(lambda x: fn.leaky_relu_(x, 0.3)),
-    "an entry": lambda: Function(lambda x: (x[..., :1].add_(1), x)[1]),
-    "without a graph": lambda: Function(unrecorded),
-    "a clone": lambda: Function(lambda x: x.clone().mul_(2)),
+    "a method": lambda: function(lambda x: x.mul_(2)),
+    "a function": lambda: function(lambda x: fn.leaky_relu_(x, 0.3)),
+    "an entry": lambda: function(lambda x: (x[..., :1].add_(1), x)[1]),
+    "without a graph": lambda: function(unrecorded),
+    "a clone": lambda: function(lambda x: x.clone().mul_(2)),
 }
 X, Y, SCALE = (torch.randn(6, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
 

@@ -1,19 +1,13 @@
 """Pipeline, data and tensor parallelism together: gradients and clipping are those of one process."""
 
 import pytest
+from cases import BEGIN
 
 PROGRAM = """
-import sys, warnings
-import torch, torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn import functional as fn
-import ppedu as pp
-from ppedu.run import Pipeline, PipelineGroup, local_stages
 warnings.filterwarnings("ignore", "DTensor random operators")  # a remark of PyTorch 2.6 on CPUs
 
-dist.init_process_group("gloo")
 ranks, replicas, tensor = map(int, sys.argv[1:])
 mesh = init_device_mesh("cpu", (ranks, replicas, tensor), mesh_dim_names=("pipeline", "replicas", "tensor"))
 rank, replica, _ = mesh.get_coordinate()
@@ -61,4 +55,4 @@ SIZES = [(2, 2, 1), (2, 1, 2), pytest.param((2, 2, 2), marks=pytest.mark.slow)]
 def test_gradients_are_those_of_one_process(ranks, size):
     pipeline, replicas, tensor = size
     processes = pipeline * replicas * tensor
-    assert ranks(PROGRAM, processes, *map(str, size), timeout=120) == ["fine\n"] * processes
+    assert ranks(BEGIN + PROGRAM, processes, *map(str, size), timeout=120) == ["fine\n"] * processes

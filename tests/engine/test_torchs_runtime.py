@@ -3,28 +3,19 @@
 import json
 
 import pytest
+from cases import BEGIN, NAMED, named
 from releases import needs
 
 import ppedu as pp
 from ppedu.engine.ranks.versions import TORCHS_CHUNKS, TORCHS_MESSAGES, lack
 
 RUN = """
-import json, sys
-import torch, torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-import ppedu as pp
-from ppedu.run import GPT, GPTConfig, Pipeline, local_stages, next_token_loss
 
-dist.init_process_group("gloo")
-rank, size = dist.get_rank(), dist.get_world_size()
 config = GPTConfig(vocabulary=11, context=8, layers=8, heads=2, width=16)
 for name, form, path, microbatches in json.loads(sys.argv[1]):
-    if name.startswith("atlas"):
-        _, place, memory = name.split()
-        schedule = pp.search.atlas(size, microbatches, int(memory), place).schedule
-    else:
-        schedule = pp.schedule(name, size, microbatches)
+    schedule = named(name, size, microbatches)
     tokens = torch.randint(11, (2 * microbatches, 9), generator=torch.Generator().manual_seed(3))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -53,13 +44,8 @@ dist.barrier()
 FOUND = ["atlas line 3", "atlas v 5", "atlas loop 5"]  # the best for a placement and a memory
 NAMES = [name for name in pp.schedules() if pp.schedule(name, 4, 8).placement.copies == 1] + FOUND
 FORMS = ["compute_only", "compute_comms"]
-QUICK = [
-    "1f1b",
-    "interleaved",
-    "zb-v",
-    "dualpipev",
-    *FOUND,
-]  # one for each placement, with split backwards and with pairs
+# One for each placement, with split backwards and with pairs.
+QUICK = ["1f1b", "interleaved", "zb-v", "dualpipev", *FOUND]
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +64,14 @@ def differences(ranks, tmp_path_factory):
 def run(names, ranks, folder):
     asked = []
     for name in names:
-        if name in FOUND:
-            _, place, memory = name.split()
-            schedule = pp.search.atlas(4, 8, int(memory), place).schedule
-        else:
-            schedule = pp.schedule(name, 4, 8)
+        schedule = named(name, 4, 8)
         for form, written in zip(FORMS, (schedule, pp.lower(schedule)), strict=True):
             if written.lowered and lack(TORCHS_MESSAGES):
                 continue
             path = str(folder / f"{name}-{form}.csv")
             pp.export.to_torch(written, path)
             asked.append((name, form, path, 8))
-    output = ranks(RUN, 4, json.dumps(asked), timeout=240)
+    output = ranks(BEGIN + NAMED + RUN, 4, json.dumps(asked), timeout=240)
     found = [[float(line) for line in text.splitlines() if line[0].isdigit()] for text in output]
     return {(name, form): max(each) for (name, form, *_), *each in zip(asked, *found, strict=True)}
 

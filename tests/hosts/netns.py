@@ -121,9 +121,9 @@ class Network:
                 if text.encode() in Path("/proc", process, "cmdline").read_bytes():
                     os.kill(int(process), signal.SIGKILL)
 
-    def mount(self, name: str, *words: object) -> None:
-        """Run a command in the host's view of the file system."""
-        command("nsenter", "-t", (self.folder / f"{name}.pid").read_text().strip(), "-m", *words)
+    def mount(self, name: str, *words: object) -> str:
+        """Run a command in the host's view of the file system, and return what it prints."""
+        return command("nsenter", "-t", (self.folder / f"{name}.pid").read_text().strip(), "-m", *words)
 
     def cut(self, name: str) -> None:
         """Cut the host's link: packets vanish."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nbformat.v4 import new_code_cell
 
 LESSONS = Path(__file__).parents[2] / "notebooks"
 WITH_RANKS = sorted(each.name for each in LESSONS.glob("*.ipynb") if "%%torchrun -n" in each.read_text("utf-8"))
@@ -93,14 +94,8 @@ def test_a_lesson_prints_on_hosts_what_it_prints_on_one_machine(network, tmp_pat
         )
     page = json.loads(text)
     first = next(i for i, cell in enumerate(page["cells"]) if "%load_ext ppedu" in "".join(cell["source"]))
-    hosts = {
-        "cell_type": "code",
-        "execution_count": None,
-        "id": "hosts",
-        "metadata": {"tags": ["nbval-ignore-output"]},
-        "outputs": [],
-        "source": [f"%torchrun --on {on}"],
-    }
+    metadata = {"tags": ["nbval-ignore-output"]}
+    hosts = new_code_cell(f"%torchrun --on {on}", id="hosts", metadata=metadata)  # type: ignore[no-untyped-call]
     page["cells"].insert(first + 1, hosts)
     for each in LESSONS.iterdir():
         (tmp_path / each.name).symlink_to(each)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ppedu.core import PipelineError, RankError, SettingError
+from ppedu.core import PipelineError, SettingError
 from ppedu.launch.pool import RankPool
 
 SUM = """
@@ -198,6 +198,14 @@ def test_only_forked_ranks_run_on_hosts():
         RankPool("torchrun", on="ssh:alpha")
 
 
+def script(folder: Path, text: str) -> str:
+    """Write a program of the shell that can stand for Python; return its path."""
+    file = folder / "python"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
 @pytest.mark.parametrize(
     ("python", "problem"),
     [
@@ -207,9 +215,7 @@ def test_only_forked_ranks_run_on_hosts():
 )
 def test_a_host_without_the_environment_is_an_error(ranks, connect, tmp_path, python, problem):
     if python == "isolated":  # from PYTHONPATH
-        python = str(tmp_path / "python")
-        Path(python).write_text('#!/bin/sh\nexec /usr/bin/python3 -I "$@"\n')
-        Path(python).chmod(0o755)
+        python = script(tmp_path, 'exec /usr/bin/python3 -I "$@"')
     with pytest.raises(PipelineError, match=problem):
         ranks("pass", 2, pool=connect(python=python))
 
@@ -218,14 +224,10 @@ def test_another_version_is_an_error(network, ranks, connect, tmp_path):
     """A Python on beta whose torch says that it is another version."""
     (tmp_path / "torch-1.0.0.dist-info").mkdir(parents=True)
     (tmp_path / "torch-1.0.0.dist-info" / "METADATA").write_text("Name: torch\nVersion: 1.0.0\n")
-    python = tmp_path / "python"
-    real = sys.executable
-    python.write_text(
-        f'#!/bin/sh\n[ "$TMPDIR" = {network.temporary("beta")} ] && export PYTHONPATH={tmp_path}\nexec {real} "$@"\n'
-    )
-    python.chmod(0o755)
+    there = f'[ "$TMPDIR" = {network.temporary("beta")} ] && export PYTHONPATH={tmp_path}'
+    python = script(tmp_path, f'{there}\nexec {sys.executable} "$@"')
     with pytest.raises(PipelineError, match=r"beta has torch 1\.0\.0, this machine \d.*the same everywhere"):
-        ranks("pass", 2, pool=connect(python=str(python)))
+        ranks("pass", 2, pool=connect(python=python))
 
 
 def test_hosts_that_do_not_reach_each_other_are_an_error(network, ranks, connect):
@@ -244,10 +246,8 @@ def test_an_unknown_interface_is_an_error(ranks, connect):
 
 def test_a_host_that_talks_first_is_understood(ranks, connect, tmp_path):
     """As with a line in the host's .bashrc that prints a greeting."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "Welcome to $(hostname)"\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    assert ranks("print(1)", 2, pool=connect(python=str(python))) == ["1\n", "1\n"]
+    python = script(tmp_path, f'echo "Welcome to $(hostname)"\nexec {sys.executable} "$@"')
+    assert ranks("print(1)", 2, pool=connect(python=python)) == ["1\n", "1\n"]
 
 
 def test_ports_are_closed_between_runs(two_hosts, ranks, network):
@@ -258,11 +258,3 @@ def test_ports_are_closed_between_runs(two_hosts, ranks, network):
         assert [line.split()[3] for line in found] == [f"{network.address(name)}:22"]
     with socket.socket() as client:
         assert client.connect_ex((network.address("alpha"), 29500)) != 0
-
-
-def test_a_rank_that_fails_is_named_with_its_host_and_line(on_hosts, nothing_left):
-    with pytest.raises(RankError) as caught:
-        on_hosts('import os\nif os.environ["RANK"] == "3":\n    [][7]\n', 4)
-    first, *_, last = str(caught.value).splitlines()
-    assert first == "rank 3 on beta failed:" and last == "IndexError: list index out of range"
-    assert "line 3, in <module>" in str(caught.value)

@@ -164,17 +164,13 @@ def test_a_full_disk_is_named_and_leaves_nothing(network, on_hosts, nothing_left
     try:
         with pytest.raises(RankError, match=rf"rank {rank} on {name} failed:\n.*No space left on device"):
             on_hosts("print(1)", 2)
-        listed = network.run(name, "nsenter", "-t", _process(network, name), "-m", "ls", folder)
+        listed = network.mount(name, "ls", folder)
         assert listed.split() == ["full"]
         [port] = network.run(name, "ss", "-Hltn").splitlines()
         assert port.split()[3].endswith(":22"), "the store's port is closed"
     finally:
         network.mount(name, "umount", "-l", folder)
     assert on_hosts("print(1)", 2, timeout=20) == ["1\n", "1\n"]
-
-
-def _process(network: Any, name: str) -> str:
-    return (network.folder / f"{name}.pid").read_text().strip()
 
 
 def test_after_the_end_of_a_zygote_the_next_run_connects_again(network, two_hosts, ranks):
