@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,8 +28,12 @@ CALLS = ["step", "eval", "forward"]  # a rank announces a call by its position h
 REFUSED = -1  # announces that a rank cannot make a call
 CONTROL_TAG = 1  # keeps these rows apart from a schedule's messages, which have tag 0; NCCL has no tags
 
-# The rows of all ranks, shape (ranks, length), and the receives that will fill them.
-Rows = tuple[torch.Tensor, list[Any]]
+
+class Rows(NamedTuple):
+    """The rows of all ranks, shape (ranks, length), and the receives that will fill them."""
+
+    values: torch.Tensor
+    receives: list[Any]
 
 
 class Control:
@@ -112,10 +116,10 @@ class Control:
         channel = self.group.channel
         values = torch.empty(self.group.size, length, dtype=dtype, device=self.group.device)
         if device.is_queue(values.device):
-            return values, []
+            return Rows(values, [])
         senders = {0: values} if self.group.rank else {rank: values[rank] for rank in range(1, self.group.size)}
         with self.required_for(purpose):
-            return values, [channel.recv([part], rank, CONTROL_TAG) for rank, part in senders.items()]
+            return Rows(values, [channel.recv([part], rank, CONTROL_TAG) for rank, part in senders.items()])
 
     @contextmanager
     def required_for(self, purpose: str) -> Iterator[None]:

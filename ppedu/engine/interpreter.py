@@ -1,4 +1,4 @@
-"""The interpreter of a lowered schedule: a `Step` of a pipeline runs a `Program`, which is one rank's order, once.
+"""The interpreter of a lowered schedule: a `Step` runs a `Program`, which is one rank's order, once.
 
 `METHODS` maps each op to the method of `Step` that runs it; a handler set with `Pipeline.on` takes its place.
 """
@@ -6,26 +6,52 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import record_function
 
 from ppedu.core import RECEIVE, Action, CommunicationError, F, Op, PipelineError, Result, produces
 from ppedu.engine import clock
 from ppedu.engine.batch import Batch
+from ppedu.engine.gradients import GradientSync
 from ppedu.engine.program import Program
 from ppedu.engine.ranks.device import own_random
-from ppedu.engine.ranks.versions import profiling
-from ppedu.engine.stages.stage import as_tuple
-
-if TYPE_CHECKING:
-    from ppedu.engine.pipeline import Pipeline
+from ppedu.engine.ranks.messages import Messages
+from ppedu.engine.ranks.versions import allow_two_streams, profiling
+from ppedu.engine.sharded import Shards
+from ppedu.engine.stages.stage import Stage, as_tuple
 
 Handler = Callable[[Action, "Step"], None]
 NOTHING = nullcontext()  # a context that changes nothing
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a rank's steps have in common. The settings are those of `Pipeline`, the stages and handlers its own."""
+
+    rank: int
+    device: torch.device
+    stages: Mapping[int, Stage]
+    handlers: Mapping[Op, Handler]
+    messages: Messages
+    gradients: GradientSync
+    shards: Shards
+    sharded: bool  # whether the stages of the pipeline are
+    autocast: torch.dtype | None
+    seed: int | None
+    variable_shapes: bool
+
+    @cached_property
+    def side_stream(self) -> torch.cuda.Stream:
+        """The GPU's second stream, for overlapped pairs."""
+        allow_two_streams()
+        return torch.cuda.Stream(self.device)
 
 
 class Step:
@@ -42,25 +68,24 @@ class Step:
     """
 
     def __init__(
-        self, pipeline: Pipeline, program: Program, batch: Batch, kinds: Sequence[int], number: int, training: bool
+        self, context: Context, program: Program, batch: Batch, kinds: Sequence[int], number: int, training: bool
     ):
-        self.pipeline, self.program, self.batch, self.number, self.training = pipeline, program, batch, number, training
-        self.stages, self.placement, self.messages = pipeline.stages, program.placement, pipeline.messages
-        variable_shapes = pipeline.batching.variable_shapes
-        alike = range(len(kinds)) if variable_shapes else kinds
+        self.context, self.program, self.batch, self.number, self.training = context, program, batch, number, training
+        self.stages, self.placement, self.messages = context.stages, program.placement, context.messages
+        alike = range(len(kinds)) if context.variable_shapes else kinds
         self.kinds = [(kind, training) for kind in alike]  # no gradients are sent back in an evaluation
-        self.clock = clock.Recorder(pipeline.device)
+        self.clock = clock.Recorder(context.device)
         self._start: Any = None  # of the current action, by the clock
         self._results: dict[Result, tuple[torch.Tensor, ...]] = {}  # received or given, and not yet used
         self._streams: dict[Action, torch.cuda.Stream] = {}
         self._profiled = profiling()
         self.messages.begin()
-        if variable_shapes:
+        if context.variable_shapes:
             self.messages.forget_layouts()
 
     def run(self, first: int = 0, behind: int | None = None) -> None:
         """Run the program, or its instructions from `first` on and before `behind`."""
-        handled, sharded = self.pipeline.handlers.keys(), self.pipeline.sharded
+        handled, sharded = self.context.handlers.keys(), self.context.sharded
         # Before the cut, nothing may be received from behind it; a handler posts when it wants to.
         early = behind is None and handled.isdisjoint(RECEIVE)
         part = self.program.instructions[first:behind]
@@ -75,7 +100,7 @@ class Step:
                     for message in receives:
                         self._accept(message, action)
                 if sharded:
-                    self.pipeline.shards.wait(action)
+                    self.context.shards.wait(action)
                 self._start = self.clock.now()
                 self._run(action)
                 self.clock.note(action, self._start)
@@ -85,11 +110,11 @@ class Step:
                 raise CommunicationError(f"{error} {self.program.around(index)}") from error.__cause__
             except Exception as error:
                 why = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-                where = f"rank {self.pipeline.group.rank}: {action} failed"
+                where = f"rank {self.context.rank}: {action} failed"
                 raise PipelineError(f"{where}: {why} {self.program.around(index)}") from error
             if not sharded:
                 for stage in completes:
-                    self.pipeline.gradients.start_mean(stage)
+                    self.context.gradients.start_mean(stage)
         self.messages.settle()  # the host reads what has arrived from here on
 
     def discard(self) -> None:
@@ -97,15 +122,15 @@ class Step:
         for message in self.program.unread:
             self.post(message)
         for message in [*self.messages.pending]:
-            self.messages.wait(message, message, self.pipeline.device)
+            self.messages.wait(message, message, self.context.device)
         self.messages.end()
 
     def finish(self) -> None:
         """Wait until everything sent has arrived, and synchronize the gradients."""
         self.messages.end()
-        self.pipeline.shards.end()
+        self.context.shards.end()
         if self.training:
-            self.pipeline.gradients.finish()
+            self.context.gradients.finish()
 
     def default(self, action: Action) -> None:
         """Run the built-in behavior of an action."""
@@ -165,10 +190,10 @@ class Step:
     def forward(self, action: Action) -> None:
         stage, m = self.stages[action.stage], action.microbatch
         x = self.receive(action)
-        dtype, seed = self.pipeline.autocast, self.pipeline.seed
+        dtype, seed = self.context.autocast, self.context.seed
         own = self.batch.stage_keywords.get(action.stage)
         keywords = {**self.batch.keywords[m], **(own[m] if own else {})}
-        precision = torch.autocast(self.pipeline.device.type, dtype) if dtype else NOTHING
+        precision = torch.autocast(self.context.device.type, dtype) if dtype else NOTHING
         with precision, NOTHING if seed is None else self._seeded(action):
             y = stage.forward(m, x, **keywords)
         if action.stage < self.placement.stages - 1:
@@ -184,28 +209,28 @@ class Step:
 
     def backward_weight(self, action: Action) -> None:
         self.stages[action.stage].backward_weight(action.microbatch)
-        self.pipeline.shards.end_backward(action.stage)
+        self.context.shards.end_backward(action.stage)
 
     def overlapped(self, action: Action) -> None:
         """Run both parts: one after the other on a CPU; on a GPU at the same time, each on a stream of its own.
 
         A backward runs on the stream of its forward, so the forward of the pair takes the other stream.
         """
-        if self.pipeline.device.type != "cuda":
+        if self.context.device.type != "cuda":
             for part in action.parts:
                 self._run(part)
             return
         self.wait(action)  # on the main stream, on which the memory of sent tensors is freed
-        main = torch.cuda.current_stream(self.pipeline.device)
+        main = torch.cuda.current_stream(self.context.device)
         forward, backward = sorted(action.parts, key=lambda part: part.op != Op.F)
         backward_stream = self._streams.pop(F(backward.stage, backward.microbatch), main)
-        forward_stream = self.pipeline.side_stream if backward_stream == main else main
+        forward_stream = self.context.side_stream if backward_stream == main else main
         self._streams[forward] = forward_stream
-        self.pipeline.side_stream.wait_stream(main)
+        self.context.side_stream.wait_stream(main)
         for part in action.parts:
             with torch.cuda.stream(forward_stream if part == forward else backward_stream):
                 self._run(part)
-        main.wait_stream(self.pipeline.side_stream)
+        main.wait_stream(self.context.side_stream)
 
     def send(self, action: Action) -> None:
         values = self._pop((action.op[-1], action.stage, action.microbatch))
@@ -226,7 +251,7 @@ class Step:
         """Run an action: its handler, if there is one, or the built-in behavior."""
         # Without a profiler, record_function would cost 10 µs an action. A trace shows an action as "PP:2F0".
         with record_function(f"PP:{action}") if self._profiled else NOTHING:
-            if handler := self.pipeline.handlers.get(action.op):
+            if handler := self.context.handlers.get(action.op):
                 handler(action, self)
             else:
                 METHODS[action.op](self, action)
@@ -237,7 +262,7 @@ class Step:
         The sender of the message has received these sends before, so their memory can be freed.
         """
         result = message.op.value, message.stage, message.microbatch
-        self._results[result] = self.messages.wait(message, user, self.pipeline.device)
+        self._results[result] = self.messages.wait(message, user, self.context.device)
         self.messages.release(self.program.delivered[message])
 
     def _pop(self, result: Result) -> tuple[torch.Tensor, ...]:
@@ -252,8 +277,8 @@ class Step:
     @contextmanager
     def _seeded(self, action: Action) -> Iterator[None]:
         """Start the random number generators at the action's seed, and restore their state at the end."""
-        position = (self.pipeline.seed, self.number, action.stage, action.microbatch)
-        with own_random(self.pipeline.device):
+        position = (self.context.seed, self.number, action.stage, action.microbatch)
+        with own_random(self.context.device):
             torch.manual_seed(zlib.crc32(repr(position).encode()))
             yield
 
@@ -269,7 +294,20 @@ METHODS: dict[Op, Callable[[Step, Action], None]] = {  # how a Step runs each op
     Op.SEND_B: Step.send,
     Op.RECV_F: Step.post,
     Op.RECV_B: Step.post,
-    Op.UNSHARD: lambda step, action: step.pipeline.shards.unshard(action.stage),
-    Op.RESHARD: lambda step, action: step.pipeline.shards.reshard(action.stage),
-    Op.REDUCE_GRAD: lambda step, action: step.pipeline.shards.reduce_grad(action),
+    Op.UNSHARD: lambda step, action: step.context.shards.unshard(action.stage),
+    Op.RESHARD: lambda step, action: step.context.shards.reshard(action.stage),
+    Op.REDUCE_GRAD: lambda step, action: step.context.shards.reduce_grad(action),
 }
+
+
+@contextmanager
+def evaluation_mode(modules: Iterable[nn.Module], enabled: bool) -> Iterator[None]:
+    """If `enabled`, put all modules and their parts in evaluation mode, and at the end back in the mode of each."""
+    before = {part: part.training for module in modules for part in module.modules()} if enabled else {}
+    for part in before:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part, mode in before.items():
+            part.training = mode

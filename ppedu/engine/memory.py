@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,8 +15,8 @@ from ppedu.core import Action, Op, PipelineError
 from ppedu.core.validate import require_instance
 from ppedu.engine.interpreter import Handler, Step
 from ppedu.engine.pipeline import Pipeline
+from ppedu.engine.ranks.versions import tree_leaves
 from ppedu.engine.stages.split_backward import as_saved
-from ppedu.engine.stages.stage import storages
 
 
 class Memory:
@@ -100,10 +102,10 @@ class Saved:
     def begin(self, step: Step) -> None:
         """Start to count in a new step."""
         modules = [stage.module for stage in step.stages.values()]
-        weights = [(*module.parameters(), *module.buffers()) for module in modules]
+        weights = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
         batch = step.batch
-        given = batch.inputs, batch.targets, batch.keywords, batch.stage_keywords
-        self._step, self._always = step, storages((weights, given)).keys()
+        given = tree_leaves((batch.inputs, batch.targets, batch.keywords, batch.stage_keywords))
+        self._step, self._always = step, set(_storages(chain(weights, given)))
         self._saved: weakref.WeakSet[Kept] = weakref.WeakSet()
 
     def __enter__(self) -> None:
@@ -115,11 +117,10 @@ class Saved:
 
     def held(self) -> int:
         """Return the bytes that are held now."""
-        stages = self._step.stages.values()
-        postponed = [each for stage in stages for each in (*stage.again.values(), *stage.weight_halves.values())]
-        arguments = [getattr(function, "args", ()) for function in postponed]
-        found = storages(([kept.tensor for kept in self._saved], arguments))
-        bytes_held = sum(size for place, size in found.items() if place not in self._always)
+        functions = [each for stage in self._step.stages.values() for each in stage.postponed()]
+        tensors = (each for function in functions for each in tree_leaves(getattr(function, "args", ())))
+        storages = _storages(chain((kept.tensor for kept in self._saved), tensors))
+        bytes_held = sum(size for place, size in storages.items() if place not in self._always)
         self.peak = max(self.peak, bytes_held)
         return bytes_held
 
@@ -149,3 +150,9 @@ class Allocated:
     def held(self) -> int:
         """Return the bytes that are allocated now, more than at the start of the step."""
         return torch.cuda.memory_allocated(self._device) - self._before
+
+
+def _storages(values: Iterable[Any]) -> dict[int, int]:
+    """Return the memory behind all tensors in `values`: by address, its bytes."""
+    storages = (each.untyped_storage() for each in values if isinstance(each, torch.Tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -40,16 +40,15 @@ from ppedu.engine import clock, results
 from ppedu.engine.batch import Batch, Batching
 from ppedu.engine.control import Control, Rows
 from ppedu.engine.gradients import GradientSync, Tie
-from ppedu.engine.interpreter import METHODS, Handler, Step
+from ppedu.engine.interpreter import METHODS, Context, Handler, Step, evaluation_mode
 from ppedu.engine.post_validation import PostValidation, Validation
 from ppedu.engine.program import Program
 from ppedu.engine.ranks import device
 from ppedu.engine.ranks.comm import PipelineGroup
 from ppedu.engine.ranks.messages import Messages
-from ppedu.engine.ranks.versions import allow_two_streams
 from ppedu.engine.results import Results
 from ppedu.engine.sharded import Shards, is_sharded, storage
-from ppedu.engine.stages.stage import Stage, as_stages, evaluation_mode, find_loss, home, local_stages, own_loss
+from ppedu.engine.stages.stage import Loss, Stage, as_stages, find_loss, home, local_stages, own_loss
 from ppedu.sim import Timeline
 
 Keywords = dict[str, Any]  # the keyword arguments of a function
@@ -107,7 +106,7 @@ class Pipeline:
         self,
         schedule: Schedule,
         stages: Mapping[int, nn.Module | Stage],
-        loss_fn: Callable[..., torch.Tensor] | None = None,
+        loss_fn: Loss | None = None,
         group: PipelineGroup | None = None,
         *,
         replicas: dist.ProcessGroup | None = None,
@@ -155,7 +154,7 @@ class Pipeline:
         self.loss, self.losses = torch.zeros(()), torch.zeros(schedule.microbatches)  # of the last step
         self.results: Results | None = None  # of the last step
         self.clocks = clock.RankClocks()
-        self._agreed = False  # whether all ranks have, on what is needed for a step
+        self._context: Context | None = None  # once all ranks have agreed on it
         self._rows: Rows | None = None  # posted for the end of a step
         self._warned = False
 
@@ -163,12 +162,6 @@ class Pipeline:
     def modules(self) -> list[nn.Module]:
         """All modules that forwards run on this rank: those of the stages, and the loss if it is one."""
         return [*self.gradients.modules.values(), *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else [])]
-
-    @cached_property
-    def side_stream(self) -> torch.cuda.Stream:
-        """The GPU's second stream, for overlapped pairs."""
-        allow_two_streams()
-        return torch.cuda.Stream(self.device)
 
     @cached_property
     def forwards(self) -> Program:
@@ -334,7 +327,7 @@ class Pipeline:
                 self._get_ready(call)
                 self.control.refuse(call, microbatches, self.messages.debug)
             raise
-        self._get_ready(call)
+        context = self._get_ready(call)
         if training:
             self.gradients.find_shared()
         kinds, sizes = self.control.agree_on_batch(call, batch, microbatches, loss_scale, self.messages.debug)
@@ -352,7 +345,7 @@ class Pipeline:
                 stage.begin(
                     batch.inputs, targets, weighted, loss_kwargs, loss_scale, loss_fn, outputs=keep, timed=False
                 )
-            return Step(self, program, batch, kinds, self.steps, training)
+            return Step(context, program, batch, kinds, self.steps, training)
 
         with evaluation_mode(self.modules, not training), torch.set_grad_enabled(training):
             if training and self.validation:
@@ -459,22 +452,22 @@ class Pipeline:
         if self.last and call != "forward" and not batch.targets and self.loss_fn is not own_loss:
             raise SettingError(f"rank {self.group.rank} holds the last stage, so {call} needs the targets there")
 
-    def _get_ready(self, call: str) -> None:
-        """Do what ranks do together before a call, whether or not this rank can make it."""
+    def _get_ready(self, call: str) -> Context:
+        """Do what ranks do together before a call, whether or not this rank can make it; return the steps' context."""
         if self.control.failure:
             raise PipelineError(
                 f"this pipeline cannot be used after an error within a step ({self.control.failure}); restart the ranks"
             )
-        if not self._agreed:
-            self._agree(f"start {call}")
-            self._agreed = True
+        if self._context is None:
+            self._context = self._agree(f"start {call}")
         elif self.steps % CLOCK_STEPS == 0:
             self.clocks.compare(self.control, f"start {call}")
         if call in ("eval", "forward"):
             self._settle(call)
+        return self._context
 
-    def _agree(self, purpose: str) -> None:
-        """Compile the schedule, and compare the ranks' settings and clocks.
+    def _agree(self, purpose: str) -> Context:
+        """Compile the schedule, compare the ranks' clocks, and return the context of all steps.
 
         Raises:
             PipelineError: the ranks have different settings, or different values for weights that they share. On every
@@ -488,8 +481,8 @@ class Pipeline:
         self.control.meet(purpose)
         rows = self.control.exchange(torch.tensor([clock.machine(), first, *storage(modules)]), purpose).tolist()
         self.messages.trained_from = min(row[1] for row in rows)
-        self.sharded: bool = is_sharded([row[2:] for row in rows])
-        self.shards: Shards = Shards(modules, self.group.rank)
+        self.sharded = is_sharded([row[2:] for row in rows])
+        shards = Shards(modules, self.group.rank)
         self.program = self._compile(self._given if self._given.lowered else self.schedule)
         if device.is_queue(self.group.device):
             with self.control.required_for(purpose):
@@ -505,7 +498,7 @@ class Pipeline:
             "reduction": self.batching.reduction,
         }
         self.control.require_same(settings, purpose)
-        problems = self.shards.problems(self.program.lowered, self.gradients.replicas)
+        problems = shards.problems(self.program.lowered, self.gradients.replicas)
         if self.sharded and self.validation:
             problems.append("PostValidation cannot restore sharded weights; step the optimizer yourself")
         self.control.require_none(problems, purpose)
@@ -514,3 +507,16 @@ class Pipeline:
         self.control.require_none(differences, purpose)
         self.clocks.machines = [row[0] for row in rows]
         self.clocks.compare(self.control, purpose)
+        return Context(
+            self.group.rank,
+            self.device,
+            self.stages,
+            self.handlers,
+            self.messages,
+            self.gradients,
+            shards,
+            self.sharded,
+            self.autocast,
+            self.seed,
+            self.batching.variable_shapes,
+        )

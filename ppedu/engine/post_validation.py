@@ -78,8 +78,10 @@ class Validation:
         known = dict.fromkeys(gradients.weights)
         foreign = [w for w in stepped if w not in known]
         lacking = [w for w in known if w not in stepped and w.requires_grad]
-        wrong = {"has {} that no stage of this rank has": foreign, "lacks {} of this rank's stages": lacking}
-        for what, some in wrong.items():
+        for some, what in (
+            (foreign, "has {} that no stage of this rank has"),
+            (lacking, "lacks {} of this rank's stages"),
+        ):
             if some:
                 raise SettingError(
                     f"the optimizer of PostValidation {what.format(plural(len(some), 'weight'))}, the first of shape "

@@ -84,22 +84,7 @@ class Program:
 
     @cached_property
     def _cuts(self) -> list[int]:
-        """For each rank, how many of its actions run before any rank's first backward, and depend on none."""
-        known: set[Result] = set()
-        cuts = [0] * self.lowered.ranks
-        moved = True
-        while moved:
-            moved = False
-            for rank, order in enumerate(self.lowered.orders):
-                while cuts[rank] < len(order):
-                    action = order[cuts[rank]]
-                    forward = all(each.op in FORWARD for each in action.singles)
-                    if not forward or not known.issuperset(requires(action, self.placement, lowered=True)):
-                        break
-                    known.update(produces(action))
-                    cuts[rank] += 1
-                    moved = True
-        return cuts
+        return _cuts(self.lowered)
 
     @property
     def cut(self) -> int:
@@ -141,3 +126,22 @@ class Program:
             elif action.computes:
                 ahead -= 1
         return tuple(found)
+
+
+def _cuts(lowered: Schedule) -> list[int]:
+    """Return for each rank how many of its actions run before any rank's first backward, and depend on none."""
+    known: set[Result] = set()
+    cuts = [0] * lowered.ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(lowered.orders):
+            while cuts[rank] < len(order):
+                action = order[cuts[rank]]
+                forward = all(each.op in FORWARD for each in action.singles)
+                if not forward or not known.issuperset(requires(action, lowered.placement, lowered=True)):
+                    break
+                known.update(produces(action))
+                cuts[rank] += 1
+                moved = True
+    return cuts

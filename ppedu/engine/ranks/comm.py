@@ -91,7 +91,11 @@ class PipelineGroup:
 
     @classmethod
     def of(cls, group: PipelineGroup | None) -> PipelineGroup:
-        """Return `group`, or `world()` if it is None; raise SettingError unless it is a PipelineGroup."""
+        """Return `group`, or `world()` if it is None.
+
+        Raises:
+            SettingError: `group` is not a PipelineGroup.
+        """
         if group is None:
             return cls.world()
         require_instance("group", group, PipelineGroup, "a PipelineGroup(rank, size, process_group)")

@@ -16,7 +16,7 @@ from ppedu.core import PipelineError, Schedule, SettingError
 from ppedu.core.numeric import plural
 from ppedu.core.validate import require_instance
 from ppedu.engine.ranks.versions import has_hooks, keep_buffers, tree_leaves, tree_map_only
-from ppedu.engine.stages.stage import evaluation_mode, local_stages
+from ppedu.engine.stages.stage import local_stages
 from ppedu.sim.partition import by_cost, evenly
 
 BY_HAND = "write the stages by hand, each an nn.Module that takes what the one before returns"
@@ -279,13 +279,16 @@ def _compare(module: nn.Module, whole: Chain, example: Any) -> None:
 @contextmanager
 def _rehearsal(module: nn.Module, training: bool) -> Iterator[None]:
     """Run the model in a mode; leave its modes, its buffers and the state of the random numbers as they were."""
+    modes = [(part, part.training) for part in module.modules()]
     restore_buffers = keep_buffers(module)
     devices = {weight.get_device() for weight in module.parameters() if weight.is_cuda}
     try:
-        with evaluation_mode([module]), torch.random.fork_rng(devices), torch.enable_grad():
+        with torch.random.fork_rng(devices), torch.enable_grad():
             module.train(training)
             yield
     finally:
+        for part, mode in modes:
+            part.training = mode
         restore_buffers()
 
 

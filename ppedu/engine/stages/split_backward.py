@@ -108,48 +108,60 @@ def _with_grads(edges: Iterable[GradientEdge], grads: Iterator[torch.Tensor | No
     return [(edge, grad) for edge in edges if (grad := next(grads)) is not None]
 
 
+class Graph:
+    """The part of autograd's graph that is reached from the outputs of a stage.
+
+    Attributes:
+        roots: the nodes of the outputs.
+        uses, users: by node, the nodes whose results it uses, and those that use its results.
+        places: by node, the numbers of its results that are used.
+    """
+
+    def __init__(self, outputs: Sequence[GradientEdge]):
+        self.users: defaultdict[Node, set[Node]] = defaultdict(set)
+        self.uses: defaultdict[Node, set[Node]] = defaultdict(set)
+        self.places: defaultdict[Node, set[int]] = defaultdict(set)
+        for edge in outputs:
+            self.places[edge.node].add(edge.output_nr)
+        self.roots = set(self.places)
+        self.nodes = _reached(self.roots, self._visit)
+
+    def _visit(self, node: Node) -> set[Node]:
+        for other, place in node.next_functions:
+            if other is not None:
+                self.uses[node].add(other)
+                self.users[other].add(node)
+                self.places[other].add(place)
+        return self.uses[node]
+
+
 def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[list[Joint], list[GradientEdge], bool]:
     """Find where weights join the main path from `outputs` to `inputs`.
 
     Returns the joints in the order in which a backward visits them, the edges of the weights that cannot wait, and
     whether the graph contains a reentrant checkpoint.
     """
-    # By node of the graph: the nodes whose results it uses, those that use its results, and the numbers of these.
-    uses: defaultdict[Node, set[Node]] = defaultdict(set)
-    users: defaultdict[Node, set[Node]] = defaultdict(set)
-    places: defaultdict[Node, set[int]] = defaultdict(set)
-    for edge in outputs:
-        places[edge.node].add(edge.output_nr)
-    roots = set(places)
-
-    def visit(node: Node) -> set[Node]:
-        for other, place in node.next_functions:
-            if other is not None:
-                uses[node].add(other)
-                users[other].add(node)
-                places[other].add(place)
-        return uses[node]
-
-    nodes = _reached(roots, visit)
-    path = _reached([node for node in inputs if node in nodes], lambda node: users[node])
-    beside = nodes - path
+    graph = Graph(outputs)
+    users = graph.users
+    path = _reached([node for node in inputs if node in graph.nodes], lambda node: users[node])
+    beside = graph.nodes - path
 
     found: dict[Any, Joint] = {}
     immediate: list[GradientEdge] = []
     # Beside the path are the weights and whatever is computed from weights alone. Take one connected piece at a time.
     while beside:
-        piece: set[Any] = _reached([next(iter(beside))], lambda node: (users[node] | uses[node]) - path)
+        piece: set[Any] = _reached([next(iter(beside))], lambda node: (users[node] | graph.uses[node]) - path)
         beside -= piece
         weights = [node for node in piece if hasattr(node, "variable")]
         used = {node: users[node] & path for node in piece if users[node] & path}
         joints = set().union(*used.values())
         # A node with a single user can be differentiated through that user without running any other joint.
-        separable = not piece & roots and all(len(users[node]) == 1 and holds_graph(node) for node in used)
+        separable = not piece & graph.roots and all(len(users[node]) == 1 and holds_graph(node) for node in used)
         if not separable or any(map(_unpacks, piece)) or not all(map(_separates_inputs, joints)):
             immediate += [GradientEdge(node, 0) for node in weights]
             continue
         for node in joints - set(found):
-            found[node] = Joint([GradientEdge(node, place) for place in sorted(places[node])], [], [])
+            found[node] = Joint([GradientEdge(node, place) for place in sorted(graph.places[node])], [], [])
         if len(joints) == 1:
             found[joints.pop()].weights.extend(node.variable for node in weights)
         else:
@@ -157,7 +169,7 @@ def _joints(outputs: Sequence[GradientEdge], inputs: Sequence[Node]) -> tuple[li
                 across = {place for other, place in joint.next_functions if other is node}
                 found[joint].edges.extend(GradientEdge(node, place) for place in across)
     order = sorted(found, key=lambda node: -sequence_number(node))
-    reentrant = any(node.name() == "CheckpointFunctionBackward" for node in nodes)
+    reentrant = any(node.name() == "CheckpointFunctionBackward" for node in graph.nodes)
     return [found[node] for node in order], immediate, reentrant
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from functools import partial
 from itertools import chain
@@ -182,6 +182,10 @@ class Stage:
                 "floating-point dtype; if this is intended, freeze the weights with requires_grad_(False)"
             )
 
+    def postponed(self) -> list[Callable[[], None]]:
+        """Return what is left to run for the microbatches in flight: forwards again, and second halves of backwards."""
+        return [*self.again.values(), *self.weight_halves.values()]
+
     def _output(self, xs: Sequence[Any], keywords: Mapping[str, Any], received: bool) -> Any:
         """Return the module's output. received: the inputs are those of another stage.
 
@@ -231,7 +235,7 @@ class Stage:
         if _versions(y) != before_y:  # allowed, unless its memory has another use
             weights = *self.module.parameters(), *self.module.buffers()
             kept = self.inputs[microbatch : microbatch + 1], self.outputs.get(microbatch), weights
-            if not storages(y).keys().isdisjoint(storages(kept)):
+            if not _storages(y).isdisjoint(_storages(kept)):
                 raise PipelineError(
                     "loss_fn changes the output in place, but that is also returned, a part of the caller's batch or a "
                     "weight; change a clone() instead"
@@ -326,10 +330,9 @@ def _versions(value: Any) -> list[int]:
     return [version for each in value for version in _versions(each)]
 
 
-def storages(value: Any) -> dict[int, int]:
-    """Return the memory behind all tensors in `value`: by address, its bytes."""
-    found = (each.untyped_storage() for each in tree_leaves(value) if isinstance(each, torch.Tensor))
-    return {storage.data_ptr(): storage.nbytes() for storage in found}
+def _storages(value: Any) -> set[int]:
+    """Return where the tensors in `value` have their memory."""
+    return {each.untyped_storage().data_ptr() for each in tree_leaves(value) if isinstance(each, torch.Tensor)}
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -359,19 +362,6 @@ def home(modules: Iterable[nn.Module], default: torch.device) -> torch.device:
     tensors = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
     devices = [each.device for each in tensors]
     return next((each for each in devices if each.type != "cpu"), devices[0] if devices else default)
-
-
-@contextmanager
-def evaluation_mode(modules: Iterable[nn.Module], enabled: bool = True) -> Iterator[None]:
-    """If `enabled`, put all modules and their parts in evaluation mode, and at the end back in the mode of each."""
-    before = {part: part.training for module in modules for part in module.modules()} if enabled else {}
-    for part in before:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part, mode in before.items():
-            part.training = mode
 
 
 def own_loss(output: Any, target: Any) -> Any:
