@@ -1,4 +1,4 @@
-"""What the attention of a layer computes and keeps."""
+"""The numbers that the attention of a layer computes and keeps."""
 
 from __future__ import annotations
 

@@ -83,8 +83,8 @@ MODELS: Mapping[str, Model] = {
 # Bandwidths are those of one direction; data sheets often give the sum of both. The achieved FLOP/s, of matrix products
 # and of attention, contain neither bubbles nor messages. They are fitted to published runs (tests/published): those of
 # A100s to the times of stages in arXiv 2401.10241, table 9, and of arXiv 2411.05288; those of H100s to Megatron-Core's
-# weak scaling; those of GB200s to Megatron-Bridge's Llama runs in MXFP8. Others have the same part of their peak.
-# Latencies are assumptions. Override what you know.
+# weak scaling; those of GB200s to Megatron-Bridge's Llama runs in MXFP8. The speeds of other GPUs are the same part of
+# their peaks. Latencies are assumptions. Override what you know.
 _HOPPER: dict[str, Any] = {
     "flops": 590e12,
     "attention": 300e12,

@@ -1,4 +1,4 @@
-"""What each GPU does and keeps for a model that is given by its sizes, piece by piece."""
+"""The pieces of a model by its sizes: the work of each GPU, and the bytes that it keeps."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_first_layers_are_dense():
     zero=st.integers(0, 3),
 )
 def test_all_gpus_together_hold_every_parameter_as_often_as_asked(tensor, expert, replicas, name, zero):
-    """What is shared is held once by all GPUs together; the rest once by each replica, or each group of experts."""
+    """All GPUs together hold shared numbers once, and others once in each replica, or in each group of experts."""
     model, ranks = pp.Model(**SPARSE), 2
     asked = {"sequence": 128, "schedules": name, "recompute": False}
     if tensor * replicas % expert:
@@ -106,7 +106,7 @@ def test_all_gpus_together_hold_every_parameter_as_often_as_asked(tensor, expert
 
 
 def test_a_token_goes_to_few_nodes():
-    """Its experts are in so many other places, on average over all choices of 2 of 16 experts in 4 places."""
+    """The mean number of other places of its experts, over all choices of 2 of 16 experts in 4 places."""
     machine = pp.Machine(80e9, flops=1e12, node=8)
     chosen = [*combinations(range(16), 2)]
     others = sum(len({expert // 4 for expert in pair} - {0}) for pair in chosen) / len(chosen)
