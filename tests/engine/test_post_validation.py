@@ -14,7 +14,7 @@ import ppedu as pp
 from ppedu.run import Pipeline, PostValidation
 
 TRAIN = """
-def train(name, max_norm, validated, steps=20, **options):
+def train(name, max_norm, validated, steps=8, **options):
     "Return the losses, the weights and buffers, and which steps were taken back."
     schedule = pp.schedule(name, 4, 8)
     def module(stage):

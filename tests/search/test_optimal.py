@@ -229,19 +229,26 @@ def test_progress_is_reported_and_an_interrupt_keeps_the_best():
 @pytest.mark.parametrize(
     ("search", "says"),
     [
-        ('optimal(4, 12, pp.Costs(2, 4), memory=2.5, placement="v", time_limit=60)', "feasible"),
-        ('frontier(6, 12, pp.Costs(2, 4), placement="v", time_limit=60)', "at least"),
-        ('steady(16, placement="loop", time_limit=60)', "KeyboardInterrupt"),  # has not found a pattern so early
+        ('optimal(4, 12, pp.Costs(2, 4), memory=2.5, placement="v", time_limit=60, progress=begin)', "feasible"),
+        ('frontier(6, 12, pp.Costs(2, 4), placement="v", time_limit=60, progress=begin)', "at least"),
+        ('begin() or steady(16, placement="loop", time_limit=60)', "KeyboardInterrupt"),  # has not found a pattern
     ],
 )
 def test_ctrl_c_ends_a_search(search, says):
     """In a process of its own, as the solvers once aborted it."""
     script = f"""
 import os, signal, threading, ppedu as pp
+from ortools.sat.python import cp_model
+from ppedu.search import frontier, optimal, steady
 signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Timer(3, os.kill, [os.getpid(), signal.SIGINT]).start()
+timer = threading.Timer(1, os.kill, [os.getpid(), signal.SIGINT])
+
+def begin(found=None):
+    if timer.ident is None:
+        timer.start()
+
 try:
-    print(pp.search.{search})
+    print({search})
 except KeyboardInterrupt:
     print("KeyboardInterrupt")
 """
