@@ -3,6 +3,7 @@
 import inspect
 import json
 
+from hypothesis import settings
 from torch import nn
 
 import ppedu as pp
@@ -82,6 +83,11 @@ warnings.simplefilter("error")
 size = int(sys.argv[1])
 place, rank = divmod(dist.get_rank(), size)
 own = range(place * size, place * size + size)
+FULL = sys.argv[3] == "full"
+
+def some(*cases):
+    "Return the last two cases of one claim; all in a full run."
+    return cases if FULL else cases[-2:]
 
 def numbers(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -165,7 +171,8 @@ def run(ranks, size, side_by_side, cases):
     after it; and the seconds that the case took.
     """
     shares = [[(name, cases[name]) for name in list(cases)[place::side_by_side]] for place in range(side_by_side)]
-    output = ranks(PRELUDE, size * side_by_side, str(size), json.dumps(shares), timeout=200)
+    profile = "full" if settings().max_examples == 100 else "quick"
+    output = ranks(PRELUDE, size * side_by_side, str(size), json.dumps(shares), profile, timeout=200)
     found: dict[str, list[tuple[str, str, float]]] = {}
     for text in output:
         for case, first, then, took in map(json.loads, text.splitlines()):

@@ -66,7 +66,7 @@ def keep(self, x):
 def loss_fn(y, target):
     return y.square().sum() / 8 + 0 * target.sum()
 
-for name in ["1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"]:
+for name in some("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"):
     schedule = pp.schedule(name, 4, 8)
     def stages():
         made = {stage: Of(keep, a=layer(stage)) for stage in range(schedule.stages)}
@@ -100,7 +100,7 @@ def stages(count, grad_dtype=torch.float32):
             weight.grad_dtype = grad_dtype
     return made
 
-for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]:
+for name in some("gpipe", "interleaved", "zb-h1", "1f1b", "zb-v"):
     schedule = pp.schedule(name, 4, 8)
     xs, ys = X.to(torch.bfloat16), Y.to(torch.bfloat16)
     pipeline, model = make(schedule, change=stages(schedule.stages)), stages(schedule.stages, torch.bfloat16)
@@ -122,7 +122,7 @@ for stage in pipeline.stages.values():
     assert all(weight.grad.dtype == torch.float32 for weight in stage.module.parameters())
 """,
     "a loss scale changes neither gradients nor losses": """
-for name in ["1f1b", "zb-h1", "zb-v", "interleaved", "dualpipe"]:
+for name in some("1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe"):
     plain, scaled = make(name, 8), make(name, 8)
     for exact in (True, False):  # in the second step they are added to those of the first, in another order
         assert plain.step(X, Y) == scaled.step(X, Y, loss_scale=2.0**20)
@@ -131,7 +131,7 @@ assert "loss_scale must be a number above 0; got 0" in outcome(lambda: scaled.st
 """,
     "an overflow in float16 skips the step on all ranks": """
 warnings.simplefilter("ignore")
-for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]:
+for name in some("gpipe", "interleaved", "zb-h1", "1f1b", "zb-v"):
     schedule = pp.schedule(name, 4, 8)
     model = {stage: layer(stage) for stage in range(schedule.stages)}
     whole = nn.Sequential(*model.values())
@@ -166,7 +166,7 @@ def run(self, x, scale=None, **named):
     assert set(named) == self.named
     return self.a(x) * (1 if scale is None else scale) + sum(named.values())
 
-for name in ["1f1b", "zb-v", "interleaved", "dualpipev", "dualpipe"]:
+for name in some("1f1b", "interleaved", "dualpipev", "zb-v", "dualpipe"):
     schedule = pp.schedule(name, 4, 8)
     last = schedule.stages - 1
     given = {0: {"first": numbers(8, 4) * 2}, last: {"second": numbers(8, 4) / 3, "whole": 0.5}}
@@ -190,7 +190,7 @@ assert "stage_kwargs names stage 99; the stages are 0 to 3" in refused({99: {}})
 assert "stage_kwargs must be a dict of keywords for each stage" in refused({3: 1})
 """,
     "stages may compute their activations again": """
-for name in ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"]:
+for name in some("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"):
     schedule = pp.schedule(name, 4, 8)
     def stages(recompute):
         made = {stage: nn.Sequential(layer(stage), nn.Dropout(0.3), nn.ReLU(inplace=True)) for stage in range(8)}
@@ -266,7 +266,7 @@ def stages():
         2: Of(lambda s, more, x, y, z: (s.a(x * y), more.double(), z), a=layer(2)),
         3: Of(lambda s, x, more, z: s.a(x) + z * more[:, None].float(), a=layer(3)),
     }
-for name in ["1f1b", "zb-h1", "gems"]:
+for name in some("1f1b", "zb-h1", "gems"):
     for debug in [False, True]:
         model, pipeline = list(stages().values()), make(name, change=stages(), debug=debug)
         for _ in range(2):
@@ -308,7 +308,7 @@ pipeline.step(X, Y)
 agree(pipeline, model, reference(model, X.split(1), Y.split(1)))
 """,
     "stages may be frozen": """
-for frozen in [[0], [1], [0, 1], [0, 2], [1, 3], [0, 1, 2]]:
+for frozen in some([0], [1], [0, 1], [0, 2], [1, 3], [0, 1, 2]):
     def stages():
         return {stage: layer(stage).requires_grad_(stage not in frozen) for stage in range(4)}
     group = fresh()
@@ -514,7 +514,7 @@ why = ["rank 0 cannot synchronize", "rank 1 cannot end the step", "rank 0: 0B3 f
 assert why[rank] in said, said
 """,
     "gradients are clipped by the norm over the whole model": """
-for name in ["1f1b", "zb-v", "dualpipe", "chimera"]:
+for name in some("1f1b", "chimera", "zb-v", "dualpipe"):
     pipeline = make(name, 8)
     model = [layer(stage) for stage in range(pipeline.schedule.stages)]
     reference(model, X.split(1), Y.split(1))
@@ -538,7 +538,7 @@ agree(pipeline, model, exact=False)
 """,
     "every schedule has the same results with debug": """
 group = fresh()
-for name in pp.schedules():
+for name in pp.schedules() if FULL else pp.schedules()[::3]:
     microbatches = next(m for m in range(1, 40) if outcome(lambda: pp.schedule(name, 4, m).validate()) is None)
     x, y = numbers(microbatches, 4), numbers(4, microbatches).t()
     pipelines = [make(name, microbatches, group=group, debug=debug) for debug in [True, False]]
@@ -557,7 +557,7 @@ agree(pipeline, judge, losses)
 for name in ["1f1b", "zb-v"]:
     pipeline = make(name)
     model = [layer(stage) for stage in range(pipeline.schedule.stages)]
-    for size in [8, 5, 11, 8, 4, 5]:
+    for size in [8, 5, 11, 4]:
         x, y = numbers(size, 4), numbers(4, size).t()
         pieces = x.tensor_split(4), y.tensor_split(4)
         losses = reference(model, *pieces)
