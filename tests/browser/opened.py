@@ -84,7 +84,7 @@ def run_all(page, seconds=180):
     deadline = time.monotonic() + seconds
     while (state := page.evaluate(STATE))["waiting"] or state["kernel"] != "idle":
         assert time.monotonic() < deadline, state
-        time.sleep(0.3)
+        time.sleep(0.1)
     return state["cells"]
 
 
