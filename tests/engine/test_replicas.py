@@ -147,9 +147,9 @@ print(json.dumps(sorted(done)))
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_random_combinations_of_replicas_ties_and_frozen_weights_match_one_process(ranks, seed):
     names = list(pp.schedules())
-    cases = [(name, 1000 * seed + number) for number, name in enumerate(names)]
+    cases = [(name, 1000 * seed + number) for number, name in enumerate(names)][:: 1 if seed else 2]
     done = [json.loads(text) for text in ranks(PRELUDE + COMBINATIONS, 4, json.dumps([names, cases]))]
-    assert done == done[:1] * 4 and len(done[0]) > len(names) / 2
+    assert done == done[:1] * 4 and len(done[0]) > len(cases) / 2
 
 
 def told(ranks, program, size=4):
