@@ -1,5 +1,6 @@
 """Hundreds of cells in one kernel, many of which fail: nothing is left behind, and memory does not grow."""
 
+import itertools
 import os
 import random
 import re
@@ -68,13 +69,15 @@ def test_many_cells_in_a_row_leave_nothing_behind(tmp_path, marked, cells):
         return (len(marked(mark)), len(list(Path(f"/proc/{kernel}/fd").iterdir())), files), memory(kernel)
 
     environment = os.environ | {"PPEDU_TEST": mark, "TMPDIR": str(tmp_path / "temporary")}
-    draw = random.Random(cells)
+    failures = list(FAILURES.items())
+    random.Random(cells).shuffle(failures)
+    next_failure = itertools.cycle(failures)
     with client.setup_kernel(cwd=str(tmp_path), env=environment):
         kernel = int(run("import os; print(os.getpid())")[0])
         run("%load_ext ppedu")
         for number in range(-6, cells):
             if number % 3 == 0:  # the first cells are warm-up
-                end, says = draw.choice(list(FAILURES.items()))
+                end, says = next(next_failure)
                 (tmp_path / "here").unlink(missing_ok=True)
                 if "interrupt" in end:
                     threading.Thread(target=interrupt, args=[kernel, tmp_path / "here"]).start()

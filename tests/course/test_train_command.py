@@ -47,7 +47,7 @@ def test_the_command_trains_and_prints_the_loss_once(four):
     assert len(loss_lines(ended.stdout)) == 1 and f"saved to {out}" in ended.stdout
 
 
-def test_a_plan_is_trained(four, tmp_path):
+def test_a_plan_is_trained(four, tmp_path, capfd):
     (tmp_path / "model.toml").write_text(
         "[model]\nlayers = 4\nforward = [0.5, 2, 5]\n[machine]\nmemory = 1e9\n"
         '[plan]\nranks = 2\nmicrobatches = 4\nschedules = ["interleaved"]\n'
@@ -55,9 +55,8 @@ def test_a_plan_is_trained(four, tmp_path):
     assert main(["plan", str(tmp_path / "model.toml"), "--save", str(tmp_path / "best.json")]) == 0
     out = tmp_path / "timeline.json"
     small = [*SMALL[:2], *SMALL[4:]]  # without the microbatches, which are the plan's
-    ended = command("-n", 2, *small, "--plan", tmp_path / "best.json", "--out", out)
-    assert ended.returncode == 0
-    assert loss_lines(ended.stdout) == loss_lines(four[0].stdout)
+    assert main(["train", "-n", "2", *small, "--plan", str(tmp_path / "best.json"), "--out", str(out)]) == 0
+    assert loss_lines(capfd.readouterr().out) == loss_lines(four[0].stdout)
     assert pp.Timeline.load(out).schedule == pp.schedule("interleaved", 2, 4)
 
 

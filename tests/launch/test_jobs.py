@@ -55,10 +55,10 @@ def test_a_job_for_skypilot_runs_the_program_on_its_nodes(tmp_path):
 
 
 def test_a_job_for_kubernetes_runs_the_program_on_its_nodes(tmp_path):
-    save(tmp_path / "My_job.k8s.yaml", JOB)
+    save(tmp_path / "My_job.k8s.yaml", Job(["job.py"], 1, 2, files=JOB.files))
     files, job = yaml.safe_load_all((tmp_path / "My_job.k8s.yaml").read_text())
     assert files["metadata"] == job["metadata"] == {"name": "my-job"}
-    assert job["spec"]["nprocPerNode"] == "2"
+    assert job["spec"]["nprocPerNode"] == "1"
     for name, text in files["binaryData"].items():
         (tmp_path / name).write_bytes(base64.b64decode(text))
     replicas = job["spec"]["pytorchReplicaSpecs"]
@@ -75,7 +75,7 @@ def test_a_job_for_kubernetes_runs_the_program_on_its_nodes(tmp_path):
         for rank in range(2)
     ]
     script = container["args"][0].replace("cd /job", f"cd '{tmp_path}'")
-    assert run_nodes(script, tmp_path, *nodes) == "sum 1111 7\n"
+    assert run_nodes(script, tmp_path, *nodes) == "sum 11 7\n"
 
 
 def test_an_elastic_job_asks_kubernetes_for_workers_only(tmp_path):

@@ -367,8 +367,8 @@ def counted(answer, name):
 """
 
 
-# The quickest ones with exercises of both kinds: functions, and text that runs on ranks.
-QUICK = "06", "11", "12", "15"
+# A quick one with ranks, and one with a trace instead of them.
+QUICK = "11", "12"
 ANSWERED = [
     pytest.param(path, marks=[] if path.stem[:2] in QUICK else pytest.mark.slow, id=path.stem) for path in LESSONS
 ]
