@@ -94,7 +94,9 @@ def test_without_torch_the_error_names_what_to_install(tmp_path, start_owner, le
 
 @pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
 @pytest.mark.parametrize("ready", [False, True])
-def test_an_owner_killed_before_its_ranks_start_leaves_nothing_behind(start_owner, leftovers, ready, launcher):
+def test_an_owner_killed_before_its_ranks_start_leaves_nothing_behind(
+    start_owner, leftovers, light, ready, launcher
+):
     """No process, no folder, and no message, whether the launcher is ready or still imports torch."""
     source = f"""
         {ready} and (pool.start(), pool._wait_until_ready())
@@ -104,7 +106,8 @@ def test_an_owner_killed_before_its_ranks_start_leaves_nothing_behind(start_owne
         print(folder.exists(), flush=True)
         os.kill(os.getpid(), 9)
         """
-    process, mark = start_owner(source, LAUNCHER=launcher)
+    quick = {"PYTHONPATH": light} if ready and launcher == "zygote" else {}
+    process, mark = start_owner(source, LAUNCHER=launcher, **quick)
     assert process.communicate(timeout=60) == ("True\n", "")
     assert process.returncode == -signal.SIGKILL
     assert leftovers(mark) == []
