@@ -176,6 +176,23 @@ def ranks(rank_pool: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return run
 
 
+LIGHT = {  # what the launcher uses of torch
+    "__init__.py": "class default_generator:\n    seed = staticmethod(lambda: None)\n",
+    "distributed/__init__.py": "class TCPStore:\n    def __init__(self, *given, **named): pass\n",
+    "distributed/pipelining.py": "",
+}
+
+
+@pytest.fixture(scope="session")
+def light(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A PYTHONPATH with a torch that is imported at once, for launchers of ranks that do not use it."""
+    folder = tmp_path_factory.mktemp("light")
+    (folder / "torch" / "distributed").mkdir(parents=True)
+    for name, text in LIGHT.items():
+        (folder / "torch" / name).write_text(text)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @pytest.fixture(scope="session")
 def gone() -> Callable[[Iterable[int]], bool]:
     """Return `gone(processes)`, which waits up to 20 seconds for processes to end, and returns whether they did."""

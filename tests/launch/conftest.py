@@ -30,23 +30,6 @@ def spare_pool() -> Iterator[Any]:
     pool.close()
 
 
-LIGHT = {  # what the launcher uses of torch
-    "__init__.py": "class default_generator:\n    seed = staticmethod(lambda: None)\n",
-    "distributed/__init__.py": "class TCPStore:\n    def __init__(self, *given, **named): pass\n",
-    "distributed/pipelining.py": "",
-}
-
-
-@pytest.fixture(scope="session")
-def light(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH with a torch that is imported at once, for launchers of ranks that do not use it."""
-    folder = tmp_path_factory.mktemp("light")
-    (folder / "torch" / "distributed").mkdir(parents=True)
-    for name, text in LIGHT.items():
-        (folder / "torch" / name).write_text(text)
-    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
 @pytest.fixture(scope="session")
 def light_pool(light: str) -> Iterator[Any]:
     """A pool whose launcher a test may kill, and whose ranks have no torch."""
