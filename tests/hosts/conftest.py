@@ -34,6 +34,15 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture
+def light_python(network: Network, light: str) -> str:
+    """A Python for hosts whose ranks do not use torch."""
+    file = network.folder / "light_python"
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={light}:$PYTHONPATH exec {sys.executable} "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.fixture
 def nothing_left(network: Network) -> Iterator[None]:
     """After the test, wait until all that it has started on hosts has ended; fail if some has not within 20 s."""
     before = {*network.left()}

@@ -173,15 +173,6 @@ def test_a_full_disk_is_named_and_leaves_nothing(network, on_hosts, nothing_left
     assert on_hosts("print(1)", 2, timeout=20) == ["1\n", "1\n"]
 
 
-@pytest.fixture
-def light_python(network, light):
-    """A Python for hosts whose ranks do not use torch."""
-    file = network.folder / "light_python"
-    file.write_text(f'#!/bin/sh\nPYTHONPATH={light}:$PYTHONPATH exec {sys.executable} "$@"\n')
-    file.chmod(0o755)
-    return str(file)
-
-
 def test_after_the_end_of_a_zygote_the_next_run_connects_again(connect, light_python, ranks):
     pool = connect(python=light_python)
     with pytest.raises(RankError, match="rank 1 on beta "):

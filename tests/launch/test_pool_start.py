@@ -18,24 +18,24 @@ def test_an_invalid_timeout_is_refused(ranks, spare_pool, timeout):
         ranks("print('never')", 1, timeout=timeout, pool=spare_pool)
 
 
-def test_two_threads_cannot_run_ranks_in_one_pool(ranks, spare_pool, tmp_path):
+def test_two_threads_cannot_run_ranks_in_one_pool(ranks, light_pool, tmp_path):
     found = []
 
     def other():
         while not (tmp_path / "here").exists():
             time.sleep(0.01)
         with pytest.raises(SettingError) as caught:
-            ranks("print('never')", 1, pool=spare_pool)
+            ranks("print('never')", 1, pool=light_pool)
         found.append(str(caught.value))
-        spare_pool.stop()
+        light_pool.stop()
 
     thread = threading.Thread(target=other)
     thread.start()
     with pytest.raises(RankError, match="was killed by SIGKILL"):
-        ranks(f"open({str(tmp_path / 'here')!r}, 'w'); import time; time.sleep(1000)", 2, pool=spare_pool)
+        ranks(f"open({str(tmp_path / 'here')!r}, 'w'); import time; time.sleep(1000)", 2, pool=light_pool)
     thread.join()
     assert "other ranks are running" in found[0]
-    assert ranks("print('well')", 2, pool=spare_pool) == ["well\n"] * 2
+    assert ranks("print('well')", 2, pool=light_pool) == ["well\n"] * 2
 
 
 def before_others(folder):
@@ -94,9 +94,7 @@ def test_without_torch_the_error_names_what_to_install(tmp_path, start_owner, le
 
 @pytest.mark.parametrize("launcher", ["zygote", "torchrun"])
 @pytest.mark.parametrize("ready", [False, True])
-def test_an_owner_killed_before_its_ranks_start_leaves_nothing_behind(
-    start_owner, leftovers, light, ready, launcher
-):
+def test_an_owner_killed_before_its_ranks_start_leaves_nothing_behind(start_owner, leftovers, light, ready, launcher):
     """No process, no folder, and no message, whether the launcher is ready or still imports torch."""
     source = f"""
         {ready} and (pool.start(), pool._wait_until_ready())
