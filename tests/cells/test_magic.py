@@ -113,8 +113,8 @@ for options in ("-n 1000000", "-n 99999999999999", "-n 1000000 --launcher torchr
 """
 
 
-def test_a_huge_number_of_ranks_is_refused_before_anything_is_allocated(tmp_path):
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
+def test_a_huge_number_of_ranks_is_refused_before_anything_is_allocated(tmp_path, light):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": light}
     run = subprocess.run([sys.executable, "-c", REFUSED], env=environment, capture_output=True, text=True, timeout=100)
     assert run.stdout.splitlines() == [
         "True at most 64 ranks can be started from here; got 1000000",
@@ -163,7 +163,7 @@ time.sleep(1000)""")
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
+def stopped(light):
     """Return an executed notebook whose third cell fails, the mark of its processes, and its error."""
     import nbformat
     from nbclient import NotebookClient
@@ -174,7 +174,7 @@ def stopped(tmp_path_factory):
     mark = uuid.uuid4().hex
     client = NotebookClient(page, kernel_name="python3", timeout=100)
     with pytest.raises(CellExecutionError) as caught:
-        client.execute(env=os.environ | {"PPEDU_TEST": mark})
+        client.execute(env=os.environ | {"PPEDU_TEST": mark, "PYTHONPATH": light})
     return page, mark, str(caught.value)
 
 
