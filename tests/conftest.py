@@ -96,8 +96,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def kernels_path() -> str:
+    """The PYTHONPATH of the kernel."""
+    return os.environ.get("PYTHONPATH", "")
+
+
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], SimpleNamespace]]:
+def kernel(tmp_path_factory: pytest.TempPathFactory, kernels_path: str) -> Iterator[Callable[[str], SimpleNamespace]]:
     """`kernel(source)` runs a cell in a real kernel and returns its output.
 
     `.text` is the printed text; `.shown` a list of the displayed objects, each a dict by MIME type, and
@@ -108,7 +114,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 
     page = nbformat.v4.new_notebook()
     client = NotebookClient(page, kernel_name="python3", timeout=100, allow_errors=True)
-    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("temporary"))}
+    environment = os.environ | {"TMPDIR": str(tmp_path_factory.mktemp("temporary")), "PYTHONPATH": kernels_path}
 
     def run(source: str) -> SimpleNamespace:
         page.cells.append(nbformat.v4.new_code_cell(source))

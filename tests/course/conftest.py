@@ -36,6 +36,12 @@ def close_pictures() -> Iterator[Callable[[], None]]:
     close()
 
 
+@pytest.fixture(scope="session")
+def kernels_path(light: str) -> str:
+    """The cells here run on no ranks."""
+    return light
+
+
 @pytest.fixture
 def told(capsys: pytest.CaptureFixture[str], close_pictures: Callable[[], None]) -> Callable[[str, Any], str]:
     """`told(exercise, answer)` returns the feedback that the learner reads, as one line; pyplot has its picture."""
