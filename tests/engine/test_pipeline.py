@@ -6,6 +6,7 @@ With two copies, each gradient is the sum of two partial sums, which rounds diff
 and with many microbatches.
 """
 
+import functools
 import json
 
 import pytest
@@ -56,6 +57,7 @@ def cases(ranks, names):
     return found
 
 
+@functools.cache
 def _legal(name, ranks, microbatches):
     try:
         pp.schedule(name, ranks, microbatches).validate()
