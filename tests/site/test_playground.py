@@ -9,8 +9,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from strategies import often
 
 import ppedu as pp
 from ppedu.core import Placement
@@ -29,7 +30,7 @@ def ask(page, **question):
     return json.loads(page.ask(json.dumps(question)))
 
 
-@settings(max_examples=1000)
+@often(1000)
 @given(st.text(max_size=20), st.dictionaries(st.text(max_size=9), st.text(max_size=200), max_size=9))
 def test_links_survive(view, inputs):
     fragment = urlsplit(f"{link.PLAYGROUND}#{link.encode(view, inputs)}").fragment
