@@ -14,7 +14,7 @@ UNIT := not slow and not ($(PROCESSES))
 # Loading nbval takes each process two seconds; only `make test-lessons` needs it.
 EACH_CORE := OMP_NUM_THREADS=1 $(BIN)/pytest -p no:nbval -n auto --dist worksteal
 FILES := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
-# Where this is set, as in many containers, each of hundreds of processes compiles ppedu anew.
+# Where this is set, as in many containers, each of hundreds of processes compiles ppedu again.
 export PYTHONDONTWRITEBYTECODE :=
 
 LINTERS := lint-types lint-widgets lint-workflows lint-python
