@@ -8,12 +8,13 @@ from typing import NamedTuple
 class Attention(NamedTuple):
     """The attention of a layer, by the numbers it has for each token.
 
-    parameters: Of its matrices, biases and norms. matrices: Of its matrices alone.
-    scored: Numbers that are multiplied for every other token of the sequence: of its queries, and of its values.
-    kept: Numbers that its backward needs. fed: Further ones, which are inputs of matrices; the layer's own input is not
-        among them.
-    shared: Numbers of its keys and values, which parts of a sequence send each other.
-    moved: Numbers that kernels between its matrices read and write.
+    Args:
+        parameters: Of its matrices, biases and norms. matrices: Of its matrices alone.
+        scored: Numbers that are multiplied for every other token of the sequence: of its queries, and of its values.
+        kept: Numbers that its backward needs. fed: Further ones, which are inputs of matrices; the layer's own input is
+            not among them.
+        shared: Numbers of its keys and values, which parts of a sequence send each other.
+        moved: Numbers that kernels between its matrices read and write.
     """
 
     parameters: int
@@ -28,7 +29,8 @@ class Attention(NamedTuple):
 def grouped(width: int, heads: int, kv_heads: int, size: int, biases: str, norms: bool, rotated: bool) -> Attention:
     """Return attention whose heads of queries share fewer heads of keys and values (arXiv 2305.13245).
 
-    biases: "none", "qkv" or "all". norms: Of queries and keys. rotated: Queries and keys carry positions.
+    Args:
+        biases: "none", "qkv" or "all". norms: Of queries and keys. rotated: Queries and keys carry positions.
     """
     queries, keys = heads * size, kv_heads * size
     inner = queries + 2 * keys
@@ -41,9 +43,10 @@ def grouped(width: int, heads: int, kv_heads: int, size: int, biases: str, norms
 def latent(width: int, heads: int, size: int, rotary: int, key_rank: int, query_rank: int) -> Attention:
     """Return attention that makes keys and values of few numbers, and queries, too (arXiv 2405.04434, section 2.1).
 
-    size: Of a head's values, and of its queries and keys without the `rotary` numbers that carry the position; the keys
-        of all heads share those.
-    query_rank: 0 if queries are made of the input itself.
+    Args:
+        size: Of a head's values, and of its queries and keys without the `rotary` numbers that carry the position; the
+            keys of all heads share those.
+        query_rank: 0 if queries are made of the input itself.
     """
     queries = keys = heads * (size + rotary)
     values = heads * size

@@ -27,19 +27,20 @@ from ppedu.zoo.registry import options_of
 class Choice:
     """A schedule with its best partition.
 
-    partition: The pieces of each stage: 0 is the embedding, then come the layers, and the last one is the head.
-    recompute: Whether each stage runs its forward again before its backward, from its input (`Costs.recompute`).
-    costs: Of the stages, to simulate with; activations in bytes.
-    step_time: Of the pipeline, in the unit of the model. after: What gradient reduction and optimizer add; None if the
-        machine's bandwidths are unknown.
-    tokens_per_second: Of all replicas. mfu: The model FLOPs utilization, of the peak in the format
-        of the layers' matrices. None if unknown.
-    busiest: How long the busiest rank works. bubble: The idle share of all ranks' time.
-    kinds: By rank, the bytes at its peak, by what they are for. memory: Their sums.
-    excess: By how many bytes the fullest rank exceeds the machine's memory, or 0.
-    proven: Whether no partition is better.
-    letters: Of the pieces, as in Megatron's layouts; see `ppedu.planning.layout`.
-    why: How it differs from the best choice, in a sentence.
+    Attributes:
+        partition: The pieces of each stage: 0 is the embedding, then come the layers, and the last one is the head.
+        recompute: Whether each stage runs its forward again before its backward, from its input (`Costs.recompute`).
+        costs: Of the stages, to simulate with; activations in bytes.
+        step_time: Of the pipeline, in the unit of the model. after: What gradient reduction and optimizer add; None if
+            the machine's bandwidths are unknown.
+        tokens_per_second: Of all replicas. mfu: The model FLOPs utilization, of the peak in the format of the layers'
+            matrices. None if unknown.
+        busiest: How long the busiest rank works. bubble: The idle share of all ranks' time.
+        kinds: By rank, the bytes at its peak, by what they are for. memory: Their sums.
+        excess: By how many bytes the fullest rank exceeds the machine's memory, or 0.
+        proven: Whether no partition is better.
+        letters: Of the pieces, as in Megatron's layouts; see `ppedu.planning.layout`.
+        why: How it differs from the best choice, in a sentence.
     """
 
     schedule: Schedule
@@ -157,10 +158,11 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 class Workload:
     """A model and the machines that it is to run on.
 
-    zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
-        gradients, 3 also the weights.
-    blocking: Whether a rank cannot compute while it sends and receives.
-    barrier: Whether ranks wait for each other between steps.
+    Attributes:
+        zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
+            gradients, 3 also the weights.
+        blocking: Whether a rank cannot compute while it sends and receives.
+        barrier: Whether ranks wait for each other between steps.
     """
 
     pieces: Pieces

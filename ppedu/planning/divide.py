@@ -32,7 +32,8 @@ SHOWN = 10  # in the printed table
 class Division:
     """A way to divide the GPUs, with its plan.
 
-    tensor, context, expert, replicas: As in `plan` and `Model.pieces`. batch: Sequences of a microbatch.
+    Attributes:
+        tensor, context, expert, replicas: As in `plan` and `Model.pieces`. batch: Sequences of a microbatch.
     """
 
     tensor: int
@@ -51,9 +52,10 @@ class Division:
 class Divisions:
     """The answer of `ppedu.divide`.
 
-    rows: The fastest first.
-    too_large: How many other ways to divide the GPUs do not fit in their memory, or cannot run what was asked.
-    interrupted: Whether the search was ended early.
+    Attributes:
+        rows: The fastest first.
+        too_large: How many other ways to divide the GPUs do not fit in their memory, or cannot run what was asked.
+        interrupted: Whether the search was ended early.
     """
 
     rows: tuple[Division, ...]

@@ -12,11 +12,12 @@ from ppedu.core.numeric import Number
 class Implementation(NamedTuple):
     """Defaults of a library that trains a model.
 
-    bytes_per_weight: Of the weights, the gradients and the optimizer.
-    gated: The tensors of its own width that a gated perceptron keeps: the results of two matrices and their product,
-        and, if this is not one kernel, the result of the activation function.
-    zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
-        gradients.
+    Args:
+        bytes_per_weight: Of the weights, the gradients and the optimizer.
+        gated: The tensors of its own width that a gated perceptron keeps: the results of two matrices and their
+            product, and, if this is not one kernel, the result of the activation function.
+        zero: What the GPUs that hold the same stage share (arXiv 1910.02054): 0 nothing, 1 the optimizer, 2 also the
+            gradients.
     """
 
     bytes_per_weight: tuple[Number, Number, Number]

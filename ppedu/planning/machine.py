@@ -39,17 +39,18 @@ AMOUNTS = {
 class Machine:
     """A GPU and its links. None stands for what is unknown.
 
-    memory: Bytes of a GPU.
-    flops: FLOP/s that a GPU achieves in large matrix products; needed for a model that is given by its sizes.
-    attention: FLOP/s that it achieves in attention, counted without the masked half; by default `flops`.
-    peak: FLOP/s on the data sheet, for the model FLOPs utilization (MFU).
-    latency: The time that a message takes beside its bytes, in `unit`.
-    bandwidth: Bytes per second and direction between two GPUs.
-    node: GPUs in a node, if `near_latency` and `near_bandwidth` are those within one.
-    memory_bandwidth: Bytes per second between a GPU and its own memory, as on the data sheet, for the optimizer and for
-        what lies between the matrices of a model that is given by its sizes. None leaves these out.
-    unit: Of the latencies: "s", "ms" or "us"; None for the model's unit.
-    fp8, nvfp4: How many times as fast matrix products are in these formats; None if the GPU does not have them.
+    Args:
+        memory: Bytes of a GPU.
+        flops: FLOP/s that a GPU achieves in large matrix products; needed for a model that is given by its sizes.
+        attention: FLOP/s that it achieves in attention, counted without the masked half; by default `flops`.
+        peak: FLOP/s on the data sheet, for the model FLOPs utilization (MFU).
+        latency: The time that a message takes beside its bytes, in `unit`.
+        bandwidth: Bytes per second and direction between two GPUs.
+        node: GPUs in a node, if `near_latency` and `near_bandwidth` are those within one.
+        memory_bandwidth: Bytes per second between a GPU and its own memory, as on the data sheet, for the optimizer and
+            for what lies between the matrices of a model that is given by its sizes. None leaves these out.
+        unit: Of the latencies: "s", "ms" or "us"; None for the model's unit.
+        fp8, nvfp4: How many times as fast matrix products are in these formats; None if the GPU does not have them.
 
     Raises:
         SettingError: A number is not possible.
@@ -138,7 +139,8 @@ class Machine:
     def delays(self, ranks: int, message: Number, unit: str, tensor: int = 1) -> Number | dict[Link, Number]:
         """Return the time of a message of `message` bytes in `unit`: one number, or one for each link of the ranks.
 
-        tensor: GPUs of a rank.
+        Args:
+            tensor: GPUs of a rank.
         """
 
         def delay(latency: Number, bandwidth: Number | None) -> Number:

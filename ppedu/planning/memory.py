@@ -14,8 +14,9 @@ Held = tuple[Any, ...]  # for each stage of a rank, twice: its whole activations
 class InFlight(NamedTuple):
     """The activations that a schedule keeps at its peaks. They depend on the order of actions, not on their times.
 
-    stages: By rank, the stages it holds.
-    peaks: By rank, its activations at the moments that may be its peak: no other moment has as much of every stage.
+    Attributes:
+        stages: By rank, the stages it holds.
+        peaks: By rank, its activations at the moments that may be its peak: no other moment has as much of every stage.
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -48,7 +49,8 @@ class InFlight(NamedTuple):
     def peak(self, rank: int, whole: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Held]:
         """Return the bytes of a rank's activations at its peak, and what it then holds.
 
-        whole, inputs: By stage, the bytes of a microbatch's activations, and of the input that recomputation keeps.
+        Args:
+            whole, inputs: By stage, the bytes of a microbatch's activations, and of the input that recomputation keeps.
         """
         each = [size for stage in self.stages[rank] for size in (whole[stage], inputs[stage])]
         return max((sum(map(mul, held, each)), held) for held in self.peaks[rank])

@@ -21,27 +21,28 @@ class Model:
 
         Model(layers=32, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256)  # Llama 3 8B
 
-    kv_heads: Heads of keys and values, if fewer than `heads` (grouped-query attention, arXiv 2305.13245).
-    ffn: The width of the perceptron; by default 4 · `width`.
-    head_size: By default `width` / `heads`.
-    gated: The perceptron has three matrices (SwiGLU, arXiv 2002.05202) in place of two.
-    norm: "rms" has a scale; "layer" has a scale and a bias.
-    biases: Of the linear layers: "none", those of queries, keys and values ("qkv"), or "all".
-    qk_norm: Queries and keys are normalized, each with a scale per head size.
-    positions: The number of learned position embeddings, 0 without.
-    tied: The head uses the weights of the embedding.
-    experts, active: Experts of a layer, and how many of them a token visits (mixture of experts). `ffn` is then the
-        width of one expert.
-    shared: Experts that every token visits.
-    imbalance: The tokens of the GPU with the busiest experts, as a multiple of the mean.
-    dense, dense_ffn: The first layers that have one perceptron in place of experts, and its width.
-    key_rank, query_rank, rotary: For multi-head latent attention: the numbers of a token that its keys and values, and
-        its queries, are made of; and the numbers that carry the position, which each head has beside its `head_size`.
-        See `ppedu.planning.attention.latent`.
-    predictions: Further tokens that the model predicts in training, each with a layer and the head (multi-token
-        prediction, arXiv 2412.19437, section 2.2). `parameters` leaves them out, as published numbers do.
-    dropout: After attention, after both halves of a layer and on the attention matrix: it keeps masks.
-    flash: Attention keeps one number per token and head in place of its matrix (arXiv 2205.14135).
+    Args:
+        kv_heads: Heads of keys and values, if fewer than `heads` (grouped-query attention, arXiv 2305.13245).
+        ffn: The width of the perceptron; by default 4 · `width`.
+        head_size: By default `width` / `heads`.
+        gated: The perceptron has three matrices (SwiGLU, arXiv 2002.05202) in place of two.
+        norm: "rms" has a scale; "layer" has a scale and a bias.
+        biases: Of the linear layers: "none", those of queries, keys and values ("qkv"), or "all".
+        qk_norm: Queries and keys are normalized, each with a scale per head size.
+        positions: The number of learned position embeddings, 0 without.
+        tied: The head uses the weights of the embedding.
+        experts, active: Experts of a layer, and how many of them a token visits (mixture of experts). `ffn` is then the
+            width of one expert.
+        shared: Experts that every token visits.
+        imbalance: The tokens of the GPU with the busiest experts, as a multiple of the mean.
+        dense, dense_ffn: The first layers that have one perceptron in place of experts, and its width.
+        key_rank, query_rank, rotary: For multi-head latent attention: the numbers of a token that its keys and values,
+            and its queries, are made of; and the numbers that carry the position, which each head has beside its
+            `head_size`. See `ppedu.planning.attention.latent`.
+        predictions: Further tokens that the model predicts in training, each with a layer and the head (multi-token
+            prediction, arXiv 2412.19437, section 2.2). `parameters` leaves them out, as published numbers do.
+        dropout: After attention, after both halves of a layer and on the attention matrix: it keeps masks.
+        flash: Attention keeps one number per token and head in place of its matrix (arXiv 2205.14135).
 
     Raises:
         SettingError: A size is not possible.
@@ -252,12 +253,13 @@ class Model:
         parallelism (2), all of it divided by t with sequence parallelism (4); "selective" recomputation leaves out the
         attention matrix (6), and "full" keeps the layer's input (table 2).
 
-        tensor: GPUs that split the layer. sequence_parallel: They also split what lies between its matrices.
-        recompute: "selective" is for attention that keeps its matrix, so not for `flash`.
-        element: Bytes of a number.
-        gated: The tensors of its own width that a gated perceptron keeps: 3 if its activation function and its product
-            are one kernel.
-        inputs: Bytes of a number in the inputs of matrices, if they are kept in another format.
+        Args:
+            tensor: GPUs that split the layer. sequence_parallel: They also split what lies between its matrices.
+            recompute: "selective" is for attention that keeps its matrix, so not for `flash`.
+            element: Bytes of a number.
+            gated: The tensors of its own width that a gated perceptron keeps: 3 if its activation function and its
+                product are one kernel.
+            inputs: Bytes of a number in the inputs of matrices, if they are kept in another format.
         """
         inputs = element if inputs is None else inputs
         for name, number in (("sequence", sequence), ("element", element)):

@@ -37,15 +37,16 @@ BALANCED, QUICK = 300_000, 200_000  # spent at most on balancing loads, and for 
 class Cutting:
     """The search for a partition of `pieces` into the stages of a schedule.
 
-    limit: Bytes of a rank. delay: Of messages, as `Costs(latency=…)`.
-    blocking: Whether a rank cannot compute while it sends and receives.
-    barrier: Whether ranks wait for each other between steps. Without, a step takes as long as its longest rank, from
-        its first action to its last.
-    until: The clock (`time.monotonic`) at which the search ends, whatever is left to do.
-    best: The best partition so far within the limit, or the one that exceeds it least.
-    proven: Whether `best` is the best of all.
-    spent: The work so far; one is about an action's in a simulation. It limits the search where the clock does not, so
-        that the same question has the same answer on every machine.
+    Attributes:
+        limit: Bytes of a rank. delay: Of messages, as `Costs(latency=…)`.
+        blocking: Whether a rank cannot compute while it sends and receives.
+        barrier: Whether ranks wait for each other between steps. Without, a step takes as long as its longest rank,
+            from its first action to its last.
+        until: The clock (`time.monotonic`) at which the search ends, whatever is left to do.
+        best: The best partition so far within the limit, or the one that exceeds it least.
+        proven: Whether `best` is the best of all.
+        spent: The work so far; one is about an action's in a simulation. It limits the search where the clock does not,
+            so that the same question has the same answer on every machine.
     """
 
     schedule: Schedule
@@ -361,7 +362,8 @@ class Cutting:
 def fitted(schedule: Schedule, model: Any, machine: Machine | str | None = None) -> Costs:
     """Return the costs of a schedule's stages with the best partition found quickly; activations in GB.
 
-    machine: For the time of messages, which otherwise take none. Its memory does not limit the partition.
+    Args:
+        machine: For the time of messages, which otherwise take none. Its memory does not limit the partition.
 
     Raises:
         SettingError: `model` is not measured and has no speed.

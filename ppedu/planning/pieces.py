@@ -29,10 +29,12 @@ LARGEST = 1e50  # of every amount: sums and products of a plan's amounts still f
 class Work(NamedTuple):
     """The work of one GPU for a microbatch, in the F, I or W of a piece. `Machine.seconds` is its time.
 
-    matrices, attention: FLOPs in 16 bits. short: FLOPs of matrices in 8 or 4 bits, which are faster.
-    moved: Bytes that everything else reads and writes: norms, additions, activation functions, the loss.
-    exchanged: Bytes that the GPU sends to those that split the piece with it. passed: Those that it sends to GPUs with
-        other parts of the sequence. routed: Those of its tokens, sent to one expert each, and of their results.
+    Args:
+        matrices, attention: FLOPs in 16 bits. short: FLOPs of matrices in 8 or 4 bits, which are faster.
+        moved: Bytes that everything else reads and writes: norms, additions, activation functions, the loss.
+        exchanged: Bytes that the GPU sends to those that split the piece with it. passed: Those that it sends to GPUs
+            with other parts of the sequence. routed: Those of its tokens, sent to one expert each, and of their
+            results.
     """
 
     matrices: Number = 0
@@ -60,11 +62,12 @@ class Work(NamedTuple):
 class Piece:
     """A part of the model that is not cut.
 
-    forward, backward, input, weight: What F, B, I and W of a microbatch take, in the unit of the `Pieces`.
-    weights: The number of parameters. experts: Those of them that are of experts.
-    activation: Bytes of a microbatch from the forward to the end of the backward.
-    logits: The part of `activation` that is logits.
-    work: Of F, I and W, if the unit is "FLOP" and the work is known; `forward` and the others are then its FLOPs.
+    Args:
+        forward, backward, input, weight: What F, B, I and W of a microbatch take, in the unit of the `Pieces`.
+        weights: The number of parameters. experts: Those of them that are of experts.
+        activation: Bytes of a microbatch from the forward to the end of the backward.
+        logits: The part of `activation` that is logits.
+        work: Of F, I and W, if the unit is "FLOP" and the work is known; `forward` and the others are then its FLOPs.
     """
 
     name: str
@@ -92,23 +95,25 @@ class Piece:
 class Pieces:
     """A model as a row of pieces, at one size of a microbatch.
 
-    unit: Of the pieces' times: "s", "ms" or "us"; or "FLOP", which a machine's speed turns into seconds.
-    message: Bytes that a stage sends to the next for a microbatch; the gradient that comes back has as many.
-    tokens: Of a microbatch; None if unknown.
-    bytes_per_weight: Bytes per parameter of the weights, the gradients and the optimizer.
-    expert_bytes: Those of experts, if they differ.
-    weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
-    flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
-    tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
-    tensor: GPUs that split every piece. context: GPUs, or groups of them, that split every sequence, each with all of
-        a piece's weights. Times, weights, activations and messages are those of one GPU; `tokens` and `flops` are those
-        of all.
-    precision: Of the layers' matrices: "bf16", "fp8" or "nvfp4". implementation: Of `ppedu.planning.implementations`.
-    recompute: The part of each layer that its backward computes again: "none", "selective" or "full". restored: Its
-        bytes, of one layer at a time.
-    expert: GPUs, of all that hold a stage, among which its experts are divided. visited: The experts of a layer that a
-        token visits. overlap: Whether tokens are on their way to experts while another microbatch computes.
-    shard_vocabulary: Whether the embedding and the head are divided among the ranks.
+    Args:
+        unit: Of the pieces' times: "s", "ms" or "us"; or "FLOP", which a machine's speed turns into seconds.
+        message: Bytes that a stage sends to the next for a microbatch; the gradient that comes back has as many.
+        tokens: Of a microbatch; None if unknown.
+        bytes_per_weight: Bytes per parameter of the weights, the gradients and the optimizer.
+        expert_bytes: Those of experts, if they differ.
+        weight_memory: The part of a microbatch's activations that is kept until W, as in `ppedu.Costs`.
+        flops: Of a microbatch, forward and backward, as the model needs them, without recomputation; None if unknown.
+        tied: The parameters of the last piece that are also the first one's. A rank that holds both has them once.
+        tensor: GPUs that split every piece. context: GPUs, or groups of them, that split every sequence, each with all
+            of a piece's weights. Times, weights, activations and messages are those of one GPU; `tokens` and `flops`
+            are those of all.
+        precision: Of the layers' matrices: "bf16", "fp8" or "nvfp4". implementation: Of
+            `ppedu.planning.implementations`.
+        recompute: The part of each layer that its backward computes again: "none", "selective" or "full". restored: Its
+            bytes, of one layer at a time.
+        expert: GPUs, of all that hold a stage, among which its experts are divided. visited: The experts of a layer
+            that a token visits. overlap: Whether tokens are on their way to experts while another microbatch computes.
+        shard_vocabulary: Whether the embedding and the head are divided among the ranks.
 
     Raises:
         SettingError: A number is not possible, or there are too many pieces.

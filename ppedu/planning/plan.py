@@ -30,8 +30,9 @@ HEAVY = 1.5  # a piece that takes this many times as long as the median piece
 class Plan:
     """The answer of `ppedu.plan`.
 
-    choices: The best first; those that do not fit in memory last.
-    interrupted: Whether the search was ended early. stopped: Whether Ctrl+C has ended it.
+    Attributes:
+        choices: The best first; those that do not fit in memory last.
+        interrupted: Whether the search was ended early. stopped: Whether Ctrl+C has ended it.
     """
 
     job: Workload

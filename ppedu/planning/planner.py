@@ -219,7 +219,8 @@ def _pieces(
 def _candidates(job: Workload, microbatches: Any, names: Iterable[str] | None, cut: int | None) -> Iterator[Schedule]:
     """Yield the schedules to try. A name that was given must be possible, others are left out if they are not.
 
-    cut: The number of stages, if there is just one; otherwise two chunks and more are tried.
+    Args:
+        cut: The number of stages, if there is just one; otherwise two chunks and more are tried.
     """
     few = range(2, 1 + min(MOST_CHUNKS, max(2, len(job.pieces) // job.ranks)))
     if cut is not None:

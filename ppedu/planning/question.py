@@ -50,11 +50,12 @@ for absent in ("model", "machine", "progress", "split"):
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the arguments of `plan` that a TOML file holds.
 
-    model: The name of a published model; a table of the sizes of a `Model`; or a table of the arguments of
-        `Model.measured`. In that one, lists of three numbers are those of the embedding, each of the `layers`, and the
-        head.
-    machine: A name, or a table of the fields of a `Machine`.
-    plan: A table of the other arguments.
+    Args:
+        model: The name of a published model; a table of the sizes of a `Model`; or a table of the arguments of
+            `Model.measured`. In that one, lists of three numbers are those of the embedding, each of the `layers`, and
+            the head.
+        machine: A name, or a table of the fields of a `Machine`.
+        plan: A table of the other arguments.
 
     Every key has an effect; any other key is refused.
 

@@ -18,7 +18,8 @@ GB = 1e9
 def shortage(job: Workload, closest: Choice, kept: bool, fixed: bool) -> str:
     """Return the error if nothing fits: what is short, by how much, and what would fit.
 
-    kept: Whether the caller refused to recompute activations. fixed: Whether the caller gave the partition.
+    Args:
+        kept: Whether the caller refused to recompute activations. fixed: Whether the caller gave the partition.
     """
     limit = job.machine.memory
     if limit < 1e6:
