@@ -33,6 +33,7 @@ MOST_CHUNKS = 8
 MOST_RANKS = 512
 MOST_FORWARDS = 4_000_000  # of all schedules that are tried: a minute or two, and some gigabytes
 PROMISING = 6  # schedules that are searched longer
+DISTORTED = 1.25  # times as long as with even stages
 ALIKE = 0.005  # times that differ by less are alike: the one with less memory is better
 FIRST, LATER = 1_500_000, 500_000  # spent on each of these, and of the others; see `Cutting.spent`
 # How a model by sizes is split: arguments of `Model.pieces` that `plan` passes on.
@@ -61,6 +62,7 @@ def plan(
 ) -> Plan:
     """Return a `Plan`: schedules with their best partitions for a model on `ranks` GPUs in a row, fastest first.
 
+    A schedule that fits only with so uneven stages that it takes 25% longer counts as too large.
     Of those that are slower than the fastest by less than 0.5%, the one with the least memory comes before all others.
 
     Args:
@@ -135,10 +137,14 @@ def plan(
         _search(job, tried, recompute is None, cuts, progress or (lambda what, part: None))
     except KeyboardInterrupt:
         interrupted = True
-    choices = [job.choice(each) for each in tried if each.best]
-    if not choices:
+    found = [(each, job.choice(each)) for each in tried if each.best]
+    if not found:
         raise SettingError("the search was interrupted before it found anything")
-    choices.sort(key=lambda each: (each.excess > 0, each.excess or each.whole / each.schedule.microbatches))
+    choices = sorted((choice for _, choice in found), key=_order)
+    if not cuts and not interrupted:
+        choices = sorted(
+            ((choice is not choices[0] and _even(job, search)) or choice for search, choice in found), key=_order
+        )
     if choices[0].excess > 0:
         raise SettingError(shortage(job, choices[0], recompute is False, cuts is not None))
     fastest = choices[0]
@@ -146,6 +152,23 @@ def plan(
     choices.remove(leanest)
     choices.insert(0, leanest)
     return Plan(job, tuple(explained(choices, pieces.unit)), interrupted or time.monotonic() > until, interrupted)
+
+
+def _order(choice: Choice) -> tuple[bool, Number]:
+    """Return what choices are ordered by: those that fit by their time, then the others by what they lack."""
+    return choice.excess > 0, choice.excess or choice.whole / choice.schedule.microbatches
+
+
+def _even(job: Workload, search: Cutting) -> Choice | None:
+    """Return a schedule with even stages, too large, if it fits only with stages so uneven that nobody wants them."""
+    busy = search.busy(search.best)
+    if search.excess(search.best) or max(busy) * len(busy) < DISTORTED * sum(busy):
+        return None
+    even = replace(search, limit=math.inf)
+    even.start()
+    if not search.excess(even.best) or search.time(search.best) < DISTORTED * search.time(even.best):
+        return None
+    return job.choice(replace(even, limit=search.limit))
 
 
 def _fullest(choice: Choice) -> Number:
@@ -270,7 +293,8 @@ def _names(given: Any) -> list[str]:
 def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts | None, progress: Progress) -> None:
     """Search for the best partition of each schedule, first quickly for all, then for the most promising first.
 
-    What does not fit is tried with recomputation, too; it joins `tried`. With `cuts`, there is nothing to search for.
+    What does not fit, or with uneven stages alone, is tried with recomputation, too; it joins `tried`. With `cuts`,
+    there is nothing to search for.
     """
     if cuts:
         for each in [*tried]:
@@ -281,7 +305,7 @@ def _search(job: Workload, tried: list[Cutting], may_recompute: bool, cuts: Cuts
     for index, each in enumerate([*tried]):
         progress(each.schedule.name, index / len(tried) / 2)
         each.start()
-        if may_recompute and each.excess(each.best):
+        if may_recompute and (each.excess(each.best) or _even(job, each)):
             tried.append(job.cutting(each.schedule, True, each.until))
             tried[-1].start()
 
