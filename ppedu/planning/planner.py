@@ -160,7 +160,7 @@ def _order(choice: Choice) -> tuple[bool, Number]:
 
 
 def _even(job: Workload, search: Cutting) -> Choice | None:
-    """Return a schedule with even stages, too large, if it fits only with stages that uneven."""
+    """Return a schedule with even stages, which do not fit, if it fits with far slower uneven ones alone."""
     busy = search.busy(search.best)
     if search.excess(search.best) or max(busy) * len(busy) < DISTORTED * sum(busy):
         return None

@@ -7,7 +7,7 @@ import pytest
 from cases import AGAIN, PRELUDE, STOPPED, run
 
 TIMEOUT = 60  # of the pipelines; no rank may wait for it
-SOON = 8  # seconds, on a busy machine
+SOON = 30  # seconds, on a busy machine; half of TIMEOUT
 OTHERS = "SettingError: rank {bad} cannot {call}; its own error says why"
 FIRST = "CommunicationError: .*rank {bad} failed first, and its own error says why"
 
@@ -67,7 +67,7 @@ for seed in range(8):
     pipeline.on(action.op, run)
     start = time.monotonic()
     found = outcome(lambda: pipeline.step(numbers(12, 4), numbers(4, 12).t()))
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 30
     own = f"PipelineError: rank {bad}: {action} failed: ZeroDivision"
     assert (own if rank == bad else f"rank {bad} failed first") in found, (schedule.name, action, found)
 """
@@ -83,7 +83,7 @@ for number in range(14):
     start = time.monotonic()
     given = batch[0] if rank == 0 else None, batch[1] if rank == 2 else None
     found = outcome(lambda: getattr(pipeline, call)(*given, **(wrong if bad in (rank, 3) else {})))
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 30
     if bad is None:
         losses = reference(judge, batch[0].split(2), batch[1].split(2)) if call == "step" else None
         with torch.no_grad():
