@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -89,12 +89,15 @@ def vocabulary() -> Iterator[Cell]:
         if row["method"] not in ("base", "redis"):
             continue
         yield from step(row)
-        model = gpt(row)
-        options = {"partition": _moved(row)} if row["method"] == "redis" else {}
-        best = pp.plan(machine="a100", **asked(row, model, 1, 1, **options)).best
+        best = pp.plan(machine="a100", **vocabulary_question(row)).best
         yield Cell("arXiv 2411.05288: seconds a step", _run(row), float(row["iteration_ms"]) / 1e3, float(best.whole))
         peak = max(best.memory) / 2**20
         yield Cell("arXiv 2411.05288: GiB", _run(row), float(row["largest_peak_mib"]) / 1024, peak / 1024)
+
+
+def vocabulary_question(row: Row) -> dict[str, object]:
+    options = {"partition": _moved(row)} if row["method"] == "redis" else {}
+    return asked(row, gpt(row), 1, 1, **options)
 
 
 def _moved(row: Row) -> list[int]:
@@ -137,13 +140,15 @@ def _blocking(costs: pp.Costs, message: float) -> pp.Costs:
 
 def recompute() -> Iterator[Cell]:
     """arXiv 2205.05198: seconds a step with full and with selective recompute."""
-    for row in rows("recompute"):
-        model = gpt(row, tied=True, dropout=True, flash=False)
-        for kind in ("full", "selective"):
-            question = asked(row, model, number(row, "micro_batch"), number(row, "chunks"), recompute=kind, zero=0)
-            best = pp.plan(machine="a100", **question).best
-            published = float(row[f"iteration_ms_{kind}_recompute"]) / 1e3
-            yield Cell("arXiv 2205.05198: seconds a step", f"{row['model']}, {kind}", published, float(best.whole))
+    for row, kind in product(rows("recompute"), ("full", "selective")):
+        best = pp.plan(machine="a100", **recompute_question(row, kind)).best
+        published = float(row[f"iteration_ms_{kind}_recompute"]) / 1e3
+        yield Cell("arXiv 2205.05198: seconds a step", f"{row['model']}, {kind}", published, float(best.whole))
+
+
+def recompute_question(row: Row, kind: str) -> dict[str, object]:
+    model = gpt(row, tied=True, dropout=True, flash=False)
+    return asked(row, model, number(row, "micro_batch"), number(row, "chunks"), recompute=kind, zero=0)
 
 
 def sc21() -> Iterator[Cell]:
@@ -314,9 +319,63 @@ def summary(cells: Iterable[Cell]) -> Iterator[str]:
         yield f"{source:42} {len(errors):5} {median(sizes):8.1%} {worst:+8.1%}"
 
 
+class Run(NamedTuple):
+    """A published run with its tokens per second, of all replicas. Those of one group have their GPU in common."""
+
+    group: str
+    machine: pp.Machine
+    question: dict[str, object]
+    speed: float
+
+
+def runs() -> Iterator[Run]:
+    """Yield the runs of which one can correct the machine for the others."""
+    a100 = MACHINES["a100"]
+    for row in rows("megatron_sc21"):
+        speed = float(row["tflops_per_gpu"]) * 1e12 * number(row, "gpus") / sc21_flops(row)
+        yield Run("arXiv 2104.04473", a100, sc21_question(row), speed)
+    for row, kind in product(rows("recompute"), ("full", "selective")):
+        speed = _speed(row, f"iteration_ms_{kind}_recompute")
+        yield Run("arXiv 2205.05198", a100, recompute_question(row, kind), speed)
+    for row in rows("vocabulary_parallelism"):
+        if row["method"] in ("base", "redis"):
+            yield Run("arXiv 2411.05288", a100, vocabulary_question(row), _speed(row, "iteration_ms"))
+    for row, speed in bridged():
+        if row["model"] != "Qwen3_30B_a3B":
+            kind = "experts" if row["expert"] else "Llama 3"
+            group = f"Megatron-Bridge, {kind}, {row['gpu']}, {row['precision']}"
+            machine = replace(MACHINES[row["gpu"].lower()], memory=OWN_MEMORY)
+            yield Run(group, machine, bridge(row), speed * number(row, "gpus"))
+
+
+def _speed(row: Row, milliseconds: str) -> float:
+    return 1e3 * number(row, "global_batch") * number(row, "sequence") / float(row[milliseconds])
+
+
+def corrected() -> Iterator[tuple[str, float]]:
+    """Yield, by group, how far each run is off with a machine that another one has corrected."""
+    ordered = sorted(runs(), key=lambda run: run.group)
+    for group, members in ((group, [*members]) for group, members in groupby(ordered, key=lambda run: run.group)):
+        for one in members:
+            others = [other for other in members if other is not one]
+            machine = pp.calibrate(one.machine, one.speed, **one.question) if others else one.machine
+            for other in others:
+                found = pp.plan(machine=machine, **other.question).best.tokens_per_second or 0
+                yield group, found / other.speed - 1
+
+
+def nine_in_ten(errors: Iterable[float]) -> float:
+    """Return a number that nine in ten errors do not exceed, whatever their sign."""
+    sizes = sorted(map(abs, errors))
+    return sizes[9 * len(sizes) // 10]
+
+
 if __name__ == "__main__":
     found = [cell for source in SOURCES for cell in source()]
     for cell in found:
         print(f"{cell.source:42} {cell.run:55} {cell.published:9.4g} {cell.ours:9.4g} {cell.error:+7.1%}")
     print(f"\n{'source':42} {'cells':>5} {'median':>8} {'worst':>8}")
     print("\n".join(summary(found)))
+    errors = [error for _, error in corrected()]
+    print(f"\nafter a calibration by another run of the same GPU: {len(errors)} pairs, median", end=" ")
+    print(f"{median(map(abs, errors)):.1%}, nine in ten within {nine_in_ten(errors):.1%}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from compare import SOURCES, asked, bridge, gpt, rows, sc21, sc21_flops, sc21_question
+from compare import SOURCES, asked, bridge, corrected, gpt, nine_in_ten, rows, sc21, sc21_flops, sc21_question
 
 import ppedu as pp
 
@@ -137,6 +137,14 @@ def test_a_run_in_8_bits_corrects_another():
     machine = pp.calibrate("h100", wanted, **bridge(large))
     found = pp.plan(machine=machine, **bridge(small)).best.tokens_per_second / int(small["gpus"])
     assert found == pytest.approx(float(small["tokens_per_s_per_gpu_highest"]), rel=0.1)
+
+
+@pytest.mark.slow
+def test_one_run_of_a_gpu_corrects_the_others_of_its_source():
+    errors = [error for _, error in corrected()]
+    assert len(errors) > 400
+    told = f"median {median(map(abs, errors)):.1%}, nine in ten within {nine_in_ten(errors):.1%}"
+    assert re.search(r"(median [\d.]+%, nine in ten within [\d.]+%)", PAGE)[1] == told
 
 
 def test_a_speed_that_no_gpu_explains_is_refused():
