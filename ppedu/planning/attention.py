@@ -15,6 +15,8 @@ class Attention(NamedTuple):
             not among them.
         shared: Numbers of its keys and values, which parts of a sequence send each other.
         moved: Numbers that kernels between its matrices read and write.
+        remade: Those of `kept` that selective recomputation makes again, if the attention makes them of fewer numbers.
+        remaking: Of the matrices for it.
     """
 
     parameters: int
@@ -24,6 +26,8 @@ class Attention(NamedTuple):
     fed: int
     shared: int
     moved: int
+    remade: int = 0
+    remaking: int = 0
 
 
 def grouped(width: int, heads: int, kv_heads: int, size: int, biases: str, norms: bool, rotated: bool) -> Attention:
@@ -56,4 +60,14 @@ def latent(width: int, heads: int, size: int, rotary: int, key_rank: int, query_
     ranks = query_rank + key_rank  # they are normalized, each before its second matrix
     kept = ranks + rotary + queries + keys + values
     moved = 2 * (ranks + (heads + 1) * rotary + keys)
-    return Attention(matrices + ranks, matrices, queries + values, kept, ranks + values, keys + values, moved)
+    return Attention(
+        matrices + ranks,
+        matrices,
+        queries + values,
+        kept,
+        ranks + values,
+        keys + values,
+        moved,
+        remade=queries + keys + values,
+        remaking=up,
+    )

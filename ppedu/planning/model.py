@@ -112,6 +112,8 @@ class Model:
             raise SettingError(
                 f"a token visits 1 to {self.experts or 'all'} experts; got active={self.active} of {self.experts}"
             )
+        if self.imbalance != 1 and not self.experts:
+            raise SettingError(f"imbalance is for models with experts; got imbalance={self.imbalance} and experts=0")
         if (self.query_rank or self.rotary) and not self.key_rank:
             raise SettingError("query_rank and rotary are for latent attention; give key_rank, too, such as 512")
         if self.key_rank and (self.kv_heads != self.heads or self.qk_norm or self.biases != "none"):
@@ -157,7 +159,7 @@ class Model:
     def first(self) -> Model:
         """The model with its first, dense layers alone."""
         changes: dict[str, Any] = dict.fromkeys(("experts", "active", "shared", "dense"), 0)
-        return replace(self, layers=self.dense, ffn=self.dense_ffn, dense_ffn=None, **changes)
+        return replace(self, layers=self.dense, ffn=self.dense_ffn, dense_ffn=None, imbalance=1, **changes)
 
     @property
     def perceptron(self) -> int:
@@ -255,7 +257,8 @@ class Model:
 
         Args:
             tensor: GPUs that split the layer. sequence_parallel: They also split what lies between its matrices.
-            recompute: "selective" is for attention that keeps its matrix, so not for `flash`.
+            recompute: "selective" is for attention that keeps its matrix, so not for `flash`; or for latent attention,
+                whose queries, keys and values are made again of few numbers.
             element: Bytes of a number.
             gated: The tensors of its own width that a gated perceptron keeps: 3 if its activation function and its
                 product are one kernel.
@@ -272,7 +275,8 @@ class Model:
         if recompute == "full":
             return sequence * element * width / part
         between = 2 * (element + inputs) * width + 2 * mask  # inputs of both norms, of the attention, of the perceptron
-        split: Number = element * attention.kept + inputs * attention.fed
+        kept = attention.kept - (attention.remade if recompute == "selective" else 0)
+        split: Number = element * kept + inputs * attention.fed
         if self.flash:
             split += 4 * self.heads  # the logarithm of a sum, in fp32
         elif recompute == "none":
@@ -298,7 +302,7 @@ class Model:
         """Raise SettingError unless the layers can be recomputed, and split among `tensor` GPUs, like this."""
         if not isinstance(recompute, str) or recompute not in RECOMPUTED:
             raise SettingError(f'recompute must be "none", "selective" or "full"; got {recompute!r}')
-        if recompute == "selective" and self.flash:
+        if recompute == "selective" and self.flash and not self.key_rank:
             raise SettingError(
                 'recompute="selective" leaves out the attention matrix, which flash attention does not keep; give the '
                 'model flash=False, or take recompute="none"'

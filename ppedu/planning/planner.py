@@ -115,7 +115,7 @@ def plan(
     if replicas * pieces.gpus % pieces.expert:
         raise SettingError(
             f"experts on {pieces.expert} GPUs need a multiple of that many GPUs for each stage; got {pieces.gpus} in "
-            f"each of {plural(replicas, 'replica')}"
+            f"each of {plural(replicas, 'replica')}; take a divisor of {replicas * pieces.gpus}"
         )
     _require_below_peak(pieces, machine)
     require_instance("blocking", blocking, bool, "True or False")

@@ -42,8 +42,8 @@ def pieces_of(
         batch: Sequences of a microbatch.
         tensor: GPUs that split every piece; FLOPs and bytes are those of one of them.
         sequence_parallel: Whether they also split what lies between the matrices; by default if there are several.
-        recompute: "none"; "selective", the attention; or "full", each layer from its input. See `layer_activation`.
-            What is computed again comes to I. Whole stages are recomputed by `plan(recompute=True)`.
+        recompute: "none"; "selective", the attention, as in `Model.layer_activation`; or "full", each layer from its
+            input. What is computed again comes to I. Whole stages are recomputed by `plan(recompute=True)`.
         bytes_per_weight: By default those of the implementation.
         element: Bytes of a number.
         implementation: Of `ppedu.planning.implementations`.
@@ -193,8 +193,12 @@ def _again(
         return forward
     if recompute == "none":
         return Work()
+    remaking = 2 * sequence * batch * model.attention.remaking / tensor
+    again = Work(short=remaking) if forward.short else Work(remaking)
+    if model.flash:
+        return again
     others = layer_work(replace(model, flash=True), sequence, batch, tensor, parallel, element)[0]
-    return Work(0, forward.attention, forward.moved - others.moved)
+    return again.plus(Work(0, forward.attention, forward.moved - others.moved))
 
 
 def _with_context(model: Model, works: Works, tokens: int, element: int, tensor: int, context: int) -> Sequence[Work]:

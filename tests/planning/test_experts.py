@@ -70,6 +70,19 @@ def test_latent_attention_has_the_parameters_and_flops_of_a_module_of_torch():
     assert model.layer_flops(tokens)[0] == 2 * tokens * (attention.matrices + model.perceptron) + masked / 2
 
 
+def test_queries_keys_and_values_are_made_again():
+    """Selective recompute of latent attention keeps three tensors less, and takes two more matrix products."""
+    model = pp.Model(layers=1, width=64, heads=4, vocabulary=96, **LATENT)
+    whole, less = (model.pieces(32, recompute=kind) for kind in ("none", "selective"))
+    numbers = 4 * (16 + 8) + 4 * (16 + 8) + 4 * 16
+    assert whole.pieces[1].activation - less.pieces[1].activation == less.restored == 2 * 32 * numbers
+    module = Latent()
+    again = 2 * 32 * (module.query_up.weight.numel() + module.key_up.weight.numel())
+    assert less.pieces[1].input - whole.pieces[1].input == again
+    with pytest.raises(pp.SettingError, match="which flash attention does not keep"):
+        pp.Model(layers=1, width=64, heads=4, vocabulary=96).pieces(32, recompute="selective")
+
+
 def test_first_layers_are_dense():
     model = pp.Model(**SPARSE, dense=2, dense_ffn=256)
     usual, dense = pp.Model(**SPARSE), pp.Model(layers=2, width=64, heads=4, vocabulary=96, ffn=256)
@@ -194,6 +207,7 @@ def test_sizes_of_experts_that_are_not_possible():
         ({"rotary": 2}, "give key_rank, too"),
         ({"key_rank": 8, "kv_heads": 2}, "leave out kv_heads"),
         ({"imbalance": 0.5}, "imbalance must be at least 1"),
+        ({"imbalance": 2, "experts": 0, "active": 0, "shared": 0}, "imbalance is for models with experts"),
     ]:
         with pytest.raises(pp.SettingError, match=match):
             pp.Model(**SPARSE | changes)

@@ -226,8 +226,8 @@ def bridge(row: Row) -> dict[str, object]:
 
     Where no layout is published, the embedding and the head each take the place of a layer, as in its recipes for Llama
     3 405B and Qwen3 235B. Experts are exchanged beside the computation where a rank has several chunks. Gradients of
-    models with experts are in bf16, and so are the moments of DeepSeek-V3's optimizer. What the recipes recompute (the
-    second matrices of latent attention) is not said here.
+    models with experts are in bf16, and so are the moments of DeepSeek-V3's optimizer. It makes the queries, keys and
+    values of its latent attention again, as most of its recipes do.
     """
     model = MODELS[BRIDGE[row["model"]]]
     chunks, precision = number(row, "chunks"), row["precision"].lower()
@@ -239,7 +239,7 @@ def bridge(row: Row) -> dict[str, object]:
         options |= {"expert": number(row, "expert"), "overlap": chunks > 1, "bytes_per_weight": (2, 2, 12)}
     if model.key_rank:
         model = replace(model, predictions=1)
-        options |= {"bytes_per_weight": (2, 2, 8), "partition": LAYOUTS[stages]}
+        options |= {"bytes_per_weight": (2, 2, 8), "partition": LAYOUTS[stages], "recompute": "selective"}
     return asked(row, model, number(row, "micro_batch"), chunks, **options)
 
 
