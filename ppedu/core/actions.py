@@ -51,7 +51,7 @@ COMMUNICATION = SEND | RECEIVE
 SHARDING = frozenset({Op.UNSHARD, Op.RESHARD, Op.REDUCE_GRAD})
 OVERLAP = frozenset({Op.OVERLAP_F_B, Op.OVERLAP_B_F})
 
-# The ops of a pair's parts, in order, and the op of the pair.
+# From the ops of two parts, in order, to the op of their pair.
 PAIRS = {
     (Op.F, Op.B): Op.OVERLAP_F_B,
     (Op.F, Op.I): Op.OVERLAP_F_B,
@@ -85,8 +85,9 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         if self.parts:
             return f"({';'.join(map(str, self.parts))}){self.op}"
-        unnumbered = isinstance(self.microbatch, int) and self.microbatch == -1  # unchecked, it may be anything
-        return f"{self.stage}{self.op}{'' if unnumbered else self.microbatch}"
+        if isinstance(self.microbatch, int) and self.microbatch == -1:  # before it is checked, it may have any type
+            return f"{self.stage}{self.op}"
+        return f"{self.stage}{self.op}{self.microbatch}"
 
     def __repr__(self) -> str:
         return f"<{self}>"
@@ -146,9 +147,13 @@ def is_well_formed(value: Any) -> bool:
     if type(op) is not Op or type(stage) is not int or type(microbatch) is not int or type(parts) is not tuple:
         return False
     if op in OVERLAP:
-        fits = stage == microbatch == -1 and len(parts) == 2 and all(map(is_well_formed, parts))
-        return fits and PAIRS.get((parts[0].op, parts[1].op)) == op
-    return not parts and (microbatch == -1 or op not in SHARDING)
+        if stage != -1 or microbatch != -1 or len(parts) != 2:
+            return False
+        first, second = parts
+        return is_well_formed(first) and is_well_formed(second) and PAIRS.get((first.op, second.op)) == op
+    if parts:
+        return False
+    return microbatch == -1 or op not in SHARDING
 
 
 def _not_an_action(value: Any) -> ParseError:
@@ -160,7 +165,7 @@ def _not_an_action(value: Any) -> ParseError:
 
 
 def _either(ops: frozenset[Op]) -> str:
-    return "|".join(sorted(ops, key=len, reverse=True))
+    return "|".join(sorted(ops))
 
 
 _NUMBER = "0|[1-9][0-9]{0,8}"

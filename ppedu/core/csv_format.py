@@ -41,12 +41,16 @@ def read(
     parse = cache(Action.parse)
     orders = tuple(tuple(_actions(row, line, where, parse)) for line, row in enumerate(rows, 1))
     number = sum(map(len, orders))
-    singles = {single for action in set().union(*orders) for single in action.singles}
+    different = set().union(*orders)
+    singles = {single for action in different for single in action.singles}
     if not singles:
         raise ParseError(f"{str(where)!r} holds no actions; expected a line per rank, with cells such as 0F0")
     stages = 1 + max(single.stage for single in singles)
     found = 1 + max(single.microbatch for single in singles)
-    if not 2 * stages * found - 1000 <= 100 * number <= 100_000 * (1 + stages * found):
+    forwards = stages * found
+    too_few = 50 * number < forwards - 500
+    too_many = number > 1000 * (1 + forwards)
+    if too_few or too_many:
         # Not a schedule, or a typo: nearly all actions are missing or repeated, which would take minutes to list.
         raise ParseError(
             f"{str(where)!r} names {plural(stages, 'stage')} and {plural(found, 'microbatch')}, "

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import NamedTuple
 
 from ppedu.core.actions import COMMUNICATION, COMPUTE, RECEIVE, SEND, SHARDING, Action, Op
@@ -154,6 +153,7 @@ class Numbered:
         for action in order:
             stage, op, microbatch, parts = action
             if parts:
+                # A block holds the pairs whose parts are of the same two blocks, and equally many microbatches apart.
                 first, second = self._entries(parts)
                 microbatch = first % microbatches
                 key = first // microbatches, second // microbatches, second - first
@@ -180,20 +180,20 @@ class Numbered:
         if never in singles:  # the action does not exist, and no rank gets past it
             return ActionBlock(NOTHING, -1, singles, (never,), (None,))
         holders = {placement.rank(single.stage, single.microbatch) for single in action.singles}
-        rank = min(holders)
-        needed = all(
-            op in COMPUTE or op in placement.links[placement.copy(microbatch)][stage]
+        rank = min(holders)  # the only one, unless the stages of a pair are on two ranks
+        needless = any(  # a message between two stages of one rank
+            op not in COMPUTE and op not in placement.links[placement.copy(microbatch)][stage]
             for stage, op, microbatch, _ in action.singles
         )
         inputs = [each for each in requires(action, placement, self.lowered) if self.number(*each) != self.never]
         sources = [placement.rank(stage, microbatch) for _, stage, microbatch in inputs]
         return ActionBlock(
-            action,
-            rank if needed and len(holders) == 1 else -1,
-            singles,
-            distances(inputs),
-            tuple(None if source in holders else (source, rank) for source in sources),
-            distances(produces(action)),
+            sample=action,
+            rank=-1 if needless or len(holders) > 1 else rank,
+            singles=singles,
+            requires=distances(inputs),
+            links=tuple(None if source in holders else (source, rank) for source in sources),
+            produces=distances(produces(action)),
         )
 
 
@@ -212,8 +212,12 @@ class Replay:
     @property
     def steps(self) -> list[tuple[int, int]]:
         """The rank of each turn and the index of the action that it runs."""
-        indexes: defaultdict[int, Iterator[int]] = defaultdict(count)
-        return [(rank, next(indexes[rank])) for rank in self.turns]
+        reached: defaultdict[int, int] = defaultdict(int)  # by rank, the index of its next action
+        steps = []
+        for rank in self.turns:
+            steps.append((rank, reached[rank]))
+            reached[rank] += 1
+        return steps
 
 
 def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
@@ -229,12 +233,14 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     required = [block.requires for block in numbered.blocks]
     produced = [block.produces for block in numbered.blocks]
     posted: list[tuple[int, ...]] = [()] * len(numbered.blocks)  # results that exist once the rank reaches the action
-    for index, (action, rank, *_) in enumerate(numbered.blocks if rendezvous else ()):
-        entry = index * size + action.microbatch
-        if action.op in RECEIVE:
-            posted[index] = (numbered.number(*posting(action)) - entry,)
-        elif action.op in SEND and rank >= 0:
-            required[index] += (numbered.number(*posting(other_end(action))) - entry,)
+    if rendezvous:
+        for index, block in enumerate(numbered.blocks):
+            message = block.sample
+            entry = index * size + message.microbatch
+            if message.op in RECEIVE:
+                posted[index] = (numbered.number(*posting(message)) - entry,)
+            elif message.op in SEND and block.rank >= 0:
+                required[index] += (numbered.number(*posting(other_end(message))) - entry,)
     exists = bytearray(numbered.total)  # by number: whether a result exists
     turns: list[int] = []
     waiting: dict[int, list[int]] = {}  # from a missing result to the ranks that wait for it
@@ -244,20 +250,20 @@ def replay(numbered: Numbered, rendezvous: bool = False) -> Replay:
     while awake:
         rank = awake.popleft()
         entry = orders[rank][position[rank]]
-        block = entry // size
-        new = posted[block]
-        for distance in required[block]:
+        index = entry // size
+        results = posted[index]
+        for distance in required[index]:
             if not exists[entry + distance]:
                 blocked[rank] = entry + distance
                 waiting.setdefault(entry + distance, []).append(rank)
                 break
-        else:
+        else:  # nothing is missing, so the action runs
             turns.append(rank)
-            new += produced[block]
+            results += produced[index]
             position[rank] += 1
             if position[rank] < len(orders[rank]):
                 awake.append(rank)
-        for distance in new:
+        for distance in results:
             exists[entry + distance] = True
             if entry + distance in waiting:
                 for sleeper in waiting.pop(entry + distance):

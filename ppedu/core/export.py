@@ -32,10 +32,13 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
         )
     if not any(schedule.orders):
         raise SettingError(f"{schedule!r} has no actions; there is nothing to export")
-    orders = [
-        [part for action in order for part in (action.parts if action.op == Op.OVERLAP_B_F else (action,))]
-        for order in schedule.orders
-    ]
+    orders: list[list[Action]] = [[] for _ in schedule.orders]
+    for theirs, ours in zip(orders, schedule.orders, strict=True):
+        for action in ours:
+            if action.op == Op.OVERLAP_B_F:
+                theirs.extend(action.parts)
+            else:
+                theirs.append(action)
     if schedule.lowered and not any(action.op == Op.REDUCE_GRAD for order in orders for action in order):
         for rank, order in enumerate(orders):
             order += [Action(stage, Op.REDUCE_GRAD) for stage in schedule.placement.stages_of(rank)]

@@ -20,11 +20,12 @@ def named(path: str | os.PathLike[str]) -> Path:
         raise SettingError("a file name must not be empty; '.' is the current folder")
     try:
         where = Path(path)
-        if b"\0" not in os.fsencode(where):  # fsencode raises ValueError for a lone surrogate
-            return where
-        raise ValueError
+        possible = b"\0" not in os.fsencode(where)  # raises ValueError for a lone surrogate
     except (TypeError, ValueError):
-        raise SettingError(f"a file name must be text or a Path; got {path!r}") from None
+        possible = False
+    if not possible:
+        raise SettingError(f"a file name must be text or a Path; got {path!r}")
+    return where
 
 
 @contextmanager
@@ -65,8 +66,12 @@ def replace_bytes(path: Path, content: bytes) -> None:
         OSError: The file cannot be written.
     """
     before = path.lstat() if os.path.lexists(path) else None
-    usual = before is None or (stat.S_ISREG(before.st_mode) and before.st_nlink == 1 and os.access(path, os.W_OK))
-    if not (usual and os.access(path.parent, os.W_OK)):
+    if before is None:
+        replaceable = True
+    else:
+        single_file = stat.S_ISREG(before.st_mode) and before.st_nlink == 1
+        replaceable = single_file and os.access(path, os.W_OK)
+    if not (replaceable and os.access(path.parent, os.W_OK)):
         path.write_bytes(content)
         return
     part = path.parent / f".{os.urandom(8).hex()}.part"  # not made of the name, which may be as long as possible

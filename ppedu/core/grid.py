@@ -25,8 +25,10 @@ def align(schedule: Schedule) -> Grid:
     """
     require_compute("align", schedule)
     numbered = schedule.numbered
-    starts, ends = earliest_times(schedule, [1] * (len(numbered.blocks) * numbered.microbatches), lambda *_: 0)
-    grid: list[list[Action | None]] = [[None] * max(chain(*ends), default=0) for _ in schedule.orders]
+    durations = [1] * (len(numbered.blocks) * numbered.microbatches)
+    starts, ends = earliest_times(schedule, durations, delay=lambda *_: 0)
+    width = max(chain(*ends), default=0)
+    grid: list[list[Action | None]] = [[None] * width for _ in schedule.orders]
     for row, order, steps in zip(grid, schedule.orders, starts, strict=True):
         for action, step in zip(order, steps, strict=False):  # a rank that gets stuck has no further steps
             row[step] = action
@@ -85,15 +87,15 @@ def table(schedule: Schedule) -> str:
     """
     grid = align(schedule)
     rows = [["step", *(f"rank {rank}" for rank in range(schedule.ranks))]]
-    rows += [
-        [str(step), *(str(action or "·") for action in column)] for step, column in enumerate(zip(*grid, strict=True))
-    ]
+    for step, actions in enumerate(zip(*grid, strict=True)):
+        rows.append([str(step), *(str(action or "·") for action in actions)])
     if blocked := schedule.replay.blocked:
         stuck = {rank: f"✗ {schedule.orders[rank][index]}" for rank, (index, _) in blocked.items()}
         rows.append([str(len(rows) - 1), *(stuck.get(rank, "·") for rank in range(schedule.ranks))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(chain(lines, (fill(str(problem), 100, break_on_hyphens=False) for problem in schedule.problems)))
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += [fill(str(problem), 100, break_on_hyphens=False) for problem in schedule.problems]
+    return "\n".join(lines)
 
 
 def strip(schedule: Schedule) -> Schedule:

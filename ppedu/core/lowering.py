@@ -64,13 +64,18 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
     # by how much the message's microbatch is later than the action's own, or a pair's first.
     onward: list[list[tuple[Action, Action, int, int]]] = []
     for block in numbered.blocks:
-        sends = [Action(stage, Op(f"SEND_{kind}"), m) for kind, stage, m in produces(block.sample)]
-        links = [placement.links[placement.copy(send.microbatch)][send.stage] for send in sends]
-        leaving = [send for send, ops in zip(sends, links, strict=True) if send.op in ops]
         first = block.sample.singles[0].microbatch
-        onward.append([(send, other_end(send), placement.route(send)[1], send.microbatch - first) for send in leaving])
+        messages = []
+        for kind, stage, microbatch in produces(block.sample):
+            send = Action(stage, Op(f"SEND_{kind}"), microbatch)
+            if send.op in placement.links[placement.copy(microbatch)][stage]:
+                _, receiver = placement.route(send)
+                messages.append((send, other_end(send), receiver, microbatch - first))
+        onward.append(messages)
     orders: list[list[Action]] = [[] for _ in schedule.orders]
-    remaining = [zip(*each, strict=True) for each in zip(numbered.orders, schedule.orders, strict=True)]
+    remaining = [
+        zip(entries, order, strict=True) for entries, order in zip(numbered.orders, schedule.orders, strict=True)
+    ]
     for rank in schedule.replay.turns:
         entry, action = next(remaining[rank])
         orders[rank].append(action)
@@ -83,17 +88,22 @@ def _with_messages(schedule: Schedule) -> list[list[Action]]:
 
 def _deferred(order: Sequence[Action], placement: Placement) -> Iterator[Action]:
     """Yield an order with each receive delayed until its message is required, or until the rank sends."""
-    posted: deque[Action] = deque()
+    delayed: deque[Action] = deque()
     for action in order:
         if action.op in RECEIVE:
-            posted.append(action)
-            continue
-        wanted = {(stage, kind, m, ()) for kind, stage, m in requires(action, placement, lowered=True)}
-        # Every receive posted so far comes before a send, or the ranks' orders of messages would differ.
-        while posted and (action.op in SEND or any(each in wanted for each in posted)):
-            yield posted.popleft()
-        yield action
-    yield from posted
+            delayed.append(action)
+        elif action.op in SEND:
+            # Every receive so far comes before a send, or the ranks' orders of messages would differ.
+            yield from delayed
+            delayed.clear()
+            yield action
+        else:
+            inputs = requires(action, placement, lowered=True)
+            receives = {Action(stage, Op(kind), m) for kind, stage, m in inputs if kind in RECEIVE}
+            while not receives.isdisjoint(delayed):  # receives stay in order, so those before are posted, too
+                yield delayed.popleft()
+            yield action
+    yield from delayed
 
 
 def label(action: Action, placement: Placement) -> str:
@@ -112,27 +122,36 @@ def label(action: Action, placement: Placement) -> str:
 def _with_sharding(order: Sequence[Action], resident: int) -> Iterator[Action]:
     """Yield an order with the sharding actions that each computation requires before it, and the last ones at the end.
 
-    The rank gathers the `resident` stages that it computes with soonest.
+    The rank gathers the `resident` stages that it computes with soonest. With `resident` 1, the order 0F0 1F0 1B0 0B0
+    becomes
+
+        0UNSHARD 0F0
+        0RESHARD 1UNSHARD 1F0 1B0
+        1REDUCE_GRAD 1RESHARD 0UNSHARD 0B0
+        0REDUCE_GRAD 0RESHARD
     """
+    # The stages of each computation.
     used = [tuple(dict.fromkeys(single.stage for single in action.singles)) for action in order if action.computes]
-    if (most := max(map(len, used), default=1)) > resident:
+    most = max(map(len, used), default=1)
+    if most > resident:
         raise SettingError(f"a pair may compute with {most} stages at once; resident must be at least {most}")
 
     @cache  # there are few stages and many actions, so the same few results are computed again and again
-    def before(stages: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(stages + after))
+    def without_repeats(stages: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(stages))
 
-    # coming[-1]: the stages that are still used from the current computation on, by first use; in the end, no stages.
-    coming: list[tuple[int, ...]] = [()]
+    # For the end of the order and, before it, for each computation from the last to the first: the stages that are used
+    # from there on, in the order of their first use.
+    upcoming: list[tuple[int, ...]] = [()]
     for stages in reversed(used):
-        coming.append(before(stages, coming[-1]))
+        upcoming.append(without_repeats(stages + upcoming[-1]))
     gathered: frozenset[int] = frozenset()
-    incomplete = frozenset(coming[-1])  # stages whose gradients are not complete
-    for action in (*order, None):
+    incomplete = frozenset(upcoming[-1])  # stages whose gradients are not complete
+    for action in (*order, None):  # None is the end
         if action is None or action.computes:
-            ahead = coming.pop()
+            ahead = upcoming.pop()
             wanted = frozenset(ahead[:resident])
-            if wanted != gathered or len(ahead) != len(incomplete):
+            if wanted != gathered or len(ahead) != len(incomplete):  # seldom
                 yield from (Action(stage, Op.REDUCE_GRAD) for stage in sorted(incomplete.difference(ahead)))
                 yield from (Action(stage, Op.RESHARD) for stage in sorted(gathered - wanted))
                 yield from (Action(stage, Op.UNSHARD) for stage in ahead if stage in wanted - gathered)

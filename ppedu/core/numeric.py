@@ -24,7 +24,9 @@ def plain(number: Any) -> Any:
 
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: "1 rank", "8 microbatches"."""
-    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('ch') else 's'}"
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 def pretty(number: Any, unit: str = "") -> str:
@@ -36,10 +38,14 @@ def pretty(number: Any, unit: str = "") -> str:
 
 
 def by_microbatch(function: Callable[..., Any], *times: Any) -> Any:
-    """Return `function(*times)`. A tuple holds a time for each microbatch; with one, the result is a tuple, too."""
+    """Return `function(*times)`. A tuple holds a time for each microbatch; with one, the result is a tuple, too.
+
+    `by_microbatch(add, 1, 2)` is 3, and `by_microbatch(add, 1, (2, 3))` is (3, 4).
+    """
     if not any(isinstance(time, tuple) for time in times):
         return function(*times)
-    return tuple(map(function, *(time if isinstance(time, tuple) else repeat(time) for time in times)))
+    columns = [time if isinstance(time, tuple) else repeat(time) for time in times]
+    return tuple(map(function, *columns))
 
 
 def flat(times: Iterable[Any]) -> Iterator[Any]:
@@ -54,7 +60,8 @@ def flat(times: Iterable[Any]) -> Iterator[Any]:
 class Ticks:
     """A unit in which exact numbers are whole numbers, because Fractions are slow; `per_one` ticks make 1.
 
-    All `numbers`, and 1, are multiples of the unit. If one of them is a float, numbers stay as they are.
+    All `numbers`, and 1, are multiples of the unit. For 1/2 and 2/3 there are 6 ticks to 1, so they are 3 and 4 ticks.
+    If one of them is a float, numbers stay as they are.
     """
 
     def __init__(self, numbers: Iterable[Any]):

@@ -19,7 +19,8 @@ def fields_alone(self: Any) -> dict[str, Any]:
     return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-# From the stage of a SEND or RECV to its peer's: activations go to the next stage, gradients to the one before.
+# From the stage of a SEND or RECV to its peer's: activations go to the next stage, gradients to the one before. The
+# peer of 2SEND_F0 is stage 2 + 1, that of 2SEND_B0 is stage 2 - 1.
 TOWARDS = {Op.SEND_F: 1, Op.RECV_F: -1, Op.SEND_B: -1, Op.RECV_B: 1}
 _MATCHING = {Op.SEND_F: Op.RECV_F, Op.RECV_F: Op.SEND_F, Op.SEND_B: Op.RECV_B, Op.RECV_B: Op.SEND_B}
 
@@ -50,13 +51,15 @@ class Placement:
             holders = tuple(tuple(map(index, copy)) for copy in self.holders)
         except TypeError:
             holders = ()
-        there = all(copy and min(copy) >= 0 and max(copy) < ranks for copy in holders)
-        if len(holders) not in (1, 2) or len(holders[0]) != len(holders[-1]) or not there:
+        stages = {len(copy) for copy in holders}
+        same_stages = len(stages) == 1 and 0 not in stages
+        ranks_exist = all(0 <= rank < ranks for copy in holders for rank in copy)
+        if len(holders) not in (1, 2) or not same_stages or not ranks_exist:
             raise SettingError(
                 f"holders must give the rank, below {ranks}, of every stage, in one copy of the model or in two, "
                 f"such as ((0, 1, 1, 0),); got {self.holders!r}"
             )
-        vars(self).update(ranks=ranks, split=split, holders=holders)
+        vars(self).update(ranks=ranks, split=split, holders=holders)  # frozen, so they cannot be assigned
 
     __getstate__ = fields_alone
 
@@ -64,8 +67,10 @@ class Placement:
     def make(cls, name: str, ranks: int, chunks: int = 1, microbatches: int = 1) -> Placement:
         """Return the placement called `name` for `ranks` ranks.
 
-        "loop": stage s on rank s mod ranks, `chunks` stages on each rank.
-        "v": down the ranks and back up, a zigzag of `chunks` stages on each rank.
+        "loop": stage s on rank s mod ranks, `chunks` stages on each rank. On 3 ranks, 2 chunks make
+            0 1 2 0 1 2, the ranks of stages 0 to 5.
+        "v": down the ranks and back up, a zigzag of `chunks` stages on each rank. On 3 ranks, 2 chunks make
+            0 1 2 2 1 0.
         "bidirectional": two copies of the model, one from the first rank to the last, one from the last to
             the first. The first half of the `microbatches`, rounded up, runs through the first copy.
 
@@ -85,7 +90,8 @@ class Placement:
             raise SettingError(
                 f"a bidirectional placement has 1 chunk, one stage of each copy on a rank; got {chunks} chunks"
             )
-        return cls(name, ranks, (down, up), microbatches - microbatches // 2)
+        first_half = microbatches - microbatches // 2
+        return cls(name, ranks, (down, up), split=first_half)
 
     @classmethod
     def custom(cls, holders: Sequence[int]) -> Placement:
@@ -128,7 +134,7 @@ class Placement:
         try:
             if stage < 0:  # which Python would count from the end
                 raise IndexError
-            return self.holders[len(self.holders) > 1 and microbatch >= self.split][stage]
+            return self.holders[self.copy(microbatch)][stage]
         except (IndexError, RuntimeError, TypeError, ValueError):  # RuntimeError: a tensor of several numbers
             raise SettingError(
                 f"there is no stage {stage!r} for microbatch {microbatch!r}; the stages are 0 to {self.stages - 1}"
@@ -148,8 +154,12 @@ class Placement:
         """`links[copy][stage]`: the SENDs and RECVs of a stage for each microbatch. A rank sends itself nothing."""
 
         def messages(holders: tuple[int, ...], stage: int) -> tuple[Op, ...]:
-            peers = {op: stage + towards for op, towards in TOWARDS.items() if 0 <= stage + towards < self.stages}
-            return tuple(op for op, peer in peers.items() if holders[peer] != holders[stage])
+            ops = []
+            for op, towards in TOWARDS.items():
+                peer = stage + towards
+                if 0 <= peer < self.stages and holders[peer] != holders[stage]:
+                    ops.append(op)
+            return tuple(ops)
 
         return tuple(tuple(messages(holders, stage) for stage in range(self.stages)) for holders in self.holders)
 

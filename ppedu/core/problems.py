@@ -127,7 +127,8 @@ class _Inspection:
         elif placement.rank(stage, microbatch) != rank:
             yield "rank", f": stage {stage} is held by rank {placement.rank(stage, microbatch)}"
         elif op in COMMUNICATION and not 0 <= stage + TOWARDS[op] < stages:
-            end, peer = "last" if stage else "first", "send to" if op in SEND else "receive from"
+            end = "last" if stage else "first"
+            peer = "send to" if op in SEND else "receive from"
             yield "range", f": stage {stage} is the {end}; it has no stage to {peer}"
         elif op in COMMUNICATION and op not in placement.links[placement.copy(microbatch)][stage]:
             yield "message", f": rank {rank} itself holds stage {stage + TOWARDS[op]}; nothing has to be sent"
@@ -142,11 +143,16 @@ class _Inspection:
             return
         numbered = self.numbered
         blocks = [entry // numbered.microbatches for entry in numbered.orders[rank]]
-        singles = {block: numbered.blocks[block].sample.singles for block in set(blocks)}
-        stages = {block: [each.stage for each in some if each.op in COMPUTE] for block, some in singles.items()}
-        last = {stage: index for index, block in enumerate(blocks) for stage in stages[block]}  # its last use
+        stages = {}  # by block: the stages that its actions compute with
+        for block in set(blocks):
+            singles = numbered.blocks[block].sample.singles
+            stages[block] = [single.stage for single in singles if single.op in COMPUTE]
+        last_use = {}  # by stage: the index of its last action
+        for index, block in enumerate(blocks):
+            for stage in stages[block]:
+                last_use[stage] = index
         sharded_weights = any(action.op in (Op.UNSHARD, Op.RESHARD) for action in order)
-        gathered = set() if sharded_weights else set(last)
+        gathered = set() if sharded_weights else set(last_use)
         reduced: set[int] = set()
         for index, (action, block) in enumerate(zip(order, blocks, strict=True)):
             stage, op, why = action.stage, action.op, ""
@@ -159,8 +165,9 @@ class _Inspection:
                     why = "is needless: the weights are sharded already"
                 gathered.discard(stage)
             elif op == Op.REDUCE_GRAD:
-                if last.get(stage, -1) > index:
-                    why = f"is too early: {order[last[stage]]} comes after it, at position {last[stage]}"
+                last = last_use.get(stage, -1)
+                if last > index:
+                    why = f"is too early: {order[last]} comes after it, at position {last}"
                 elif stage in reduced:
                     why = "is needless: the gradients are summed already"
                 reduced.add(stage)
@@ -173,8 +180,9 @@ class _Inspection:
     def _missing(self) -> Iterator[Problem]:
         """Yield actions that are never run, backwards that are run both whole and in halves, and needless backwards."""
         split = self.numbered.split
+        by_copy = range(split), range(split, self.schedule.microbatches)  # the second is empty if there is one copy
         for stage in range(self.schedule.stages):
-            for copy, microbatches in enumerate((range(split), range(split, self.schedule.microbatches))):
+            for copy, microbatches in enumerate(by_copy):
                 if not microbatches:
                     continue
                 messages = self.placement.links[copy][stage] if self.schedule.lowered else ()
@@ -192,8 +200,10 @@ class _Inspection:
             start = self.numbered.number(op, stage, microbatches.start)
             return self.seen.count(True, start, start + every)
 
-        allowed = [(0, 0, 0)] if self.schedule.forward_only else [(every, 0, 0), (0, every, every)]
-        return (count("B"), count("I"), count("W")) in allowed and all(count(op) == every for op in ("F", *messages))
+        whole, halves, neither = (every, 0, 0), (0, every, every), (0, 0, 0)
+        allowed = [neither] if self.schedule.forward_only else [whole, halves]
+        backwards = (count("B"), count("I"), count("W"))
+        return backwards in allowed and all(count(op) == every for op in ("F", *messages))
 
     def _missing_of(self, stage: int, microbatch: int, messages: Collection[Op]) -> Iterator[Problem]:
         """Yield the missing or surplus actions of a microbatch in a stage."""
@@ -202,9 +212,11 @@ class _Inspection:
             return bool(self.seen[self.numbered.number(op, stage, microbatch)])
 
         if self.schedule.forward_only:
-            for surplus in (Action(stage, op, microbatch) for op in (Op.B, Op.I, Op.W) if runs(op)):
-                at, index = self.places[surplus]
-                yield self._problem(at, index, "range", " is a backward in a forward-only schedule", surplus)
+            for op in (Op.B, Op.I, Op.W):
+                if runs(op):
+                    surplus = Action(stage, op, microbatch)
+                    at, index = self.places[surplus]
+                    yield self._problem(at, index, "range", " is a backward in a forward-only schedule", surplus)
         halves = [op for op in (Op.I, Op.W) if runs(op)]
         if halves and runs("B"):
             whole, half = Action(stage, Op.B, microbatch), Action(stage, halves[0], microbatch)
@@ -216,25 +228,28 @@ class _Inspection:
             backward = ()
         elif halves and not runs("B"):
             backward = ("I", "W")
-        for op in ("F", *backward, *messages):
-            if not runs(op):
-                rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(op), microbatch)
+        for required in ("F", *backward, *messages):
+            if not runs(required):
+                rank, action = self.placement.rank(stage, microbatch), Action(stage, Op(required), microbatch)
                 yield Problem(rank, None, action, "missing", f"rank {rank}: {action} is never run")
 
     def _received_out_of_order(self) -> Iterator[Problem]:
         """Yield receives that would get another message than they name: messages arrive in the order sent."""
         numbered, size = self.numbered, self.numbered.microbatches
-        # From (sender, receiver) to the messages that are sent and received, in order: by the number of their SEND, the
-        # index in the rank's order.
+        # A log lists messages in the order of a rank: from the number of a message's SEND to the index of its SEND or
+        # RECV. There are two logs for each (sender, receiver).
         sent: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
         received: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        # For each block of messages: where to enter them, and the distance to the SEND. A RECV requires its SEND alone,
-        # so both ends of a message are entered under one number.
+        # For each block of messages: its log, and the distance from an entry to the number of the SEND. A RECV requires
+        # its SEND alone.
         logs: dict[int, tuple[dict[int, int], int]] = {}
         for number, block in enumerate(numbered.blocks):
             if block.sample.op in COMMUNICATION and block.rank >= 0:
-                sends, route = block.sample.op in SEND, self.placement.route(block.sample)
-                logs[number] = (sent[route], block.singles[0]) if sends else (received[route], block.requires[0])
+                route = self.placement.route(block.sample)
+                if block.sample.op in SEND:
+                    logs[number] = sent[route], block.singles[0]
+                else:
+                    logs[number] = received[route], block.requires[0]
         for rank, order in enumerate(numbered.orders):
             for index, entry in enumerate(order):
                 if entry // size in logs and (rank, index) not in self.misplaced:
@@ -269,8 +284,13 @@ class _Inspection:
 
     def _deadlocks(self) -> Iterator[Problem]:
         """Yield cycles of ranks in which each waits for the next."""
-        producers = {rank: self.producers.get(missing) for rank, (_, missing) in self.blocked.items()}
-        waits_for = {rank: [self.places[producer][0]] for rank, producer in sorted(producers.items()) if producer}
+        producers: dict[int, Action] = {}  # by waiting rank: the action for whose result it waits
+        waits_for: dict[int, list[int]] = {}
+        for rank, (_, missing) in sorted(self.blocked.items()):
+            if missing in self.producers:
+                producers[rank] = self.producers[missing]
+                peer, _ = self.places[producers[rank]]
+                waits_for[rank] = [peer]
         for cycle in cycles(waits_for):
             if len(cycle) > 1:  # a cycle of one is an "order" problem
                 waits = []

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -50,10 +51,11 @@ class Schedule:
             raise SettingError(f"a schedule has a placement, such as Placement.make('loop', 4); got {self.placement!r}")
         microbatches = require_count("microbatches", self.microbatches)
         require_size(self.ranks, self.chunks, microbatches)
-        rows = _entries("orders must be a sequence of actions for each rank", self.orders)
+        rows = _as_tuple("orders must be a sequence of actions for each rank", self.orders)
         if len(rows) != self.ranks:
             raise SettingError(f"a schedule for {self.ranks} ranks needs {self.ranks} orders; got {len(rows)}")
-        vars(self).update(microbatches=microbatches, orders=tuple(map(_order, range(self.ranks), rows)))
+        orders = tuple(_order(rank, row) for rank, row in enumerate(rows))
+        vars(self).update(microbatches=microbatches, orders=orders)  # frozen, so they cannot be assigned
 
     __getstate__ = fields_alone
 
@@ -88,14 +90,20 @@ class Schedule:
     @property
     def forwards(self) -> Schedule:
         """The forwards of this schedule in their order, without messages, as a forward-only schedule."""
-        singles = ((single for action in order for single in action.singles) for order in self.orders)
-        orders = tuple(tuple(single for single in order if single.op == Op.F) for order in singles)
-        return replace(self, orders=orders, forward_only=True)
+        orders = []
+        for order in self.orders:
+            singles = chain.from_iterable(action.singles for action in order)
+            orders.append(tuple(single for single in singles if single.op == Op.F))
+        return replace(self, orders=tuple(orders), forward_only=True)
 
     @cached_property
     def lowered(self) -> bool:
         """Whether the orders include messages between ranks."""
-        return any(not COMMUNICATION.isdisjoint(map(attrgetter("op"), order)) for order in self.orders)
+        for order in self.orders:
+            ops = map(attrgetter("op"), order)
+            if not COMMUNICATION.isdisjoint(ops):  # a loop in C, because an order may have a million actions
+                return True
+        return False
 
     @cached_property
     @without_gc()
@@ -190,8 +198,8 @@ class Schedule:
         return cls(name, placement, found, orders, forward_only)
 
 
-def _entries(rule: str, values: Any) -> tuple[Any, ...]:
-    """Return the entries of a sequence or an iterator as a tuple; raise SettingError with `rule` for other values."""
+def _as_tuple(rule: str, values: Any) -> tuple[Any, ...]:
+    """Return a sequence or an iterator as a tuple; raise SettingError with `rule` for other values."""
     if not isinstance(values, Sequence | Iterator) or isinstance(values, str | bytes | Action):
         raise SettingError(f"{rule}, such as [[pp.F(0, 0), pp.B(0, 0)], …]; got {values!r}")
     return tuple(values)
@@ -199,7 +207,7 @@ def _entries(rule: str, values: Any) -> tuple[Any, ...]:
 
 def _order(rank: int, actions: Any) -> tuple[Action, ...]:
     """Return the order of a rank as a tuple of well-formed actions."""
-    order = _entries(f"the order of rank {rank} must be a sequence of actions", actions)
+    order = _as_tuple(f"the order of rank {rank} must be a sequence of actions", actions)
     if all(map(is_well_formed, order)):
         return order
     well_formed = []
@@ -229,7 +237,8 @@ def suggest_placement(schedule: Schedule) -> str | None:
     ranks, placement = schedule.ranks, schedule.placement
     chunks, odd = divmod(schedule.stages, ranks)
     if not odd and any(problem.kind == "rank" for problem in schedule.problems):
-        for name in ("loop", "v", *["bidirectional"] * (chunks == 1)):
+        names = ["loop", "v", "bidirectional"] if chunks == 1 else ["loop", "v"]
+        for name in names:
             other = replace(schedule, placement=Placement.make(name, ranks, chunks, schedule.microbatches))
             if not other.problems:
                 return (

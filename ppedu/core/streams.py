@@ -156,11 +156,13 @@ class Streams:
         for message in chain(*self._queues.values()):
             waits_for[message] = [self._obstacle(message)]
         for cycle in cycles(waits_for):
-            pairs = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-            messages = (pair for pair in pairs if all(isinstance(each, Action) for each in pair))
-            rank, index, _ = self._wait(*next(messages, pairs[0]))  # a message that blocks another one, if any does
-            sentence = f"deadlock: {'; '.join(self._wait(*pair)[2] for pair in pairs)}"
-            yield Problem(rank, index, self.schedule.orders[rank][index], "deadlock", sentence)
+            waits = list(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+            sentences = [self._wait(each, after)[2] for each, after in waits]
+            blocking = [wait for wait in waits if all(isinstance(each, Action) for each in wait)]
+            each, after = blocking[0] if blocking else waits[0]  # preferably a message that blocks another one
+            rank, index, _ = self._wait(each, after)
+            action = self.schedule.orders[rank][index]
+            yield Problem(rank, index, action, "deadlock", f"deadlock: {'; '.join(sentences)}")
 
     def _awaited(self, rank: int) -> Action:
         """Return the message that a rank waits for."""
@@ -192,10 +194,14 @@ class Streams:
             return each, index, f"{waits} for {after} of rank {sender}"
         sender, receiver = self._routes[each]
         if isinstance(after, int):
-            rank, kind, does = (sender, "send", "receive") if after == receiver else (receiver, "receive", "send")
+            if after == receiver:
+                rank, kind, does = sender, "send", "receive"
+            else:
+                rank, kind, does = receiver, "receive", "send"
             index = self._posted[each][rank]
             return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} waits for rank {after} to {does}"
         rank = next(rank for rank in (sender, receiver) if self._queues[self._stream(each, rank)][0] == after)
-        index, blocked = self._posted[after][rank], orders[rank][self._posted[each][rank]]
+        index = self._posted[after][rank]
+        blocked = orders[rank][self._posted[each][rank]]
         kind = "send" if rank == self._routes[after][0] else "receive"
         return rank, index, f"rank {rank}'s {kind} {orders[rank][index]} blocks {blocked}, which was posted after it"

@@ -26,15 +26,17 @@ def in_text(rows: Iterable[Sequence[str]], width: int, most: int | None = None) 
 
 
 def _wrapped(rows: Sequence[Sequence[str]], width: int, head: int) -> list[list[str]]:
-    wrapped = [
-        [wrap(cell, width if place else head, break_long_words=False, break_on_hyphens=False) for cell in row]
-        for place, row in enumerate(rows)
-    ]
+    """Return the lines of each row, with cells wrapped to `width`, those of the first row to `head`."""
+    wrapped = []  # the lines of each cell
+    for place, row in enumerate(rows):
+        most = width if place else head
+        wrapped.append([wrap(cell, most, break_long_words=False, break_on_hyphens=False) for cell in row])
     widths = [max(len(line) for cell in column for line in cell) for column in zip(*wrapped, strict=True)]
-    return [
-        ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip_longest(*row, fillvalue="")]
-        for row in wrapped
-    ]
+    lines = []
+    for cells in wrapped:
+        side_by_side = zip_longest(*cells, fillvalue="")
+        lines.append(["  ".join(map(str.ljust, line, widths)).rstrip() for line in side_by_side])
+    return lines
 
 
 def in_html(rows: Iterable[Sequence[str]], caption: str = "") -> str:
@@ -48,8 +50,9 @@ def in_html(rows: Iterable[Sequence[str]], caption: str = "") -> str:
         return f"<tr>{''.join(cell(tag, content, column) for column, content in enumerate(row))}</tr>"
 
     def cell(tag: str, content: str, column: int) -> str:
-        whole = tag == "td" and (column == 0 or content[:1] in NUMBER)
-        style = f"text-align: left;{' white-space: nowrap;' * whole}"  # Jupyter aligns cells to the right
+        style = "text-align: left;"  # Jupyter aligns cells to the right
+        if tag == "td" and (column == 0 or content[:1] in NUMBER):
+            style += " white-space: nowrap;"
         return f'<{tag} style="{style}">{content}</{tag}>'
 
     above = f"<caption>{caption}</caption>" if caption else ""

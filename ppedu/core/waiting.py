@@ -56,7 +56,8 @@ def cycles(waits_for: Mapping[Waiting, Collection[Waiting]]) -> Iterator[list[Wa
             visited.add(start)
             path[start] = iter(waits_for[start])
         while path:
-            for peer in path[next(reversed(path))]:
+            current_rank = next(reversed(path))
+            for peer in path[current_rank]:
                 if peer in path:
                     ranks = list(path)
                     yield ranks[ranks.index(peer) :]
