@@ -44,7 +44,8 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     down = _stream(rank, range(microbatches // 2))
     up = _stream(ranks - 1 - rank, range(microbatches // 2, microbatches))
     near, far = (down, up) if rank < ranks // 2 else (up, down)
-    yield from _two_streams(min(rank, ranks - 1 - rank), ranks // 2, near, far, microbatches // 2)
+    depth = min(rank, ranks - 1 - rank)
+    yield from _two_streams(depth, ranks // 2, near, far, microbatches // 2)
 
 
 @register(

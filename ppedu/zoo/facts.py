@@ -47,10 +47,17 @@ class Facts:
 
     def cells(self) -> tuple[str, str, str]:
         """Return three cells of a table: the sizes, the idle time without latency and the peak; "" if not known."""
-        time, conditions = split(self.idle or (f"makespan {self.makespan}" if self.makespan else self.remark), False)
+        if self.idle:
+            known = self.idle
+        elif self.makespan:
+            known = f"makespan {self.makespan}"
+        else:
+            known = self.remark
+        time, conditions = split(known, latency=False)
         if self.idle_in_span:
-            time += f", {split(self.idle_in_span, False)[0]} in span"
-        return text(*self.sizes), _conditional(time, conditions), _conditional(*split(self.peak, False))
+            in_span, _ = split(self.idle_in_span, latency=False)
+            time += f", {in_span} in span"
+        return text(*self.sizes), _conditional(time, conditions), _conditional(*split(self.peak, latency=False))
 
 
 def _conditional(formula: str, conditions: list[str]) -> str:
@@ -59,12 +66,16 @@ def _conditional(formula: str, conditions: list[str]) -> str:
 
 
 def split(fact: str, latency: bool) -> tuple[str, list[str]]:
-    """Return the formula of a fact and its conditions. Without `latency`, leave out terms and conditions with c."""
+    """Return the formula of a fact and its conditions. Without `latency`, leave out terms and conditions with c.
+
+    "F+2*c if m >= p and 2*c <= W" has the formula "F+2*c" and two conditions; without latency, "F" and ["m >= p"].
+    """
     formula, _, joined = fact.partition(" if ")
     conditions = joined.split(" and ") if joined else []
-    if latency:
-        return formula, conditions
-    return re.sub(r"\+(\d\*)?c\b", "", formula), [each for each in conditions if "c" not in letters_of(each)]
+    if not latency:
+        formula = re.sub(r"\+(\d\*)?c\b", "", formula)
+        conditions = [each for each in conditions if "c" not in letters_of(each)]
+    return formula, conditions
 
 
 def letters_of(expression: str) -> list[str]:

@@ -34,5 +34,6 @@ def gpipe(rank: int, ranks: int, microbatches: int, lifo: bool = False) -> Itera
     """
     for m in range(microbatches):
         yield F(rank, m)
-    for m in reversed(range(microbatches)) if lifo else range(microbatches):
+    backwards = range(microbatches)
+    for m in reversed(backwards) if lifo else backwards:
         yield B(rank, m)

@@ -28,14 +28,19 @@ def depth_first(
     """Yield the forwards of the warm-up, then each forward with a backward, then the backwards of the cooldown.
 
     Each group of microbatches passes through every chunk on a rank before the next group follows. With one chunk the
-    warm-up has `warmup` forwards; each further chunk adds those of one group.
+    warm-up has `warmup` forwards; each further chunk adds those of one group. On rank 0 of 2, with 2 chunks, a group of
+    2 microbatches and `warmup` 1, the steps are (0F0) (0F1) (2F0), then (2F1, 2B0), then (2B1) (0B0) (0B1).
     """
-    forwards = [F(chunk * ranks + rank, m) for group in groups for chunk in range(chunks) for m in group]
-    backwards = [B(chunk * ranks + rank, m) for group in groups for chunk in reversed(range(chunks)) for m in group]
+    stages = [chunk * ranks + rank for chunk in range(chunks)]
+    forwards = [F(stage, m) for group in groups for stage in stages for m in group]
+    backwards = [B(stage, m) for group in groups for stage in reversed(stages) for m in group]
     warmup = min(warmup + (chunks - 1) * len(groups[0]), len(forwards))
-    yield from zip(forwards[:warmup], strict=True)
-    yield from zip(forwards[warmup:], backwards, strict=False)  # steady state
-    yield from zip(backwards[len(forwards) - warmup :], strict=True)  # cooldown
+    steady = len(forwards) - warmup
+    for forward in forwards[:warmup]:
+        yield (forward,)
+    yield from zip(forwards[warmup:], backwards[:steady], strict=True)
+    for backward in backwards[steady:]:  # cooldown
+        yield (backward,)
 
 
 @register(
@@ -97,4 +102,5 @@ def looped_bfs(rank: int, ranks: int, microbatches: int, chunks: int = 2) -> Ite
     """
     forwards = [F(chunk * ranks + rank, m) for chunk in range(chunks) for m in range(microbatches)]
     yield from forwards
-    yield from (B(stage, m) for stage, _, m, _ in reversed(forwards))
+    for forward in reversed(forwards):
+        yield B(forward.stage, forward.microbatch)

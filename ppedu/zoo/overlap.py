@@ -49,8 +49,9 @@ def interleaved_overlap(
     In a timeline: interleaved 1F1B with pairs in its middle.
     """
     groups = equal_groups(ranks, microbatches)
-    for actions in depth_first(rank, ranks, chunks, groups, warmup=2 * (ranks - 1 - rank) + 1):
-        if len(actions) == 1:
-            yield actions[0]
+    for step in depth_first(rank, ranks, chunks, groups, warmup=2 * (ranks - 1 - rank) + 1):
+        if len(step) == 1:
+            yield step[0]
         else:
-            yield overlap(*reversed(actions)) if backward_first else overlap(*actions)
+            forward, backward = step
+            yield overlap(backward, forward) if backward_first else overlap(forward, backward)

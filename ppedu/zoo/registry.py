@@ -94,7 +94,8 @@ def facts_of(name: str) -> Facts | None:
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:
     """Return the options of the schedule `name`: its generator's parameters after rank, ranks and microbatches."""
-    return dict([*inspect.signature(_entries[name].generator).parameters.items()][3:])
+    parameters = inspect.signature(_entries[name].generator).parameters
+    return dict(islice(parameters.items(), 3, None))
 
 
 def require_even(name: str, what: str, count: int) -> None:
@@ -117,13 +118,17 @@ class NameTable(tuple[str, ...]):
         head, *rows = self._rows()
         lines = [*chain.from_iterable(in_text([head, *rows], 24))]
         if max(map(len, lines)) > width:
-            cells: list[tuple[str, str]] = []
-            for name, *row in rows:
-                known = [f"{title}: {cell}" for title, cell in zip(head[1:], row, strict=True) if cell != "–"]
-                cells += zip_longest([name], known, fillvalue="")
-            margin = 2 + max(map(len, self))
-            lines = [*chain.from_iterable(in_text(cells, max(20, width - margin)))]
+            lines = self._list(head, rows, width)
         return "\n".join([*lines, "", *wrap(_LETTERS, width)])
+
+    def _list(self, head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+        """Return the lines of a list: each name with its first known fact, then one known fact on a line."""
+        cells: list[tuple[str, str]] = []
+        for name, *row in rows:
+            known = [f"{title}: {cell}" for title, cell in zip(head[1:], row, strict=True) if cell != "–"]
+            cells += zip_longest([name], known, fillvalue="")
+        margin = 2 + max(map(len, self))
+        return [*chain.from_iterable(in_text(cells, max(20, width - margin)))]
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -203,7 +208,8 @@ def build(name: str, entry: Registered, ranks: int, microbatches: int, options: 
     if "chunks" in options:
         options["chunks"] = chunks
     most = MOST_ACTIONS * microbatches * chunks
-    label, orders = f"the schedule {name!r}", []
+    label = f"the schedule {name!r}"
+    orders = []
     for rank in range(ranks):
         actions = entry.generator(rank, ranks, microbatches, **options)
         if isinstance(actions, Action) or not isinstance(actions, Iterable):  # an action is a tuple
@@ -222,7 +228,7 @@ def _settings(name: str, generator: Generator, options: dict[str, Any]) -> dict[
     """Return the generator's arguments by name, its defaults included. Raise SettingError for unsuitable options."""
     signature = inspect.signature(generator)
     try:
-        bound = signature.bind(0, 1, 1, **options)
+        bound = signature.bind(0, 1, 1, **options)  # in place of rank, ranks and microbatches
     except TypeError as error:
         accepted = ", ".join(map(_without_type, signature.parameters.values()))
         given = ", ".join(["rank", "ranks", "microbatches", *(f"{key}={value!r}" for key, value in options.items())])

@@ -17,7 +17,7 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any, NamedTuple
 
-from ppedu.core import SettingError
+from ppedu.core import Op, SettingError
 from ppedu.core.numeric import plain, pretty
 from ppedu.core.validate import require_size
 from ppedu.sim import Costs, require_costs
@@ -27,7 +27,7 @@ from ppedu.zoo.registry import facts_of, published
 
 Letters = dict[str, Any]
 
-# Each quantity follows from one of the facts: for each fact, in order of preference, the formula with the fact at {0}.
+# By quantity: the facts from which it follows, in order of preference, each with a formula in which {0} is the fact.
 _DERIVED: dict[str, dict[str, str]] = {
     "idle": {"idle": "{0}"},
     "makespan": {"idle": "m*(F+B) + {0}", "makespan": "{0}"},
@@ -56,9 +56,9 @@ class Fact(NamedTuple):
         return float(self.value)
 
     def __repr__(self) -> str:
-        value = ", ".join(map(pretty, self.value if isinstance(self.value, tuple) else [self.value]))
+        values = self.value if isinstance(self.value, tuple) else [self.value]
         holds = f" if {self.holds}" if self.holds else ""
-        return f"{value} = {self.formula}{holds} ({self.source})"
+        return f"{', '.join(map(pretty, values))} = {self.formula}{holds} ({self.source})"
 
 
 def idle(name: str, ranks: int, microbatches: int, costs: Costs | None = None, chunks: int | None = None) -> Fact:
@@ -135,29 +135,31 @@ def _fact(quantity: str, name: str, ranks: int, microbatches: int, costs: Costs 
     facts = facts_of(name)
     if facts is None:
         raise SettingError(f"no formula is known for {name!r}; simulate it, or take one of: {', '.join(published())}")
-    known = next((field for field in _DERIVED[quantity] if getattr(facts, field)), None)
-    if known is None:
+    field = next((field for field in _DERIVED[quantity] if getattr(facts, field)), None)
+    if field is None:
         instead = ", only for its makespan and its span" if facts.makespan else ""
         raise SettingError(f"there is no formula for {_of(quantity, name)}{instead}; simulate it")
     if chunks is not None and not facts.has_chunks:
         raise SettingError(f"the number of chunks of {name} is fixed; leave out chunks")
-    noun = _of(known, name)
+    noun = _of(field, name)
     letters = _letters(ranks, microbatches, costs, 2 if chunks is None else chunks)
     _require(f"{name} exists only for", facts.sizes, letters)
     latency = letters["c"] > 0
-    formula, conditions = split(getattr(facts, known), latency)
-    if known == "idle_in_span":
+    formula, conditions = split(getattr(facts, field), latency)
+    if field == "idle_in_span":  # it holds where the idle time does
         _, conditions = split(facts.idle, latency)
     conditions = [*facts.sizes, *conditions]
     source = facts.source
-    if quantity != "peak" and latency and facts.hops:
-        formula, source = f"({formula} + {facts.hops}*c)", f"{source}; latency by simulation"
-    elif quantity != "peak" and latency and "c" not in letters_of(formula):
-        raise SettingError(f"{noun}, {text(formula)}, is known for zero latency only; simulate it")
+    if latency and quantity != "peak":
+        if facts.hops:
+            formula = f"({formula} + {facts.hops}*c)"
+            source = f"{source}; latency by simulation"
+        elif "c" not in letters_of(formula):
+            raise SettingError(f"{noun}, {text(formula)}, is known for zero latency only; simulate it")
     peak_formula, _ = split(facts.peak, latency)
     if peak_formula and "r" not in letters_of(peak_formula):
         letters["k"] = _evaluate(peak_formula, letters)
-    formula = _DERIVED[quantity][known].format(formula)
+    formula = _DERIVED[quantity][field].format(formula)
     _require(f"{noun}, {text(formula)}, holds for", conditions, letters, "; simulate it")
     if quantity == "peak":
         value = tuple(_evaluate(f"({formula})*A", {**letters, "r": rank}) for rank in range(ranks))
@@ -188,7 +190,8 @@ def _letters(ranks: int, microbatches: int, costs: Costs | None, chunks: int = 1
         raise SettingError("formulas are for activations that are kept; leave out recompute, or simulate")
     if costs.links != "free":
         raise SettingError("formulas are for messages that do not wait for each other; leave out links, or simulate")
-    f, b, i, w = (each for (each,) in costs.durations(1, 1).values())
+    times = costs.durations(stages=1, ranks=1)
+    f, b, i, w = (times[op][0] for op in (Op.F, Op.B, Op.I, Op.W))
     if not math.isclose(b, i + w):
         raise SettingError(
             f"formulas assume B = I + W; got B={pretty(b)}, I={pretty(i)}, W={pretty(w)}; "

@@ -74,10 +74,15 @@ def _pattern(ranks: int, memory: int) -> list[int]:
     of V-Min and two in that of V-Half. Any further memory is spent on a pause before the first I. On each rank an I
     comes `back` ticks after either of the two forwards, so that neither chunk is ahead by more than `memory`
     microbatches, and no two of the rank's four stops share a tick.
+
+    With 2 ranks and a memory of 2, the forwards are due at 0 and 1 on the way down and at 3 and 5 on the way up, and
+    the Is at 9, 10, 12 and 14. Rank 0 has the stops at 0, 5, 9 and 14: ticks 0, 5, 3 and 2 of the period.
     """
     up = 2 if 2 * memory > ranks else 1
     back = PERIOD * memory - 5 + up
-    forwards = [stop if stop < ranks else ranks - 1 + up * (stop - ranks + 1) for stop in range(2 * ranks)]
+    way_down = list(range(ranks))
+    way_up = [ranks - 1 + up * hops for hops in range(1, ranks + 1)]
+    forwards = way_down + way_up
     return forwards + [tick + back for tick in forwards]
 
 
@@ -90,17 +95,19 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
     leaves memory for the forwards that are due before it. So the action that is due next of all ranks can always run,
     and the ranks never deadlock.
     """
-    turn, last = 2 * ranks, 4 * ranks - 1
+    forwards, last = 2 * ranks, 4 * ranks - 1  # the number of forwards among the stops, and the last stop
     due = _pattern(ranks, most // 2)
     warm, cool = due[last], PERIOD * (microbatches - 1)  # the first microbatch is back; the last one sets out
-    done = [0] * len(due) + [microbatches]  # microbatches that have passed each stop; all have reached stop 0
-    held = [0] * ranks
+    # Microbatches that have passed each stop. The last entry, done[-1], is for the way to stop 0: all have passed it.
+    done = [0] * len(due) + [microbatches]
+    held = [0] * ranks  # activations, in chunks
     delayed: list[deque[Action]] = [deque() for _ in range(ranks)]  # weight backwards
     orders: list[list[Action]] = [[] for _ in range(ranks)]
 
     def fits(stop: int, rank: int) -> bool:
         """Return whether the memory suffices for a forward and for the forwards of the rank that are due before it."""
-        earlier = (due[stop] - due[turn - 1 - stop]) // PERIOD + 1  # forwards of the other chunk that are due before it
+        other = forwards - 1 - stop  # the forward of the rank's other chunk
+        earlier = (due[stop] - due[other]) // PERIOD + 1  # microbatches that are due there before
         return held[rank] + max(0, earlier) < most
 
     def next_stop(rank: int, arrived: list[int]) -> int | None:
@@ -108,13 +115,14 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
 
         arrived: the microbatches that had passed each stop when the tick began.
         """
-        stops = sorted((rank, turn - 1 - rank, turn + rank, last - rank), key=due.__getitem__)
+        stops = sorted((rank, forwards - 1 - rank, forwards + rank, last - rank), key=due.__getitem__)
+        full = delayed[rank] and held[rank] + 1 >= most
         for stop in stops:
-            full = delayed[rank] and held[rank] + 1 >= most
             steady = warm < due[stop] and due[stops[0]] < cool
             if stop != stops[0] and (full or steady):
                 break
-            if arrived[stop - 1] > done[stop] and (stop >= turn or fits(stop, rank)):
+            has_input = arrived[stop - 1] > done[stop]
+            if has_input and (stop >= forwards or fits(stop, rank)):
                 return stop
         return None
 
@@ -127,7 +135,7 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
                     order.append(delayed[rank].popleft())
                     held[rank] -= 1
                 continue
-            if stop < turn:
+            if stop < forwards:
                 order.append(F(stop, done[stop]))
                 held[rank] += 1
             else:

@@ -72,7 +72,10 @@ def zb_interleaved(rank: int, ranks: int, microbatches: int, chunks: int = 2) ->
 
 
 def _split(order: Iterator[Action], delay: int) -> Iterator[Action]:
-    """Yield forwards as in `order`, and for each full backward its I. Each W follows `delay` Is after its own."""
+    """Yield forwards as in `order`, and for each full backward its I. Each W follows `delay` Is after its own.
+
+    With `delay` 1, the order 0F0 0B0 0F1 0B1 becomes 0F0 0I0 0F1 0I1 0W0 0W1.
+    """
     delayed: deque[Action] = deque()
     for action in order:
         if action.op == Op.F:
@@ -122,8 +125,9 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
         *["W0"] * rank,
     ]
     stages = rank, 2 * ranks - 1 - rank
-    counts: Counter[str] = Counter()  # of microbatches
+    counts: Counter[str] = Counter()  # by step: its next microbatch
     for step in pattern:
         if counts[step] < microbatches:
-            yield Action(stages[int(step[1])], Op(step[0]), counts[step])
+            op, chunk = step
+            yield Action(stages[int(chunk)], Op(op), counts[step])
         counts[step] += 1
