@@ -188,7 +188,9 @@ def gradients_newest_first(stage: Stage, inputs: Microbatches, targets: Microbat
     """The last rank sends gradients in another order than its peer receives them. Messages carry no names."""
     forwards(stage, inputs, targets, shape)
     order = range(len(inputs))
-    backwards(stage, order[::-1] if dist.get_rank() == dist.get_world_size() - 1 else order, shape)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        order = order[::-1]
+    backwards(stage, order, shape)
 
 
 @MUSEUM.exhibit(
@@ -375,7 +377,10 @@ def torchs_step(
     with TemporaryDirectory() as folder:
         to_torch(schedule("zb-v", ranks, MICROBATCHES), f"{folder}/zb-v.csv")
         runtime._load_csv(f"{folder}/zb-v.csv", format="compute_only")
-    runtime.step(*[inputs] * (rank == 0), target=targets if rank == 0 else None)
+    if rank == 0:  # it has the first stage, which reads the inputs, and the last, which reads the targets
+        runtime.step(inputs, target=targets)
+    else:
+        runtime.step(target=None)
     return runtime
 
 

@@ -106,7 +106,7 @@ def measured(name: str, stage: Stage, group: PipelineGroup) -> Timeline | None:
     name: of the timeline's schedule. All ranks must call it. Times are seconds since the first action.
     """
     spans = stage.clock.spans()
-    rows, machines = [spans] * group.size, [0] * group.size
+    rows, machines = [spans] * group.size, [0] * group.size  # for each rank, filled by all_gather_object
     if group.size > 1:
         dist.all_gather_object(machines, clock.machine(), group.process_group)
         ahead = clock.offset(group, machines).seconds

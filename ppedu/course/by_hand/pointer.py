@@ -68,7 +68,8 @@ class Pending:
 
     def backward(self) -> None:
         """Run the oldest queued backward, in which autograd exchanges the messages of gradients."""
-        self.ends.popleft()[1].backward()
+        _, end = self.ends.popleft()
+        end.backward()
 
     def require_empty(self) -> None:
         """Raise CommunicationError unless all queues are empty; the next step would run what is left in them."""
@@ -137,8 +138,10 @@ class PipelineBlock(nn.Module):
             raise SettingError(f"the block runs on rank {rank}, which is this one: pass its module here")
 
     def forward(self, x: torch.Tensor | TensorPointer) -> torch.Tensor | TensorPointer:
-        if self.module is not None:
-            return self.module(receive(self.pending) if isinstance(x, TensorPointer) else x)
+        if self.module is not None:  # this is the block's rank
+            if isinstance(x, TensorPointer):
+                x = receive(self.pending)
+            return self.module(x)
         if isinstance(x, torch.Tensor):
             if not x.requires_grad:
                 raise SettingError(

@@ -75,7 +75,8 @@ def run_schedule(
         return slots.pop((kind, stage, microbatch))
 
     order = lowered.orders[dist.get_rank()]
-    for stage, op, m, _ in (part for action in order for part in action.singles):
+    singles = [single for action in order for single in action.singles]  # of a pair, its two parts
+    for stage, op, m, _ in singles:
         match op:
             case Op.F:
                 x = take("F", stage, m).requires_grad_() if stage > 0 else inputs[m]
@@ -93,18 +94,19 @@ def run_schedule(
                 if stage > 0:
                     slots["B", stage - 1, m] = dx[0]
                 weight_halves[stage, m] = weight_half
-                if op == Op.B:  # I, with its W right behind it
+                if op == Op.B:  # the full backward: do what W does, too
                     weight_halves.pop((stage, m))()
             case Op.W:
                 weight_halves.pop((stage, m))()
             case Op.SEND_F | Op.SEND_B:
-                result = take(op[-1], stage + TOWARDS[op], m).contiguous()
-                target = placement.rank(stage + TOWARDS[op], m)
-                sends.append((dist.isend(result, target), result))
+                kind, peer = op[-1], stage + TOWARDS[op]  # the last letter is F or B
+                result = take(kind, peer, m).contiguous()
+                sends.append((dist.isend(result, placement.rank(peer, m)), result))
             case Op.RECV_F | Op.RECV_B:
                 # Each pair of ranks sends and receives in the same order, so messages need no tags.
-                buffer = slots[op[-1], stage, m] = torch.empty(tuple(shape))
-                receives[op[-1], stage, m] = dist.irecv(buffer, placement.rank(stage + TOWARDS[op], m))
+                kind, peer = op[-1], stage + TOWARDS[op]
+                buffer = slots[kind, stage, m] = torch.empty(tuple(shape))
+                receives[kind, stage, m] = dist.irecv(buffer, placement.rank(peer, m))
     for request, _ in sends:
         request.wait()
     return loss

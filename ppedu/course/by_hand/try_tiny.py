@@ -81,13 +81,16 @@ def main() -> int:
             each.join(START + SECONDS * len(SCHEDULES))
             each.kill()
             each.join()
-        reports = sorted((file for file in folder.glob("[0-9]*")), key=lambda file: file.stat().st_mtime)
-        lines = [report.read_text(encoding="utf-8").splitlines() for report in reports]
-    for place, name in enumerate(SCHEDULES):
-        found = [report[place] for report in lines if len(report) > place]
         # The first report to end has the cause; the ranks that wait for that one fail after it.
-        if wrong := next(filter(None, found), "" if len(found) == RANKS else "a rank ended, or its loop does not"):
-            print(f"{name:12} not yet: {wrong}")
+        files = sorted(folder.glob("[0-9]*"), key=lambda file: file.stat().st_mtime)
+        reports = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    for place, name in enumerate(SCHEDULES):
+        found = [report[place] for report in reports if len(report) > place]
+        wrong = [line for line in found if line]
+        if len(found) < RANKS:
+            wrong.append("a rank ended, or its loop does not")
+        if wrong:
+            print(f"{name:12} not yet: {wrong[0]}")
             return 1
         print(f"{name:12} right")
     return 0
