@@ -32,34 +32,39 @@ class TickClock(NamedTuple):
         alone = costs.durations(*size)
         paired = alone
         if costs.overlap is not None:
-            half = [by_microbatch(lambda time: ratio(time, 2), each) for each in costs.per_stage(costs.overlap, *size)]
+            pairs = costs.per_stage(costs.overlap, *size)
+            half = [by_microbatch(lambda time: ratio(time, 2), each) for each in pairs]
             paired = dict.fromkeys(alone, half)
-        messages = (each.values() if isinstance(each, PerLink) else [each] for each in (costs.latency, costs.transfer))
-        ticks = Ticks(chain(*map(flat, (*alone.values(), *paired.values())), *messages))
+        numbers = list(flat(chain(*alone.values(), *paired.values())))
+        for cost in (costs.latency, costs.transfer):
+            numbers += cost.values() if isinstance(cost, PerLink) else [cost]
+        ticks = Ticks(numbers)
 
         def counted(times: dict[Op, list[Any]]) -> dict[Op, list[Any]]:
             return {op: [by_microbatch(ticks.count, time) for time in each] for op, each in times.items()}
 
-        latency, transfer = (each_link(ticks.count, each) for each in (costs.latency, costs.transfer))
+        latency = each_link(ticks.count, costs.latency)
+        transfer = each_link(ticks.count, costs.transfer)
         return cls(counted(alone), counted(paired), latency, transfer, ticks)
 
     def durations(self, numbered: Numbered) -> list[Any]:
         """Return how many ticks each action takes, by its entry: 0 for messages and sharding."""
         size = numbered.microbatches
 
-        def by_microbatch(times: dict[Op, list[Any]], action: Action) -> list[Any]:
+        def of_block(times: dict[Op, list[Any]], action: Action) -> list[Any]:
+            """Return the time of an action for each microbatch."""
             time = times[action.op][action.stage] if action.op in times else 0
             return [*time] if isinstance(time, tuple) else [time] * size
 
         durations: list[Any] = []
         for block in numbered.blocks:
             if not block.sample.parts:
-                durations += by_microbatch(self.alone, block.sample)
+                durations += of_block(self.alone, block.sample)
                 continue
             # In all pairs of a block, the second microbatch is the first one plus `later`. The last pairs would need a
             # microbatch beyond the end: they do not exist, so any duration will do.
             one, two = block.sample.parts
-            first, second = by_microbatch(self.paired, one), by_microbatch(self.paired, two)
+            first, second = of_block(self.paired, one), of_block(self.paired, two)
             later = two.microbatch - one.microbatch
             durations += [first[m] + second[(m + later) % size] for m in range(size)]
         return durations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain
@@ -97,16 +97,20 @@ class Costs:
                 continue  # it has a default
             if name in ("latency", "transfer"):
                 cost = of_links(name, cost)
+            numbers: Iterable[Any] = ()
             if callable(cost) and name in TIMES:
                 _require_function(name, cost)
+            elif isinstance(cost, PerLink):
+                numbers = cost.values()
             else:
-                for number in cost.values() if isinstance(cost, PerLink) else _numbers(cost, depth):
-                    _require_cost(name, number)
+                numbers = _numbers(cost, depth)
+            for number in numbers:
+                _require_cost(name, number)
             object.__setattr__(self, name, cost)  # frozen
         if self.weight_memory > 1:
             raise SettingError(f"weight_memory is a part of the activation, 0 to 1; got {self.weight_memory!r}")
         if not any(isinstance(cost, tuple) or callable(cost) for cost in vars(self).values()):
-            self.durations(1, 1)
+            self.durations(stages=1, ranks=1)  # raises SettingError if half a backward takes longer than all of it
 
     def __getstate__(self) -> dict[str, Any]:
         import pickle  # slow to import
@@ -153,15 +157,13 @@ class Costs:
         if not functions:
             return self
 
-        def number(name: str, function: Callable[[int, int], Any], stage: int, microbatch: int) -> Any:
-            found = _python(function(stage, microbatch))
-            _require_cost(f"{name}({stage}, {microbatch})", found)
-            return found
-
-        tables: dict[str, Any] = {
-            name: [[number(name, each, stage, m) for m in range(microbatches)] for stage in range(stages)]
-            for name, each in functions.items()
-        }
+        tables: dict[str, Any] = {}
+        for name, function in functions.items():
+            tables[name] = [[0] * microbatches for _ in range(stages)]
+            for stage, row in enumerate(tables[name]):
+                for m in range(microbatches):
+                    row[m] = _python(function(stage, m))
+                    _require_cost(f"{name}({stage}, {m})", row[m])
         return replace(self, **tables)
 
     def per_stage(self, cost: Any, stages: int, ranks: int, microbatches: int | None = None) -> list[Any]:
@@ -177,7 +179,8 @@ class Costs:
             raise SettingError("costs that vary by microbatch cannot be used here; give one number for each stage")
         if not isinstance(cost, Sequence):
             share = Fraction(ranks, stages)
-            return [plain(Fraction(cost) * share) if isinstance(cost, Rational) else cost * float(share)] * stages
+            one = plain(Fraction(cost) * share) if isinstance(cost, Rational) else cost * float(share)
+            return [one] * stages
         if len(cost) != stages:
             raise SettingError(
                 f"{len(cost)} costs for {stages} stages; give {stages}, one for each stage, "
@@ -198,32 +201,34 @@ class Costs:
             SettingError: Also if I or W takes longer than B.
         """
 
-        def each(cost: Cost) -> list[Any]:
+        def by_stage(cost: Cost) -> list[Any]:
             return self.per_stage(cost, stages, ranks, microbatches)
 
-        def all_stages(function: Callable[..., Any], *times: list[Any]) -> list[Any]:
-            return [by_microbatch(function, *some) for some in zip(*times, strict=True)]
+        def in_each(function: Callable[..., Any], *times: list[Any]) -> list[Any]:
+            """Return the result of a function of the times in each stage."""
+            return [by_microbatch(function, *stage) for stage in zip(*times, strict=True)]
 
-        forward = each(self.forward)
-        first = None if self.input is None else each(self.input)
-        second = None if self.weight is None else each(self.weight)
+        f = by_stage(self.forward)
+        i = None if self.input is None else by_stage(self.input)
+        w = None if self.weight is None else by_stage(self.weight)
         if self.backward is not None:
-            full = each(self.backward)
-        elif first and second:
-            full = all_stages(add, first, second)
+            b = by_stage(self.backward)
+        elif i and w:
+            b = in_each(add, i, w)
         else:
-            full = all_stages(lambda f: 2 * f, forward)
-        if not second:
-            second = all_stages(sub, full, first) if first else all_stages(lambda b: ratio(b, 2), full)
-        if not first:
-            first = all_stages(sub, full, second)
-        if min(flat(first + second)) < 0:
+            b = in_each(lambda forward: 2 * forward, f)
+        if not w:
+            w = in_each(sub, b, i) if i else in_each(lambda backward: ratio(backward, 2), b)
+        if not i:
+            i = in_each(sub, b, w)
+        if min(flat(i + w)) < 0:
             raise SettingError(
                 "half of a split backward takes longer than the full backward; give both input and weight"
             )
         if self.recompute:
-            full, first = (all_stages(add, some, forward) for some in (full, first))
-        return {Op.F: forward, Op.B: full, Op.I: first, Op.W: second}
+            b = in_each(add, b, f)
+            i = in_each(add, i, f)
+        return {Op.F: f, Op.B: b, Op.I: i, Op.W: w}
 
     def memory_changes(self, stages: int, ranks: int) -> tuple[dict[Op, list[tuple[Any, Any]]], Ticks]:
         """Return the memory that F, B, I and W allocate at their start and free at their end, and its unit.
@@ -240,8 +245,11 @@ class Costs:
             changes[Op.B].append((whole - held, whole))
             changes[Op.I].append((whole - held, whole * (1 - self.weight_memory)))
             changes[Op.W].append((0, whole * self.weight_memory))
-        ticks = Ticks(chain(*chain(*changes.values())))
-        counted = {op: [(ticks.count(a), ticks.count(b)) for a, b in each] for op, each in changes.items()}
+        pairs = chain.from_iterable(changes.values())
+        ticks = Ticks(number for pair in pairs for number in pair)
+        counted = {}
+        for op, stages_of_op in changes.items():
+            counted[op] = [(ticks.count(allocated), ticks.count(freed)) for allocated, freed in stages_of_op]
         return counted, ticks
 
 

@@ -34,9 +34,10 @@ def fit(timelines: Sequence[Timeline]) -> Costs:
         found = ", ".join(f"{ranks} ranks and {stages} stages" for ranks, stages in sorted(sizes)) or "no timelines"
         raise SettingError(f"timelines must have the same number of ranks and of stages; got {found}")
     known = timelines[0].costs
-    times: dict[str, Any] = {
-        name: [_median(each or chain(*stages)) for each in stages] for name, stages in action_times(timelines).items()
-    }
+    times: dict[str, Any] = {}
+    for name, stages in action_times(timelines).items():
+        # A stage that never runs such an action gets the median over the other stages.
+        times[name] = [_median(own or chain(*stages)) for own in stages]
     return Costs(
         **times,
         latency=_latency(timelines),
@@ -90,7 +91,7 @@ def _messages(timeline: Timeline) -> Iterator[tuple[Link, Any]]:
     for rank, before, span, made in inputs(timeline):
         awaited = {(source, end) for source, end in made if source != rank and (not before or before.end <= end)}
         if len(awaited) == 1:
-            ((source, end),) = awaited
+            source, end = awaited.pop()
             if end <= span.start:
                 yield (source, rank), span.start - end
 

@@ -39,7 +39,8 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
     """Cut layers with these costs into `stages` consecutive pieces, the heaviest of them as light as possible.
 
     Of several such cuts, return the one with the least sum of squared weights; of several such, the one with the
-    longest first piece, then second piece, and so on. Layers of equal costs are cut as by `evenly`.
+    longest first piece, then second piece, and so on. Layers of equal costs are cut as by `evenly`. Costs of 3, 1, 1
+    and 1 make 2 pieces of weight 3: range(0, 1) and range(1, 4).
 
     first, last: The additional costs of the first and the last stage, such as those of the embedding and the head.
 
@@ -61,6 +62,7 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
             ends.append(bisect_right(before, before[ends[-1]] + limit) - 1)
         return ends
 
+    # Find by bisection the least limit with which the pieces hold all layers. It is at least the mean, rounded up.
     limit = max(max(weights), -(-before[-1] // stages))
     enough = limit + max(weights)  # pieces filled up to here weigh at least the mean, all but the last
     while limit < enough:
@@ -72,14 +74,15 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
 
     # From the last piece to the first: `squares[begin]` is the least sum of squares of the pieces from `begin` on. A
     # piece can begin only where the pieces before it can hold all layers before it.
-    squares, ends = {layers: 0}, []
+    squares = {layers: 0}
+    ends_of_pieces = []  # for each piece, from its begin to its best end
     for pieces, most in zip(reversed(range(stages)), reversed(farthest(limit)[:-1]), strict=True):
         begins = range(min(most, max(squares) - 1), pieces - 1, -1)
         best = _best_ends(begins, squares, before, limit)
         squares = {begin: (before[end] - before[begin]) ** 2 + squares[end] for begin, end in best.items()}
-        ends.append(best)
+        ends_of_pieces.append(best)
     starts = [0]
-    for end_of in reversed(ends):
+    for end_of in reversed(ends_of_pieces):
         starts.append(end_of[starts[-1]])
     return [range(begin, end) for begin, end in pairwise(starts)]
 

@@ -35,7 +35,8 @@ def of_links(name: str, cost: Any) -> Any:
                 f"{name} must be a number, a dict such as {{(0, 1): 0.5}}, or a square matrix with a row and a column "
                 f"for each rank; got {cost!r}"
             )
-        return PerLink({link: cost[link[0]][link[1]] for link in permutations(range(len(cost)), 2)})
+        links = permutations(range(len(cost)), 2)
+        return PerLink({(sender, receiver): cost[sender][receiver] for sender, receiver in links})
     return cost
 
 

@@ -133,7 +133,9 @@ def list_schedule(
             make_ready(task)
     woken = set(range(len(room)))
     while woken:
-        for rank in filter(idle.__getitem__, woken):
+        for rank in woken:
+            if not idle[rank]:
+                continue
             fitting = [heap for takes, heap in ready[rank].items() if heap and takes <= room[rank]]
             if fitting:
                 _, task = heappop(min(fitting))

@@ -19,11 +19,11 @@ from ppedu.sim.timeline import Span, Timeline
 def repeat(schedule: Schedule, steps: int) -> Schedule:
     """Return the schedule in which every rank runs its order `steps` times, and waits for no other rank in between."""
     numbers = [_numbers(schedule, steps, step) for step in range(steps)]
-    orders = tuple(
-        tuple(_renumbered(action, each) for each in numbers for action in order) for order in schedule.orders
-    )
+    orders = []
+    for order in schedule.orders:
+        orders.append(tuple(_renumbered(action, of_step) for of_step in numbers for action in order))
     placement = replace(schedule.placement, split=schedule.placement.split * steps)
-    return replace(schedule, placement=placement, microbatches=schedule.microbatches * steps, orders=orders)
+    return replace(schedule, placement=placement, microbatches=schedule.microbatches * steps, orders=tuple(orders))
 
 
 def repeat_costs(costs: Costs, schedule: Schedule, steps: int) -> Costs:
@@ -31,11 +31,12 @@ def repeat_costs(costs: Costs, schedule: Schedule, steps: int) -> Costs:
 
     Functions must be tabulated.
     """
-    original = {
-        number: microbatch for step in range(steps) for microbatch, number in enumerate(_numbers(schedule, steps, step))
-    }
+    original = [0] * (schedule.microbatches * steps)  # for each microbatch of the repeated schedule, that of `schedule`
+    for step in range(steps):
+        for microbatch, number in enumerate(_numbers(schedule, steps, step)):
+            original[number] = microbatch
     size = schedule.stages, schedule.ranks, schedule.microbatches
-    return _by_stage(costs, lambda cost: costs.per_stage(cost, *size), [original[m] for m in range(len(original))])
+    return _by_stage(costs, lambda cost: costs.per_stage(cost, *size), original)
 
 
 def _by_stage(costs: Costs, stages: Callable[[Any], Iterable[Any]], microbatches: Sequence[int]) -> Costs:
@@ -43,16 +44,22 @@ def _by_stage(costs: Costs, stages: Callable[[Any], Iterable[Any]], microbatches
 
     stages: Returns the cost of each stage.
     """
-    tables: dict[str, Any] = {
-        name: [tuple(each[m] for m in microbatches) if isinstance(each, tuple) else each for each in stages(cost)]
-        for name in TIMES
-        if isinstance(cost := getattr(costs, name), tuple)
-    }
+    tables: dict[str, Any] = {}
+    for name in TIMES:
+        cost = getattr(costs, name)
+        if isinstance(cost, tuple):
+            tables[name] = [
+                tuple(each[m] for m in microbatches) if isinstance(each, tuple) else each for each in stages(cost)
+            ]
     return replace(costs, **tables)
 
 
 def _numbers(schedule: Schedule, steps: int, step: int) -> list[int]:
-    """Return, for each microbatch of `schedule`, its number in one step of `repeat(schedule, steps)`."""
+    """Return, for each microbatch of `schedule`, its number in one step of `repeat(schedule, steps)`.
+
+    For 4 microbatches and 2 steps, step 1 has 4, 5, 6, 7; with two copies of the model, 2 and 3 in the first copy, 6
+    and 7 in the second.
+    """
     size, placement = schedule.microbatches, schedule.placement
     split = placement.split if placement.copies > 1 else size
     second = steps * split  # where the microbatches of the second copy begin
@@ -66,8 +73,10 @@ def join(steps: Sequence[Timeline]) -> Timeline:
     """Return the timelines of a schedule's consecutive steps, all on one clock, as one timeline."""
     first, parts = steps[0], tuple(steps)
     whole, costs = repeat(first.schedule, len(steps)), repeat_costs(first.costs, first.schedule, len(steps))
-    rows = map(chain.from_iterable, zip(*(step.rows for step in steps), strict=True))
-    return replace(first, schedule=whole, rows=tuple(map(_timed, whole.orders, rows)), costs=costs, parts=parts)
+    rows = []
+    for order, *rows_of_steps in zip(whole.orders, *(step.rows for step in steps), strict=True):
+        rows.append(_timed(order, chain.from_iterable(rows_of_steps)))
+    return replace(first, schedule=whole, rows=tuple(rows), costs=costs, parts=parts)
 
 
 def divide(whole: Timeline, schedule: Schedule, costs: Costs) -> Iterator[Timeline]:

@@ -25,12 +25,13 @@ def draw(timeline: Timeline, width: int = 128) -> str:
     margin = len(f"rank {ranks - 1} ") + 2
     rows = [[span for span in row if timeline.occupies_rank(span.action)] for row in timeline.rows]
     durations = (span.end - span.start for row in rows for span in row)
-    unit = min((each for each in durations if float(each) > 0), default=1)
+    shortest = min((each for each in durations if float(each) > 0), default=1)
+    # The columns of the shortest action: a letter, its microbatch, a ' for each chunk but the first, and a space.
     columns = 1 + timeline.schedule.chunks + len(str(timeline.schedule.microbatches - 1))
-    chunk = timeline.schedule.placement.chunk
-    if float(makespan / unit) * columns > width - margin:
+    if float(makespan / shortest) * columns > width - margin:
         columns = 1
-    unit = max(unit / columns, float(makespan) / max(1, width - margin)) or 1
+    unit = max(shortest / columns, float(makespan) / max(1, width - margin)) or 1  # the time of a column
+    chunk = timeline.schedule.placement.chunk
 
     def column(time: Any) -> int:
         return int(float((time - timeline.start) / unit) + 0.5)
@@ -42,10 +43,14 @@ def draw(timeline: Timeline, width: int = 128) -> str:
             first, last = column(start), column(end)
             if first == last:
                 continue
-            label = "".join(f"{op}{m}{chr(39) * chunk(stage, m)}" for stage, op, m, _ in action.singles)
+            label = ""
+            for stage, op, m, _ in action.singles:
+                label += f"{op}{m}" + "'" * chunk(stage, m)
             if columns > 1:
-                cells[first:last] = f"{label:─<{last - first - 1}}"[: last - first - 1] + " "
+                space = last - first - 1
+                cells[first:last] = label[:space].ljust(space, "─") + " "
             else:
                 cells[first:last] = label[0] * (last - first)
-        lines.append(f"{f'rank {rank}':<{margin - 2}}│{''.join(cells)}│")
+        name = f"rank {rank}".ljust(margin - 2)
+        lines.append(f"{name}│{''.join(cells)}│")
     return "\n".join(lines)

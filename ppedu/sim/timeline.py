@@ -105,8 +105,8 @@ class Timeline:
             rows = tuple(row if isinstance(row, Row) else tuple(row) for row in self.rows)
         except TypeError:  # not rows of anything
             rows = ()
-        given = (row for row in rows if not isinstance(row, Row))
-        if len(rows) != self.schedule.ranks or not {*map(type, chain(*given))} <= {Span}:
+        types = set(map(type, chain(*(row for row in rows if not isinstance(row, Row)))))
+        if len(rows) != self.schedule.ranks or not types <= {Span}:
             raise SettingError(
                 f"a timeline of {self.schedule!r} has a row of Spans for each of its ranks; got {self.rows!r}"
             )
@@ -128,17 +128,14 @@ class Timeline:
     @cached_property
     def start(self) -> Any:
         """The start of the first action, over all ranks."""
-        return min(
-            (row.start if isinstance(row, Row) else min(span.start for span in row) for row in self.rows if row),
-            default=0,
-        )
+        starts = [row.start if isinstance(row, Row) else min(span.start for span in row) for row in self.rows if row]
+        return min(starts, default=0)
 
     @cached_property
     def end(self) -> Any:
         """The end of the last action, over all ranks."""
-        return max(
-            (row.end if isinstance(row, Row) else max(span.end for span in row) for row in self.rows if row), default=0
-        )
+        ends = [row.end if isinstance(row, Row) else max(span.end for span in row) for row in self.rows if row]
+        return max(ends, default=0)
 
     @property
     def makespan(self) -> Any:
@@ -185,9 +182,12 @@ class Timeline:
     @cached_property
     def peak_activations(self) -> tuple[Any, ...]:
         """The peak memory of each rank's activations, in the unit in which `costs.activation` is given."""
-        changes = ((change for _, change in self._memory_changes(row)) for row in self.rows)
-        peaks = [max(accumulate(each, initial=0)) for each in changes]
-        return tuple(map(plain, self._changes_by_op[1].numbers(peaks)))
+        peaks = []
+        for row in self.rows:
+            changes = (change for _, change in self._memory_changes(row))
+            peaks.append(max(accumulate(changes, initial=0)))
+        _, ticks = self._changes_by_op
+        return tuple(map(plain, ticks.numbers(peaks)))
 
     @cached_property
     def reasons(self) -> Reasons:
@@ -250,7 +250,8 @@ class Timeline:
         row = self.spans(rank)
         changes = list(self._memory_changes(row))
         times = [row[index].start if change > 0 else row[index].end for index, change in changes]
-        held = self._changes_by_op[1].numbers(accumulate((change for _, change in changes), initial=0))
+        _, ticks = self._changes_by_op
+        held = ticks.numbers(accumulate((change for _, change in changes), initial=0))
         return list(zip([self.start, *times], map(plain, held), strict=True))
 
     @cached_property
@@ -260,15 +261,19 @@ class Timeline:
 
     def _memory_changes(self, row: Sequence[Span]) -> Iterator[tuple[int, Any]]:
         """Yield the changes of the memory of a rank's activations in ticks, each with the index of its span."""
-        changes, infers = self._changes_by_op[0], self.schedule.forward_only
-        for index, action in enumerate(row.actions if isinstance(row, Row) else [span.action for span in row]):
+        changes, _ = self._changes_by_op
+        infers = self.schedule.forward_only
+        actions = row.actions if isinstance(row, Row) else [span.action for span in row]
+        for index, action in enumerate(actions):
             found = [changes[op][stage] for stage, op, _, _ in action.singles if op in changes]
             for allocated, _ in found:  # before anything is freed
                 if allocated:
                     yield index, allocated
             for allocated, freed in found:
-                if freed or infers:
-                    yield index, -(allocated if infers else freed)
+                if infers:
+                    yield index, -allocated
+                elif freed:
+                    yield index, -freed
 
     def text(self, width: int = 128) -> str:
         """Return the timeline as text: one line per rank, at most `width` characters wide, blank where it is idle.

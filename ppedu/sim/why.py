@@ -127,13 +127,14 @@ class Reasons:
 
     def gaps(self) -> Iterator[Gap]:
         """See `Timeline.gaps`."""
-        end = self.timeline.end
         for rank, row in enumerate(self.rows):
-            before = self.timeline.start
-            for index, (start, after) in enumerate([*((span.start, span.end) for span in row), (end, end)]):
-                if start > before:
-                    yield Gap(rank, before, start, self._why(rank, index))
-                before = after
+            free = self.timeline.start
+            for index, (_, start, end) in enumerate(row):
+                if start > free:
+                    yield Gap(rank, free, start, self._why(rank, index))
+                free = end
+            if self.timeline.end > free:
+                yield Gap(rank, free, self.timeline.end, self._why(rank, len(row)))
 
     def _why(self, rank: int, index: int) -> str:
         """Return why a rank is idle before its compute span number `index`, in a sentence."""
@@ -158,8 +159,10 @@ class Reasons:
         result, trip = self._message(cause, place)
         if trip.start == self[cause].end:
             return ""
-        found = blocker(self.trips, result)
-        after = f", after {self.trips[found[1]].ends[found[0]]} of rank {found[0]}" if found else ""
+        after = ""
+        if found := blocker(self.trips, result):
+            rank, other = found
+            after = f", after {self.trips[other].ends[rank]} of rank {rank}"
         return f"; its message starts at {self._clock(trip.start)}{after}"
 
     def _barriers(self) -> Iterator[tuple[Place, Place]]:
@@ -167,15 +170,15 @@ class Reasons:
 
         Each comes with the last span of the step before.
         """
-        first = [0] * len(self.rows)
+        first = [0] * len(self.rows)  # by rank, the index of its first span in a step
         for before, after in pairwise(self.timeline.steps):
-            first = [
-                start + sum(span.action.computes for span in row) for start, row in zip(first, before.rows, strict=True)
-            ]
+            for rank, row in enumerate(before.rows):
+                first[rank] += sum(span.action.computes for span in row)
             if before.end <= after.start:
-                ended = [(rank, start - 1) for rank, start in enumerate(first)]
+                ended = [(rank, index - 1) for rank, index in enumerate(first)]
                 last = max(ended, key=lambda place: self[place].end)
-                yield from (((rank, start), last) for rank, start in enumerate(first))
+                for rank, index in enumerate(first):
+                    yield (rank, index), last
 
     def _clock(self, *times: Any) -> str:
         """Return times, counted from the timeline's start, as human-readable text: 3–5, or 3–5 ms."""
@@ -192,19 +195,18 @@ def causes(timeline: Timeline) -> dict[str, float]:
     costs = timeline.costs if timeline.source == "simulated" else Costs.fit(timeline)
     costs = costs.tabulated(schedule.stages, schedule.microbatches)
     at_once = replace(costs, latency=0, transfer=0, links="free")
-    steady = _averaged(at_once, lambda cost: tuple(map(_mean, cost)))
-    even = _averaged(steady, lambda cost: (_mean(cost),) * len(cost))
+    steady = _averaged(at_once, lambda cost: tuple(map(_mean, cost)))  # each stage takes its mean over microbatches
+    even = _averaged(steady, lambda cost: (_mean(cost),) * len(cost))  # and the mean over stages
     unchanged = at_once == timeline.costs and timeline.source == "simulated"
     varied_run = timeline if unchanged else simulate(schedule, at_once)
     steady_run = varied_run if steady == at_once else simulate(schedule, steady)
     even_run = steady_run if even == steady else simulate(schedule, even)
     runs = reorder(even_run), even_run, steady_run, varied_run
-    idle = [run.makespan - ratio(sum(run.busy), schedule.ranks) for run in runs]
-    more = [after - before for before, after in pairwise(idle)]
-    steps = {"warm-up and cooldown": idle[0], "ordering": more[0], "imbalance": more[1]}
-    if any(len({*row}) > 1 for cost in _sequences(at_once).values() for row in cost if isinstance(row, tuple)):
-        steps["variation"] = more[2]
-    shares = {cause: float(ratio(time, makespan)) if makespan else 0.0 for cause, time in steps.items()}
+    best, even_idle, steady_idle, varied_idle = (run.makespan - ratio(sum(run.busy), schedule.ranks) for run in runs)
+    times = {"warm-up and cooldown": best, "ordering": even_idle - best, "imbalance": steady_idle - even_idle}
+    if _vary_by_microbatch(at_once):
+        times["variation"] = varied_idle - steady_idle
+    shares = {cause: float(ratio(time, makespan)) if makespan else 0.0 for cause, time in times.items()}
     return {**shares, "communication": timeline.bubble - sum(shares.values())}
 
 
@@ -212,8 +214,9 @@ def _mean_causes(timeline: Timeline) -> dict[str, float]:
     """Return the causes of the bubble in steps that do not overlap."""
     total = timeline.makespan or 1  # without it, there are no shares to weight
     found = [(causes(step), float(ratio(step.makespan, total))) for step in timeline.steps]
-    shares = {cause: sum(each[cause] * part for each, part in found) for cause in found[0][0]}
-    return {**shares, "communication": timeline.bubble - sum(shares.values()) + shares["communication"]}
+    first, _ = found[0]
+    shares = {cause: sum(each[cause] * part for each, part in found) for cause in first if cause != "communication"}
+    return {**shares, "communication": timeline.bubble - sum(shares.values())}
 
 
 def _averaged(costs: Costs, average: Callable[[Any], Any]) -> Costs:
@@ -224,6 +227,15 @@ def _averaged(costs: Costs, average: Callable[[Any], Any]) -> Costs:
 def _sequences(costs: Costs) -> dict[str, Any]:
     """Return the times that are sequences."""
     return {name: cost for name in TIMES if isinstance(cost := getattr(costs, name), tuple)}
+
+
+def _vary_by_microbatch(costs: Costs) -> bool:
+    """Return whether a stage takes different times for different microbatches."""
+    for cost in _sequences(costs).values():
+        for stage in cost:
+            if isinstance(stage, tuple) and len(set(stage)) > 1:
+                return True
+    return False
 
 
 def _mean(time: Any) -> Any:
@@ -240,7 +252,7 @@ def trips_of(timeline: Timeline) -> Trips:
     costs, placement = timeline.costs, timeline.schedule.placement
     for rank, row in enumerate(timeline.rows):
         last: dict[Stream, Result] = {}  # the last message in each of the rank's streams
-        index, free = -1, timeline.start  # of the last compute span
+        index, free = -1, timeline.start  # of the last compute span so far: its index, and its end
         for action, start, end in row:
             if action.computes:
                 index, free = index + 1, end
@@ -267,8 +279,10 @@ def blocker(trips: Trips, result: Result) -> tuple[int, Result] | None:
     trip = trips[result]
     posted = max(posting.time for posting in trip.posted.values())
     late = [(trips[each].end, rank, each) for rank, each in trip.before.items() if trips[each].end > posted]
-    _, rank, before = max(late, key=lambda each: each[0], default=(None, 0, None))
-    return (rank, before) if before else None
+    if not late:
+        return None
+    _, rank, before = max(late, key=lambda each: each[0])
+    return rank, before
 
 
 def origin(trips: Trips, result: Result) -> Place:
