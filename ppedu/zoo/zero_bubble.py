@@ -128,6 +128,6 @@ def zb_v(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     counts: Counter[str] = Counter()  # by step: its next microbatch
     for step in pattern:
         if counts[step] < microbatches:
-            op, chunk = step
-            yield Action(stages[int(chunk)], Op(op), counts[step])
+            op, chunk = step[0], int(step[1])
+            yield Action(stages[chunk], Op(op), counts[step])
         counts[step] += 1
