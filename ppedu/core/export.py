@@ -18,7 +18,8 @@ def to_torch(schedule: Schedule, path: str | os.PathLike[str] | None = None) -> 
     OVERLAP_B_F, which becomes its two actions in order. A lowered schedule without REDUCE_GRAD gets one for each
     stage, sharded or not, because that is where torch divides gradients by the number of microbatches.
 
-    path: Also write the text to this file.
+    Args:
+        path: Also write the text to this file.
 
     Raises:
         SettingError: `schedule` is not a Schedule, has no actions, or runs two copies of the model, which torch cannot.

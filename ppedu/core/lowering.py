@@ -28,6 +28,9 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
     sends and receives in this order. So ranks never wait for each other in a cycle, whether sends are buffered or wait
     for their receives, and messages between two ranks are received in the order sent.
 
+    An incomplete schedule, such as one without backwards, stays incomplete; `check` lists what is missing. `label`
+    describes a message.
+
     Args:
         receive: "early" posts a receive as soon as its peer sends, so that the message travels while the rank computes;
             "late" posts it as late as the order of messages allows, so that few are in flight at a time.
@@ -35,9 +38,6 @@ def lower(schedule: Schedule, receive: str = "early", fsdp: bool = False, reside
             with next, frees the other stages (RESHARD), and sums the gradients of a stage after its last backward
             (REDUCE_GRAD).
         resident: With `fsdp`, how many stages a rank holds gathered at a time.
-
-    An incomplete schedule, such as one without backwards, stays incomplete; `check` lists what is missing. `label`
-    describes a message.
 
     Raises:
         ScheduleError: The ranks would wait forever.

@@ -35,8 +35,10 @@ def other_end(message: Action) -> Action:
 class Placement:
     """The map from a stage and a microbatch to a rank. Create one with `Placement.make` or `Placement.custom`.
 
-    `holders[copy][stage]` is the rank that holds the stage in that copy of the model. There are one or two copies. If
-    there are two, the microbatches from `split` on run through the second.
+    Args:
+        holders: `holders[copy][stage]` is the rank that holds the stage in that copy of the model. There are one or two
+            copies.
+        split: If there are two copies, the microbatches from `split` on run through the second.
     """
 
     name: str
@@ -67,12 +69,13 @@ class Placement:
     def make(cls, name: str, ranks: int, chunks: int = 1, microbatches: int = 1) -> Placement:
         """Return the placement called `name` for `ranks` ranks.
 
-        "loop": stage s on rank s mod ranks, `chunks` stages on each rank. On 3 ranks, 2 chunks make
-            0 1 2 0 1 2, the ranks of stages 0 to 5.
-        "v": down the ranks and back up, a zigzag of `chunks` stages on each rank. On 3 ranks, 2 chunks make
-            0 1 2 2 1 0.
-        "bidirectional": two copies of the model, one from the first rank to the last, one from the last to
-            the first. The first half of the `microbatches`, rounded up, runs through the first copy.
+        Args:
+            name: "loop": stage s on rank s mod ranks, `chunks` stages on each rank. On 3 ranks, 2 chunks make
+                0 1 2 0 1 2, the ranks of stages 0 to 5.
+                "v": down the ranks and back up, a zigzag of `chunks` stages on each rank. On 3 ranks, 2 chunks make
+                0 1 2 2 1 0.
+                "bidirectional": two copies of the model, one from the first rank to the last, one from the last to
+                the first. The first half of the `microbatches`, rounded up, runs through the first copy.
 
         Raises:
             SettingError: There is no such placement, or a number is not a whole number above 0.

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong. `index` is the position in the rank's order, None if the action is missing.
+    """One thing that is wrong.
 
-    kind: "range" (no such stage, microbatch or peer, or a backward in a forward-only schedule), "rank" (not this rank's
-    stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before a dependency on the
-    same rank), "deadlock" (ranks that wait for each other in a cycle), "message" (received in another order than sent,
-    or needless), "sharding" (weights not gathered, or twice).
+    Attributes:
+        index: The position in the rank's order, None if the action is missing.
+        kind: "range" (no such stage, microbatch or peer, or a backward in a forward-only schedule), "rank" (not this
+            rank's stage), "missing", "duplicate" (also a full backward beside one of its halves), "order" (before a
+            dependency on the same rank), "deadlock" (ranks that wait for each other in a cycle), "message" (received in
+            another order than sent, or needless), "sharding" (weights not gathered, or twice).
+        message: The problem in a sentence.
     """
 
     rank: int
@@ -89,7 +92,8 @@ class _Inspection:
     def _problem(self, rank: int, index: int, kind: str, why: str, action: Action | None = None) -> Problem:
         """Return a problem of the action at an index, or of `action` if it is one of two parts.
 
-        why: The end of the message, after the action.
+        Args:
+            why: The end of the message, after the action.
         """
         action = action or self.schedule.orders[rank][index]
         return Problem(rank, index, action, kind, f"rank {rank}, position {index}: {action}{why}")
@@ -112,7 +116,8 @@ class _Inspection:
     def _why_misplaced(self, rank: int, action: Action, again: bool) -> Iterator[tuple[str, str]]:
         """Yield the kind of problem that an action on `rank` has, and its message without the action, if it has one.
 
-        again: Whether the same action was already seen, on any rank.
+        Args:
+            again: Whether the same action was already seen, on any rank.
         """
         placement, stages, microbatches = self.placement, self.schedule.stages, self.schedule.microbatches
         stage, op, microbatch, _ = action

@@ -28,10 +28,14 @@ from ppedu.core.validate import UNWRITABLE, require_count, require_instance, req
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """An immutable pipeline schedule: `orders[rank]` is the tuple of actions that a rank runs, in order.
+    """An immutable pipeline schedule: for each rank, the actions that it runs, in order.
 
-    `placement` is the map from stages to ranks. Orders may be given as lists, and actions as text such as "2F0". A
-    `forward_only` schedule, for inference, has forwards alone; `forwards` makes one of any schedule.
+    Args:
+        placement: The map from stages to ranks.
+        orders: `orders[rank]` is the tuple of a rank's actions. Orders may be given as lists, and actions as text such
+            as "2F0".
+        forward_only: Whether the schedule is for inference and has forwards alone; `forwards` makes one of any
+            schedule.
 
     Raises:
         SettingError: An order contains something that is not an action, there is not one order for each rank, or

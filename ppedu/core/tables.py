@@ -14,7 +14,9 @@ NUMBER = "+-0123456789"  # begin a cell of HTML that stays on one line, as names
 def in_text(rows: Iterable[Sequence[str]], width: int, most: int | None = None) -> list[list[str]]:
     """Return the lines of each row. A cell that is wider than `width` is wrapped.
 
-    most: The characters of a line, if its words allow that: the first row, the head, is wrapped further, then all rows.
+    Args:
+        most: The characters of a line, if its words allow that: the first row, the head, is wrapped further, then all
+            rows.
     """
     rows = [*rows]
     lines = _wrapped(rows, width, width)

@@ -11,8 +11,10 @@ Waiting = TypeVar("Waiting")
 class Wait(NamedTuple):
     """A wait for other ranks.
 
-    doing: the action that waits, such as "recv(src=1)". kind: "receive", "send" or "both" for a message exchanged with
-    the global rank `peer`; "all" for a call that every rank must make.
+    Args:
+        doing: The action that waits, such as "recv(src=1)".
+        kind: "receive", "send" or "both" for a message exchanged with the global rank `peer`; "all" for a call that
+            every rank must make.
     """
 
     doing: str
@@ -45,8 +47,11 @@ class published:
 def cycles(waits_for: Mapping[Waiting, Collection[Waiting]]) -> Iterator[list[Waiting]]:
     """Yield the cycles of ranks in which each rank waits for the next, and the last for the first.
 
-    waits_for: for each waiting rank, the ranks it waits for. If each waits for a single rank, every cycle is found;
-        otherwise at least one, if there is any. A depth-first search, which visits each rank once.
+    If each rank waits for a single one, every cycle is found; otherwise at least one, if there is any. This is a
+    depth-first search, which visits each rank once.
+
+    Args:
+        waits_for: For each waiting rank, the ranks it waits for.
     """
     visited: set[Waiting] = set()
     for start in waits_for:
