@@ -152,7 +152,8 @@ def _paragraphs(name: str) -> Iterator[str]:
     first, *others = (inspect.getdoc(require_registered(name).generator) or "").split("\n\n")
     short = BEGINS.sub("", first)
     yield short[0].upper() + short[1:]
-    yield from others
+    for other in others:
+        yield other.removeprefix("Args:\n")
 
 
 def _linked(text: str) -> str:

@@ -59,7 +59,7 @@ def chimera(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     In a timeline: two sets of slanted lines, woven together.
 
     Raises:
-        SettingError: the number of ranks or of microbatches is odd.
+        SettingError: The number of ranks or of microbatches is odd.
     """
     require_even("chimera", "ranks", ranks)
     require_even("chimera", "microbatches", microbatches)

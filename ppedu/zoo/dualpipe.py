@@ -36,7 +36,7 @@ def dualpipe(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     In a timeline: slanted warm-ups from the top and the bottom that cross, pairs in the middle, Ws at the end.
 
     Raises:
-        SettingError: the number of ranks or of microbatches is odd, or there are fewer than 2p microbatches.
+        SettingError: The number of ranks or of microbatches is odd, or there are fewer than 2p microbatches.
     """
     require_even("dualpipe", "ranks", ranks)
     require_count(f"microbatches of dualpipe on {ranks} ranks", microbatches, least=2 * ranks)
@@ -69,7 +69,7 @@ def dualpipev(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
     In a timeline: the upper half of DualPipe's.
 
     Raises:
-        SettingError: there are fewer than 2 * ranks microbatches.
+        SettingError: There are fewer than 2 * ranks microbatches.
     """
     require_count(f"microbatches of dualpipev on {ranks} ranks", microbatches, least=2 * ranks)
     near = _stream(rank, range(microbatches))

@@ -19,16 +19,17 @@ from dataclasses import dataclass
 class Facts:
     """Closed forms of a schedule and their source. A formula may be followed by " if " and the conditions for it.
 
-    source: the paper or the repository, and what was corrected or added to it.
-    idle: the time for which every rank waits.
-    makespan: instead of `idle`, where the ranks wait for different times.
-    idle_in_span: the bubble of the Zero Bubble papers, which is the span less m(F+B), under the conditions of `idle`.
-        By default it is the same as `idle`.
-    hops: the number of messages that lengthen the three above. Without it they hold for c = 0 only, unless c occurs in
-        them.
-    remark: what to print where there is no formula for the time.
-    sizes: the conditions under which the schedule exists; the other conditions are in addition to these.
-    peak: the peak of the activations on rank r, in microbatches.
+    Args:
+        source: The paper or the repository, and what was corrected or added to it.
+        idle: The time for which every rank waits.
+        makespan: Instead of `idle`, where the ranks wait for different times.
+        idle_in_span: The bubble of the Zero Bubble papers, which is the span less m(F+B), under the conditions of
+            `idle`. By default it is the same as `idle`.
+        hops: The number of messages that lengthen the three above. Without it they hold for c = 0 only, unless c occurs
+            in them.
+        remark: The text to print where there is no formula for the time.
+        sizes: The conditions under which the schedule exists; the other conditions are in addition to these.
+        peak: The peak of the activations on rank r, in microbatches.
     """
 
     source: str

@@ -28,9 +28,10 @@ def gpipe(rank: int, ranks: int, microbatches: int, lifo: bool = False) -> Itera
     The ranks work at the same time, each one microbatch behind the rank before it. Every rank keeps the activations of
     all microbatches.
 
-    lifo: run the backwards in reverse order, last microbatch first, as in the paper's figure.
-
     In a timeline: a slanted block of forwards, then its mirror image of backwards.
+
+    Args:
+        lifo: Run the backwards in reverse order, last microbatch first, as in the paper's figure.
     """
     for m in range(microbatches):
         yield F(rank, m)

@@ -56,13 +56,14 @@ def interleaved(
     follows (Narayanan et al.). The idle time is that of 1F1B divided by `chunks`. With one chunk this is 1F1B with
     twice the warm-up, which holds more activations and hides more of the latency.
 
-    group: the microbatches in each group but the last, which may be smaller, as in Megatron. By default those of
-        `equal_groups`.
-
     In a timeline: 1F1B with a finer, longer warm-up; each microbatch visits a rank `chunks` times.
 
+    Args:
+        group: The microbatches in each group but the last, which may be smaller, as in Megatron. By default those of
+            `equal_groups`.
+
     Raises:
-        SettingError: with groups of this size the ranks would deadlock.
+        SettingError: With groups of this size the ranks would deadlock.
     """
     groups = equal_groups(ranks, microbatches)
     if group is not None:

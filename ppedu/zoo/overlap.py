@@ -44,9 +44,11 @@ def interleaved_overlap(
 
     The warm-up is one forward longer than in interleaved 1F1B, so that no pair depends on itself.
 
-    backward_first: put the backward first in each pair. The single actions are then in the order of interleaved 1F1B.
-
     In a timeline: interleaved 1F1B with pairs in its middle.
+
+    Args:
+        backward_first: Put the backward first in each pair. The single actions are then in the order of interleaved
+            1F1B.
     """
     groups = equal_groups(ranks, microbatches)
     for step in depth_first(rank, ranks, chunks, groups, warmup=2 * (ranks - 1 - rank) + 1):

@@ -41,10 +41,11 @@ _DERIVED: dict[str, dict[str, str]] = {
 class Fact(NamedTuple):
     """A number, or a tuple of one for each rank, with the formula that gives it, its conditions and its source.
 
-    value: exact if the costs are. The attribute of a simulation's Timeline that has the name of the function, such as
-        `Timeline.makespan` for `makespan`, has the same value.
-    formula, holds: the formula and its conditions, in mathematical notation.
-    source: the paper or the repository.
+    Attributes:
+        value: Exact if the costs are. The attribute of a simulation's Timeline that has the name of the function, such
+            as `Timeline.makespan` for `makespan`, has the same value.
+        formula, holds: The formula and its conditions, in mathematical notation.
+        source: The paper or the repository.
     """
 
     value: Any

@@ -28,10 +28,12 @@ def v_adaptive(rank: int, ranks: int, microbatches: int, memory: Number | None =
     p-1 + 2(p-k) + max(0, 3p-4k) forwards of one of its two stages, and no order of these actions in that memory idles
     for less.
 
-    memory: the number of microbatches whose activations a rank may hold for its share of the model, in steps of 1/2, at
-        least the floor((p+4)/3) of V-Min; more than the p of ZB-V has no effect. The default is halfway between.
-
     In a timeline: ZB-V whose warm-up pauses when the memory is full, and whose cooldown runs out of W.
+
+    Args:
+        memory: The number of microbatches whose activations a rank may hold for its share of the model, in steps of
+            1/2, at least the floor((p+4)/3) of V-Min; more than the p of ZB-V has no effect. The default is halfway
+            between.
 
     Raises:
         SettingError: `memory` is less than V-Min needs.
@@ -113,7 +115,8 @@ def _orders(ranks: int, microbatches: int, most: int) -> tuple[tuple[Action, ...
     def next_stop(rank: int, arrived: list[int]) -> int | None:
         """Return the stop whose action a rank runs in this tick, or None for a W or a pause.
 
-        arrived: the microbatches that had passed each stop when the tick began.
+        Args:
+            arrived: The microbatches that had passed each stop when the tick began.
         """
         stops = sorted((rank, forwards - 1 - rank, forwards + rank, last - rank), key=due.__getitem__)
         full = delayed[rank] and held[rank] + 1 >= most
