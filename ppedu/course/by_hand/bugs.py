@@ -96,7 +96,11 @@ MUSEUM = Museum()
 
 
 def forwards(stage: Stage, inputs: Microbatches, targets: Microbatches, shape: Sequence[int], **settings: Any) -> None:
-    """Run the first half of `gpipe_step`: all forwards. settings: of `stage.begin`."""
+    """Run the first half of `gpipe_step`: all forwards.
+
+    Args:
+        settings: Of `stage.begin`.
+    """
     stage.begin(inputs, targets, **settings)
     for m in range(len(inputs)):
         x = communicate("recv_forward", shapes=shape)
@@ -111,7 +115,11 @@ def backwards(stage: Stage, order: Sequence[int], shape: Sequence[int]) -> None:
 
 
 def engine_step(*step: Any, group: PipelineGroup | None = None, **settings: Any) -> Pipeline:
-    """Run a step with the arguments of `gpipe_step` on the engine, and return the pipeline. settings: of `Pipeline`."""
+    """Run a step with the arguments of `gpipe_step` on the engine, and return the pipeline.
+
+    Args:
+        settings: Of `Pipeline`.
+    """
     stage, inputs, targets, _ = step
     group = PipelineGroup.of(group)
     pipeline = Pipeline(schedule("gpipe", group.size, len(inputs)), {group.rank: stage}, group=group, **settings)
@@ -364,8 +372,11 @@ def torchs_step(
 ) -> Any:
     """Run ZB-V on torch's pipeline runtime, and return the runtime.
 
-    modules: this rank's stages by number. Rank r of p holds the stages r and 2p-1-r, so rank 0 has the first and last.
-    settings: of the runtime.
+    Args:
+        modules: This rank's stages by number. Rank r of p holds the stages r and 2p-1-r, so rank 0 has the first and
+            the last.
+        inputs, targets: The whole batch, (samples, …), on rank 0; not used on the other ranks.
+        settings: Of the runtime.
     """
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime

@@ -3,12 +3,13 @@
 Each runs the forwards and backwards of all microbatches of a batch and adds the gradients to `.grad`.
 All take the same arguments:
 
-    stage: this rank's `Stage`.
-    inputs, targets: the batch cut into microbatches of equal size; the first stage reads `inputs`, the last `targets`.
-    shape: of one microbatch's activation between two stages.
-    group: the ranks of the pipeline; by default all ranks of the program.
+    stage: This rank's `Stage`.
+    inputs, targets: The batch cut into microbatches of equal size, one tensor each; the first stage reads `inputs`, the
+        last `targets`.
+    shape: Of one microbatch's activation between two stages, such as (samples, width).
+    group: The ranks of the pipeline; by default all ranks of the program.
 
-They return the mean loss on the last rank, and 0 on the other ranks.
+They return the mean loss, a scalar, on the last rank, and 0 on the other ranks.
 """
 
 from __future__ import annotations
@@ -103,7 +104,10 @@ LOOPS: dict[str, Callable[..., torch.Tensor]] = {"naive": naive_step, "gpipe": g
 def measured(name: str, stage: Stage, group: PipelineGroup) -> Timeline | None:
     """Return the measured Timeline of the last step on rank 0 of the group, None on the other ranks.
 
-    name: of the timeline's schedule. All ranks must call it. Times are seconds since the first action.
+    All ranks must call it. Times are seconds since the first action.
+
+    Args:
+        name: Of the timeline's schedule.
     """
     spans = stage.clock.spans()
     rows, machines = [spans] * group.size, [0] * group.size  # for each rank, filled by all_gather_object

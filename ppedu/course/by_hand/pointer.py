@@ -45,8 +45,9 @@ class TensorPointer:
 class Pending:
     """The queues of one rank: messages and backwards that are still to run, each with its microbatch, oldest first.
 
-    shape: of one microbatch's activation between two ranks.
-    group: the ranks of the pipeline; by default all ranks of the program.
+    Args:
+        shape: Of one microbatch's activation between two ranks, such as (samples, width).
+        group: The ranks of the pipeline; by default all ranks of the program.
     """
 
     def __init__(self, shape: Sequence[int], group: PipelineGroup | None = None):
@@ -121,12 +122,13 @@ def receive(pending: Pending) -> torch.Tensor:
 class PipelineBlock(nn.Module):
     """A part of the model that runs on `rank`.
 
-    module: required on `rank`, and ignored on the other ranks.
-
     Called with a tensor or a pointer, a block returns a tensor on its rank and a pointer elsewhere.
 
+    Args:
+        module: Required on `rank`, and ignored on the other ranks.
+
     Raises:
-        SettingError: the rank is not in the group, or this is the rank and `module` is None; when called, a tensor to
+        SettingError: The rank is not in the group, or this is the rank and `module` is None; when called, a tensor to
             send does not require grad, for example because all weights before it are frozen.
     """
 
@@ -162,15 +164,18 @@ def pointer_step(
 ) -> torch.Tensor:
     """Run the forwards and backwards of all microbatches, and add the gradients to `.grad`.
 
-    blocks: of the whole model, in the order of their ranks.
-    inputs, targets: the batch cut into microbatches of equal size; the first rank reads `inputs`, the last `targets`.
-    order: "1f1b", or "afab" for all forwards and then all backwards, as in GPipe.
+    Args:
+        blocks: Of the whole model, in the order of their ranks.
+        inputs, targets: The batch cut into microbatches of equal size, one tensor each; the first rank reads `inputs`,
+            the last `targets`.
+        order: "1f1b", or "afab" for all forwards and then all backwards, as in GPipe.
 
-    Returns the mean loss on the last rank, and 0 on the other ranks.
+    Returns:
+        The mean loss, a scalar, on the last rank, and 0 on the other ranks.
 
     Raises:
-        SettingError: the order is unknown, or the blocks do not go through all ranks from first to last.
-        CommunicationError: a message has another shape or dtype than expected, or a queue is not empty at the end.
+        SettingError: The order is unknown, or the blocks do not go through all ranks from first to last.
+        CommunicationError: A message has another shape or dtype than expected, or a queue is not empty at the end.
     """
     group, microbatches = pending.group, len(inputs)
     warmups = {"afab": microbatches, "1f1b": min(group.size - group.rank - 1, microbatches)}

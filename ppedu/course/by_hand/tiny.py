@@ -42,17 +42,20 @@ def run_schedule(
 ) -> torch.Tensor:
     """Run one training step of `schedule`: add the gradients to `.grad`, return the loss. All ranks must call it.
 
-    schedule: compute actions alone, or lowered by `pp.lower`.
-    modules: the stages that this rank holds, by number.
-    inputs, targets: the batch cut into microbatches of equal size; the first stage reads `inputs`, the last `targets`.
-    shape: of one microbatch's activation between two stages.
-    loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar.
+    Args:
+        schedule: Compute actions alone, or lowered by `pp.lower`.
+        modules: The stages that this rank holds, by number.
+        inputs, targets: The batch cut into microbatches of equal size, one tensor each; the first stage reads `inputs`,
+            the last `targets`.
+        shape: Of one microbatch's activation between two stages, such as (samples, width).
+        loss_fn: `loss_fn(output, target)` → the microbatch's loss, a scalar.
 
-    Returns the mean loss on the rank that holds the last stage, and 0 on the others.
+    Returns:
+        The mean loss, a scalar, on the rank that holds the last stage, and 0 on the others.
 
     Raises:
-        ScheduleError: the schedule is not legal.
-        SettingError: the schedule has two copies of the model.
+        ScheduleError: The schedule is not legal.
+        SettingError: The schedule has two copies of the model.
     """
     schedule.validate()
     placement, last, loss = schedule.placement, schedule.stages - 1, torch.zeros(())
