@@ -15,8 +15,11 @@ from ppedu.sim.per_link import LinkCost, PerLink, each_link, of_link
 class TickClock(NamedTuple):
     """The times of a schedule's actions in ticks, so that exact times are whole numbers.
 
-    alone: `alone[op][stage]` is the time of an action on its own, or a tuple of the times by microbatch.
-    paired: `paired[op][stage]` is its contribution to the time of an overlapped pair.
+    Attributes:
+        alone: `alone[op][stage]` is the time of an action on its own, or a tuple of the times by microbatch.
+        paired: `paired[op][stage]` is its contribution to the time of an overlapped pair.
+        latency, transfer: As in `Costs`, in ticks.
+        ticks: The unit.
     """
 
     alone: dict[Op, list[Any]]

@@ -43,27 +43,31 @@ class Costs:
     function `f(stage, microbatch)` gives the same; a timeline holds it as a table. Integers and Fractions give exact
     times, floats give floats.
 
-    forward, backward: The times of F and B. `backward` defaults to twice `forward`, or to `input + weight` if both
-        are given.
-    input, weight: The times of I and W, the halves of a split backward. `weight` defaults to `backward / 2`, `input`
-        to `backward - weight`.
-    overlap: The time of an overlapped pair, by default the sum of its parts; with a sequence, the mean of the entries
-        of its two stages.
-    latency: The time from the end of an action to the start of one on another rank that depends on it. It keeps
-        neither rank busy. A dict {(0, 1): 0.5, …} or a matrix, `latency[from_rank][to_rank]`, gives it for each link.
-    activation: The memory that a forward takes for one microbatch, until its backward.
-    weight_memory: The part of `activation`, 0 to 1, that a split backward keeps until W. I frees the rest.
-    recompute: Activations are dropped after F and computed again at the start of B or I, which takes F longer
-        (activation checkpointing of whole stages, arXiv 1604.06174). Until then, a microbatch only holds `stage_input`.
-    stage_input: The memory of a stage's input for one microbatch, in the unit of `activation`. A number is that of
-        every stage, large or small.
-    unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
-    transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
-        comes on top of it.
-    links: "free": Messages do not wait for each other. "pair": A rank has one communication stream for each peer, as
-        with `isend` and `irecv`. "rank": It has one for all, as with `batch_isend_irecv` of single messages. A stream
-        carries its messages one by one, in the order in which the rank reaches them, and a message needs the streams
-        of both ranks. So a receive that is posted early blocks the messages after it. Only for lowered schedules.
+    Args:
+        forward, backward: The times of F and B. `backward` defaults to twice `forward`, or to `input + weight` if both
+            are given.
+        input, weight: The times of I and W, the halves of a split backward. `weight` defaults to `backward / 2`,
+            `input` to `backward - weight`.
+        overlap: The time of an overlapped pair, by default the sum of its parts; with a sequence, the mean of the
+            entries of its two stages.
+        latency: The time from the end of an action to the start of one on another rank that depends on it. It keeps
+            neither rank busy. A dict {(0, 1): 0.5, …} or a matrix, `latency[from_rank][to_rank]`, gives it for each
+            link.
+        activation: The memory that a forward takes for one microbatch, until its backward.
+        weight_memory: The part of `activation`, 0 to 1, that a split backward keeps until W. I frees the rest.
+        recompute: Activations are dropped after F and computed again at the start of B or I, which takes F longer
+            (activation checkpointing of whole stages, arXiv 1604.06174). Until then, a microbatch only holds
+            `stage_input`.
+        stage_input: The memory of a stage's input for one microbatch, in the unit of `activation`. A number is that of
+            every stage, large or small.
+        unit, memory_unit: The units of the times and of `activation`, for display, such as "s" and "GB".
+        transfer: The time for which a message occupies its link, as a number, a dict or a matrix, like `latency`, which
+            comes on top of it.
+        links: "free": Messages do not wait for each other. "pair": A rank has one communication stream for each peer,
+            as with `isend` and `irecv`. "rank": It has one for all, as with `batch_isend_irecv` of single messages. A
+            stream carries its messages one by one, in the order in which the rank reaches them, and a message needs the
+            streams of both ranks. So a receive that is posted early blocks the messages after it. Only for lowered
+            schedules.
 
     Raises:
         SettingError: A cost is negative, too large or not a number, half a backward takes longer than all of it, or
@@ -169,7 +173,10 @@ class Costs:
     def per_stage(self, cost: Any, stages: int, ranks: int, microbatches: int | None = None) -> list[Any]:
         """Return `cost` for each stage: the number of a share scaled to a stage, or the entries of a sequence.
 
-        microbatches: Allows entries that are tuples with a number for each microbatch. Functions must be tabulated.
+        Functions must be tabulated.
+
+        Args:
+            microbatches: Allows entries that are tuples with a number for each microbatch.
 
         Raises:
             SettingError: The sequence does not have one entry for each stage, or an entry not one for each microbatch.

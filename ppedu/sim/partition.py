@@ -21,7 +21,7 @@ def evenly(layers: int, stages: int) -> list[range]:
     """Cut `layers` into `stages` consecutive pieces whose lengths differ by at most one, longer ones first.
 
     Raises:
-        SettingError: there are more stages than layers, or more than MOST_STAGES.
+        SettingError: There are more stages than layers, or more than MOST_STAGES.
     """
     layers, stages = require_count("layers", layers), require_count("stages", stages)
     if stages > layers:
@@ -42,10 +42,11 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
     longest first piece, then second piece, and so on. Layers of equal costs are cut as by `evenly`. Costs of 3, 1, 1
     and 1 make 2 pieces of weight 3: range(0, 1) and range(1, 4).
 
-    first, last: The additional costs of the first and the last stage, such as those of the embedding and the head.
+    Args:
+        first, last: The additional costs of the first and the last stage, such as those of the embedding and the head.
 
     Raises:
-        SettingError: a cost is negative or not a number, there are more stages than layers, or layers times stages
+        SettingError: A cost is negative or not a number, there are more stages than layers, or layers times stages
             are more than MOST_WORK.
     """
     weights = _weights(costs, first, last)
@@ -90,13 +91,14 @@ def by_cost(costs: Sequence[Number], stages: int, first: Number = 0, last: Numbe
 def _best_ends(begins: range, squares: dict[int, int], before: Sequence[int], limit: int) -> dict[int, int]:
     """Return, for pieces that begin at each of `begins`, the end with the least sum of squares, the last of several.
 
-    begins: In descending order.
-    squares: For each possible end, the least sum of squares of the pieces after it.
-    before: For each layer, the weight of all layers before it.
-    limit: The largest weight of a piece.
-
     The search is a queue of candidates (the convex hull trick): once an end is better than a later one, it stays better
     for all earlier begins, because the square is convex. So each end enters and leaves the queue once.
+
+    Args:
+        begins: In descending order.
+        squares: For each possible end, the least sum of squares of the pieces after it.
+        before: For each layer, the weight of all layers before it.
+        limit: The largest weight of a piece.
     """
 
     def turn(late: int, early: int) -> int:
@@ -135,7 +137,7 @@ def imbalance(costs: Sequence[Number], pieces: Sequence[range], first: Number = 
     """Return by what fraction the heaviest piece exceeds the mean weight: 0 if all are equal, 0.25 if by a quarter.
 
     Raises:
-        SettingError: a cost is negative or not a number, or the pieces are not consecutive or not all layers.
+        SettingError: A cost is negative or not a number, or the pieces are not consecutive or not all layers.
     """
     weights = _weights(costs, first, last)
     require_count("layers", len(weights))

@@ -24,10 +24,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1, 
     requires the message waits for it. With `Costs(links=…)`, messages wait for each other, and the spans of a SEND and
     its RECV are the time for which the message occupies its link.
 
-    steps: Training steps to run in a row. `Timeline.steps` holds their timelines, on one clock. The optimizer takes no
-        time.
-    barrier: Every rank waits at the end of a step until all have ended it. Without, a rank begins the next step when it
-        has ended its own part (arXiv 2401.10241, section 4).
+    Args:
+        steps: Training steps to run in a row. `Timeline.steps` holds their timelines, on one clock. The optimizer takes
+            no time.
+        barrier: Every rank waits at the end of a step until all have ended it. Without, a rank begins the next step
+            when it has ended its own part (arXiv 2401.10241, section 4).
 
     Raises:
         ScheduleError: The schedule is not legal, or its ranks would wait forever because links are occupied.

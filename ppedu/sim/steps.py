@@ -42,7 +42,8 @@ def repeat_costs(costs: Costs, schedule: Schedule, steps: int) -> Costs:
 def _by_stage(costs: Costs, stages: Callable[[Any], Iterable[Any]], microbatches: Sequence[int]) -> Costs:
     """Return costs with only these microbatches, in this order, where times vary by microbatch.
 
-    stages: Returns the cost of each stage.
+    Args:
+        stages: Returns the cost of each stage.
     """
     tables: dict[str, Any] = {}
     for name in TIMES:

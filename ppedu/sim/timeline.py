@@ -37,7 +37,8 @@ class Row(Sequence[Span]):
     All are created when one is first accessed: a large schedule has millions, and its makespan and its peak activations
     need none.
 
-    starts, ends: The times of the actions in `ticks`.
+    Args:
+        starts, ends: The times of the actions in `ticks`.
     """
 
     def __init__(self, actions: Sequence[Action], starts: Sequence[Any], ends: Sequence[Any], ticks: Ticks):
@@ -86,11 +87,12 @@ class Gap(NamedTuple):
 class Timeline:
     """The spans of every rank, in order.
 
-    rows: `rows[rank]` holds the spans of that rank.
-    costs: The size of an activation and the unit of the times, and for a simulation the costs it used.
-    source: The origin of the times: "simulated", "measured", or "emulated" (see `pp.run.emulate`).
-    parts: The timelines of the single steps, if there are several. The schedule then has a microbatch for each
-        microbatch of each step; see `ppedu.sim.steps`.
+    Args:
+        rows: `rows[rank]` holds the spans of that rank.
+        costs: The size of an activation and the unit of the times, and for a simulation the costs it used.
+        source: The origin of the times: "simulated", "measured", or "emulated" (see `pp.run.emulate`).
+        parts: The timelines of the single steps, if there are several. The schedule then has a microbatch for each
+            microbatch of each step; see `ppedu.sim.steps`.
     """
 
     schedule: Schedule
@@ -311,10 +313,11 @@ class Timeline:
     def show(self, outline: Timeline | None = None, lanes: bool = False) -> Any:
         """Return an interactive widget for the end of a notebook cell. Without a kernel, a static picture remains.
 
-        outline: A timeline with the same number of ranks, drawn as outlines above this one's boxes: the simulation of
-            a measured run.
-        lanes: Whether `outline` has a lane of its own, below this timeline's, in which its actions can be read, too. A
-            menu in the widget switches between the two. `show(…).save("x.html")` keeps what was chosen last.
+        Args:
+            outline: A timeline with the same number of ranks, drawn as outlines above this one's boxes: the simulation
+                of a measured run.
+            lanes: Whether `outline` has a lane of its own, below this timeline's, in which its actions can be read,
+                too. A menu in the widget switches between the two. `show(…).save("x.html")` keeps what was chosen last.
 
         Raises:
             SettingError: `outline` is not a timeline with the same number of ranks, or `lanes` lacks one.
@@ -326,7 +329,8 @@ class Timeline:
 
         It holds the schedule and the costs. A measured timeline's times are not in it; the playground simulates.
 
-        base: The address of the playground; by default that of this project.
+        Args:
+            base: The address of the playground; by default that of this project.
 
         Raises:
             SettingError: The costs are functions, or the placement is one's own with two copies of the model.
@@ -339,10 +343,11 @@ class Timeline:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline to a file in the format of its ending.
 
-        .json: A trace for ui.perfetto.dev, chrome://tracing and `Timeline.load`. `ppedu.view.save([measured,
-            simulated], path)` writes several timelines to one file.
-        .html: A page with the picture, the numbers and the orders, which needs no network.
-        .svg .png .pdf: The picture of `plot`.
+            .json               a trace for ui.perfetto.dev, chrome://tracing and `Timeline.load`
+            .html               a page with the picture, the numbers and the orders, which needs no network
+            .svg .png .pdf      the picture of `plot`
+
+        `ppedu.view.save([measured, simulated], path)` writes several timelines to one .json file.
 
         Raises:
             SettingError: The ending is unknown.
